@@ -1,0 +1,115 @@
+"""Mailboxes: how actors of one event loop exchange messages.
+
+`tell` never awaits: it appends and wakes the reader, so a sender needs no task switch. The
+reader drains everything that waits in one wake-up. A mailbox belongs to one loop and one reader;
+another thread hands its message over with `loop.call_soon_threadsafe(mailbox.tell, message)`.
+"""
+
+import asyncio
+from typing import Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class MailboxFull(Exception):
+    """The reader is too far behind. What that means is documented where the mailbox is made."""
+
+
+class MailboxClosed(Exception):
+    """The actor has stopped."""
+
+
+class Address(Protocol[T_contra]):
+    """Where an actor can be told something: a local mailbox, or a link to another process."""
+
+    def tell(self, message: T_contra, /) -> None:
+        """Queue the message. Raises MailboxFull or MailboxClosed; never blocks."""
+        ...
+
+
+class Mailbox(Generic[T]):
+    """A bounded FIFO queue with one reader."""
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.name = name
+        self.capacity = capacity
+        self._items: list[T] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def tell(self, message: T, /) -> None:
+        if self._closed:
+            raise MailboxClosed(self.name)
+        if len(self._items) >= self.capacity:
+            raise MailboxFull(f"{self.name}: {self.capacity} messages wait")
+        self._items.append(message)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def drain(self) -> list[T]:
+        """All messages that wait, in order; waits until there is at least one.
+
+        Raises MailboxClosed once the mailbox is closed and empty.
+        """
+        while not self._items:
+            if self._closed:
+                raise MailboxClosed(self.name)
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        items, self._items = self._items, []
+        return items
+
+    def drain_nowait(self) -> list[T]:
+        """All messages that wait now, possibly none."""
+        items, self._items = self._items, []
+        return items
+
+    def close(self) -> None:
+        """No more messages; the reader gets what waits, then MailboxClosed."""
+        self._closed = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class Router(Generic[T]):
+    """Addresses by number: how the scheduler, the cache and gateways reach sessions."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._addresses: dict[int, Address[T]] = {}
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._addresses
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def add(self, key: int, address: Address[T]) -> None:
+        if key in self._addresses:
+            raise ValueError(f"{self.name}: {key} is registered already")
+        self._addresses[key] = address
+
+    def remove(self, key: int) -> None:
+        self._addresses.pop(key, None)
+
+    def tell(self, key: int, message: T) -> bool:
+        """Tell the addressee. False if there is none (any more): the message is dropped."""
+        address = self._addresses.get(key)
+        if address is None:
+            return False
+        try:
+            address.tell(message)
+        except MailboxClosed:
+            return False
+        return True

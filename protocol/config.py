@@ -1,0 +1,123 @@
+"""Settings, validated once. `ramify.clients.cli` turns flags into these; actors receive them whole.
+
+Constructors raise `ConfigError` naming the field; nothing re-validates later.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ramify.protocol.errors import ConfigError
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one client may ask for. Sent in `state.limits`; each is a server flag."""
+
+    frame_bytes: int = 1 << 20
+    frame_bytes_before_open: int = 8 << 10
+    ops_per_frame: int = 256
+    ops_in_flight: int = 1024
+    ops_per_second: int = 200
+    ops_burst: int = 500
+    branches: int = 1024
+    running: int = 64  # generations of one session that are submitted at once; the rest queue
+    n: int = 64
+    attachments: int = 8
+    queued_bytes: int = 256 << 10  # on a socket before its deltas are held back
+    regex_bytes: int = 8 << 10
+    schema_bytes: int = 64 << 10
+    choices: int = 1024
+    compile_ms: int = 10_000
+    open_timeout_s: int = 5
+    replies_kept: int = 256
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            _require(getattr(self, name) > 0, f"--limit-{name.replace('_', '-')} must be positive")
+
+    def wire(self) -> dict[str, int]:
+        """As `state.limits` shows them."""
+        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What to load and how to run it."""
+
+    path: Path
+    name: str | None = None  # served name; default: the folder's name
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on a CPU
+    context: int | None = None  # default: the model's own
+    page_size: int = 1
+    kv_tokens: int | None = None  # default: sized from memory
+    max_rows: int = 256
+    step_tokens: int = 2048  # most tokens in one step (the budget of chunked prefill)
+    attention: Literal["auto", "torch"] = "auto"
+    threads: int | None = None  # torch CPU threads
+    load_format: Literal["auto", "dummy"] = "auto"
+
+    def __post_init__(self) -> None:
+        _require(self.page_size >= 1, f"--page-size is {self.page_size}: must be at least 1")
+        _require(self.max_rows >= 1, f"--max-rows is {self.max_rows}: must be at least 1")
+        _require(self.step_tokens >= 16, f"--step-tokens is {self.step_tokens}: must be at least 16")
+        _require(self.context is None or self.context >= 2, f"--context is {self.context}: at least 2")
+        if self.kv_tokens is not None:
+            floor = 2 * self.page_size
+            _require(self.kv_tokens >= floor, f"--kv-tokens is {self.kv_tokens}: at least {floor}")
+
+
+class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How requests share the machine."""
+
+    in_flight: int = 2  # steps sent before the first one's result is seen
+    lookahead: int = 16  # token slots granted ahead of a decoding request
+    ageing: float = 1.0  # cached tokens that one token of waiting is worth
+    max_waiting: int = 16384
+
+    def __post_init__(self) -> None:
+        _require(self.in_flight in (1, 2), f"--in-flight is {self.in_flight}: must be 1 or 2")
+        _require(self.lookahead >= 1, f"--lookahead is {self.lookahead}: must be at least 1")
+        _require(self.ageing >= 0, f"--ageing is {self.ageing}: must not be negative")
+        _require(self.max_waiting >= 1, f"--max-waiting is {self.max_waiting}: must be at least 1")
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The socket side and the life of sessions."""
+
+    host: str = "127.0.0.1"
+    port: int = 8765
+    tokens: tuple[str, ...] = ()  # bearer tokens; none: no auth
+    insecure: bool = False  # allow a non-loopback bind without tokens
+    allowed_hosts: tuple[str, ...] = ()  # beside the bound address and localhost
+    allowed_origins: tuple[str, ...] = ()  # beside pages served by this server
+    deflate: bool = False
+    ping_interval_s: float = 20.0
+    ping_timeout_s: float = 60.0
+    session_ttl_s: float = 600.0
+    grace_s: float = 10.0  # drain time at stop
+    token_ttl_s: float = 60.0  # of minted single-use tokens
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port <= 65535, f"--port is {self.port}: must be 0 to 65535")
+        loopback = self.host in ("localhost", "::1") or self.host.startswith("127.")
+        _require(
+            loopback or bool(self.tokens) or self.insecure,
+            f"--host {self.host} is reachable from other machines: give --auth-token, or --insecure "
+            "to serve anybody",
+        )
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a server needs."""
+
+    model: ModelConfig
+    server: ServerConfig = ServerConfig()
+    limits: Limits = Limits()
+    schedule: ScheduleConfig = ScheduleConfig()
+    executor: Literal["auto", "thread", "process"] = "auto"  # auto: thread on a CPU, else process

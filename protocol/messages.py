@@ -1,0 +1,384 @@
+"""Mailbox messages: one tagged union per actor.
+
+Commands are imperative, events are past tense. No message asks: a reply is a message with an id.
+Ids are integers, unique in the engine: a session's number is `session`; `branch` (a branch
+handle in the radix tree) and `request` are `session << 32 | counter` and chosen by the session,
+so nothing has to be awaited. Token arrays are int32 `bytes` (see `plan.pack`).
+
+Order. Mailboxes are FIFO for each sender. Two rules make the whole causal: a session tells the
+cache about a branch before it tells the scheduler about a request on it; the scheduler tells
+the cache `Settle` before it tells sessions what was settled.
+
+The tree holds the tokens of every live branch; KV is a property of its nodes ("tokens are
+durable, KV is a cache"). A node is *resident* (has pages) or *cold* (not computed, or evicted).
+A request makes the path to its branch's head resident, then appends what it samples.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from ramify.protocol.errors import Code
+from ramify.protocol.plan import ExecutorDown, StepPlan, StepResult, StopExecutor
+from ramify.protocol.sampling import SamplingParams, TokenLogprobs
+from ramify.protocol.wire import ClientMessage, Open, ServerMessage
+
+
+def session_of(ident: int) -> int:
+    """The session number that a branch handle or a request id belongs to."""
+    return ident >> 32
+
+
+class Base(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Base of mailbox messages: positional on the wire, tagged with the class name."""
+
+
+# --- cache mailbox ----------------------------------------------------------------------------
+# From sessions: branch handles. None of these can fail; unknown handles are a bug (crash in tests).
+
+
+class OpenBranch(Base, frozen=True):
+    """A new handle at the root of `namespace` (model, LoRA, tenant salt), position 0."""
+
+    branch: int
+    namespace: str = ""
+
+
+class ExtendBranch(Base, frozen=True):
+    """Append `tokens` to the branch: match what the tree has, insert the rest as cold nodes.
+
+    O(len(tokens)), independent of the branch's length.
+    """
+
+    branch: int
+    tokens: bytes
+
+
+class ForkBranch(Base, frozen=True):
+    """New handles `children` at position `at` of `branch`."""
+
+    branch: int
+    children: list[int]
+    at: int
+
+
+class MoveBranch(Base, frozen=True):
+    """Move the handle back to position `to` (rollback)."""
+
+    branch: int
+    to: int
+
+
+class RetainBranch(Base, frozen=True):
+    """Keep the branch's KV warm until `until` (clock seconds; 0: no longer). A soft priority."""
+
+    branch: int
+    until: float
+
+
+class DropBranches(Base, frozen=True):
+    """Forget handles. Running requests on them keep their pages until their final `Commit`."""
+
+    branches: list[int]
+
+
+class Inspect(Base, frozen=True):
+    """Ask how much of each branch is resident. Answered by `Inspected` to the session."""
+
+    session: int
+    id: int
+    branches: list[int]
+
+
+# From the scheduler: one `Settle` per step at most.
+
+
+class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Let `request` run on `branch`.
+
+    Pages are granted for every token from the cached prefix to the branch's head plus `extra`
+    tokens. `history`: also return the whole branch's tokens (penalties need them).
+    """
+
+    request: int
+    branch: int
+    extra: int
+    history: bool = False
+
+
+class Grow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`tokens` more token slots for a running request."""
+
+    request: int
+    tokens: int
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a running request achieved.
+
+    `computed`: positions [0, computed) of the branch, counted with `tokens`, have KV in the
+    request's pages; they become resident. `tokens`: the accepted output tokens (only with
+    `final`), appended to the branch; its handle moves to the end. `final`: the request gives
+    everything back; pages past `computed` are free. Retraction is a final commit too.
+    """
+
+    request: int
+    computed: int
+    tokens: bytes = b""
+    final: bool = False
+
+
+class Settle(Base, frozen=True):
+    """Commits, then grows, then acquires, in list order. Answered by one `Settled`."""
+
+    commits: list[Commit]
+    grows: list[Grow]
+    acquires: list[Acquire]
+
+
+CacheMessage = (
+    OpenBranch | ExtendBranch | ForkBranch | MoveBranch | RetainBranch | DropBranches | Inspect | Settle
+)
+
+# --- scheduler mailbox ------------------------------------------------------------------------
+
+
+class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
+    """`request` may run. Positions [0, cached) are resident; `tokens` are [cached, prompt).
+
+    `pages`: the page table (int32) for [0, prompt + extra), rounded up to pages. The pages of
+    [cached, ...) belong to the request until it commits them. `cached <= prompt - 1`.
+    `resident`: how much of the branch was resident (`cached`, or more when the last token had
+    to be run again). `history`: all tokens [0, prompt) if asked for.
+    """
+
+    request: int
+    cached: int
+    tokens: bytes
+    pages: bytes
+    history: bytes = b""
+
+
+class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
+    """`request` cannot run now.
+
+    `reason` "memory": not enough free and evictable pages (`short`: how many are missing);
+    "shared": a part of its prefix is being computed by request `on`; acquire again when that
+    one commits; "gone": the branch does not exist. `resident`: tokens of the branch that are
+    resident now, for the order of the queue.
+    """
+
+    request: int
+    reason: Literal["memory", "shared", "gone"]
+    resident: int = 0
+    short: int = 0
+    on: int = 0
+
+
+class Grown(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Pages for a `Grow`; empty `pages`: no memory, retract somebody."""
+
+    request: int
+    pages: bytes
+
+
+class Settled(Base, frozen=True):
+    """The answer to one `Settle`: verdicts in the order of its acquires, grown in its grows'.
+
+    Page counts after it: `free`, `evictable`, `referenced` add up to the pool.
+    """
+
+    verdicts: list[Granted | Denied]
+    grown: list[Grown]
+    free: int
+    evictable: int
+    referenced: int
+
+
+class Submit(Base, frozen=True):
+    """Run a request: make `branch` resident up to its head (`prompt` tokens), then generate.
+
+    `max_tokens` 0: prefill only (nothing is sampled). `sampled`: output tokens an earlier part
+    of the same generation sampled (a pause); they count for the random stream, and penalties,
+    not for `max_tokens`. `deadline`: clock seconds. `arrived`: clock seconds.
+    """
+
+    request: int
+    branch: int
+    prompt: int
+    max_tokens: int
+    sampling: SamplingParams
+    stop_token_ids: list[int] = []  # end of sequence included, unless the client ignores it
+    priority: int = 0
+    deadline: float | None = None
+    arrived: float = 0.0
+    sampled: int = 0
+
+
+class Cancel(Base, frozen=True):
+    """End a request within one step; answered by `Finished` like every other end.
+
+    `keep`: how many of its output tokens to keep (None: all that were accepted so far). The
+    session uses it to cut at a stop string. A request that is unknown or has ended: nothing.
+    """
+
+    request: int
+    keep: int | None = None
+    reason: Literal["stop", "cancelled", "deadline"] = "cancelled"
+
+
+class CancelSession(Base, frozen=True):
+    """End every request of a session that is gone; no `Finished` is sent."""
+
+    session: int
+
+
+SchedulerMessage = Submit | Cancel | CancelSession | Settled
+
+# What the scheduler's mailbox holds: messages of sessions and the cache, results of the executor.
+SchedulerEvent = SchedulerMessage | StepResult | ExecutorDown
+
+# --- session mailbox --------------------------------------------------------------------------
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """New output tokens of one request, in order. `logprobs`: empty, or one for each token."""
+
+    request: int
+    tokens: bytes
+    logprobs: list[TokenLogprobs | None] = []
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The one end of a request.
+
+    `output`: tokens of this request that are in the branch now. `reason` "length": max_tokens
+    or the context is used up; "error": `error` says what happened.
+    Times in seconds on the engine's clock; `first_token` 0.0: there was none.
+    """
+
+    request: int
+    reason: Literal["stop", "length", "cancelled", "deadline", "error"]
+    output: int
+    prompt: int
+    cached: int
+    computed: int
+    arrived: float
+    started: float
+    first_token: float
+    ended: float
+    error: Code | None = None
+    message: str = ""
+
+
+class Tokens(Base, frozen=True):
+    """One per session per step: what its requests sampled, then which of them ended."""
+
+    progress: list[Progress]
+    finished: list[Finished]
+
+
+class Inspected(Base, frozen=True):
+    """Answer to `Inspect`: resident tokens of each branch, in the order asked (-1: unknown)."""
+
+    id: int
+    resident: list[int]
+
+
+class Attach(Base, frozen=True):
+    """A client's `open` that reached this session. `ops`: the rest of the same frame."""
+
+    socket: int
+    open: Open
+    ops: list[ClientMessage]
+    write: bool  # False: attached with the view key
+
+
+class Frame(Base, frozen=True):
+    """One frame from an attached socket, decoded and validated. The first error wins."""
+
+    socket: int
+    ops: list[ClientMessage]
+
+
+class Detached(Base, frozen=True):
+    """The socket is gone (for whatever reason)."""
+
+    socket: int
+
+
+class Throttled(Base, frozen=True):
+    """The socket has over its limit of bytes queued: hold its deltas back until `Drained`."""
+
+    socket: int
+
+
+class Drained(Base, frozen=True):
+    """The socket's queue is short again: deltas may flow."""
+
+    socket: int
+
+
+class Tick(Base, frozen=True):
+    """Time has passed: expiry, tick_ms flushes, deadlines. Sent by the session's own timer."""
+
+
+class Shutdown(Base, frozen=True):
+    """The server drains: end by `bye` to all sockets; running generations go on until stopped."""
+
+    reason: str
+    after_ms: int
+
+
+SessionMessage = Attach | Frame | Detached | Throttled | Drained | Tokens | Inspected | Tick | Shutdown
+
+# --- directory mailbox (creates, finds and ends sessions) ---------------------------------------
+
+
+class OpenSession(Base, frozen=True):
+    """The first frame of a socket: `open`, and the ops that came with it."""
+
+    socket: int
+    open: Open
+    ops: list[ClientMessage]
+
+
+class SessionEnded(Base, frozen=True):
+    """A session's task has ended (closed, expired, crashed)."""
+
+    session: int
+    reason: str
+
+
+DirectoryMessage = OpenSession | SessionEnded | Shutdown
+
+# --- gateway mailbox ----------------------------------------------------------------------------
+
+
+class Opened(Base, frozen=True):
+    """The socket belongs to `session` now: its further frames go there."""
+
+    socket: int
+    session: int
+
+
+class Deliver(Base, frozen=True):
+    """Send `messages` as one frame. `deltas`: true if the frame holds deltas (may be throttled)."""
+
+    socket: int
+    messages: list[ServerMessage]
+
+
+class CloseSocket(Base, frozen=True):
+    """Close the socket after what was delivered before."""
+
+    socket: int
+    code: int
+    reason: str
+
+
+GatewayMessage = Opened | Deliver | CloseSocket
+
+# --- executor mailbox ---------------------------------------------------------------------------
+
+ExecutorMessage = StepPlan | StopExecutor

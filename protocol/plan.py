@@ -1,0 +1,148 @@
+"""What the scheduler sends to the executor for one step, and what comes back.
+
+Integers and bytes, never tensors: a plan crosses a process boundary. Arrays are little-endian
+int32 in `bytes` (see `pack` and `unpack`), so that no Python list of ints is built on the way.
+
+The executor keeps one *row* per running request (page table, length, last sampled token,
+sampling state). A plan is a diff against those rows, applied in this order:
+
+    closes -> opens -> grows -> [extends and decodes run as one batch] -> sample
+
+Overlap: the scheduler may send plan N+1 before it has seen result N. A decode therefore names
+only a row: its input is the row's last sampled token, which the executor holds. Plans run
+strictly in order, so a page that is released after plan N was sent and handed to another row
+in plan N+1 is safe.
+
+Lengths, for one row with `length` tokens whose KV is in the pool:
+
+    [0 .......... cached)[cached .......... prompt)[prompt ...... length) last sampled
+     KV was there at open   extends compute these     decodes computed      its KV is not yet
+                                                                            in the pool
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+import msgspec
+
+from ramify.protocol.sampling import SamplingParams, TokenLogprobs
+
+if sys.byteorder != "little":  # pragma: no cover
+    raise ImportError("ramify packs int32 arrays in the machine's order, which must be little-endian")
+
+
+def pack(values: Iterable[int]) -> bytes:
+    """Pack integers as little-endian int32."""
+    return array("i", values).tobytes()
+
+
+def unpack(data: bytes) -> "array[int]":
+    """The inverse of `pack`. Raises ValueError if `data` is not a whole number of int32."""
+    values: array[int] = array("i")
+    values.frombytes(data)
+    return values
+
+
+class OpenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request begins to run in row `row` (which is closed at this point).
+
+    `pages`: int32, the page table: position p lives in page `pages[p // page_size]`, slot
+    `p % page_size`. It covers at least the cached prefix; `grows` append to it.
+    `cached`: tokens whose KV is in those pages already; the row's length at the start.
+    `sampled`: how many output tokens the request sampled before (after a retraction or a
+    pause): the index of the next random number.
+    `history`: int32, given only when `sampling.penalized`: every token before the next
+    sampled one; its last `sampled` tokens are outputs of this request.
+    """
+
+    row: int
+    request: int
+    pages: bytes
+    cached: int
+    sampling: SamplingParams
+    sampled: int = 0
+    history: bytes = b""
+
+
+class GrowRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Append `pages` (int32) to the page table of `row`."""
+
+    row: int
+    pages: bytes
+
+
+class ExtendRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Run `tokens` (int32) of `row` at positions start, start + 1, ...
+
+    `start` equals the row's length (a check, not an instruction). With `sample`, a token is
+    sampled after the last one: the prompt is complete. Without, it is a chunk of a prefill.
+    """
+
+    row: int
+    start: int
+    tokens: bytes
+    sample: bool
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
+    """One forward pass. `closes` and `decodes`: int32 row numbers.
+
+    A row stands in at most one of `extends` and `decodes`. A decode runs the row's last
+    sampled token at position `length` and samples the next one.
+    A plan may have no extends and no decodes (it only closes rows): it still gets a result.
+    """
+
+    step: int
+    closes: bytes = b""
+    opens: list[OpenRow] = []
+    grows: list[GrowRow] = []
+    extends: list[ExtendRow] = []
+    decodes: bytes = b""
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
+    """What one StepPlan produced.
+
+    `rows`, `tokens`: int32[S], the sampled token of each sampling row: first the extends with
+    `sample` in plan order, then the decodes in plan order. `logprobs`: empty if no row asked,
+    else S entries. `computed`: tokens that went through the model. `elapsed_us`: from the
+    step's start to its end on the device.
+    """
+
+    step: int
+    rows: bytes
+    tokens: bytes
+    computed: int
+    elapsed_us: int
+    logprobs: list[TokenLogprobs | None] = []
+
+
+class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What an executor says of itself once it is ready."""
+
+    model: str  # served name
+    architecture: str  # e.g. "LlamaForCausalLM"
+    parameters: int
+    vocab_size: int
+    context: int  # longest sequence in tokens
+    page_size: int  # tokens a page
+    pages: int  # in the pool
+    max_rows: int  # requests that run at once
+    step_tokens: int  # most tokens in one step
+    device: str
+    dtype: str
+    attention: str
+    eos_token_ids: list[int]
+    kv_bytes_per_token: int
+    load_seconds: float
+
+
+class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The executor failed; nothing that it held can be trusted. `reason` is for the log."""
+
+    reason: str
+
+
+class StopExecutor(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Finish the plans received so far, then stop."""
