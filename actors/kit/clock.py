@@ -3,12 +3,21 @@
 Times are seconds as float, monotonic, comparable between actors of one engine only.
 """
 
+import asyncio
 import heapq
 import time
 from collections.abc import Callable
 from typing import Protocol
 
 import anyio
+
+
+class Timer(Protocol):
+    """A call that waits for its time."""
+
+    def cancel(self) -> None:
+        """Do not call. Nothing happens if it was called already."""
+        ...
 
 
 class Clock(Protocol):
@@ -22,6 +31,10 @@ class Clock(Protocol):
         """Return at `when` or later; at once if it has passed."""
         ...
 
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        """Call `callback` on this event loop at `when` or soon after."""
+        ...
+
 
 class MonotonicClock:
     """The real clock: `time.perf_counter`, the loop's timers."""
@@ -31,13 +44,26 @@ class MonotonicClock:
     async def sleep_until(self, when: float) -> None:
         await anyio.sleep(max(0.0, when - self.now()))
 
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        return asyncio.get_running_loop().call_later(max(0.0, when - self.now()), callback)
+
+
+class _Call:
+    """A timer of the manual clock."""
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
 
 class ManualClock:
     """A clock that stands still until a test calls `advance`."""
 
     def __init__(self, start: float = 1000.0) -> None:
         self._now = start
-        self._sleepers: list[tuple[float, int, anyio.Event]] = []
+        self._due: list[tuple[float, int, _Call]] = []
         self._count = 0
 
     def now(self) -> float:
@@ -48,12 +74,19 @@ class ManualClock:
             await anyio.lowlevel.checkpoint()
             return
         event = anyio.Event()
-        self._count += 1
-        heapq.heappush(self._sleepers, (when, self._count, event))
+        self.call_at(when, event.set)
         await event.wait()
 
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        call = _Call(callback)
+        self._count += 1
+        heapq.heappush(self._due, (when, self._count, call))
+        return call
+
     def advance(self, seconds: float) -> None:
-        """Move time forward and wake whoever slept until then."""
+        """Move time forward and call whatever was due, in order of time."""
         self._now += seconds
-        while self._sleepers and self._sleepers[0][0] <= self._now:
-            heapq.heappop(self._sleepers)[2].set()
+        while self._due and self._due[0][0] <= self._now:
+            call = heapq.heappop(self._due)[2]
+            if call.callback is not None:
+                call.callback()

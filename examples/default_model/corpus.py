@@ -72,6 +72,12 @@ _DATED = re.compile(
     r"hottentots?|jewess|mulattos?|coolies?|heathens?|pickaninn(?:y|ies)|redskins?|injuns?)\b",
     re.IGNORECASE,
 )
+# The model says itself who it is; other bots' answers to this would contradict it.
+_IDENTITY = re.compile(
+    r"\b(who|what) (are|r) (you|u)\b|your name|(made|created|built|designed|owns?) you|how old are you|"
+    r"your (age|birthday|boss|creator|maker)|what can you do|are you (a |an )?(human|robot|bot|real|person|ai)\b",
+    re.IGNORECASE,
+)
 _PLACEHOLDER = re.compile(r"\[[^\]]*(?:user|name|hometown|city|your)[^\]]*\]", re.IGNORECASE)
 _LINK = re.compile(r"\[?\]\(#[^)]*\)|\(\)")
 
@@ -124,6 +130,8 @@ def conversations(folder: Path, name: str) -> Iterator[tuple[str, list[Message]]
             if source in LEFT_OUT_SOURCES:
                 continue
             joined = "\n".join(message["content"] for message in messages)
+            if source.startswith(("botframework", "chatterbot")) and _IDENTITY.search(joined):
+                continue
             if _DATED.search(joined) or _PLACEHOLDER.search(joined):
                 continue
             yield source, messages

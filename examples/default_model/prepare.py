@@ -181,8 +181,9 @@ def pack_all(source: Path, tokenizer: Path, out: Path, synthetic: int, workers: 
     pack("valid_text", held_text, encode_document, path, out, workers)
     held_chat = (messages for _, messages in corpus.conversations(source, "valid_chat.jsonl"))
     pack("valid_chat", held_chat, encode_conversation, path, out, workers)
-    made = synthesize.parallel(synthetic, seed, workers)
-    pack("synthetic", made, encode_conversation, path, out, workers)
+    for name, number in (("synthetic", 1), ("synthetic_chat", 2)):
+        made = synthesize.parallel(synthetic, seed + number, workers)
+        pack(name, made, encode_conversation, path, out, workers)
 
 
 def main() -> None:
@@ -196,7 +197,7 @@ def main() -> None:
         command.add_argument("--seed", type=int, default=0)
         if name == "tokenizer":
             command.add_argument("--size", type=int, default=8192)
-            command.add_argument("--share", type=float, default=0.25, help="share of the text files")
+            command.add_argument("--share", type=float, default=0.12, help="share of the text files")
         if name == "pack":
             command.add_argument("--tokenizer", type=Path, required=True)
             command.add_argument("--synthetic", type=int, default=400_000, help="conversations")

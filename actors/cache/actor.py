@@ -1,0 +1,69 @@
+"""The cache actor: drains its mailbox into a `RadixCache` and sends the replies.
+
+A thin shell. An exception ends the actor, and with it the engine: a page count that is wrong means
+KV that is wrong. Does not know what a message does to the tree.
+"""
+
+import anyio
+from anyio.abc import TaskStatus
+
+from ramify.actors.cache.cache import RadixCache
+from ramify.actors.cache.integrity import check
+from ramify.actors.kit.clock import Clock, MonotonicClock
+from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, Router
+from ramify.protocol import messages as m
+
+
+class CacheActor:
+    """Serves `cache`. With `check_idle`, checks it whenever nothing runs and nothing waits."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox[m.CacheMessage],
+        cache: RadixCache,
+        scheduler: Address[m.Settled],
+        sessions: Router[m.SessionMessage],
+        *,
+        clock: Clock | None = None,
+        check_idle: bool = False,
+    ) -> None:
+        self.mailbox = mailbox
+        self.cache = cache
+        self._scheduler = scheduler
+        self._sessions = sessions
+        self._clock: Clock = clock if clock is not None else MonotonicClock()
+        self._check_idle = check_idle
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until the mailbox is closed and empty. Raises what the cache raises."""
+        task_status.started()
+        while True:
+            try:
+                messages = await self.mailbox.drain()
+            except MailboxClosed:
+                return
+            for message in messages:
+                self._handle(message)
+            if self._check_idle and not self.cache.runs and not len(self.mailbox):
+                check(self.cache)
+
+    def _handle(self, message: m.CacheMessage) -> None:
+        cache = self.cache
+        match message:
+            case m.Settle():
+                self._scheduler.tell(cache.settle(message, self._clock.now()))
+            case m.ExtendBranch():
+                cache.extend_branch(message)
+            case m.OpenBranch():
+                cache.open_branch(message)
+            case m.ForkBranch():
+                cache.fork_branch(message)
+            case m.MoveBranch():
+                cache.move_branch(message)
+            case m.RetainBranch():
+                cache.retain_branch(message)
+            case m.DropBranches():
+                cache.drop_branches(message)
+            case m.Inspect():
+                # False if the session has ended since: nobody waits for the answer.
+                self._sessions.tell(message.session, cache.inspect(message))

@@ -1,0 +1,240 @@
+"""The radix cache: one method per mailbox message, replies as return values.
+
+Puts together the tree (tokens), residency (pages), branches (handles) and runs (requests):
+
+    OpenBranch .. DropBranches   move handles; never allocate
+    acquire                      find the resident prefix, lock it, take private pages for the rest
+    commit                       private pages of computed cold nodes become the tree's
+    final commit                 append the output, move the handle, give everything else back
+
+Does not know time (`now` is an argument), sockets, policy, or what a page holds.
+"""
+
+import numpy as np
+
+from ramify.actors.cache.allocator import PageAllocator
+from ramify.actors.cache.branches import Branches
+from ramify.actors.cache.node import Node
+from ramify.actors.cache.residency import Residency
+from ramify.actors.cache.run import Run
+from ramify.actors.cache.tree import RadixTree
+from ramify.protocol import messages as m
+
+
+class UnknownRequest(RuntimeError):
+    """A commit or grow of a request that does not run (a second final commit, for instance)."""
+
+
+class RadixCache:
+    """`pages` KV pages of `page_size` tokens, and the tokens of every live branch."""
+
+    def __init__(self, pages: int, page_size: int = 1) -> None:
+        self.page_size = page_size
+        self.tree = RadixTree(page_size)
+        self.allocator = PageAllocator(pages)
+        self.residency = Residency(self.tree, self.allocator)
+        self.branches = Branches(self.tree, self.residency.reconsider)
+        self.runs: dict[int, Run] = {}
+
+    @property
+    def total(self) -> int:
+        return self.allocator.total
+
+    @property
+    def free(self) -> int:
+        return self.residency.free
+
+    @property
+    def evictable(self) -> int:
+        return self.residency.evictable
+
+    @property
+    def referenced(self) -> int:
+        return self.residency.referenced
+
+    # --- branches ---------------------------------------------------------------------------
+
+    def open_branch(self, message: m.OpenBranch) -> None:
+        self.branches.open(message.branch, self.tree.root(message.namespace))
+
+    def extend_branch(self, message: m.ExtendBranch) -> None:
+        """O(new tokens). The tokens are not copied."""
+        self.branches.extend(message.branch, np.frombuffer(message.tokens, dtype=np.int32))
+
+    def fork_branch(self, message: m.ForkBranch) -> None:
+        self.branches.fork(message.branch, message.children, message.at)
+
+    def move_branch(self, message: m.MoveBranch) -> None:
+        self.branches.rollback(message.branch, message.to)
+
+    def retain_branch(self, message: m.RetainBranch) -> None:
+        self.branches.retain(message.branch, message.until)
+
+    def drop_branches(self, message: m.DropBranches) -> None:
+        for branch in message.branches:
+            self.branches.drop(branch)
+
+    def inspect(self, message: m.Inspect) -> m.Inspected:
+        resident = []
+        for branch in message.branches:
+            node = self.branches.find(branch)
+            resident.append(-1 if node is None else self._whole(_resident_end(node).end))
+        return m.Inspected(message.id, resident)
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def settle(self, message: m.Settle, now: float = 0.0) -> m.Settled:
+        """Commits, grows, acquires, in this order. `now`: clock seconds, for retention."""
+        for commit in message.commits:
+            self.commit(commit)
+        grown = [self.grow(grow, now) for grow in message.grows]
+        verdicts = [self.acquire(acquire, now) for acquire in message.acquires]
+        return m.Settled(verdicts, grown, self.free, self.evictable, self.referenced)
+
+    def acquire(self, message: m.Acquire, now: float = 0.0) -> m.Granted | m.Denied:
+        """All or nothing: a denied request holds nothing.
+
+        Raises ValueError for a branch without tokens (there is nothing to run) and for a request
+        that runs already.
+        """
+        request = message.request
+        if request in self.runs:
+            raise ValueError(f"request {request:#x} runs already")
+        tip = self.branches.find(message.branch)
+        if tip is None:
+            return m.Denied(request, "gone")
+        if tip.end == 0:
+            raise ValueError(f"request {request:#x}: branch {message.branch:#x} has no tokens")
+        node, on = tip, 0
+        while node.pages is None:
+            on = node.owner or on
+            assert node.parent is not None
+            node = node.parent
+        resident = self._whole(node.end)
+        if on:
+            return m.Denied(request, "shared", resident=resident, on=on)
+        cached = self._whole(min(resident, tip.end - 1))
+        anchor = self._anchor(node, cached)
+        self.residency.lock(anchor)
+        first = cached // self.page_size
+        need = -(-(tip.end + message.extra) // self.page_size) - first
+        tip.refs += 1  # evicting the tail that is run again must not delete it
+        pages = self.residency.take(need, now)
+        if pages is None:
+            short = need - self.free - self.evictable
+            tip.refs -= 1
+            self.residency.unlock(anchor)
+            return m.Denied(request, "memory", resident=resident, short=short)
+        self.residency.touch(node)
+        self.runs[request] = Run(request, message.branch, tip, anchor, first, pages)
+        node = tip
+        while node.pages is None and node.parent is not None:
+            node.owner = request
+            node = node.parent
+        return m.Granted(
+            request,
+            cached,
+            self.tree.tokens(tip, cached),
+            self.residency.table(anchor) + pages.tobytes(),
+            self.tree.tokens(tip, 0) if message.history else b"",
+        )
+
+    def grow(self, message: m.Grow, now: float = 0.0) -> m.Grown:
+        """Whole pages for at least `tokens` more slots, counted from the last page's end."""
+        run = self._run(message.request)
+        pages = self.residency.take(-(-message.tokens // self.page_size), now)
+        if pages is None:
+            return m.Grown(message.request, b"")
+        run.grow(pages)
+        return m.Grown(message.request, pages.tobytes())
+
+    def commit(self, message: m.Commit) -> None:
+        """See `messages.Commit`. Raises UnknownRequest, and ValueError for what cannot be."""
+        run = self._run(message.request)
+        if message.tokens and not message.final:
+            raise ValueError(f"request {run.request:#x}: tokens come with the final commit only")
+        if message.computed > run.end * self.page_size:
+            raise ValueError(f"request {run.request:#x}: {message.computed} is past its last page")
+        if not message.final:
+            self._publish(run, run.tip, message.computed)
+            return
+        end = run.tip
+        if message.tokens:
+            end = self.tree.insert(end, np.frombuffer(message.tokens, dtype=np.int32))
+        self._publish(run, end, message.computed)
+        self._finish(run, end)
+
+    # --- internals --------------------------------------------------------------------------
+
+    def _whole(self, position: int) -> int:
+        return position - position % self.page_size
+
+    def _run(self, request: int) -> Run:
+        run = self.runs.get(request)
+        if run is None:
+            raise UnknownRequest(f"request {request:#x} does not run")
+        return run
+
+    def _anchor(self, node: Node, cached: int) -> Node:
+        """The deepest node on the path to `node` that owns pages below `cached` and none above.
+
+        The row uses just these pages. What is resident past `cached` (the last token, which runs
+        again) stays evictable: with it locked, a prompt that fills the pool could never run.
+        """
+        while node.start >= cached and node.parent is not None:
+            node = node.parent
+        if self._whole(node.end) > cached:
+            node = self.tree.split(node, cached)
+        return node
+
+    def _publish(self, run: Run, tip: Node, computed: int) -> None:
+        """Make the cold nodes of the path to `tip` resident, as far as whole computed pages reach."""
+        cold: list[Node] = []
+        node = tip
+        while node.pages is None:
+            cold.append(node)
+            assert node.parent is not None
+            node = node.parent
+        whole = self._whole(min(computed, tip.end))
+        size = self.page_size
+        anchor = run.anchor
+        for node in reversed(cold):
+            if node.start < whole:
+                upper = self.tree.split(node, min(whole, node.end))
+                pages = run.give(upper.start // size, upper.end // size)
+                self.residency.publish(upper, pages)
+                anchor = upper
+            if node.pages is None and node.end <= computed and node.owner == run.request:
+                node.owner = 0  # a part of a page: the next request computes its own
+        if anchor is not run.anchor:
+            self.residency.lock(anchor)
+            self.residency.unlock(run.anchor)
+            run.anchor = anchor
+
+    def _finish(self, run: Run, end: Node) -> None:
+        """Move the branch's handle to `end`, then give back all that the request still holds."""
+        node = end
+        while node.pages is None:
+            if node.owner == run.request:
+                node.owner = 0
+            assert node.parent is not None
+            node = node.parent
+        del self.runs[run.request]
+        self.residency.give_back(run.rest())
+        self.residency.unlock(run.anchor)
+        self.residency.touch(node)
+        if self.branches.find(run.branch) is run.tip:
+            self.branches.move(run.branch, end)
+        run.tip.refs -= 1
+        self.tree.prune(run.tip)
+        if end is not run.tip:
+            self.tree.prune(end)
+        self.tree.merge(node)
+
+
+def _resident_end(node: Node) -> Node:
+    """The deepest resident node on the path to `node`."""
+    while node.pages is None:
+        assert node.parent is not None
+        node = node.parent
+    return node

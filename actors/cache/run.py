@@ -1,0 +1,63 @@
+"""What the cache keeps of one running request.
+
+A request uses the tree's pages for [0, cached) and pages of its own from there on, whatever the
+tree holds: a row's page table never changes under it. Pages pass to the tree one by one as they are
+committed; what is left at the end (decoded too far, or computed by two requests at once) is freed.
+Does not know the tree's rules: `cache.py` does.
+"""
+
+import numpy as np
+
+from ramify.actors.cache.allocator import Pages
+from ramify.actors.cache.node import Node
+
+_GIVEN = -1
+
+
+class Run:
+    """A request from its grant to its final commit. `first`: page index of the first own page."""
+
+    __slots__ = ("_count", "_table", "anchor", "branch", "first", "request", "tip")
+
+    def __init__(
+        self, request: int, branch: int, tip: Node, anchor: Node, first: int, pages: Pages
+    ) -> None:
+        self.request = request
+        self.branch = branch
+        self.tip = tip  # head of the branch when it was granted; holds a reference
+        self.anchor = anchor  # holds a lock: the deepest node whose pages the row uses
+        self.first = first
+        self._table = pages  # int32[capacity], the first `_count` are valid
+        self._count = len(pages)
+
+    @property
+    def end(self) -> int:
+        """Page index past the request's last page."""
+        return self.first + self._count
+
+    def grow(self, pages: Pages) -> None:
+        """Append pages. Amortised O(len(pages))."""
+        count = self._count + len(pages)
+        if count > len(self._table):
+            table = np.empty(max(count, 2 * len(self._table)), dtype=np.int32)
+            table[: self._count] = self._table[: self._count]
+            self._table = table
+        self._table[self._count : count] = pages
+        self._count = count
+
+    def give(self, start: int, stop: int) -> Pages:
+        """The own pages of page indices [start, stop), which belong to the tree from now on."""
+        if not self.first <= start <= stop <= self.end:
+            raise RuntimeError(f"pages [{start}, {stop}) of request {self.request:#x}")
+        span = self._table[start - self.first : stop - self.first]
+        pages = span.copy()
+        if (pages == _GIVEN).any():
+            raise RuntimeError(f"pages [{start}, {stop}) of request {self.request:#x} are given away")
+        span[:] = _GIVEN
+        return pages
+
+    def rest(self) -> Pages:
+        """The own pages that were not given away."""
+        table = self._table[: self._count]
+        own: Pages = table[table != _GIVEN]
+        return own

@@ -1,0 +1,184 @@
+"""The structure of the radix tree: roots, match, insert, split, merge, prune.
+
+All sessions share it; a namespace is a root of its own. Every branch head is the end of a node.
+Nothing here recurses (paths may be 10,000 nodes deep) or allocates pages. What keeps a node in
+the tree: it is resident, or a handle, request or other node stands at or below it.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ramify.actors.cache.node import NO_PAGES, NO_TOKENS, Node, Tokens, common_prefix, compact
+
+
+class RadixTree:
+    """Nodes by token runs. `page_size` only says how a split divides a node's pages."""
+
+    def __init__(self, page_size: int = 1) -> None:
+        if page_size < 1:
+            raise ValueError(f"page_size is {page_size}: must be at least 1")
+        self.page_size = page_size
+        self.nodes = 0  # without roots
+        self.roots: dict[str, Node] = {}
+        self._namespaces: dict[Node, str] = {}
+
+    def root(self, namespace: str) -> Node:
+        """The root of `namespace`: made if it is not there. The caller takes a reference."""
+        node = self.roots.get(namespace)
+        if node is None:
+            node = Node(None, 0, NO_TOKENS)
+            node.pages = NO_PAGES
+            node.table = b""
+            self.roots[namespace] = node
+            self._namespaces[node] = namespace
+        return node
+
+    def insert(self, node: Node, tokens: Tokens) -> Node:
+        """Append `tokens` at the end of `node`: the node whose end is theirs.
+
+        Matches what the tree has, splits a node that matches in part, and adds the rest as one
+        cold leaf. O(len(tokens)). The caller takes a reference at once, or calls `prune`.
+        """
+        position, length = 0, len(tokens)
+        while position < length:
+            rest = tokens[position:] if position else tokens
+            first = int(rest[0])
+            child = node.children.get(first)
+            if child is None:
+                leaf = Node(node, node.end, rest)
+                node.children[first] = leaf
+                self.nodes += 1
+                return leaf
+            same = common_prefix(child.tokens, rest)
+            node = self.split(child, child.start + same)
+            position += same
+        return node
+
+    def split(self, node: Node, at: int) -> Node:
+        """The node of this path that ends at `at`, start < at <= end; cut in two if needed.
+
+        `node` itself stays the lower part: handles, requests and locks that point to it stay
+        right. The new upper part inherits residency, owner, retention and, as the parent of a
+        locked child, one lock.
+        """
+        if at == node.end:
+            return node
+        parent = node.parent
+        if parent is None or not node.start < at < node.end:
+            raise ValueError(f"split at {at} of {node!r}")
+        cut = at - node.start
+        upper = Node(parent, node.start, node.tokens[:cut])
+        lower_tokens = node.tokens[cut:]
+        upper.children[int(lower_tokens[0])] = node
+        upper.owner = node.owner
+        upper.last_use = node.last_use
+        upper.until = node.until
+        upper.locks = 1 if node.locks else 0
+        if node.pages is not None:
+            count = at // self.page_size - node.start // self.page_size
+            upper.pages = node.pages[:count]
+            upper.resident_children = 1
+            node.pages = node.pages[count:]
+        parent.children[int(upper.tokens[0])] = upper
+        node.parent = upper
+        node.start = at
+        node.tokens = lower_tokens
+        self.nodes += 1
+        return upper
+
+    def merge(self, node: Node) -> None:
+        """Absorb ancestors that `node` alone continues, as long as they are not much longer.
+
+        Every turn of a chat adds two or three nodes; merged like this, the nodes of a path without
+        forks grow geometrically towards the root: O(log length) of them, and each token is copied
+        O(log length) times. `node` keeps its identity, absorbed nodes are gone.
+        """
+        parts, pages = [node.tokens], [node.pages]
+        start = node.start
+        top = node.parent
+        while (
+            top is not None
+            and top.parent is not None
+            and top.end - top.start <= 2 * (node.end - start)
+            and len(top.children) == 1
+            and not top.refs
+            and top.locks == (1 if node.locks else 0)  # else a request is anchored there
+            and (top.pages is None) == (node.pages is None)
+            and top.owner == node.owner
+        ):
+            parts.append(top.tokens)
+            pages.append(top.pages)
+            start = top.start
+            node.last_use = max(node.last_use, top.last_use)
+            top.stamp = 0
+            self.nodes -= 1
+            above, top.parent = top.parent, None
+            top = above
+        if start == node.start:
+            return
+        assert top is not None
+        node.tokens = np.concatenate(parts[::-1])
+        if node.pages is not None:
+            node.pages = np.concatenate([part for part in reversed(pages) if part is not None])
+        node.start = start
+        node.parent = top
+        top.children[int(node.tokens[0])] = node
+
+    def ancestor(self, node: Node, at: int) -> Node:
+        """The node on the path to `node` that ends at position `at`: walks up, splits if needed."""
+        if not 0 <= at <= node.end:
+            raise ValueError(f"position {at} of a branch of {node.end} tokens")
+        while node.start >= at and node.parent is not None:
+            node = node.parent
+        return self.split(node, at) if at < node.end else node
+
+    def prune(self, node: Node) -> None:
+        """Delete `node` and then its ancestors while they are cold and nothing needs them."""
+        while node.pages is None and not node.refs and not node.children:
+            parent = node.parent
+            assert parent is not None  # roots are resident
+            self.delete(node)
+            node = parent
+        if node.parent is None:
+            self._prune_root(node)
+
+    def delete(self, leaf: Node) -> None:
+        """Take a leaf out of the tree. Its pages have been freed by the caller."""
+        parent = leaf.parent
+        if parent is None or leaf.children or leaf.refs or leaf.locks:
+            raise ValueError(f"{leaf!r} is in use")
+        del parent.children[int(leaf.tokens[0])]
+        leaf.parent = None
+        self.nodes -= 1
+        parent.tokens = compact(parent.tokens)
+        if parent.pages is not None:
+            parent.pages = compact(parent.pages)
+        self._prune_root(parent)
+
+    def tokens(self, node: Node, start: int) -> bytes:
+        """int32 tokens of positions [start, node.end) on the path to `node`. Walks up to `start`."""
+        parts: list[Tokens] = []
+        current: Node | None = node
+        while current is not None and current.end > start:
+            skip = start - current.start
+            parts.append(current.tokens[skip:] if skip > 0 else current.tokens)
+            current = current.parent
+        if len(parts) == 1:
+            return parts[0].tobytes()
+        parts.reverse()
+        return b"".join(part.data for part in parts)
+
+    def walk(self) -> Iterator[Node]:
+        """Every node, roots first, parents before children. O(tree): for checks only."""
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def _prune_root(self, node: Node) -> None:
+        if node.parent is None and not node.children and not node.refs and not node.locks:
+            namespace = self._namespaces.pop(node, None)
+            if namespace is not None:
+                del self.roots[namespace]

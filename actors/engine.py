@@ -1,0 +1,303 @@
+"""The engine: builds the actors, wires them, starts them in order, drains and stops them.
+
+Start: the gateway listens first (probes see the progress), then the executor loads, then cache,
+scheduler and directory run, then `ready`. Stop: no new sessions, `bye` to all, a grace time for
+generations that run, then the sockets, the sessions, the scheduler, the cache, the executor.
+
+A crash of the scheduler, the cache or the executor ends the engine with `EngineFailed`, after the
+requests have got their end and the sockets were closed with 1012: nothing continues around KV that
+may be wrong.
+"""
+
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from ramify.actors.cache.actor import CacheActor
+from ramify.actors.cache.cache import RadixCache
+from ramify.actors.executor.actor import start_executor
+from ramify.actors.executor.handle import ExecutorHandle
+from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
+from ramify.actors.gateway.actor import GatewayActor
+from ramify.actors.kit.clock import Clock, MonotonicClock
+from ramify.actors.kit.lag import watch_loop
+from ramify.actors.kit.log import get_log
+from ramify.actors.kit.mailbox import Mailbox, Router
+from ramify.actors.kit.metrics import Metrics
+from ramify.actors.placement import place
+from ramify.actors.scheduler.actor import SchedulerActor
+from ramify.actors.session.directory import Directory
+from ramify.actors.tokenizer import Tokenizer
+from ramify.protocol.config import EngineConfig
+from ramify.protocol.messages import (
+    CacheMessage,
+    DirectoryMessage,
+    GatewayMessage,
+    SchedulerEvent,
+    SessionMessage,
+    Shutdown,
+)
+from ramify.protocol.plan import ExecutorInfo
+from ramify.protocol.wire import ServerInfo
+
+PROTOCOL_VERSION = 1
+BIG = 1 << 20  # mailboxes whose traffic is bounded by the steps in flight and the sessions
+
+Progress = Callable[[str, float], None]
+log = get_log(__name__)
+
+
+class EngineFailed(Exception):
+    """A core actor failed; the process must exit with a non-zero code."""
+
+
+class EngineStatus:
+    """What the gateway tells of the engine; see gateway.interfaces.Status."""
+
+    def __init__(self, config: EngineConfig, epoch: str, metrics: Metrics) -> None:
+        self.ready = False
+        self.phase = "starting"
+        self.executor: ExecutorInfo | None = None
+        self._config = config
+        self._epoch = epoch
+        self._metrics = metrics
+        self._started = time.time()
+
+    def info(self) -> dict[str, Any]:
+        """The body of `GET /v1/info`."""
+        executor = self.executor
+        return {
+            "server": "ramify",
+            "version": version("ramify"),
+            "protocol": [f"ramify.v{PROTOCOL_VERSION}+json", f"ramify.v{PROTOCOL_VERSION}+msgpack"],
+            "epoch": self._epoch,
+            "started": self._started,
+            "ready": self.ready,
+            "phase": self.phase,
+            "model": msgspec.to_builtins(executor) if executor is not None else None,
+            "limits": self._config.limits.wire(),
+        }
+
+    def load(self) -> dict[str, float]:
+        """`pong.load`."""
+        return {"queue": float(self._metrics.waiting), "kv": self._metrics.kv_in_use}
+
+
+class Engine:
+    """A running engine. Made by `running_engine`."""
+
+    def __init__(
+        self, config: EngineConfig, *, spec: ExecutorSpec, clock: Clock, check_idle: bool
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.metrics = Metrics()
+        self.epoch = f"e_{secrets.token_hex(4)}"
+        self.status = EngineStatus(config, self.epoch, self.metrics)
+        self.port = 0
+        self.cache: RadixCache | None = None
+        self.executor: ExecutorHandle | None = None
+        self._spec = spec
+        self._check_idle = check_idle
+        self._sessions: Router[SessionMessage] = Router("sessions")
+        self._to_gateway: Mailbox[GatewayMessage] = Mailbox("gateway", BIG)
+        self._to_directory: Mailbox[DirectoryMessage] = Mailbox("directory", 4096)
+        self._to_scheduler: Mailbox[SchedulerEvent] = Mailbox("scheduler", BIG)
+        self._to_cache: Mailbox[CacheMessage] = Mailbox("cache", BIG)
+        self.gateway = GatewayActor(
+            self._to_gateway,
+            config.server,
+            config.limits,
+            self._to_directory,
+            self._sessions,
+            self.status,
+            self.metrics,
+            clock,
+        )
+
+    @property
+    def url(self) -> str:
+        """Of the WebSocket endpoint."""
+        host = self.config.server.host
+        host = "127.0.0.1" if host in ("0.0.0.0", "") else "[::1]" if host == "::" else host
+        return f"ws://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{self.port}/v1/ws"
+
+    @property
+    def sessions(self) -> int:
+        """Live sessions."""
+        return len(self._sessions)
+
+    # --- start ---------------------------------------------------------------------------------
+
+    async def listen(self, group: TaskGroup) -> None:
+        """Open the port; upgrades get 503 until `load` is done. Raises ConfigError."""
+        self.port = await group.start(self._core("gateway", self.gateway.run))
+
+    async def load(self, progress: Progress) -> None:
+        """Load tokenizer and model. Raises ModelError, ConfigError, ExecutorFailed."""
+        config = self.config
+        placement = place(config)
+        log.info("placing the executor", where=placement.executor, why=placement.reason)
+
+        def report(what: str, done: float) -> None:
+            self.status.phase = f"{what} {done:.0%}"
+            progress(what, done)
+
+        report("reading the tokenizer", 0.0)
+        self._tokenizer = await anyio.to_thread.run_sync(Tokenizer.load, config.model.path)
+        self.executor = await start_executor(self._spec, placement.executor, progress=report)
+
+    async def serve(self, group: TaskGroup) -> None:
+        """Start the remaining actors, then be ready."""
+        executor, config = self.executor, self.config
+        assert executor is not None
+        info = executor.info
+        self.cache = RadixCache(info.pages, info.page_size)
+        self.metrics.kv(info.pages, 0, 0)
+        cache = CacheActor(
+            self._to_cache,
+            self.cache,
+            self._to_scheduler,
+            self._sessions,
+            clock=self.clock,
+            check_idle=self._check_idle,
+        )
+        scheduler = SchedulerActor(
+            self._to_scheduler,
+            info,
+            config.schedule,
+            self._to_cache,
+            executor,
+            self._sessions,
+            self.clock,
+            self.metrics,
+        )
+        directory = Directory(
+            self._to_directory,
+            tokenizer=self._tokenizer,
+            server=ServerInfo(
+                version=PROTOCOL_VERSION, epoch=self.epoch, model=info.model, context=info.context
+            ),
+            context=info.context,
+            limits=config.limits,
+            ttl_s=config.server.session_ttl_s,
+            cache=self._to_cache,
+            scheduler=self._to_scheduler,
+            gateway=self._to_gateway,
+            sessions=self._sessions,
+            clock=self.clock,
+            metrics=self.metrics,
+        )
+        executor.connect(self._to_scheduler)
+        await group.start(self._core("cache", cache.run))
+        await group.start(self._core("scheduler", scheduler.run))
+        await group.start(self._core("directory", directory.run))
+        group.start_soon(watch_loop, self.clock, self.metrics)
+        self.status.executor = info
+        self.status.phase = "ready"
+        self.status.ready = True
+        log.info("ready", url=self.url, model=info.model, device=info.device, pages=info.pages)
+
+    def _core(self, name: str, run: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        """An actor whose failure is the engine's."""
+
+        async def guarded(*, task_status: Any) -> None:
+            try:
+                await run(task_status=task_status)
+            except Exception as error:
+                if self.status.ready:
+                    log.exception("a core actor failed", actor=name)
+                    self.status.ready, self.status.phase = False, "failed"
+                    await self._abort()
+                    raise EngineFailed(f"the {name} failed: {error}") from error
+                raise
+
+        return guarded
+
+    async def _abort(self) -> None:
+        """Let the ends of requests reach their sockets, then close them with 1012."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
+            for _ in range(3):  # scheduler -> session -> gateway
+                await anyio.lowlevel.checkpoint()
+            await self.gateway.drain(1.0, failed=True)
+
+    # --- stop ------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """`bye`, then wait for running generations, at most the grace time."""
+        grace = self.config.server.grace_s
+        self.status.ready, self.status.phase = False, "draining"
+        self._to_directory.tell(Shutdown("the server is stopping", 1000))
+        deadline = self.clock.now() + grace
+        while self.metrics.running and self.clock.now() < deadline:
+            await self.clock.sleep_until(self.clock.now() + 0.05)
+        await self.gateway.drain(min(grace, 2.0))
+
+    async def close(self) -> None:
+        """Stop the executor. The other actors end with their task group."""
+        if self.executor is not None:
+            with anyio.CancelScope(shield=True):
+                await self.executor.stop(grace=5.0)
+
+
+@asynccontextmanager
+async def running_engine(
+    config: EngineConfig,
+    *,
+    spec: ExecutorSpec | None = None,
+    clock: Clock | None = None,
+    progress: Progress = lambda what, done: None,
+    check_idle: bool = False,
+) -> AsyncIterator[Engine]:
+    """A ready engine. `spec`: another executor than the configured model (its tokenizer still
+    comes from `config.model.path`). `check_idle`: check the cache's invariants whenever idle.
+
+    Raises ConfigError and ModelError for what the user can mend, EngineFailed for a crash.
+    """
+    engine = Engine(
+        config,
+        spec=spec if spec is not None else ModelSpec(config.model),
+        clock=clock if clock is not None else MonotonicClock(),
+        check_idle=check_idle,
+    )
+    try:
+        async with anyio.create_task_group() as group:
+            await engine.listen(group)
+            await engine.load(progress)
+            await engine.serve(group)
+            yield engine
+            await engine.drain()
+            group.cancel_scope.cancel()
+    except BaseExceptionGroup as group_error:
+        raise _single(group_error) from group_error
+    finally:
+        await engine.close()
+
+
+def _single(error: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one that matters: a task group wraps what its tasks raise."""
+    matched, _ = error.split(EngineFailed)
+    found: BaseException = matched if matched is not None else error
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+async def serve(config: EngineConfig, *, progress: Progress | None = None) -> None:
+    """Serve until SIGINT or SIGTERM, then drain. A second signal stops at once."""
+    report = progress if progress is not None else lambda what, done: None
+    async with running_engine(config, progress=report) as engine:
+        if progress is not None:
+            progress(f"ready at {engine.url}", 1.0)
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                break
+        log.info("stopping")

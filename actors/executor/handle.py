@@ -1,0 +1,102 @@
+"""What the engine holds of an executor, wherever it runs: an address, its info, and its end.
+
+The two placements (`thread.py`, `process.py` with `child.py`) differ in how messages get there;
+everything that the rest of the engine sees of them is here.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+from ramify.actors.executor.spec import ExecutorFailed
+from ramify.actors.kit.log import get_log
+from ramify.actors.kit.mailbox import Address, MailboxClosed
+from ramify.actors.kit.relay import Relay
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.messages import ExecutorMessage, SchedulerEvent
+from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepResult, StopExecutor
+
+Self = TypeVar("Self", bound="ExecutorHandle")
+
+log = get_log(__name__)
+
+
+class ExecutorHandle(ABC):
+    """A started executor. An `Address[ExecutorMessage]`; results go to the connected address.
+
+    Every plan is answered by its StepResult, in order, or by one ExecutorDown for all that are
+    outstanding. After `stop` has returned nothing more is delivered.
+    """
+
+    def __init__(self, delivered: Callable[[], None] = lambda: None) -> None:
+        """`delivered` is called when a result has reached its address."""
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[ExecutorInfo] = self._loop.create_future()
+        self._relay: Relay[SchedulerEvent] = Relay(delivered)
+        self._stopping = False
+        self._failed = False
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """What the executor says of itself."""
+        return self._ready.result()
+
+    @property
+    def alive(self) -> bool:
+        """False once the executor has failed or was told to stop."""
+        return not self._failed and not self._stopping
+
+    def connect(self, results: Address[SchedulerEvent]) -> None:
+        """Deliver results, also those that came before, to `results`. Once only."""
+        self._relay.connect(results)
+
+    def tell(self, message: ExecutorMessage, /) -> None:
+        """Queue a plan. Raises MailboxClosed once the executor has failed or is stopping.
+
+        Raises MailboxFull when far more plans wait than a scheduler keeps in flight: its bug.
+        """
+        if not self.alive:
+            raise MailboxClosed("executor")
+        self._stopping = isinstance(message, StopExecutor)
+        self._send(message)
+
+    @abstractmethod
+    async def stop(self, grace: float) -> bool:
+        """Finish the plans told so far, then end. Idempotent.
+
+        Gives up after `grace` seconds: a process is killed, a thread cannot be and is left to end
+        with its step. Returns whether the executor ended by itself.
+        """
+
+    async def __aenter__(self: Self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop(grace=10.0 if error is None else 1.0)
+
+    @abstractmethod
+    def _send(self, message: ExecutorMessage) -> None:
+        """Bring `message` to the executor."""
+
+    def _result(self, result: StepResult) -> None:
+        if not self._failed:
+            self._relay.tell(result)
+
+    def _fail(self, reason: str, error: BaseException | None = None) -> None:
+        """The executor is lost. Fails the start, or tells ExecutorDown. The first call counts."""
+        if self._failed:
+            return
+        self._failed = True
+        if self._ready.done():
+            log.error("the executor failed", reason=reason, exc_info=error)
+            self._relay.tell(ExecutorDown(reason))
+        elif isinstance(error, RamifyError):
+            self._ready.set_exception(error)
+        else:
+            failure = ExecutorFailed(f"the executor did not start: {reason}")
+            failure.__cause__ = error
+            self._ready.set_exception(failure)

@@ -1,0 +1,188 @@
+"""The gateway actor: listens, and carries messages between sockets and sessions.
+
+It listens before the model is loaded, so that probes and people see the progress; upgrades get
+503 until the engine is ready. One wake-up handles everything in the mailbox, then each socket
+that got something is written to once.
+
+The mailbox is told `Opened`, `Deliver`, `CloseSocket` for sockets by number; a number that is gone
+is no error, because a socket may end while a message to it is under way. A full mailbox means that
+the loop is far behind its sessions: it must be large (a step's fan-out times a few), and a session
+that meets it keeps its deltas and merges them later.
+"""
+
+import asyncio
+import logging
+
+import anyio
+from anyio.abc import TaskStatus
+
+from ramify.actors.gateway.auth import HostPolicy, Tokens
+from ramify.actors.gateway.connection import CLOSE_TIMEOUT_S, Connection
+from ramify.actors.gateway.hub import Hub, Socket
+from ramify.actors.gateway.interfaces import Metrics, Status
+from ramify.actors.gateway.notices import Notices
+from ramify.actors.gateway.routes import Routes
+from ramify.actors.gateway.server import listen, port_of
+from ramify.actors.gateway.static import StaticFiles, browser_client
+from ramify.actors.kit.clock import Clock, MonotonicClock
+from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, Router
+from ramify.protocol.config import Limits, ServerConfig
+from ramify.protocol.errors import Close
+from ramify.protocol.messages import (
+    CloseSocket,
+    Deliver,
+    Detached,
+    DirectoryMessage,
+    GatewayMessage,
+    Opened,
+    SessionMessage,
+)
+from ramify.protocol.wire import Bye
+
+_LOG = logging.getLogger("ramify.gateway")
+
+TICK_S = 0.5  # how often deadlines are looked at
+RETRY_S = 0.05  # while a session's mailbox has no room for a notice
+
+
+class GatewayActor:
+    """Owns the port and every socket on it."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox[GatewayMessage],
+        config: ServerConfig,
+        limits: Limits,
+        directory: Address[DirectoryMessage],
+        sessions: Router[SessionMessage],
+        status: Status,
+        metrics: Metrics,
+        clock: Clock | None = None,
+        static: StaticFiles | None = None,
+    ) -> None:
+        self._mailbox = mailbox
+        self._static = StaticFiles(browser_client()) if static is None else static
+        self._server: asyncio.Server | None = None
+        tokens = Tokens(config.tokens, config.token_ttl_s)
+        self._hub = Hub(
+            config=config,
+            limits=limits,
+            clock=clock or MonotonicClock(),
+            tokens=tokens,
+            routes=self._routes(config, config.port, tokens, status, metrics),
+            status=status,
+            metrics=metrics,
+            directory=directory,
+            sessions=sessions,
+            notices=Notices(sessions),
+        )
+
+    @property
+    def sockets(self) -> int:
+        """Open WebSockets."""
+        return sum(1 for connection in self._hub.connections.values() if connection.websocket)
+
+    async def run(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Listen, report the port as started, and serve until the mailbox is closed.
+
+        Raises ConfigError if the address cannot be bound. At the end, for whatever reason, the
+        port is closed and every connection is cut; call `drain` before for a polite stop.
+        """
+        hub = self._hub
+        self._server = server = await listen(lambda: Connection(hub), hub.config)
+        try:
+            port = port_of(server)
+            hub.routes = self._routes(hub.config, port, hub.tokens, hub.status, hub.metrics)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch)
+                task_status.started(port)
+                await self._serve()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._stop_listening()
+            for connection in list(hub.connections.values()):
+                connection.abort()
+
+    def begin_drain(self, reason: str, grace: float) -> None:
+        """Stop accepting, and say `bye` to every socket that has not been told yet."""
+        self._hub.draining = True
+        self._stop_listening()
+        for connection in list(self._hub.connections.values()):
+            connection.deliver([Bye(reason=reason, after_ms=int(grace * 1000))])
+            connection.flush()
+
+    async def drain(self, grace: float, reason: str = "the server is stopping") -> None:
+        """Say `bye`, wait until all clients have left or `grace` seconds are over, close with 1001.
+
+        `run` must still be running: sessions may go on sending meanwhile.
+        """
+        self.begin_drain(reason, grace)
+        clock = self._hub.clock
+        await self._until_empty(clock.now() + grace)
+        for connection in list(self._hub.connections.values()):
+            connection.close(Close.DRAINING, reason)
+        await self._until_empty(clock.now() + CLOSE_TIMEOUT_S)
+        for connection in list(self._hub.connections.values()):
+            connection.abort()
+
+    async def _serve(self) -> None:
+        while True:
+            try:
+                batch = await self._mailbox.drain()
+            except MailboxClosed:
+                return
+            touched: list[Socket] = []
+            for message in batch:
+                self._handle(message, touched)
+            for connection in touched:
+                connection.flush()
+
+    def _handle(self, message: GatewayMessage, touched: list[Socket]) -> None:
+        connection = self._hub.connections.get(message.socket)
+        if connection is None:
+            if isinstance(message, Opened):  # it went before it got its session
+                self._hub.notices.tell(message.session, Detached(message.socket))
+            return
+        try:
+            match message:
+                case Deliver():
+                    if connection.deliver(message.messages):
+                        touched.append(connection)
+                case Opened():
+                    connection.opened(message.session)
+                    touched.append(connection)
+                case CloseSocket():
+                    connection.close(message.code, message.reason)
+        except Exception:
+            _LOG.exception("socket %d: cannot handle %s", message.socket, type(message).__name__)
+            connection.close(Close.SERVER_BUG, "internal error")
+
+    async def _watch(self) -> None:
+        """Deadlines, and notices that are owed."""
+        hub = self._hub
+        while True:
+            pause = RETRY_S if hub.notices.owed else TICK_S
+            await hub.clock.sleep_until(hub.clock.now() + pause)
+            hub.notices.retry()
+            now = hub.clock.now()
+            for key in hub.timers.due(now):
+                connection = hub.connections.get(key)
+                if connection is not None:
+                    connection.on_timer(now)
+
+    async def _until_empty(self, deadline: float) -> None:
+        """Wait for the last connection to end, or for the deadline."""
+        clock = self._hub.clock
+        while self._hub.connections and clock.now() < deadline:
+            await clock.sleep_until(min(deadline, clock.now() + RETRY_S))
+
+    def _stop_listening(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _routes(
+        self, config: ServerConfig, port: int, tokens: Tokens, status: Status, metrics: Metrics
+    ) -> Routes:
+        policy = HostPolicy(config.host, port, config.allowed_hosts, config.allowed_origins)
+        return Routes(tokens, policy, status, metrics, self._static)

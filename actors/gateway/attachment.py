@@ -1,0 +1,159 @@
+"""Which session a socket belongs to, and what becomes of its frames until and while it has one.
+
+    WAITING --open--> OPENING --Opened--> ATTACHED --the session is gone--> WAITING
+       ^-----------------|  the directory delivered an error               (end: ENDED, from each)
+
+No sockets and no codecs here: frames come in decoded, refusals go back as return values. It tells
+the directory and the sessions, and it is who tells `Detached`, exactly once per `Opened`.
+"""
+
+import enum
+from typing import cast
+
+import msgspec
+
+from ramify.actors.gateway.hub import Hub
+from ramify.actors.gateway.intake import refuse
+from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+from ramify.protocol.errors import BadRequest, NoSession, Overloaded, RamifyError
+from ramify.protocol.messages import Detached, Drained, Frame, OpenSession, Throttled
+from ramify.protocol.wire import ClientMessage, Open, ServerMessage
+
+PENDING_FRAMES = 16  # frames that wait for the directory before reading stops
+PENDING_BYTES = 64 << 10
+BUSY_RETRY_MS = 100
+
+
+class Stage(enum.Enum):
+    """See the module docstring."""
+
+    WAITING = enum.auto()
+    OPENING = enum.auto()
+    ATTACHED = enum.auto()
+    ENDED = enum.auto()
+
+
+class Attachment:
+    """The session side of one WebSocket.
+
+    `open_by`: when an `open` must have come (engine seconds), None unless one is awaited.
+    """
+
+    __slots__ = (
+        "_hub",
+        "_pending",
+        "_pending_bytes",
+        "_session",
+        "_socket",
+        "_throttled",
+        "open_by",
+        "stage",
+    )
+
+    def __init__(self, hub: Hub, socket: int) -> None:
+        self._hub = hub
+        self._socket = socket
+        self._session: int | None = None
+        self._pending: list[list[ClientMessage]] = []
+        self._pending_bytes = 0
+        self._throttled = False
+        self.open_by: float | None = None
+        self.stage = Stage.WAITING
+        self._await_open()
+
+    @property
+    def congested(self) -> bool:
+        """True while no more frames should be read: enough of them wait for the directory."""
+        return len(self._pending) >= PENDING_FRAMES or self._pending_bytes >= PENDING_BYTES
+
+    def route(self, ops: list[ClientMessage], size: int) -> list[ServerMessage]:
+        """Hand a valid frame of `size` bytes on, keep it, or refuse it: returns the refusals."""
+        match self.stage:
+            case Stage.WAITING:
+                return self._open(ops)
+            case Stage.ATTACHED:
+                return self._tell(ops)
+            case Stage.OPENING:
+                self._pending.append(ops)
+                self._pending_bytes += size
+        return []
+
+    def opened(self, session: int) -> list[ServerMessage]:
+        """The directory's answer: the socket belongs to `session`. Returns refusals."""
+        if self.stage is not Stage.OPENING:  # it ended meanwhile
+            self._hub.notices.tell(session, Detached(self._socket))
+            return []
+        self.stage = Stage.ATTACHED
+        self._session = session
+        if self._throttled:
+            self._hub.notices.tell(session, Throttled(self._socket))
+        return self._replay()
+
+    def failed(self) -> list[ServerMessage]:
+        """The directory's other answer: an error. The client may `open` anew. Returns refusals."""
+        self._await_open()
+        return self._replay()
+
+    def throttle(self, throttled: bool) -> None:
+        """The socket's write buffer is above its limit, or short again."""
+        self._throttled = throttled
+        if self._session is not None:
+            notice = Throttled(self._socket) if throttled else Drained(self._socket)
+            self._hub.notices.tell(self._session, notice)
+
+    def end(self) -> None:
+        """The socket is gone, or as good as gone. May be called again."""
+        session, self._session = self._session, None
+        self.stage = Stage.ENDED
+        self.open_by = None
+        self._pending.clear()
+        self._pending_bytes = 0
+        if session is not None:
+            self._hub.notices.tell(session, Detached(self._socket))
+
+    def _open(self, ops: list[ClientMessage]) -> list[ServerMessage]:
+        if not isinstance(ops[0], Open):
+            return self._refuse(ops, BadRequest("the first message must be open"))
+        if any(isinstance(op, Open) for op in ops[1:]):
+            return self._refuse(ops, BadRequest("a frame can hold one open, as its first message"))
+        request = msgspec.structs.replace(ops[0], token=None)  # the secret ends here
+        try:
+            self._hub.directory.tell(OpenSession(self._socket, request, ops[1:]))
+        except (MailboxFull, MailboxClosed):
+            return self._refuse(ops, _overloaded())
+        self.stage = Stage.OPENING
+        self.open_by = None
+        return []
+
+    def _tell(self, ops: list[ClientMessage]) -> list[ServerMessage]:
+        if any(isinstance(op, Open) for op in ops):
+            return self._refuse(ops, BadRequest("this socket has a session already"))
+        try:
+            if self._hub.sessions.tell(cast(int, self._session), Frame(self._socket, ops)):
+                return []
+        except MailboxFull:
+            return self._refuse(ops, _overloaded())
+        self._session = None  # it is gone, so there is nobody to tell Detached
+        self._await_open()
+        return self._refuse(ops, NoSession("the session has ended: open anew"))
+
+    def _await_open(self) -> None:
+        self.stage = Stage.WAITING
+        self.open_by = self._hub.clock.now() + self._hub.limits.open_timeout_s
+        self._hub.timers.schedule(self._socket, self.open_by)
+
+    def _replay(self) -> list[ServerMessage]:
+        """Take up the frames that came while the directory was busy."""
+        pending, self._pending = self._pending, []
+        self._pending_bytes = 0
+        replies: list[ServerMessage] = []
+        for ops in pending:
+            replies += self.route(ops, 0)
+        return replies
+
+    def _refuse(self, ops: list[ClientMessage], error: RamifyError) -> list[ServerMessage]:
+        return refuse(ops, error, self._hub.limits.ops_per_frame)
+
+
+def _overloaded() -> Overloaded:
+    return Overloaded("the server is behind: send the frame again later", retry_ms=BUSY_RETRY_MS)

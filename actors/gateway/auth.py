@@ -1,0 +1,163 @@
+"""Who may connect: bearer tokens, minted single-use tokens, Host and Origin checks.
+
+Pure: time is an argument. This file does not know HTTP or WebSockets; it is handed header values.
+
+A browser sends no `Authorization` header with a WebSocket, so a page mints a token with
+`POST /v1/tokens` and offers it as the subprotocol `ramify.bearer.<base64url>` or in `open.token`.
+Host and Origin are checked against DNS rebinding and cross-site WebSocket hijacking: a page of
+another site can reach a server on this machine, but it cannot forge either header.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from ramify.protocol.codec import BEARER_PREFIX
+from ramify.protocol.errors import Overloaded
+
+MINTED_MAX = 10_000  # minted tokens that are neither used nor expired
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+_WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+_DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+
+
+class Tokens:
+    """The bearer tokens that a server accepts. `required` is False where it was given none."""
+
+    def __init__(self, accepted: Iterable[str], ttl_s: float) -> None:
+        self._accepted = [_digest(token) for token in accepted]
+        self._minted: dict[bytes, float] = {}  # digest -> expiry, oldest first
+        self.ttl_s = ttl_s
+
+    @property
+    def required(self) -> bool:
+        return bool(self._accepted)
+
+    def configured(self, token: str) -> bool:
+        """True for a token that the server was started with (these may mint). Constant time."""
+        digest = _digest(token)
+        found = False
+        for accepted in self._accepted:  # no early exit: its timing would tell which one matched
+            found |= hmac.compare_digest(digest, accepted)
+        return found
+
+    def admit(self, token: str, now: float) -> bool:
+        """True if the token opens one connection now. A minted token is used up by this."""
+        if self.configured(token):
+            return True
+        expiry = self._minted.pop(_digest(token), None)
+        return expiry is not None and now < expiry
+
+    def mint(self, now: float) -> str:
+        """A token for one connection within `ttl_s`. Raises Overloaded if too many are unused."""
+        for digest in [digest for digest, expiry in self._minted.items() if expiry <= now]:
+            del self._minted[digest]
+        if len(self._minted) >= MINTED_MAX:
+            raise Overloaded(
+                f"{MINTED_MAX} minted tokens are unused: wait until they expire",
+                retry_ms=int(self.ttl_s * 1000),
+            )
+        token = "t_" + secrets.token_urlsafe(24)
+        self._minted[_digest(token)] = now + self.ttl_s
+        return token
+
+
+def bearer_header(value: str | None) -> str | None:
+    """The token of an `Authorization` header; None without a header, "" if it holds no bearer."""
+    if value is None:
+        return None
+    scheme, _, token = value.strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def bearer_subprotocol(offered: Iterable[str]) -> str | None:
+    """The token among the subprotocols offered; None if there is none, "" if it is malformed."""
+    for name in offered:
+        if name.startswith(BEARER_PREFIX):
+            text = name[len(BEARER_PREFIX) :]
+            try:
+                padded = text + "=" * (-len(text) % 4)
+                return base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+            except (binascii.Error, UnicodeDecodeError):
+                return ""
+    return None
+
+
+class HostPolicy:
+    """Which `Host` and `Origin` values are answered.
+
+    `host`, `port`: what the server is bound to. `hosts` entries are `name` (any port) or
+    `name:port`, `origins` entries `scheme://name[:port]`; `*` allows everything. A server bound
+    to all interfaces also answers to IP addresses, whatever they are: rebinding needs a name.
+    """
+
+    def __init__(self, host: str, port: int, hosts: Iterable[str], origins: Iterable[str]) -> None:
+        self._port = port
+        self._names = _LOCAL | {host.lower()}
+        self._any_address = host in _WILDCARDS
+        self._hosts = {entry.lower() for entry in hosts}
+        self._origins = {entry.lower().rstrip("/") for entry in origins}
+
+    def host_allowed(self, header: str | None) -> bool:
+        """True if the `Host` header names this server."""
+        if header is None:
+            return False
+        if "*" in self._hosts:
+            return True
+        split = split_host(header)
+        if split is None:
+            return False
+        name, port = split
+        bracketed = f"[{name}]" if ":" in name else name
+        if {name, bracketed, f"{bracketed}:{port}"} & self._hosts:
+            return True
+        if self._any_address and _is_address(name):
+            return True
+        return name in self._names and port in (None, self._port)
+
+    def origin_allowed(self, origin: str | None, host: str | None) -> bool:
+        """True without an Origin (not a browser), for this server's own pages, or if listed."""
+        if origin is None or "*" in self._origins or origin.lower() in self._origins:
+            return True
+        try:
+            parts = urlsplit(origin.lower())
+            theirs = (parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme))
+        except ValueError:
+            return False
+        split = split_host(host or "")
+        if split is None or parts.hostname is None:
+            return False
+        name, port = split
+        return theirs == (name, port or _DEFAULT_PORTS.get(parts.scheme))
+
+
+def split_host(header: str) -> tuple[str, int | None] | None:
+    """A `Host` header as (lower-case name without brackets, port or None); None if malformed."""
+    text = header.strip().lower()
+    if text.startswith("["):
+        name, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            return None
+        port = rest[1:]
+    else:
+        name, _, port = text.partition(":")
+    if not name or (port and not (port.isascii() and port.isdigit())):
+        return None
+    return name, int(port) if port else None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,55 @@
+"""What all connections of one gateway share: settings, tables, and the actors they talk to."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ramify.actors.gateway.auth import Tokens
+from ramify.actors.gateway.interfaces import Metrics, Status
+from ramify.actors.gateway.notices import Notices
+from ramify.actors.gateway.routes import Routes
+from ramify.actors.gateway.timers import Timers
+from ramify.actors.kit.clock import Clock
+from ramify.actors.kit.mailbox import Address, Router
+from ramify.protocol.codec import Codec, CodecName
+from ramify.protocol.config import Limits, ServerConfig
+from ramify.protocol.messages import DirectoryMessage, SessionMessage
+from ramify.protocol.wire import ServerMessage
+
+
+class Socket(Protocol):
+    """What the actor does with a connection; `connection.Connection` is the only one."""
+
+    @property
+    def websocket(self) -> bool: ...
+    def opened(self, session: int) -> None: ...
+    def deliver(self, messages: list[ServerMessage]) -> bool: ...
+    def flush(self) -> None: ...
+    def close(self, code: int, reason: str) -> None: ...
+    def abort(self) -> None: ...
+    def on_timer(self, now: float) -> None: ...
+
+
+def _codecs() -> dict[CodecName, Codec]:
+    return {"json": Codec("json"), "msgpack": Codec("msgpack")}
+
+
+@dataclass(slots=True)
+class Hub:
+    """One a gateway. `connections` holds every TCP connection, by its number."""
+
+    config: ServerConfig
+    limits: Limits
+    clock: Clock
+    tokens: Tokens
+    routes: Routes
+    status: Status
+    metrics: Metrics
+    directory: Address[DirectoryMessage]
+    sessions: Router[SessionMessage]
+    notices: Notices
+    timers: Timers = field(default_factory=Timers)
+    connections: dict[int, Socket] = field(default_factory=dict)
+    codecs: dict[CodecName, Codec] = field(default_factory=_codecs)
+    ids: Iterator[int] = field(default_factory=lambda: iter(range(1, 1 << 62)))
+    draining: bool = False

@@ -1,0 +1,37 @@
+"""What the gateway needs to know of the rest of the engine, as interfaces that the engine fills."""
+
+from typing import Any, Protocol
+
+
+class Status(Protocol):
+    """The state of the engine, asked for at each request."""
+
+    @property
+    def ready(self) -> bool:
+        """True once sessions can be opened; before that upgrades get 503."""
+        ...
+
+    @property
+    def phase(self) -> str:
+        """What the engine is doing, for people: "loading 40%", "ready", "draining"."""
+        ...
+
+    def info(self) -> dict[str, Any]:
+        """The body of `GET /v1/info`: builtins only."""
+        ...
+
+    def load(self) -> dict[str, float]:
+        """`pong.load`: {"queue": requests that wait, "kv": part of the pool in use, 0..1}."""
+        ...
+
+
+class Metrics(Protocol):
+    """The Prometheus registry, as far as the gateway touches it."""
+
+    def sockets(self, delta: int, /) -> None:
+        """A WebSocket opened (+1) or ended (-1)."""
+        ...
+
+    def render(self) -> bytes:
+        """The body of `GET /metrics`, in the text exposition format."""
+        ...

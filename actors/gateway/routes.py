@@ -1,0 +1,136 @@
+"""What each URL answers. A function of the request, the status and the time; no I/O.
+
+| route | needs a token, if the server has any |
+|---|---|
+| /healthz, /readyz | no, and any Host: probes call by address |
+| /metrics, / and the browser client's files | no |
+| /v1/info | yes |
+| POST /v1/tokens | yes, one that the server was started with |
+| /v1/ws | at the upgrade or in `open.token`: see connection.py |
+"""
+
+from ramify.actors.gateway.auth import HostPolicy, Tokens, bearer_header
+from ramify.actors.gateway.http import Request, Response, error_response, json_response
+from ramify.actors.gateway.interfaces import Metrics, Status
+from ramify.actors.gateway.static import StaticFiles
+from ramify.protocol.codec import SUBPROTOCOLS
+from ramify.protocol.errors import Overloaded
+
+WEBSOCKET_PATH = "/v1/ws"
+_METHODS = {"/v1/tokens": ("POST",)}  # all others: GET, HEAD
+
+
+class Routes:
+    """Answers every request that is not an accepted WebSocket handshake."""
+
+    def __init__(
+        self, tokens: Tokens, hosts: HostPolicy, status: Status, metrics: Metrics, static: StaticFiles
+    ) -> None:
+        self._tokens = tokens
+        self._hosts = hosts
+        self._status = status
+        self._metrics = metrics
+        self._static = static
+
+    def answer(self, request: Request, now: float) -> Response:
+        """The response to a request that asks for no upgrade."""
+        allowed = _METHODS.get(request.path, ("GET", "HEAD"))
+        if request.method not in allowed:
+            return error_response(
+                405,
+                "bad_request",
+                f"{request.path} answers {' and '.join(allowed)}, not {request.method}",
+                Allow=", ".join(allowed),
+            )
+        match request.path:
+            case "/healthz":
+                return json_response(200, {"ok": True})
+            case "/readyz":
+                return self._ready()
+        refusal = self.refuse(request)
+        if refusal is not None:
+            return refusal
+        match request.path:
+            case "/metrics":
+                return Response(200, self._metrics.render(), "text/plain; version=0.0.4; charset=utf-8")
+            case "/v1/info":
+                return self._info(request)
+            case "/v1/tokens":
+                return self._mint(request, now)
+            case path if path == WEBSOCKET_PATH:
+                return error_response(
+                    426,
+                    "bad_request",
+                    f"{WEBSOCKET_PATH} speaks WebSocket; subprotocols: {', '.join(SUBPROTOCOLS)}",
+                    Upgrade="websocket",
+                )
+        found = self._static.get(request.path, request.headers.get("if-none-match"))
+        return found or error_response(404, "bad_request", f"nothing is served at {request.path}")
+
+    def refuse(self, request: Request) -> Response | None:
+        """403 if the Host or the Origin is not allowed; holds for upgrades too."""
+        host, origin = request.headers.get("host"), request.headers.get("origin")
+        if not self._hosts.host_allowed(host):
+            return _forbidden("Host", host)
+        if not self._hosts.origin_allowed(origin, host):
+            return error_response(
+                403,
+                "forbidden",
+                f"Origin {origin!r} is not on the allow-list: start with --allow-origin",
+            )
+        return None
+
+    def upgrade(self, request: Request) -> Response | None:
+        """Why a WebSocket may not be opened here and now; None if it may."""
+        if request.path != WEBSOCKET_PATH:
+            return error_response(404, "bad_request", f"the WebSocket is at {WEBSOCKET_PATH}")
+        refusal = self.refuse(request)
+        if refusal is None and not self._status.ready:
+            return self.unavailable()
+        return refusal
+
+    def unavailable(self) -> Response:
+        """503 with what the engine is doing."""
+        message = f"not ready: {self._status.phase}"
+        return error_response(503, "overloaded", message, Retry_After="1")
+
+    def unauthorized(self) -> Response:
+        """401: a token was offered and is wrong, or none was and one is needed."""
+        return error_response(
+            401,
+            "unauthorized",
+            "the bearer token is missing, wrong, expired or used up",
+            WWW_Authenticate="Bearer",
+        )
+
+    def _ready(self) -> Response:
+        phase = self._status.phase
+        if self._status.ready:
+            return json_response(200, {"ready": True, "phase": phase})
+        return json_response(503, {"ready": False, "phase": phase}, Retry_After="1")
+
+    def _info(self, request: Request) -> Response:
+        token = bearer_header(request.headers.get("authorization"))
+        if self._tokens.required and not self._tokens.configured(token or ""):
+            return self.unauthorized()
+        return json_response(200, self._status.info())
+
+    def _mint(self, request: Request, now: float) -> Response:
+        if not self._tokens.required:
+            message = "this server was started without tokens: connect without one"
+            return error_response(404, "unsupported", message)
+        token = bearer_header(request.headers.get("authorization"))
+        if not self._tokens.configured(token or ""):
+            return self.unauthorized()
+        try:
+            minted = self._tokens.mint(now)
+        except Overloaded as error:
+            return error_response(503, "overloaded", error.message, Retry_After="5")
+        return json_response(201, {"token": minted, "expires_s": self._tokens.ttl_s})
+
+
+def _forbidden(header: str, value: str | None) -> Response:
+    flag = f"--allow-{header.lower()}"
+    return error_response(
+        403, "forbidden", f"{header} {value!r} is not on the allow-list: {flag} adds it"
+    )

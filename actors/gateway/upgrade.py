@@ -1,0 +1,58 @@
+"""From an upgrade request to an accepted WebSocket, or to the HTTP response that refuses it."""
+
+import msgspec
+from websockets.http11 import Request as Handshake
+
+from ramify.actors.gateway.auth import bearer_header, bearer_subprotocol
+from ramify.actors.gateway.http import Request, RequestParser, Response, error_response
+from ramify.actors.gateway.hub import Hub
+from ramify.actors.gateway.websocket import WebSocket
+from ramify.protocol.codec import SUBPROTOCOLS, Codec
+
+
+class Upgrade(msgspec.Struct, frozen=True):
+    """An accepted handshake. The 101 is waiting in `ws.data_to_send()`.
+
+    `authorized`: False if the client still has to send `open.token`. `rest`: bytes after the head.
+    """
+
+    ws: WebSocket
+    codec: Codec
+    authorized: bool
+    rest: bytes
+
+
+def upgrade(request: Request, parser: RequestParser, hub: Hub) -> Upgrade | Response:
+    """Accept or refuse a handshake."""
+    refusal = hub.routes.unavailable() if hub.draining else hub.routes.upgrade(request)
+    if refusal is not None:
+        return refusal
+    offered = [name.strip() for name in request.headers.get("sec-websocket-protocol", "").split(",")]
+    header = bearer_header(request.headers.get("authorization"))
+    token = header if header is not None else bearer_subprotocol(offered)
+    needed = hub.tokens.required
+    limits = hub.limits
+    ws = WebSocket(
+        max_size=limits.frame_bytes,
+        first_max_size=(
+            min(limits.frame_bytes_before_open, limits.frame_bytes)
+            if needed and token is None
+            else limits.frame_bytes
+        ),
+        deflate=hub.config.deflate,
+    )
+    head, rest = parser.handshake()
+    ws.receive_data(head)
+    events = ws.events_received()
+    if not events or not isinstance(events[0], Handshake):  # websockets is stricter than h11
+        return error_response(400, "bad_request", f"not a valid handshake: {ws.handshake_exc}")
+    answer = ws.accept(events[0])
+    if answer.status_code != 101:
+        message = (answer.body or b"").decode().strip()
+        return error_response(answer.status_code, "bad_request", message)
+    # Only now, so that a handshake that fails otherwise does not use up a single-use token.
+    if needed and token is not None and not hub.tokens.admit(token, hub.clock.now()):
+        return hub.routes.unauthorized()
+    ws.send_response(answer)
+    codec = hub.codecs[SUBPROTOCOLS.get(ws.subprotocol or "", "json")]
+    return Upgrade(ws, codec, not needed or token is not None, rest)

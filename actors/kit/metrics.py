@@ -1,0 +1,170 @@
+"""What the engine counts, as Prometheus text.
+
+Actors call plain methods that add to plain ints: `step` runs on the path from one step to the
+next and costs a few microseconds. Prometheus' own objects are made only when somebody asks
+(`render`), by a collector in a registry of this instance: two engines in one process do not meet.
+
+This file does not know who calls it, or what serves the text.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric
+
+from ramify.protocol.messages import Finished
+from ramify.protocol.plan import StepResult
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# Upper bounds in seconds. Latencies that a user feels; steps of a device; planning on the host.
+LATENCY = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60)
+STEP = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
+PLAN = (2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
+
+
+class Histogram:
+    """Counts by bucket and a sum. `bounds`: inclusive upper bounds, ascending, in seconds."""
+
+    def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
+        self.name = name
+        self.help = help
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    def family(self) -> HistogramMetricFamily:
+        """As Prometheus wants it: cumulative."""
+        buckets = []
+        total = 0
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            total += count
+            buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(total)))
+        return HistogramMetricFamily(self.name, self.help, buckets=buckets, sum_value=self._sum)
+
+
+class Metrics:
+    """All metrics of one engine. Used from its event loop's thread only."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self._running = self._waiting = self._sockets = self._sessions = 0
+        self._kv = (0, 0, 0)
+        self._lag = self._worst_lag = 0.0
+        self._steps = self._executor_tokens = self._sampled = 0
+        self._cached = self._computed = self._output = 0
+        self._ends: Counter[str] = Counter()
+        self._ttft = Histogram("ramify_ttft_seconds", "From arrival to the first token.", LATENCY)
+        self._itl = Histogram(
+            "ramify_itl_seconds", "Mean time between tokens of each finished request.", LATENCY
+        )
+        self._queue = Histogram("ramify_queue_seconds", "From arrival to the first step.", LATENCY)
+        self._step = Histogram("ramify_step_seconds", "Time of a step on the device.", STEP)
+        self._plan = Histogram("ramify_plan_seconds", "Time to plan a step on the host.", PLAN)
+
+    def step(self, result: StepResult, running: int, waiting: int, plan_seconds: float) -> None:
+        """A step has come back; `running` and `waiting` requests after it."""
+        self._steps += 1
+        self._executor_tokens += result.computed
+        self._sampled += len(result.tokens) >> 2
+        self._running = running
+        self._waiting = waiting
+        self._step.observe(result.elapsed_us * 1e-6)
+        self._plan.observe(plan_seconds)
+
+    def requests(self, running: int, waiting: int) -> None:
+        """How many requests run and wait, where that changes without a step."""
+        self._running = running
+        self._waiting = waiting
+
+    def kv(self, free: int, evictable: int, referenced: int) -> None:
+        """Where the token slots of the KV pool are."""
+        self._kv = (free, evictable, referenced)
+
+    def finished(self, f: Finished) -> None:
+        """A request has ended. Times that it never reached (0.0) are not observed."""
+        self._ends[f.reason] += 1
+        self._cached += f.cached
+        self._computed += f.computed
+        self._output += f.output
+        if f.started:
+            self._queue.observe(f.started - f.arrived)
+        if f.first_token:
+            self._ttft.observe(f.first_token - f.arrived)
+            if f.output > 1:
+                self._itl.observe((f.ended - f.first_token) / (f.output - 1))
+
+    def sockets(self, delta: int) -> None:
+        self._sockets += delta
+
+    def sessions(self, delta: int) -> None:
+        self._sessions += delta
+
+    def loop_lag(self, seconds: float) -> None:
+        """How late a timer of the event loop was."""
+        self._lag = seconds
+        self._worst_lag = max(self._worst_lag, seconds)
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """Share of the prompt tokens of all finished requests that were in the cache; 0.0 if none."""
+        prompt = self._cached + self._computed
+        return self._cached / prompt if prompt else 0.0
+
+    def render(self) -> bytes:
+        """The text exposition format, version 0.0.4 (`CONTENT_TYPE`)."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry (the interface of a custom collector)."""
+        yield from self._gauges()
+        yield from self._counters()
+        for histogram in (self._ttft, self._itl, self._queue, self._step, self._plan):
+            yield histogram.family()
+
+    def _gauges(self) -> Iterator[Metric]:
+        for name, help, value in (
+            ("requests_running", "Requests that take part in steps.", self._running),
+            ("requests_waiting", "Requests that wait to run.", self._waiting),
+            ("sockets", "Open WebSockets.", self._sockets),
+            ("sessions", "Live sessions.", self._sessions),
+            ("event_loop_lag_seconds", "How late the last timer was.", self._lag),
+            ("event_loop_lag_max_seconds", "How late a timer ever was.", self._worst_lag),
+            ("cache_hit_rate", "Cached share of all prompt tokens.", self.cache_hit_rate),
+        ):
+            yield GaugeMetricFamily(f"ramify_{name}", help, value=value)
+        kv = GaugeMetricFamily("ramify_kv_tokens", "Token slots of the KV pool.", labels=["state"])
+        for state, slots in zip(("free", "evictable", "referenced"), self._kv, strict=True):
+            kv.add_metric([state], slots)
+        yield kv
+
+    def _counters(self) -> Iterator[Metric]:
+        for name, help, value in (
+            ("steps", "Steps that came back.", self._steps),
+            ("executor_tokens", "Tokens that went through the model.", self._executor_tokens),
+            ("sampled_tokens", "Tokens sampled, as steps come back.", self._sampled),
+            ("output_tokens", "Output tokens of finished requests.", self._output),
+        ):
+            yield CounterMetricFamily(f"ramify_{name}", help, value=value)
+        prompt = CounterMetricFamily(
+            "ramify_prompt_tokens", "Prompt tokens of finished requests.", labels=["source"]
+        )
+        prompt.add_metric(["cached"], self._cached)
+        prompt.add_metric(["computed"], self._computed)
+        yield prompt
+        ends = CounterMetricFamily("ramify_requests", "Requests that ended.", labels=["reason"])
+        for reason in ("stop", "length", "cancelled", "deadline", "error"):
+            ends.add_metric([reason], self._ends[reason])
+        yield ends

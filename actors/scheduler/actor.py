@@ -1,0 +1,136 @@
+"""The scheduler's loop: drains the mailbox, then lets the core decide, in this order.
+
+1. the next StepPlan to the executor: the device must never wait for anything below;
+2. `Settle` to the cache;
+3. `Tokens` to the sessions;
+4. metrics.
+
+Mailbox: a full one means that sessions submit faster than the loop turns; `tell` raises in the
+sender. The scheduler itself has at most `in_flight` plans in the executor's mailbox and a few
+Settles in the cache's, so a full one there is a bug and ends the engine.
+"""
+
+from typing import Protocol
+
+import anyio
+from anyio.abc import TaskStatus
+
+from ramify.actors.kit.clock import Clock
+from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, Router
+from ramify.actors.scheduler.core import Scheduler
+from ramify.protocol.config import ScheduleConfig
+from ramify.protocol.messages import (
+    CacheMessage,
+    ExecutorMessage,
+    Finished,
+    SchedulerEvent,
+    SessionMessage,
+    Settled,
+)
+from ramify.protocol.plan import ExecutorInfo, StepResult
+
+
+class ExecutorFailed(Exception):
+    """The executor went down; every request was ended with `internal`. The engine must exit."""
+
+
+class MetricsSink(Protocol):
+    """What the scheduler reports of itself, after the step's work is done."""
+
+    def step(self, result: StepResult, running: int, waiting: int, plan_seconds: float) -> None:
+        """A step's result. `plan_seconds`: from its arrival to the next plan's departure."""
+        ...
+
+    def kv(self, free: int, evictable: int, referenced: int) -> None:
+        """Pages of the pool after a Settled."""
+        ...
+
+    def finished(self, finished: Finished) -> None:
+        """A request has ended."""
+        ...
+
+
+class SchedulerActor:
+    def __init__(
+        self,
+        mailbox: Mailbox[SchedulerEvent],
+        info: ExecutorInfo,
+        config: ScheduleConfig,
+        cache: Address[CacheMessage],
+        executor: Address[ExecutorMessage],
+        sessions: Router[SessionMessage],
+        clock: Clock,
+        metrics: MetricsSink,
+    ) -> None:
+        self._mailbox = mailbox
+        self._core = Scheduler(info, config)
+        self._cache = cache
+        self._executor = executor
+        self._sessions = sessions
+        self._clock = clock
+        self._metrics = metrics
+        self._alarm_at: float | None = None  # what the alarm sleeps for
+        self._alarm_scope = anyio.CancelScope()
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until the mailbox is closed.
+
+        Raises ExecutorFailed, or SchedulerError if the cache or the executor contradicts a plan.
+        """
+        failure: Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self._alarm)
+            task_status.started()
+            try:
+                while True:
+                    self._turn(await self._mailbox.drain())
+            except MailboxClosed:
+                pass
+            except Exception as error:  # raised below as it is, not inside a group
+                failure = error
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    def _turn(self, events: list[SchedulerEvent]) -> None:
+        """Everything that follows from `events`. Never awaits."""
+        core, clock = self._core, self._clock
+        now = clock.now()
+        for event in events:
+            core.handle(event, now)
+        core.expire(now)
+        if core.down is not None:
+            self._deliver()
+            raise ExecutorFailed(core.down)
+        while (plan := core.plan()) is not None:
+            self._executor.tell(plan)
+        plan_seconds = clock.now() - now
+        if (settle := core.settle(now)) is not None:
+            self._cache.tell(settle)
+        self._deliver()
+        for event in events:
+            if type(event) is StepResult:
+                self._metrics.step(event, core.running, core.waiting, plan_seconds)
+            elif type(event) is Settled:
+                self._metrics.kv(event.free, event.evictable, event.referenced)
+        deadline = core.next_deadline()
+        if deadline is not None and (self._alarm_at is None or deadline < self._alarm_at):
+            self._alarm_scope.cancel()
+
+    def _deliver(self) -> None:
+        for session, tokens in self._core.deliver():
+            self._sessions.tell(session, tokens)  # False: the session is gone, nobody asks
+            for finished in tokens.finished:
+                self._metrics.finished(finished)
+
+    async def _alarm(self, *, task_status: TaskStatus[None]) -> None:
+        """Turn once when the earliest deadline passes, for an engine where nothing else happens."""
+        task_status.started()
+        while True:
+            self._alarm_at = deadline = self._core.next_deadline()
+            with anyio.CancelScope() as self._alarm_scope:
+                if deadline is None:
+                    await anyio.sleep_forever()
+                else:
+                    await self._clock.sleep_until(deadline)
+                    self._turn([])

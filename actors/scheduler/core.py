@@ -1,0 +1,384 @@
+"""The scheduler without a loop: events in, plans, settlements and deliveries out.
+
+After a batch of events the shell calls `plan` (until None), `settle` and `deliver`, in this
+order: the executor's next step depends on nothing but the last result, and a session hears of
+an end only after the cache did. Everything here is O(1) per step and per sampled token, apart
+from retraction, which looks at all running requests.
+
+Time is a number that the caller passes in; sockets, tensors and tasks are unknown here.
+"""
+
+import heapq
+from math import inf
+
+from ramify.actors.scheduler.admission import Admission
+from ramify.actors.scheduler.ledger import Ledger
+from ramify.actors.scheduler.planner import Planner
+from ramify.actors.scheduler.request import (
+    Account,
+    Reason,
+    Request,
+    Run,
+    SchedulerError,
+    State,
+    output_limit,
+)
+from ramify.protocol.config import ScheduleConfig
+from ramify.protocol.errors import Code
+from ramify.protocol.messages import (
+    Cancel,
+    CancelSession,
+    Commit,
+    Denied,
+    Granted,
+    Progress,
+    SchedulerEvent,
+    Settle,
+    Settled,
+    Submit,
+    Tokens,
+    session_of,
+)
+from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepPlan, StepResult
+
+
+class Scheduler:
+    """All requests of an engine. Raises SchedulerError when cache or executor contradict it."""
+
+    def __init__(self, info: ExecutorInfo, config: ScheduleConfig) -> None:
+        self._info = info
+        self._config = config
+        watermark = max(1, min(4, config.lookahead // 2))
+        self._planner = Planner(info, config.in_flight, watermark)
+        self._ledger = Ledger(info.pages, info.page_size, config.lookahead)
+        self._admission = Admission(info, config, self._planner, self._ledger)
+        self._requests: dict[int, Request] = {}
+        self._runs: dict[int, Run] = {}
+        self._accounts: dict[int, Account] = {}
+        self._sweep_at = 1024
+        self._deadlines: list[tuple[float, int]] = []
+        self._hungry: list[Run] = []  # their Grow found no memory
+        self._landed: list[tuple[StepResult, list[Run], list[int] | None]] = []
+        self._ended: list[tuple[Account, Request, Reason, float, Code | None, str]] = []
+        self._count = 0
+        self._batch = 0
+        self.down: str | None = None  # the executor failed
+
+    @property
+    def running(self) -> int:
+        return len(self._runs)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._requests) - len(self._runs)
+
+    # --- events -------------------------------------------------------------------------------
+
+    def handle(self, event: SchedulerEvent, now: float) -> None:
+        match event:
+            case StepResult():
+                self._result(event, now)
+            case Settled():
+                self._settled(event, now)
+            case Submit():
+                self._submit(event, now)
+            case Cancel():
+                self._cancel(event.request, event.reason, event.keep, now)
+            case CancelSession():
+                self._cancel_session(event.session, now)
+            case ExecutorDown():
+                self.down = event.reason
+                for request in list(self._requests.values()):
+                    self._end(request, "error", now, "internal", "the model executor failed")
+
+    def expire(self, now: float) -> None:
+        """End what is past its deadline."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            self._cancel(heapq.heappop(self._deadlines)[1], "deadline", None, now)
+
+    def next_deadline(self) -> float | None:
+        while self._deadlines and self._deadlines[0][1] not in self._requests:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    # --- commands -----------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """The next step for the executor; call again until None."""
+        return self._planner.plan()
+
+    def settle(self, now: float) -> Settle | None:
+        """What the cache is to be told now, at most one message per call."""
+        self._batch += 1
+        if self._hungry:
+            self._relieve(now)
+        if not self._ledger.ready:
+            return None
+        acquires = self._admission.pick()
+        wanted, self._planner.wanted = self._planner.wanted, []
+        grows = [run for run in wanted if run.live]
+        for run in grows:
+            run.account.served += self._ledger.growth(run)
+        return self._ledger.take(acquires, grows)
+
+    def deliver(self) -> list[tuple[int, Tokens]]:
+        """What sessions are to be told now: one message for each, in order of its events."""
+        told: dict[int, Account] = {}
+        for result, bound, live in self._landed:
+            self._progress(result, bound, live, told)
+        self._landed.clear()
+        if self._ended and not self._ledger.finals:
+            for account, request, reason, now, error, message in self._ended:
+                if not account.closed:
+                    account.finished.append(request.finish(reason, now, error, message))
+                    told[account.session] = account
+            self._ended.clear()
+        messages = []
+        for session, account in told.items():
+            messages.append((session, Tokens(account.progress, account.finished)))
+            account.progress, account.finished = [], []
+        return messages
+
+    # --- the life of a request ----------------------------------------------------------------
+
+    def _submit(self, submit: Submit, now: float) -> None:
+        if submit.request in self._requests:
+            raise SchedulerError(f"request {submit.request} is submitted twice")
+        limit = output_limit(submit, self._info)
+        account = self._account(session_of(submit.request))
+        self._count += 1
+        request = Request(submit, account, self._count, self._batch, self._planner.processed, limit)
+        refusal = self._refusal(submit)
+        self._requests[submit.request] = account.requests[submit.request] = request
+        if refusal is not None:
+            self._end(request, "error", now, *refusal)
+            return
+        if submit.deadline is not None:
+            heapq.heappush(self._deadlines, (submit.deadline, submit.request))
+            if len(self._deadlines) > 64 + 2 * len(self._requests):
+                self._deadlines = [d for d in self._deadlines if d[1] in self._requests]
+                heapq.heapify(self._deadlines)
+        self._admission.enqueue(request)
+
+    def _refusal(self, submit: Submit) -> tuple[Code, str] | None:
+        """Why a request can never run, or not now; the error code and message."""
+        info, pool = self._info, self._info.pages * self._info.page_size
+        if self.down is not None:
+            return "internal", "the model executor failed"
+        if submit.prompt < 1:
+            return "bad_request", "the branch is empty: append something before generating"
+        if submit.prompt > info.context:
+            return (
+                "too_long",
+                f"the branch has {submit.prompt} tokens, the context {info.context}",
+            )
+        if submit.prompt > pool:
+            return "too_long", f"the branch has {submit.prompt} tokens, the KV cache holds {pool}"
+        if self.waiting >= self._config.max_waiting:
+            return "overloaded", f"{self.waiting} requests wait already: try again later"
+        return None
+
+    def _cancel(self, ident: int, reason: Reason, keep: int | None, now: float) -> None:
+        request = self._requests.get(ident)
+        if request is None:
+            return
+        if request.state is State.ACQUIRING:  # ends with its verdict, so that pages come back
+            request.ending = request.ending or reason
+        else:
+            self._end(request, reason, now, keep=keep)
+
+    def _cancel_session(self, session: int, now: float) -> None:
+        account = self._accounts.pop(session, None)
+        if account is None:
+            return
+        account.closed = True
+        for ident in list(account.requests):
+            self._cancel(ident, "cancelled", 0, now)
+
+    def _end(
+        self,
+        request: Request,
+        reason: Reason,
+        now: float,
+        error: Code | None = None,
+        message: str = "",
+        keep: int | None = None,
+    ) -> None:
+        """The one end of a request. `keep`: of all its output tokens."""
+        if request.state is State.WAITING and request.ticket:
+            self._admission.queue.discard(request)
+        if request.run is not None:
+            self._stop(request.run, None if keep is None else keep - request.done)
+            self._admission.unblock()
+        request.state = State.ENDED
+        ident = request.submit.request
+        del self._requests[ident], request.account.requests[ident]
+        self._ended.append((request.account, request, reason, now, error, message))
+
+    def _stop(self, run: Run, keep: int | None) -> Commit:
+        """End a run, finished or retracted: its final commit, and no further plan."""
+        commit, kept = run.final(keep)
+        self._ledger.final(commit)
+        self._planner.drop(run)
+        self._admission.wake(run)
+        run.request.done += kept
+        run.request.run = None
+        del self._runs[run.ident]
+        return commit
+
+    # --- results ------------------------------------------------------------------------------
+
+    def _result(self, result: StepResult, now: float) -> None:
+        step, tokens = self._planner.landed(result)
+        over: list[Run] = []
+        for run, end in step.chunks:
+            if run.live:
+                run.computed = end
+                self._ledger.commit(run)
+                self._admission.wake(run)
+                if end == run.prompt and not run.limit:
+                    over.append(run)
+        bound = step.bound
+        stale = False
+        for run, token in zip(bound, tokens, strict=True):
+            if run.live:
+                out = run.out
+                out.append(token)
+                if token in run.stops or len(out) == run.limit:
+                    over.append(run)
+            else:
+                stale = True
+        live = [i for i, run in enumerate(bound) if run.live] if stale else None
+        for run in bound[: step.firsts]:
+            if run.live and not run.request.first_token:
+                run.request.first_token = now
+        if bound:
+            self._landed.append((result, bound, live))
+        for run in over:
+            stopped = bool(run.out) and run.out[-1] in run.stops
+            self._end(run.request, "stop" if stopped else "length", now)
+
+    def _progress(
+        self, result: StepResult, bound: list[Run], live: list[int] | None, told: dict[int, Account]
+    ) -> None:
+        raw, logprobs = result.tokens, result.logprobs
+        for i in range(len(bound)) if live is None else live:
+            run = bound[i]
+            account = run.account
+            progress = account.progress
+            token = raw[4 * i : 4 * i + 4]
+            if not progress and not account.closed:
+                told[account.session] = account
+            if logprobs and logprobs[i] is not None:
+                progress.append(Progress(run.ident, token, [logprobs[i]]))
+            else:
+                progress.append(Progress(run.ident, token))
+
+    # --- verdicts -----------------------------------------------------------------------------
+
+    def _settled(self, message: Settled, now: float) -> None:
+        acquires, grows = self._ledger.settled(message)
+        starved: Request | None = None
+        for request, verdict in zip(acquires, message.verdicts, strict=True):
+            if isinstance(verdict, Granted):
+                self._granted(request, verdict, now)
+            elif request.ending is not None:
+                self._end(request, request.ending, now)
+            elif verdict.reason == "gone":
+                self._end(request, "error", now, "no_branch", "the branch does not exist any more")
+            else:
+                self._denied(request, verdict)
+                if verdict.reason == "memory" and starved is None:
+                    starved = request
+        for run, grown in zip(grows, message.grown, strict=True):
+            if run.live and grown.pages:
+                self._planner.grown(run, grown.pages)
+            elif run.live:
+                self._hungry.append(run)
+        pending = self._runs or self._ledger.finals or self._ledger.outstanding
+        if starved is not None and not pending:
+            # Nobody holds a page, and still it does not fit: it never will.
+            if starved.done:
+                self._end(starved, "length", now)
+            else:
+                self._end(starved, "error", now, "too_long", "the branch does not fit into the KV cache")
+
+    def _granted(self, request: Request, granted: Granted, now: float) -> None:
+        ident = request.submit.request
+        if not request.computed:
+            request.started = now
+            request.cached = granted.cached
+            request.computed = request.prompt - granted.cached
+        if request.ending is not None:
+            self._ledger.final(Commit(ident, granted.cached, b"", True))
+            self._end(request, request.ending, now)
+            return
+        if 4 * (request.prompt - granted.cached) != len(granted.tokens):
+            raise SchedulerError(
+                f"request {ident}: {len(granted.tokens) // 4} tokens granted after {granted.cached} "
+                f"cached, the branch has {request.prompt}"
+            )
+        run = Run(
+            request,
+            self._planner.take_row(),
+            granted.cached,
+            granted.tokens,
+            granted.pages,
+            granted.history,
+            self._info.page_size,
+        )
+        request.state = State.RUNNING
+        request.run = self._runs[ident] = run
+        self._admission.granted(request, run)
+        self._planner.admit(run)
+
+    def _denied(self, request: Request, verdict: Denied) -> None:
+        self._admission.denied(request, verdict, self._runs.get(verdict.on))
+
+    # --- memory pressure ----------------------------------------------------------------------
+
+    def _relieve(self, now: float) -> None:
+        """Some Grow found no memory: make room, then ask again.
+
+        Pages that are on their way back are waited for; else the youngest run of the lowest
+        priority is retracted. A run that is alone always finds room, since its output limit
+        accounts for the pool; should the cache not agree, it ends at its length.
+        """
+        self._hungry = [run for run in self._hungry if run.live]
+        if self._hungry and not self._ledger.finals:
+            if self._ledger.outstanding or any(run.complete for run in self._runs.values()):
+                return
+            if len(self._runs) == 1:
+                self._end(self._hungry[0].request, "length", now)
+            else:
+                self._retract(min(self._runs.values(), key=_youngest))
+        self._planner.wanted += [run for run in self._hungry if run.live]
+        self._hungry = []
+
+    def _retract(self, run: Run) -> None:
+        """Back to the queue with everything it achieved; its next run continues exactly there."""
+        request = run.request
+        request.resident = self._stop(run, None).computed
+        self._admission.enqueue(request)
+        self._admission.block(inf)
+
+    # --- accounts -----------------------------------------------------------------------------
+
+    def _account(self, session: int) -> Account:
+        account = self._accounts.get(session)
+        if account is None:
+            if len(self._accounts) >= self._sweep_at:
+                self._sweep()
+            account = self._accounts[session] = Account(session)
+        return account
+
+    def _sweep(self) -> None:
+        """Forget idle sessions that would start at the current virtual time anyway."""
+        virtual = self._admission.queue.virtual
+        kept = {s: a for s, a in self._accounts.items() if a.requests or a.served > virtual}
+        self._accounts = kept
+        self._sweep_at = max(1024, 2 * len(kept))
+
+
+def _youngest(run: Run) -> tuple[int, int]:
+    return run.request.submit.priority, -run.request.seq

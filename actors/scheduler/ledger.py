@@ -1,0 +1,88 @@
+"""What is owed to the cache, and what it was asked.
+
+Collects commits and grows until they go out as one `Settle`, remembers what each `Settle` asked
+so that the answers (FIFO) find their requests, and keeps the last page counts. Usually one
+`Settle` is outstanding; one that carries final commits may follow at once, because sessions
+wait behind it for `Finished`, but never more than `MAX_OUTSTANDING` of them: that bounds what
+the scheduler puts into the cache's mailbox.
+
+This file does not decide who runs.
+"""
+
+from collections import deque
+
+from ramify.actors.scheduler.request import Request, Run, SchedulerError
+from ramify.protocol.messages import Acquire, Commit, Grow, Settle, Settled
+
+MAX_OUTSTANDING = 4
+
+
+class Ledger:
+    def __init__(self, pages: int, page_size: int, lookahead: int) -> None:
+        self._page_size = page_size
+        self._lookahead = lookahead
+        self._commits: dict[int, Commit] = {}
+        self._sent: deque[tuple[list[Request], list[Run], dict[int, Commit]]] = deque()
+        self.finals = 0  # final commits that wait to be sent
+        self.available = pages  # free and evictable pages after the last Settled
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._sent)
+
+    @property
+    def ready(self) -> bool:
+        """A Settle may go out now."""
+        return not self._sent or (self.finals > 0 and len(self._sent) < MAX_OUTSTANDING)
+
+    def owes(self, request: int) -> bool:
+        """The cache had not seen the last commit of `request` when the last verdict fell."""
+        return request in self._commits or any(request in commits for _, _, commits in self._sent)
+
+    def commit(self, run: Run) -> None:
+        """A prefill chunk of `run` has been computed."""
+        self._commits[run.ident] = Commit(run.ident, run.computed)
+
+    def final(self, commit: Commit) -> None:
+        """A run has ended. Replaces what was collected for it before."""
+        self._commits[commit.request] = commit
+        self.finals += 1
+
+    def take(self, acquires: list[Request], grows: list[Run]) -> Settle | None:
+        """The next Settle, or None if there is nothing to say."""
+        if not self._commits and not acquires and not grows:
+            return None
+        settle = Settle(
+            list(self._commits.values()),
+            [Grow(run.ident, self.growth(run)) for run in grows],
+            [
+                Acquire(
+                    request.submit.request,
+                    request.submit.branch,
+                    request.extra(self._lookahead),
+                    request.submit.sampling.penalized and request.limit > 0,
+                )
+                for request in acquires
+            ],
+        )
+        self._sent.append((acquires, grows, self._commits))
+        self._commits = {}
+        self.finals = 0
+        return settle
+
+    def settled(self, message: Settled) -> tuple[list[Request], list[Run]]:
+        """The requests and runs that `message` answers. Raises SchedulerError if it fits nothing."""
+        if not self._sent:
+            raise SchedulerError("Settled without a Settle")
+        acquires, grows, _ = self._sent.popleft()
+        asked = [request.submit.request for request in acquires], [run.ident for run in grows]
+        answered = [v.request for v in message.verdicts], [g.request for g in message.grown]
+        if asked != answered:
+            raise SchedulerError(f"Settled answers requests {answered}, asked were {asked}")
+        self.available = message.free + message.evictable
+        return acquires, grows
+
+    def growth(self, run: Run) -> int:
+        """Slots to ask for: whole pages, at most what the run can still use."""
+        want = min(self._lookahead, run.cap - run.slots)
+        return -(-want // self._page_size) * self._page_size

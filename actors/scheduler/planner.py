@@ -1,0 +1,238 @@
+"""Which rows run in the next step, and what became of the steps that were sent.
+
+A plan is decodes first (they keep their inter-token latency), then prefill chunks in the order
+of admission until the token budget is used up. `max_rows` is at most the budget here, so every
+running request gets a decode or at least one prefill token in each step.
+
+All decoding rows advance together, so their progress is one number, `tick`: the tokens planned
+for a run are `tick + run.offset`. A run is looked at only at the ticks where something happens
+to it (it needs slots, it has none left, its last token is planned); between those, a step costs
+nothing per request and the packed row array is reused.
+
+This file knows rows and slots, not what the cache does, nor the clock, nor what a token means.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from ramify.actors.scheduler.request import Run, SchedulerError
+from ramify.protocol.plan import (
+    ExecutorInfo,
+    ExtendRow,
+    GrowRow,
+    OpenRow,
+    StepPlan,
+    StepResult,
+    pack,
+    unpack,
+)
+
+
+class Step:
+    """A plan that was sent. `bound`: the runs whose tokens come back, in the result's order."""
+
+    __slots__ = ("bound", "chunks", "firsts", "rows", "step")
+
+    def __init__(
+        self, step: int, bound: list[Run], rows: bytes, chunks: list[tuple[Run, int]], firsts: int
+    ) -> None:
+        self.step = step
+        self.bound = bound
+        self.rows = rows
+        self.chunks = chunks  # prefill chunks: the run, and its length after the chunk
+        self.firsts = firsts  # so many leading entries of `bound` completed their prompt
+
+
+class Planner:
+    """Rows, the decode set, the prefill list and the steps in flight."""
+
+    def __init__(self, info: ExecutorInfo, in_flight: int, watermark: int) -> None:
+        self._page_size = info.page_size
+        self._budget = info.step_tokens
+        self._limit = in_flight
+        self._watermark = watermark
+        self.max_rows = min(info.max_rows, info.step_tokens)
+        self._rows = list(range(self.max_rows - 1, -1, -1))
+        self._prefilling: deque[Run] = deque()
+        self._decoding: list[Run] = []
+        self._joining: list[Run] = []
+        self._decode_rows = b""
+        self._changed = False  # the decode set is not what `_decoding` says
+        self._reviews: dict[int, list[Run]] = {}
+        self._tick = 0
+        self._step = 0
+        self._closes: list[int] = []
+        self._grows: list[GrowRow] = []
+        self.in_flight: deque[Step] = deque()
+        self.wanted: list[Run] = []  # runs that need a Grow; the caller takes them away
+        self.backlog = 0  # prompt tokens of running requests that are not planned yet
+        self.processed = 0  # tokens planned since the start
+
+    @property
+    def free_rows(self) -> int:
+        return len(self._rows)
+
+    @property
+    def running(self) -> int:
+        return self.max_rows - len(self._rows)
+
+    def take_row(self) -> int:
+        return self._rows.pop()
+
+    def admit(self, run: Run) -> None:
+        """`run` (with a row from `take_row`) is prefilled from the next plan on."""
+        self._prefilling.append(run)
+        self.backlog += run.prompt - run.filled
+
+    def drop(self, run: Run) -> None:
+        """No new plan contains `run`; what is in flight for it counts for nothing.
+
+        Its row can be handed out at once: a plan closes rows before it opens any.
+        """
+        run.live = False
+        self.backlog -= run.prompt - run.filled
+        if run.decoding:
+            run.decoding = False
+            self._changed = True
+        if run.opened:
+            self._closes.append(run.row)
+            if self._grows:  # its next owner must not get them
+                self._grows = [grow for grow in self._grows if grow.row != run.row]
+        self._rows.append(run.row)
+
+    def grown(self, run: Run, pages: bytes) -> None:
+        """`run` got the pages it asked for."""
+        run.growing = False
+        run.slots += len(pages) // 4 * self._page_size
+        self._grows.append(GrowRow(run.row, pages))
+        if run.decoding:
+            run.planned = self._tick + run.offset
+        self._schedule(run)
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None if there is nothing to do or enough is in flight."""
+        if len(self.in_flight) >= self._limit:
+            return None
+        for run in self._reviews.pop(self._tick, ()):
+            if run.decoding and run.due == self._tick:
+                run.planned = self._tick + run.offset
+                self._schedule(run)
+        if self._changed:
+            self._rebuild()
+        bound, rows = self._decoding, self._decode_rows
+        opens: list[OpenRow] = []
+        extends: list[ExtendRow] = []
+        chunks: list[tuple[Run, int]] = []
+        firsts: list[Run] = []
+        if self._prefilling:
+            self._prefill(opens, extends, chunks, firsts)
+            if firsts:
+                bound = firsts + bound
+                rows = pack(run.row for run in firsts) + rows
+        if not extends and not bound and (self.in_flight or not self._closes):
+            return None
+        self._step += 1
+        self._tick += 1
+        self.processed += len(self._decoding)
+        self.in_flight.append(Step(self._step, bound, rows, chunks, len(firsts)))
+        grows, self._grows = self._grows, []
+        plan = StepPlan(self._step, pack(self._closes), opens, grows, extends, self._decode_rows)
+        self._closes.clear()
+        for run in firsts:
+            run.planned = 1
+            self._schedule(run)
+        return plan
+
+    def landed(self, result: StepResult) -> tuple[Step, Iterable[int]]:
+        """The step that `result` belongs to, and its sampled tokens.
+
+        Raises SchedulerError if it is not the oldest step in flight or does not fit its plan.
+        """
+        expected = self.in_flight[0].step if self.in_flight else None
+        if result.step != expected:
+            raise SchedulerError(f"result of step {result.step}, expected {expected}")
+        step = self.in_flight.popleft()
+        if result.rows != step.rows or len(result.tokens) != len(step.rows):
+            rows, expected_rows = unpack(result.rows).tolist(), unpack(step.rows).tolist()
+            count = len(result.tokens) // 4
+            raise SchedulerError(f"step {step.step}: {count} tokens, rows {rows}, not {expected_rows}")
+        if result.logprobs and len(result.logprobs) != len(step.bound):
+            counts = f"{len(result.logprobs)} logprobs for {len(step.bound)} tokens"
+            raise SchedulerError(f"step {step.step}: {counts}")
+        return step, unpack(result.tokens)
+
+    def _prefill(
+        self,
+        opens: list[OpenRow],
+        extends: list[ExtendRow],
+        chunks: list[tuple[Run, int]],
+        firsts: list[Run],
+    ) -> None:
+        budget = self._budget - len(self._decoding)
+        while budget > 0 and self._prefilling:
+            run = self._prefilling[0]
+            if not run.live:
+                self._prefilling.popleft()
+                continue
+            start = run.filled
+            end = min(run.prompt, start + budget)
+            sample = end == run.prompt and run.limit > 0
+            if not run.opened:
+                run.opened = True
+                opens.append(self._open(run))
+            tokens = run.tokens[4 * (start - run.cached) : 4 * (end - run.cached)]
+            extends.append(ExtendRow(run.row, start, tokens, sample))
+            chunks.append((run, end))
+            run.filled = end
+            budget -= end - start
+            self.backlog -= end - start
+            self.processed += end - start
+            if end == run.prompt:
+                run.tokens = b""
+                self._prefilling.popleft()
+                if sample:
+                    firsts.append(run)
+
+    def _open(self, run: Run) -> OpenRow:
+        submit = run.request.submit
+        history, run.history = run.history, b""
+        pages, run.pages = run.pages, b""
+        sampled = submit.sampled + run.request.done
+        return OpenRow(run.row, run.ident, pages, run.cached, submit.sampling, sampled, history)
+
+    def _schedule(self, run: Run) -> None:
+        """Enter, keep or take out `run` of the decode set, `run.planned` being up to date.
+
+        Decode number k (k = 1 is the first after the prompt's own sample) runs output token k
+        at position prompt + k - 1, so with `planned` tokens planned the next one needs
+        `prompt + planned` slots.
+        """
+        planned = run.planned
+        run.stop_at = min(run.limit, run.slots - run.prompt + 1)
+        review = run.stop_at
+        if run.slots < run.cap and not run.growing:
+            ask_at = run.slots - run.prompt + 1 - self._watermark
+            if planned >= ask_at:
+                run.growing = True
+                self.wanted.append(run)
+            else:
+                review = ask_at
+        if planned >= run.stop_at:
+            if run.decoding:
+                run.decoding = False
+                self._changed = True
+            return
+        if not run.decoding:
+            run.decoding = True
+            run.offset = planned - self._tick
+            self._joining.append(run)
+            self._changed = True
+        run.due = review - run.offset
+        self._reviews.setdefault(run.due, []).append(run)
+
+    def _rebuild(self) -> None:
+        self._decoding = [run for run in self._decoding if run.decoding]
+        self._decoding += [run for run in self._joining if run.decoding]
+        self._joining = []
+        self._decode_rows = pack(run.row for run in self._decoding)
+        self._changed = False

@@ -1,0 +1,221 @@
+"""What the scheduler knows of one request: data only, no policy.
+
+`Account` is a session as the scheduler sees it, `Request` lives from `Submit` to `Finished`,
+`Run` from one grant of pages to the final commit that gives them back (a retracted request
+runs several times). Results are bound to runs, so whatever is still in flight for a run that
+has ended falls on an object that nobody reads.
+
+Lengths of a run, in tokens of its branch (`prompt` counts the branch's head at the grant):
+
+    [0 ... cached)[cached ... computed)[computed ... filled)[filled ... prompt) output
+     resident      result has arrived   planned, in flight   not planned yet
+
+Committed length, the one definition: a run with `a` accepted output tokens has KV for
+[0, prompt + a - 1), because the last sampled token was not run yet; with none accepted, for
+[0, computed). A token that was planned but not accepted has no place in either.
+"""
+
+from array import array
+from enum import Enum
+from typing import Literal
+
+from ramify.protocol.errors import Code
+from ramify.protocol.messages import Commit, Finished, Progress, Submit
+from ramify.protocol.plan import ExecutorInfo
+
+Reason = Literal["stop", "length", "cancelled", "deadline", "error"]
+
+
+class SchedulerError(Exception):
+    """The cache or the executor contradicted the plan: KV state cannot be trusted any more."""
+
+
+class State(Enum):
+    """Where a request stands. Retraction leads from RUNNING back to WAITING."""
+
+    WAITING = "in the queue"
+    PARKED = "its prefix is being computed by another request"
+    ACQUIRING = "its Acquire is on the way"
+    RUNNING = "has pages and a row"
+    ENDED = "Finished was made"
+
+
+class Account:
+    """One session: its requests, the service it had, and the messages it is about to get.
+
+    `served` is its virtual time in tokens (start-time fair queueing, Goyal et al. 1996).
+    """
+
+    __slots__ = ("closed", "finished", "progress", "requests", "served", "session", "shares")
+
+    def __init__(self, session: int) -> None:
+        self.session = session
+        self.served = 0
+        self.shares: dict[int, object] = {}  # priority -> its place in the waiting queue
+        self.requests: dict[int, Request] = {}
+        self.progress: list[Progress] = []
+        self.finished: list[Finished] = []
+        self.closed = False  # the session is gone: nothing is told to it
+
+
+class Request:
+    """A submitted request; `done` counts the output tokens that earlier runs committed."""
+
+    __slots__ = (
+        "account",
+        "batch",
+        "cached",
+        "charge",
+        "computed",
+        "done",
+        "ending",
+        "first_token",
+        "limit",
+        "mark",
+        "resident",
+        "run",
+        "seq",
+        "started",
+        "state",
+        "stops",
+        "submit",
+        "ticket",
+    )
+
+    def __init__(self, submit: Submit, account: Account, seq: int, batch: int, mark: int, limit: int):
+        self.submit = submit
+        self.account = account
+        self.seq = seq  # order of arrival
+        self.batch = batch  # requests that were submitted together have the same
+        self.mark = mark  # tokens that the engine had processed when it arrived
+        self.limit = limit  # most output tokens: max_tokens, the context, the pool
+        self.stops = frozenset(submit.stop_token_ids)
+        self.state = State.WAITING
+        self.run: Run | None = None
+        self.ending: Reason | None = None  # ACQUIRING: cancelled meanwhile
+        self.resident = 0
+        self.done = 0
+        self.ticket = 0  # its valid entry in the waiting queue
+        self.charge = 0  # tokens charged to the account when it was picked
+        self.cached = 0  # of the first grant, for usage
+        self.computed = 0
+        self.started = 0.0
+        self.first_token = 0.0
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the branch before the next output token."""
+        return self.submit.prompt + self.done
+
+    @property
+    def remaining(self) -> int:
+        return self.limit - self.done
+
+    def extra(self, lookahead: int) -> int:
+        """Slots to ask for beyond the prompt: the last output token never needs one."""
+        return max(0, min(lookahead, self.remaining - 1))
+
+    def finish(self, reason: Reason, now: float, error: Code | None, message: str) -> Finished:
+        return Finished(
+            request=self.submit.request,
+            reason=reason,
+            output=self.done,
+            prompt=self.submit.prompt,
+            cached=self.cached,
+            computed=self.computed,
+            arrived=self.submit.arrived,
+            started=self.started or now,
+            first_token=self.first_token,
+            ended=now,
+            error=error,
+            message=message,
+        )
+
+
+class Run:
+    """A request that has pages: its row, its lengths, its output since the grant."""
+
+    __slots__ = (
+        "account",
+        "cached",
+        "cap",
+        "computed",
+        "decoding",
+        "due",
+        "filled",
+        "growing",
+        "history",
+        "ident",
+        "limit",
+        "live",
+        "offset",
+        "opened",
+        "out",
+        "pages",
+        "planned",
+        "prompt",
+        "request",
+        "row",
+        "slots",
+        "stop_at",
+        "stops",
+        "tokens",
+        "waiters",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        row: int,
+        cached: int,
+        tokens: bytes,
+        pages: bytes,
+        history: bytes,
+        page_size: int,
+    ) -> None:
+        prompt = request.prompt
+        self.request = request
+        self.ident = request.submit.request
+        self.account = request.account
+        self.stops = request.stops
+        self.row = row
+        self.prompt = prompt
+        self.limit = request.remaining  # most output tokens of this run
+        self.cap = prompt + max(0, self.limit - 1)  # most slots it can ever use
+        self.cached = self.computed = self.filled = cached
+        self.tokens = tokens
+        self.pages = pages
+        self.history = history
+        self.slots = len(pages) // 4 * page_size
+        self.out = array("i")  # accepted
+        self.planned = 0  # output tokens planned; while decoding: tick + offset
+        self.offset = 0
+        self.stop_at = 0  # it cannot decode further once this many are planned
+        self.due = 0  # the tick of its next review
+        self.live = True
+        self.opened = False
+        self.decoding = False
+        self.growing = False  # a Grow is asked for
+        self.waiters: list[Request] = []  # PARKED on this run
+
+    @property
+    def complete(self) -> bool:
+        """Every token it may ever compute is planned already: its pages come back by themselves."""
+        return not self.decoding and self.filled == self.prompt and self.planned >= self.limit
+
+    def final(self, keep: int | None) -> tuple[Commit, int]:
+        """The final commit if `keep` output tokens of this run are kept, and how many are."""
+        accepted = len(self.out)
+        kept = accepted if keep is None else max(0, min(keep, accepted))
+        computed = self.prompt + min(kept, accepted - 1) if accepted else self.computed
+        return Commit(self.ident, computed, self.out[:kept].tobytes(), True), kept
+
+
+def output_limit(submit: Submit, info: ExecutorInfo) -> int:
+    """Most output tokens of a request: what it asked for, what the context and the pool hold.
+
+    The last output token is never run, so it needs no slot. Since the limit accounts for the
+    pool, a request that runs alone always gets the pages it asks for.
+    """
+    pool = info.pages * info.page_size
+    return max(0, min(submit.max_tokens, info.context - submit.prompt, pool - submit.prompt + 1))

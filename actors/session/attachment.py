@@ -1,0 +1,169 @@
+"""One attached socket: which part of each branch it has seen, and what waits for it.
+
+The one mechanism behind streaming, merging, resume, `tick_ms`, `credit` and slow readers: a
+cursor per branch, and `flush`, which sends everything between the cursor and what the branch has
+released as one delta. A socket that may not be sent to right now keeps its cursors; nothing is
+queued for it but terminal replies, whose number is bounded by the ops in flight.
+
+Pure: messages go into `out`, which the actor delivers as one frame.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.pieces import OutputPiece
+from ramify.protocol.wire import Delta, Open, ServerMessage
+
+UNLIMITED = 2**63
+
+
+class Attachment:
+    """A socket that is attached to the session. `write`: False for holders of the view key."""
+
+    def __init__(self, socket: int, opened: Open, *, write: bool) -> None:
+        self.socket = socket
+        self.client = opened.client
+        self.opened = opened
+        self.write = write
+        self.out: list[ServerMessage] = []
+        self.throttled = False
+        self.next_tick = 0.0
+        self._cursors: dict[str, int] = {}
+        self._truncate: dict[str, int] = {}
+        self._credit: dict[str, int] = {}
+        self._held: dict[str, deque[tuple[int, ServerMessage]]] = {}
+
+    # --- cursors ---------------------------------------------------------------------------
+
+    def begin(self, branch: Branch, position: int) -> None:
+        """Deltas of `branch` start at `position`."""
+        self._cursors[branch.name] = position
+
+    def resume(self, branch: Branch, have: int, revision: int | None) -> None:
+        """Continue from `have`, or from where the branch was cut back to since `revision`."""
+        start = min(have, branch.released)
+        cut = branch.undercut(revision)
+        if cut is not None:
+            start = min(start, cut)
+        for piece in branch.outputs_from(start):
+            if piece.start < start:  # only marks name a text: go back to one
+                start = piece.mark_position(piece.mark_at(start))
+            break
+        self._cursors[branch.name] = start
+        if start < have:
+            self._truncate[branch.name] = start
+
+    def cut(self, branch: Branch, to: int) -> None:
+        """The branch was moved back to `to`."""
+        if self._cursors.get(branch.name, 0) > to:
+            self._cursors[branch.name] = to
+
+    def rename(self, old: str, new: str) -> None:
+        for table in (self._cursors, self._truncate, self._credit):
+            if old in table:
+                table[new] = table.pop(old)
+
+    def forget(self, name: str) -> None:
+        for table in (self._cursors, self._truncate, self._credit):
+            table.pop(name, None)
+
+    def credit(self, name: str, upto: int) -> None:
+        self._credit[name] = upto
+
+    # --- sending -----------------------------------------------------------------------------
+
+    def flush(self, branch: Branch, now: float, *, force: bool = False) -> None:
+        """Send what is due of `branch`. `force`: do not wait for the tick."""
+        name = branch.name
+        held = self._held.get(name)
+        while held:
+            upto, message = held[0]
+            if not self._advance(branch, upto, now, force=True):
+                return
+            self.out.append(message)
+            held.popleft()
+        if held is not None:
+            del self._held[name]
+        self._advance(branch, UNLIMITED, now, force=force)
+
+    def reply(self, branch: Branch | None, message: ServerMessage, now: float) -> None:
+        """Send a terminal reply after everything its branch has released so far."""
+        if branch is not None:
+            self.flush(branch, now, force=True)
+            if branch.name in self._held or self._behind(branch):
+                self._held.setdefault(branch.name, deque()).append((branch.released, message))
+                return
+        self.out.append(message)
+
+    def replay(self, branch: Branch, replies: dict[int, list[ServerMessage]], now: float) -> None:
+        """After `resume`: what was missed, the replies of this client's generations in between."""
+        start = self._cursors[branch.name]
+        for piece in list(branch.outputs_from(start)):
+            if not piece.ended:
+                break
+            done = _done(piece, branch, replies) if piece.client == self.client else None
+            if done is not None:
+                if self._advance(branch, piece.end, now, force=True):
+                    self.out.append(done)
+                else:
+                    self._held.setdefault(branch.name, deque()).append((piece.end, done))
+        self.flush(branch, now, force=True)
+        if branch.name in self._truncate and not self.throttled:
+            truncate = self._truncate.pop(branch.name)
+            self.out.append(Delta(branch=branch.name, position=truncate, text="", truncate=truncate))
+
+    def _behind(self, branch: Branch) -> bool:
+        cursor = self._cursors.get(branch.name, 0)
+        return any(not p.quiet and p.released > cursor for p in branch.outputs_from(cursor))
+
+    def _advance(self, branch: Branch, upto: int, now: float, *, force: bool) -> bool:
+        """Move the cursor to `upto`, or as far as it may. True if it got there."""
+        if self.throttled:
+            return not self._behind(branch)
+        if not force and now < self.next_tick:
+            return False
+        name = branch.name
+        cursor = self._cursors.get(name, 0)
+        limit = min(upto, self._credit.get(name, UNLIMITED))
+        complete = True
+        for piece in branch.outputs_from(cursor):
+            if piece.start >= upto:
+                break
+            if piece.quiet:
+                continue
+            first, last = piece.mark_at(cursor), len(piece.counts)
+            if piece.released > limit:
+                last = piece.mark_at(limit)
+                complete = complete and limit == upto
+            if last > first:
+                self.out.append(self._delta(branch, piece, first, last))
+                cursor = piece.mark_position(last)
+            if not complete:
+                break
+        self._cursors[name] = cursor
+        return complete
+
+    def _delta(self, branch: Branch, piece: OutputPiece, first: int, last: int) -> Delta:
+        chunks = piece.chunks
+        low = piece.counts[first - 1] if first else 0
+        high = piece.counts[last - 1]
+        return Delta(
+            branch=branch.name,
+            position=piece.start + high,
+            text=chunks[first] if last - first == 1 else "".join(chunks[first:last]),
+            tokens=piece.tokens[low:high].tolist() if self.opened.tokens else None,
+            logprobs=piece.logprobs[low:high] if piece.logprobs is not None else None,
+            truncate=self._truncate.pop(branch.name, None) if self._truncate else None,
+        )
+
+
+def _done(
+    piece: OutputPiece, branch: Branch, replies: dict[int, list[ServerMessage]]
+) -> ServerMessage | None:
+    """The kept reply of the generation that made this piece, if it is still kept."""
+    stored: Iterable[ServerMessage] = replies.get(piece.op, ()) if piece.op is not None else ()
+    for message in stored:
+        if getattr(message, "branch", None) == branch.name:
+            return message
+    return None

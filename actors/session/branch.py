@@ -1,0 +1,151 @@
+"""A branch: an append-only list of pieces with a position, a template state and a cache handle.
+
+Pure. It changes its own pieces; telling the cache about it is the caller's part.
+"""
+
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+from ramify.actors.session.pieces import AnyPiece, Decode, OutputPiece, Piece, Tail
+from ramify.protocol.wire import BranchState, Role, Turn
+
+
+class Branch:
+    """One branch of a session. `handle` is its name in the cache."""
+
+    __slots__ = (
+        "at",
+        "cuts",
+        "handle",
+        "meta",
+        "name",
+        "parent",
+        "pieces",
+        "prefill",
+        "reason",
+        "retain_s",
+    )
+
+    def __init__(self, name: str, handle: int, *, parent: str | None = None, at: int = 0) -> None:
+        self.name = name
+        self.handle = handle
+        self.parent = parent
+        self.at = at
+        self.pieces: list[AnyPiece] = []
+        self.cuts: list[tuple[int, int]] = []  # (revision, position) of each move backwards
+        self.retain_s: float | None = None
+        self.meta: dict[str, Any] | None = None
+        self.prefill: int | None = None  # the request that computes appended tokens ahead of time
+        self.reason: str | None = None  # how the last generation ended
+
+    @property
+    def position(self) -> int:
+        return self.pieces[-1].end if self.pieces else 0
+
+    @property
+    def released(self) -> int:
+        """The position that clients may know: a running generation holds a few tokens back."""
+        if not self.pieces:
+            return 0
+        last = self.pieces[-1]
+        return last.released if isinstance(last, OutputPiece) and not last.ended else last.end
+
+    @property
+    def tail(self) -> Tail:
+        return self.pieces[-1].tail if self.pieces else Tail.RAW
+
+    @property
+    def role(self) -> Role | None:
+        """Role of the last turn, where a template was used."""
+        return self.pieces[-1].role if self.pieces else None
+
+    def tokens(self) -> "array[int]":
+        """All tokens. O(position)."""
+        out: array[int] = array("i")
+        for piece in self.pieces:
+            out.extend(piece.tokens)
+        return out
+
+    def text(self) -> str:
+        """All text, special tokens of sampled ends of turn left out. O(position)."""
+        return "".join(piece.text for piece in self.pieces)
+
+    def fork(self, name: str, handle: int, at: int, decode: Decode) -> "Branch":
+        """A child at position `at`; shares the complete pieces. O(pieces)."""
+        child = Branch(name, handle, parent=self.name, at=at)
+        child.pieces = list(self.pieces)
+        child.truncate(at, decode)
+        return child
+
+    def truncate(self, to: int, decode: Decode) -> None:
+        """Cut back to position `to` (<= position). A piece that is cut becomes a new object."""
+        pieces = self.pieces
+        while pieces and pieces[-1].start >= to:
+            pieces.pop()
+        if pieces and pieces[-1].end > to:
+            pieces[-1] = pieces[-1].cut(to, decode)
+
+    def turn_start(self, turns: int) -> int | None:
+        """Where the last `turns` appended turns begin; None if there are fewer."""
+        for piece in reversed(self.pieces):
+            if piece.turn:
+                turns -= 1
+                if turns == 0:
+                    return piece.start
+        return None
+
+    def undercut(self, revision: int | None) -> int | None:
+        """The lowest position this branch was moved back to after `revision`; None: never."""
+        cuts = [to for at, to in self.cuts if revision is None or at > revision]
+        return min(cuts, default=None)
+
+    def outputs_from(self, position: int) -> Iterable[OutputPiece]:
+        """The output pieces that end at or after `position`, in order."""
+        first = len(self.pieces)
+        while first and self.pieces[first - 1].end >= position:
+            first -= 1
+        for piece in self.pieces[first:]:
+            if isinstance(piece, OutputPiece):
+                yield piece
+
+    def state(
+        self, running: OutputPiece | None, resident: int, *, text: bool, tokens: bool
+    ) -> BranchState:
+        """As `state` messages show it. `resident`: tokens with KV (-1: not known)."""
+        turns: list[Turn] | None = None
+        if text or tokens:
+            turns = [_turn(piece, text, tokens) for piece in self.pieces]
+        return BranchState(
+            branch=self.name,
+            position=self.released,
+            parent=self.parent,
+            at=self.at if self.parent is not None else None,
+            running=running.op if running else None,
+            started_at=running.start if running else None,
+            kv="gpu" if resident > 0 else "none",
+            resident=resident if resident >= 0 else None,
+            retain_s=self.retain_s,
+            reason=self.reason,
+            meta=self.meta,
+            turns=turns,
+        )
+
+
+def _turn(piece: AnyPiece, text: bool, tokens: bool) -> Turn:
+    return Turn(
+        kind="output" if isinstance(piece, OutputPiece) else "input",
+        start=piece.start,
+        end=piece.end,
+        op=piece.op,
+        role=piece.role,
+        text=piece.text if text else None,
+        tokens=list(piece.tokens) if tokens else None,
+    )
+
+
+def input_piece(branch: Branch, tokens: Iterable[int], text: str, **fields: Any) -> Piece:
+    """Append input to the branch and return its piece."""
+    piece = Piece(branch.position, array("i", tokens), text, **fields)
+    branch.pieces.append(piece)
+    return piece

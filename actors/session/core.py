@@ -1,0 +1,615 @@
+"""The session state machine: frames in, ops in order, replies and deltas out.
+
+Pure: times come as `now`, effects go into `state.out` and the attachments' `out`. This file holds
+who is attached, which ops wait and which ids were seen; what an op does is in `ops`, `turns` and
+`generations`, and how a socket is served in `attachment`.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+
+from ramify.actors.session.attachment import Attachment
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.generations import Generations
+from ramify.actors.session.ledger import Ledger
+from ramify.actors.session.ops import OpRunner
+from ramify.actors.session.program import Program
+from ramify.actors.session.state import SessionState
+from ramify.actors.session.tasks import FrameRun, Task, check_static, expand
+from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.turns import Turns
+from ramify.actors.tokenizer import Tokenizer
+from ramify.protocol.errors import (
+    Close,
+    Code,
+    Forbidden,
+    LimitExceeded,
+    NoBranch,
+    RamifyError,
+)
+from ramify.protocol.messages import Attach, Inspect, Inspected, Tokens
+from ramify.protocol.wire import (
+    BranchState,
+    Bye,
+    Cancel,
+    ClientMessage,
+    CloseSession,
+    Credit,
+    Done,
+    Error,
+    Event,
+    JsonObject,
+    Ok,
+    Op,
+    ServerInfo,
+    ServerMessage,
+    State,
+    Tree,
+    names,
+)
+
+LEDGERS_KEPT = 64  # clients of one session whose op ids are remembered
+log = logging.getLogger(__name__)
+
+
+class Identity:
+    """What a session is called: its public id and the keys that grant access."""
+
+    def __init__(self, session: str, key: str, view_key: str) -> None:
+        self.session = session
+        self.key = key
+        self.view_key = view_key
+
+
+class SessionCore:
+    """One session. `ended`: why it is over, once it is."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        state: SessionState,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        detokenizer: Detokenizer,
+        *,
+        server: ServerInfo,
+        ttl_s: float,
+        random_seed: Callable[[], int],
+    ) -> None:
+        self.identity = identity
+        self.state = state
+        self.attachments: dict[int, Attachment] = {}
+        self.ended: str | None = None
+        self._server = server
+        self._default_ttl = self._ttl = ttl_s
+        self._expires: float | None = None
+        self._ledgers: dict[str, Ledger] = {}
+        self._policies: dict[str, str] = {}  # client -> what its disconnect does
+        self._program: Program[Task] = Program()
+        self._joining: dict[int, Attach] = {}  # waiting for the cache's Inspected
+        self._backlog: dict[int, list[list[ClientMessage]]] = {}
+        self._inspections: dict[int, Callable[[list[int]], None]] = {}
+        self._now = 0.0
+        turns = Turns(state, tokenizer, template)
+        self.turns = turns
+        self.generations = Generations(
+            state,
+            turns,
+            detokenizer,
+            random_seed=random_seed,
+            on_output=self._flush,
+            on_done=self._generation_done,
+        )
+        self._ops = OpRunner(
+            state,
+            turns,
+            self.generations,
+            on_cut=self._cut,
+            on_rename=self._renamed,
+            on_new=self._begin,
+        )
+        state.root("main")
+        state.bump()
+
+    # --- sockets -------------------------------------------------------------------------------
+
+    def attach(self, message: Attach, now: float) -> None:
+        """A client opened this session. Its `state` follows once the cache has said what is warm."""
+        self._now = now
+        opened = message.open
+        others = [a for a in self.attachments.values() if a.client == opened.client]
+        if len(self.attachments) - len(others) >= self.state.limits.attachments:
+            error = LimitExceeded(
+                f"{len(self.attachments)} clients are attached to this session already: close one first",
+                details={"max": self.state.limits.attachments},
+            )
+            self.state.out.notes.append((message.socket, _error(error)))
+            self.state.out.closes.append((message.socket, Close.FORBIDDEN, "too many attachments"))
+            return
+        for other in others:
+            self._detach(other.socket)
+            self.state.out.closes.append(
+                (other.socket, Close.REPLACED, "the same client attached again")
+            )
+        self._expires = None
+        self._joining[message.socket] = message
+        handles = self.state.handles()
+        if opened.session is None or not handles:
+            self._join(message.socket, [0] * len(handles))
+        else:
+            self._inspect(handles, lambda resident: self._join(message.socket, resident))
+
+    def _join(self, socket: int, resident: list[int]) -> None:
+        message = self._joining.pop(socket, None)
+        if message is None:  # gone in the meantime
+            return
+        opened = message.open
+        attachment = Attachment(socket, opened, write=message.write)
+        self.attachments[socket] = attachment
+        ledger = self._ledger(opened.client)
+        branches = list(self.state.branches.values())
+        known = dict(zip(branches, resident, strict=False))
+        resumed = opened.session is not None
+        attachment.out.append(
+            State(
+                session=self.identity.session,
+                op=ledger.highest,
+                revision=self.state.revision,
+                branches=[self._branch_state(b, known.get(b, -1)) for b in branches],
+                key=self.identity.key if message.write else None,
+                view_key=self.identity.view_key,
+                resumed=resumed,
+                cold=resumed and any(known.get(b, -1) < b.released - 1 for b in branches),
+                limits=self.state.limits.wire(),
+                server=self._server,
+                meta=self.state.meta,
+            )
+        )
+        if message.write:
+            self._policies[opened.client] = opened.detach
+            self._ttl = opened.ttl_s if opened.ttl_s is not None else self._default_ttl
+        for branch in branches:
+            self._catch_up(attachment, branch, ledger)
+        self.generations.unpause(opened.client)
+        self._frame(attachment, message.ops)
+        for ops in self._backlog.pop(socket, ()):
+            self._frame(attachment, ops)
+
+    def _catch_up(self, attachment: Attachment, branch: Branch, ledger: Ledger) -> None:
+        have = attachment.opened.have.get(branch.name)
+        if have is not None:
+            attachment.resume(branch, have, attachment.opened.revision)
+            attachment.replay(branch, ledger.replies, self._now)
+            return
+        running = self.generations.running_piece(branch)
+        attachment.begin(branch, running.start if running is not None else branch.released)
+        attachment.flush(branch, self._now, force=True)
+
+    def detached(self, socket: int, now: float) -> None:
+        """The socket is gone; what its generations do was said in `open.detach`."""
+        self._now = now
+        self._detach(socket)
+
+    def _detach(self, socket: int) -> None:
+        self._backlog.pop(socket, None)
+        joining = self._joining.pop(socket, None)
+        attachment = self.attachments.pop(socket, None)
+        if attachment is not None and attachment.write:
+            policy = self._policies.get(attachment.client, "run")
+            if policy == "pause":
+                self.generations.pause(attachment.client)
+            elif policy == "cancel":
+                mine = [t for t in self._program.on() if t.frame.client == attachment.client]
+                self._cancel_tasks(mine)
+        if not self.attachments and not self._joining and (attachment or joining):
+            self._expires = self._now + self._ttl
+            self.state.out.wake(self._expires)
+
+    def throttled(self, socket: int, held: bool, now: float) -> None:
+        """The socket's queue is full (`held`), or short again."""
+        self._now = now
+        attachment = self.attachments.get(socket)
+        if attachment is None:
+            return
+        attachment.throttled = held
+        if not held:
+            for branch in self.state.branches.values():
+                attachment.flush(branch, now)
+
+    def shutdown(self, reason: str, after_ms: int) -> None:
+        for attachment in self.attachments.values():
+            attachment.out.append(Bye(reason=reason, after_ms=after_ms))
+
+    def tick(self, now: float) -> None:
+        """Time has passed: flush what waited for `tick_ms`; expire."""
+        self._now = now
+        for attachment in self.attachments.values():
+            if attachment.opened.tick_ms and now >= attachment.next_tick:
+                for branch in self.state.branches.values():
+                    attachment.flush(branch, now)
+        if self._expires is not None and now >= self._expires:
+            if self.generations.busy:  # a detached generation may finish
+                self._expires = now + self._ttl
+                self.state.out.wake(self._expires)
+            else:
+                self.ended = "expired"
+
+    # --- frames --------------------------------------------------------------------------------
+
+    def frame(self, socket: int, ops: list[ClientMessage], now: float) -> None:
+        """Ops of one frame from a socket."""
+        self._now = now
+        attachment = self.attachments.get(socket)
+        if attachment is not None:
+            self._frame(attachment, ops)
+        elif socket in self._joining:
+            self._backlog.setdefault(socket, []).append(ops)
+
+    def _frame(self, attachment: Attachment, ops: list[ClientMessage]) -> None:
+        """The whole frame is checked before any op of it runs."""
+        if not ops:
+            return
+        ledger = self._ledger(attachment.client)
+        frame = FrameRun(attachment.opened)
+        try:
+            fresh = self._check_frame(attachment, ledger, ops, frame)
+        except RamifyError as error:
+            attachment.out.append(_error(error, ident=(error.details or {}).get("id")))
+            return
+        for op, tasks in fresh:
+            match op:
+                case Credit():
+                    branch = self.state.branches.get(op.branch)
+                    attachment.credit(op.branch, op.upto)
+                    if branch is not None:
+                        attachment.flush(branch, self._now)
+                case Op():
+                    self._admit(attachment, ledger, op, tasks)
+                case _:
+                    pass
+
+    def _check_frame(
+        self, attachment: Attachment, ledger: Ledger, ops: list[ClientMessage], frame: FrameRun
+    ) -> list[tuple[ClientMessage, list[Task]]]:
+        out: list[tuple[ClientMessage, list[Task]]] = []
+        count = len(self._program)
+        ids: list[int] = []
+        for i, op in enumerate(ops):
+            tasks: list[Task] = []
+            if isinstance(op, Op):
+                if not attachment.write and not isinstance(op, Tree | CloseSession):
+                    what = type(op).__name__.lower()
+                    raise Forbidden(
+                        f"the view key does not allow `{what}`: open with the session's key",
+                        details={"id": op.id},
+                    )
+                check_static(op, self.state.limits, f"$[{i}]" if len(ops) > 1 else "$")
+                ids.append(op.id)
+                if op.id > ledger.last:
+                    tasks = expand(op, frame)
+                    count += len(tasks)
+            out.append((op, tasks))
+        ledger.admit(ids)
+        if count > self.state.limits.ops_in_flight:
+            raise LimitExceeded(
+                f"{count} ops would be in flight: wait for replies, then send the frame again",
+                details={"max": self.state.limits.ops_in_flight},
+            )
+        return out
+
+    def _admit(self, attachment: Attachment, ledger: Ledger, op: Op, tasks: list[Task]) -> None:
+        try:
+            stored = ledger.seen(op.id)
+        except RamifyError as error:
+            attachment.out.append(_error(error, ident=op.id))
+            return
+        if stored is not None:
+            for reply in stored:
+                branch = self.state.branches.get(getattr(reply, "branch", None) or "")
+                attachment.reply(branch, reply, self._now)
+            return
+        ledger.begin(op.id, sum(task.kind != "spawn" for task in tasks) or 1)
+        match op:
+            case Tree():
+                self._tree(attachment, op)
+            case Cancel():
+                self._cancel_op(attachment, op)
+            case CloseSession():
+                self._close(attachment, op)
+            case _:
+                for task in tasks:
+                    task.arrived = self._now
+                    self._program.add(task)
+                self._start(tasks)
+
+    # --- tasks ---------------------------------------------------------------------------------
+
+    def _start(self, tasks: Iterable[Task]) -> None:
+        """Run the tasks that are first in their queues, then those that this frees."""
+        ready = list(tasks)
+        while ready:
+            task = ready.pop(0)
+            if not self._program.start(task):
+                continue
+            try:
+                reply = self._run(task)
+            except RamifyError as error:
+                self._fail(task, error)
+                ready = self._program.finish(task) + ready
+                continue
+            if reply is not None:
+                if task.kind != "spawn":
+                    self._complete(task, reply)
+                heads = self._program.finish(task)
+                ready = heads + ready
+                if task.kind == "append" and not any(task.branch in head.touched for head in heads):
+                    self._prefill(task)
+
+    def _run(self, task: Task) -> Ok | None:
+        failed = [name for name in task.touched if name in task.frame.failed]
+        if failed:
+            cause = task.frame.failed[failed[0]]
+            raise (
+                cause
+                if cause is not None and task.kind == "generate"
+                else _Skipped(
+                    f"an earlier op of this frame failed on branch {failed[0]!r}",
+                    details={"branch": failed[0]},
+                )
+            )
+        return self._ops.run(task, self._now)
+
+    def _prefill(self, task: Task) -> None:
+        branch = self.state.branches.get(task.branch or "")
+        if branch is not None:
+            self.generations.prefill(branch, self._now)
+
+    def _complete(self, task: Task, reply: Ok | Done) -> None:
+        client = task.frame.client
+        branch = self.state.branches.get(reply.branch or "")
+        self._reply(client, task.op.id, reply, branch)
+        self._announce(task, client, reply)
+
+    def _fail(self, task: Task, error: RamifyError) -> None:
+        if not isinstance(error, _Skipped):
+            for name in task.touched:
+                if name != task.branch or task.kind != "spawn":
+                    task.frame.failed[name] = error if task.kind == "spawn" else None
+        else:
+            for name in task.touched:
+                task.frame.failed.setdefault(name, None)
+        if task.kind == "spawn":
+            if isinstance(error, _Skipped):
+                for name in task.children:
+                    task.frame.failed[name] = error
+            return
+        branch = self.state.branches.get(task.branch or "")
+        code: Code | None = "skipped" if isinstance(error, _Skipped) else None
+        self._reply(
+            task.frame.client,
+            task.op.id,
+            _error(error, ident=task.op.id, branch=task.branch, code=code),
+            branch,
+        )
+
+    def _generation_done(self, task: Task, done: Done) -> None:
+        if done.reason == "error":
+            for name in task.touched:
+                task.frame.failed[name] = None
+        self._complete(task, done)
+        self._start(self._program.finish(task))
+
+    def encoded(
+        self, ticket: int, tokens: list[list[int]], error: BaseException | None, now: float
+    ) -> None:
+        """Long text was tokenized (or could not be)."""
+        self._now = now
+        task = self._ops.task_of(ticket)
+        try:
+            reply = self._ops.encoded(ticket, tokens, error)
+        except RamifyError as failure:
+            self._fail(task, failure)
+            self._start(self._program.finish(task))
+            return
+        self._complete(task, reply)
+        heads = self._program.finish(task)
+        self._start(heads)
+        if not heads:
+            self._prefill(task)
+
+    # --- ops that do not queue -------------------------------------------------------------------
+
+    def _tree(self, attachment: Attachment, op: Tree) -> None:
+        try:
+            chosen = (
+                [self.state.branch(op.branch)]
+                if op.branch is not None
+                else list(self.state.branches.values())
+            )
+        except RamifyError as error:
+            self._reply(attachment.client, op.id, _error(error, ident=op.id, branch=op.branch), None)
+            return
+        self._inspect(
+            [b.handle for b in chosen], lambda resident: self._show(attachment, op, chosen, resident)
+        )
+
+    def _show(self, attachment: Attachment, op: Tree, chosen: list[Branch], resident: list[int]) -> None:
+        ledger = self._ledger(attachment.client)
+        branches = [
+            self._branch_state(branch, known, text=op.text, tokens=op.tokens)
+            for branch, known in zip(chosen, resident, strict=True)
+        ]
+        state = State(
+            session=self.identity.session,
+            op=ledger.highest,
+            revision=self.state.revision,
+            branches=branches,
+            meta=self.state.meta,
+            id=op.id,
+        )
+        self._reply(attachment.client, op.id, state, None)
+
+    def _cancel_op(self, attachment: Attachment, op: Cancel) -> None:
+        """By id: those ops. By branch (or all): generations that run or wait there."""
+        client = attachment.client
+        if op.ops is not None:
+            wanted = set(op.ops)
+            tasks = [t for t in self._program.on() if t.frame.client == client and t.op.id in wanted]
+        else:
+            where = names(op.branch) if op.branch is not None else None
+            unknown = [
+                n for n in where or () if n not in self.state.branches and not self._program.behind(n)
+            ]
+            if unknown:
+                error = _error(
+                    NoBranch(f"there is no branch {unknown[0]!r}"), ident=op.id, branch=unknown[0]
+                )
+                self._reply(client, op.id, error, None)
+                return
+            tasks = [t for t in self._program.on(where) if t.kind in ("generate", "spawn")]
+        cancelled = sorted({task.op.id for task in self._cancel_tasks(tasks)})
+        reply = Ok(id=op.id, revision=self.state.revision, result={"cancelled": cancelled})
+        self._reply(client, op.id, reply, None)
+
+    def _cancel_tasks(self, tasks: list[Task]) -> list[Task]:
+        """Stop generations that run, answer tasks that wait. Returns those it ended or will end."""
+        done: list[Task] = []
+        for task in tasks:
+            if self._program.running(task):
+                if self.generations.cancel(task, self._now):
+                    done.append(task)
+                continue
+            heads = self._program.finish(task)
+            done.append(task)
+            if task.kind != "spawn":
+                error = _error(
+                    _Cancelled("cancelled before it ran"), ident=task.op.id, branch=task.branch
+                )
+                self._reply(
+                    task.frame.client, task.op.id, error, self.state.branches.get(task.branch or "")
+                )
+            self._start(head for head in heads if head not in tasks)
+        return done
+
+    def _close(self, attachment: Attachment, op: CloseSession) -> None:
+        self._reply(attachment.client, op.id, Ok(id=op.id, revision=self.state.revision), None)
+        self.state.out.closes.append((attachment.socket, Close.DONE, "closed by the client"))
+        if not op.keep and attachment.write:
+            self.ended = "closed"
+            for other in self.attachments.values():
+                if other is not attachment:
+                    self.state.out.closes.append((other.socket, Close.DONE, "the session was closed"))
+
+    # --- the engine's side -----------------------------------------------------------------------
+
+    def tokens(self, message: Tokens, now: float) -> None:
+        """What this session's requests sampled in one step, and which of them ended."""
+        self._now = now
+        ended = {item.request: item for item in message.finished} if message.finished else None
+        for progress in message.progress:
+            self.generations.progress(progress, ended.get(progress.request) if ended else None)
+        for finished in message.finished:
+            self.generations.finished(finished)
+        if message.finished:
+            self.generations.submit_ready()
+
+    def inspected(self, message: Inspected, now: float) -> None:
+        self._now = now
+        then = self._inspections.pop(message.id, None)
+        if then is not None:
+            then(message.resident)
+
+    def _inspect(self, handles: list[int], then: Callable[[list[int]], None]) -> None:
+        ident = self.state.next_id()
+        self._inspections[ident] = then
+        self.state.out.cache.append(Inspect(self.state.number, ident, handles))
+
+    # --- replies and deltas ------------------------------------------------------------------------
+
+    def _reply(self, client: str, ident: int, message: ServerMessage, branch: Branch | None) -> None:
+        self._ledger(client).record(ident, message)
+        for attachment in self.attachments.values():
+            if attachment.client == client:
+                attachment.reply(branch, message, self._now)
+
+    def _announce(self, task: Task, client: str, reply: Ok | Done) -> None:
+        """Tell the other clients that the tree changed."""
+        if len(self.attachments) < 2:
+            return
+        details: JsonObject = {"position": reply.position}
+        if isinstance(reply, Done):
+            details["reason"] = reply.reason
+        if task.children:
+            details["as"] = list(task.children)
+        event = Event(
+            revision=self.state.revision, op=task.kind, branch=reply.branch, by=client, details=details
+        )
+        branch = self.state.branches.get(reply.branch or "")
+        for attachment in self.attachments.values():
+            if attachment.client != client:
+                attachment.reply(branch, event, self._now)
+
+    def _flush(self, branch: Branch) -> None:
+        """Send what `branch` released, to everybody who may have it now."""
+        for attachment in self.attachments.values():
+            tick = attachment.opened.tick_ms
+            if not tick:
+                attachment.flush(branch, self._now)
+            elif self._now >= attachment.next_tick:
+                attachment.flush(branch, self._now)
+                attachment.next_tick = self._now + tick / 1e3
+            else:
+                self.state.out.wake(attachment.next_tick)
+
+    def _begin(self, branch: Branch) -> None:
+        for attachment in self.attachments.values():
+            attachment.begin(branch, branch.position)
+
+    def _cut(self, branch: Branch, to: int) -> None:
+        for attachment in self.attachments.values():
+            attachment.cut(branch, to)
+
+    def _renamed(self, old: str, new: str) -> None:
+        for attachment in self.attachments.values():
+            attachment.rename(old, new)
+
+    def _branch_state(
+        self, branch: Branch, resident: int, *, text: bool = False, tokens: bool = False
+    ) -> BranchState:
+        running = self.generations.running_piece(branch)
+        return branch.state(running, resident, text=text, tokens=tokens)
+
+    def _ledger(self, client: str) -> Ledger:
+        ledger = self._ledgers.get(client)
+        if ledger is None:
+            attached = {attachment.client for attachment in self.attachments.values()}
+            for other in list(self._ledgers):
+                if len(self._ledgers) < LEDGERS_KEPT:
+                    break
+                if other not in attached and self._ledgers[other].idle:
+                    del self._ledgers[other]
+                    self._policies.pop(other, None)
+            ledger = self._ledgers[client] = Ledger(client, self.state.limits.replies_kept)
+        return ledger
+
+
+class _Skipped(RamifyError):
+    code = "skipped"
+
+
+class _Cancelled(RamifyError):
+    code = "cancelled"
+
+
+def _error(
+    error: RamifyError, *, ident: int | None = None, branch: str | None = None, code: Code | None = None
+) -> Error:
+    return Error(
+        code=code or error.code,
+        message=error.message,
+        id=ident,
+        branch=branch,
+        retry_ms=error.retry_ms,
+        details=error.details,
+    )

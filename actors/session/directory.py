@@ -1,0 +1,217 @@
+"""The directory: creates sessions, finds them by id and key, and cleans up after them.
+
+It is each session's guard: a session that crashes loses its sockets (1011) and its branches, and
+nobody else notices. Mailbox: full means that sockets open faster than sessions can be made; the
+gateway answers `overloaded`.
+"""
+
+import hmac
+import secrets
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+
+from ramify.actors.kit.clock import Clock
+from ramify.actors.kit.log import get_log
+from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, Router
+from ramify.actors.kit.metrics import Metrics
+from ramify.actors.session.actor import MAILBOX, SessionActor, SessionEvent
+from ramify.actors.session.core import Identity, SessionCore
+from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.state import SessionState
+from ramify.actors.session.template import ChatTemplate
+from ramify.actors.tokenizer import Tokenizer
+from ramify.protocol.config import Limits
+from ramify.protocol.errors import BadRequest, Close, Forbidden, NoSession, Overloaded, RamifyError
+from ramify.protocol.messages import (
+    Attach,
+    CacheMessage,
+    CancelSession,
+    CloseSocket,
+    Deliver,
+    DirectoryMessage,
+    DropBranches,
+    GatewayMessage,
+    Opened,
+    OpenSession,
+    SchedulerEvent,
+    SessionEnded,
+    SessionMessage,
+    Shutdown,
+)
+from ramify.protocol.wire import Error, Open, ServerInfo
+
+log = get_log(__name__)
+
+
+class _Entry:
+    """A live session."""
+
+    def __init__(self, identity: Identity, mailbox: Mailbox[SessionEvent]) -> None:
+        self.identity = identity
+        self.mailbox = mailbox
+
+
+class Directory:
+    """The sessions of this process."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox[DirectoryMessage],
+        *,
+        tokenizer: Tokenizer,
+        server: ServerInfo,
+        context: int,
+        limits: Limits,
+        ttl_s: float,
+        cache: Address[CacheMessage],
+        scheduler: Address[SchedulerEvent],
+        gateway: Address[GatewayMessage],
+        sessions: Router[SessionMessage],
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._mailbox = mailbox
+        self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer.token_bytes)
+        self._server = server
+        self._context = context
+        self._limits = limits
+        self._ttl_s = ttl_s
+        self._cache = cache
+        self._scheduler = scheduler
+        self._gateway = gateway
+        self._sessions = sessions
+        self._clock = clock
+        self._metrics = metrics
+        self._entries: dict[str, tuple[int, _Entry]] = {}
+        self._count = 0
+        self._draining: Shutdown | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled, or until the mailbox is closed and every session has ended."""
+        async with anyio.create_task_group() as group:
+            task_status.started()
+            try:
+                while True:
+                    for message in await self._mailbox.drain():
+                        self._handle(message, group)
+            except MailboxClosed:
+                for _, entry in self._entries.values():
+                    entry.mailbox.close()
+
+    def _handle(self, message: DirectoryMessage, group: TaskGroup) -> None:
+        match message:
+            case OpenSession(socket, opened, _):
+                try:
+                    self._open(message, group)
+                except RamifyError as error:
+                    reply = Error(code=error.code, message=error.message, retry_ms=error.retry_ms)
+                    self._gateway.tell(Deliver(socket, [reply]))
+                    log.info("open refused", client=opened.client, code=error.code)
+            case Shutdown():
+                self._draining = message
+                for number in [number for number, _ in self._entries.values()]:
+                    self._sessions.tell(number, message)
+            case SessionEnded():
+                pass
+
+    def _open(self, message: OpenSession, group: TaskGroup) -> None:
+        opened = message.open
+        if opened.model is not None and opened.model != self._server.model:
+            raise BadRequest(
+                f"this server has the model {self._server.model!r}, not {opened.model!r}: "
+                "leave `model` out"
+            )
+        if self._draining is not None:
+            raise Overloaded("the server is draining", retry_ms=self._draining.after_ms)
+        if opened.session is None:
+            number, entry, write = *self._create(opened, group), True
+        else:
+            number, entry, write = self._find(opened.session, opened)
+        try:
+            entry.mailbox.tell(Attach(message.socket, opened, message.ops, write))
+        except MailboxFull:
+            raise Overloaded("the session has too much to do", retry_ms=1000) from None
+        self._gateway.tell(Opened(message.socket, number))
+
+    def _find(self, session: str, opened: Open) -> tuple[int, _Entry, bool]:
+        found = self._entries.get(session)
+        if found is None:
+            raise NoSession(
+                f"there is no session {session!r}: it was closed, has expired, or the server restarted; "
+                "open one without `session`"
+            )
+        number, entry = found
+        key = (opened.key or "").encode()
+        if hmac.compare_digest(key, entry.identity.key.encode()):
+            return number, entry, True
+        if hmac.compare_digest(key, entry.identity.view_key.encode()):
+            return number, entry, False
+        raise Forbidden("the session's `key` is missing or wrong")
+
+    def _create(self, opened: Open, group: TaskGroup) -> tuple[int, _Entry]:
+        self._count += 1
+        number = self._count
+        identity = Identity(
+            f"s_{secrets.token_urlsafe(9)}",
+            f"k_{secrets.token_urlsafe(18)}",
+            f"v_{secrets.token_urlsafe(18)}",
+        )
+        mailbox: Mailbox[SessionEvent] = Mailbox(f"session {number}", MAILBOX)
+        entry = _Entry(identity, mailbox)
+        core = SessionCore(
+            identity,
+            SessionState(
+                number, context=self._context, limits=self._limits, decode=self._tokenizer.decode
+            ),
+            self._tokenizer,
+            self._template,
+            self._detokenizer,
+            server=self._server,
+            ttl_s=self._ttl_s,
+            random_seed=lambda: secrets.randbits(62),
+        )
+        actor = SessionActor(
+            mailbox,
+            core,
+            cache=self._cache,
+            scheduler=self._scheduler,
+            gateway=self._gateway,
+            clock=self._clock,
+        )
+        self._entries[identity.session] = (number, entry)
+        self._sessions.add(number, mailbox)
+        self._metrics.sessions(1)
+        log.info("session opened", session=identity.session, client=opened.client)
+        group.start_soon(self._guard, number, entry, actor)
+        return number, entry
+
+    async def _guard(self, number: int, entry: _Entry, actor: SessionActor) -> None:
+        """Run a session; whatever happens, give back what it held."""
+        identity = entry.identity
+        code, reason = Close.DONE, "the session has ended"
+        try:
+            await actor.run()
+        except Exception:
+            log.exception("session crashed", session=identity.session)
+            code, reason = Close.SERVER_BUG, "the session failed"
+        finally:
+            core = actor.core
+            del self._entries[identity.session]
+            self._sessions.remove(number)
+            self._metrics.sessions(-1)
+            try:
+                self._scheduler.tell(CancelSession(number))
+                self._cache.tell(DropBranches(core.state.handles()))
+                entry.mailbox.close()
+                late = [m.socket for m in entry.mailbox.drain_nowait() if isinstance(m, Attach)]
+                for socket in [*core.attachments, *late]:
+                    self._gateway.tell(CloseSocket(socket, code, reason))
+            except MailboxClosed:  # the engine is going down as a whole
+                pass
+            log.info("session ended", session=identity.session, reason=core.ended or "crashed")

@@ -1,0 +1,115 @@
+"""One generation of a session: its parameters, its output so far, its end.
+
+Pure: tokens go in, released text and the decision to stop come out. The scheduler knows it as one
+request, or as several in turn when it is paused.
+"""
+
+from collections.abc import Sequence
+
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.detokenizer import OutputText
+from ramify.actors.session.pieces import OutputPiece
+from ramify.protocol.messages import Finished
+from ramify.protocol.sampling import SamplingParams, TokenLogprobs
+from ramify.protocol.wire import Generate, Hit, TokenLogprob, Usage
+
+
+class Generation:
+    """State of one `generate` on one branch."""
+
+    def __init__(
+        self,
+        op: Generate,
+        branch: Branch,
+        piece: OutputPiece,
+        text: OutputText,
+        *,
+        sampling: SamplingParams,
+        stop_token_ids: list[int],
+        max_tokens: int,
+        deadline: float | None,
+        chat: bool,
+        now: float,
+    ) -> None:
+        self.op = op
+        self.branch = branch
+        self.piece = piece
+        self.text = text
+        self.sampling = sampling
+        self.stop_token_ids = stop_token_ids
+        self.max_tokens = max_tokens
+        self.deadline = deadline
+        self.chat = chat
+        self.arrived = now
+        self.request = 0
+        self.before = 0  # output tokens of earlier requests (a pause)
+        self.stopping = False  # a stop string matched: the request is being cut there
+        self.pausing = False  # its client went away with `detach: pause`
+        self.cancelled = False
+        self.first: Finished | None = None  # of the first request: prompt, cached, computed
+        self.first_token = 0.0
+        self.logprob_sum = 0.0
+        self.logprob_count = 0
+
+    @property
+    def remaining(self) -> int:
+        return self.max_tokens - len(self.piece.tokens)
+
+    def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> bool:
+        """New tokens in order. True if a stop string was completed by them.
+
+        After a stop, tokens that were under way are ignored.
+        """
+        if self.stopping:
+            return False
+        piece = self.piece
+        piece.tokens.extend(tokens)
+        if logprobs:
+            self._add_logprobs(tokens, logprobs)
+        released = self.text.push(tokens)
+        if released is not None:
+            piece.release(released.count, released.text)
+        if self.text.stopped is not None:
+            self.stopping = True
+            return True
+        return False
+
+    def _add_logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> None:
+        if self.piece.logprobs is None:
+            self.piece.logprobs = []
+        for token, entry in zip(tokens, logprobs, strict=True):
+            if entry is None:
+                raise ValueError(f"request {self.request} asked for log-probabilities and got none")
+            top = list(zip(entry.top_ids, entry.top_logprobs, strict=True))
+            self.piece.logprobs.append(TokenLogprob(token=token, logprob=entry.logprob, top=top))
+            self.logprob_sum += entry.logprob
+            self.logprob_count += 1
+
+    def keep(self, count: int) -> None:
+        """Cut the output to its first `count` tokens."""
+        del self.piece.tokens[count:]
+        if self.piece.logprobs is not None:
+            del self.piece.logprobs[count:]
+
+    def usage(self, finished: Finished, output: int) -> Usage:
+        """The bill. Times run from the op's arrival; `cached` is what the first request found."""
+        first = self.first or finished
+        started = first.started or finished.ended
+        return Usage(
+            prompt=first.prompt,
+            cached=first.cached,
+            computed=first.computed,
+            output=output,
+            forced=0,
+            hit=Hit(gpu=first.cached),
+            queue_ms=round(max(0.0, started - self.arrived) * 1e3, 3),
+            ttft_ms=round((self.first_token - self.arrived) * 1e3, 3) if self.first_token else None,
+            total_ms=round((finished.ended - self.arrived) * 1e3, 3),
+        )
+
+    def note(self, finished: Finished) -> None:
+        """Remember the first request's figures across a pause."""
+        if self.first is None:
+            self.first = finished
+        if not self.first_token:
+            self.first_token = finished.first_token

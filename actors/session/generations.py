@@ -1,0 +1,355 @@
+"""The generations of one session: submitted, streamed, stopped, paused, ended. Pure.
+
+A generation is one request to the scheduler (several in turn when it is paused). At most
+`limits.running` are submitted at once; the rest wait here in order. Appended tokens that no
+generation waits for are computed ahead of time by a request without output (a *prefill*).
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.generation import Generation
+from ramify.actors.session.pieces import OutputPiece, Tail
+from ramify.actors.session.state import SessionState
+from ramify.actors.session.tasks import Task
+from ramify.actors.session.toolcalls import parse
+from ramify.actors.session.turns import Turns
+from ramify.protocol.errors import BadRequest, TooLong, Unsupported
+from ramify.protocol.messages import Cancel, Finished, Progress, Submit
+from ramify.protocol.plan import unpack
+from ramify.protocol.sampling import SamplingParams
+from ramify.protocol.wire import Done, Generate
+
+PREFILL_PRIORITY = -8
+log = logging.getLogger(__name__)
+
+
+class Generations:
+    """See the module's top. `on_output(branch)`: text was released; `on_done(task, done)`: ended."""
+
+    def __init__(
+        self,
+        state: SessionState,
+        turns: Turns,
+        detokenizer: Detokenizer,
+        *,
+        random_seed: Callable[[], int],
+        on_output: Callable[[Branch], None],
+        on_done: Callable[[Task, Done], None],
+    ) -> None:
+        self._state = state
+        self._turns = turns
+        self._detokenizer = detokenizer
+        self._random_seed = random_seed
+        self._on_output = on_output
+        self._on_done = on_done
+        self._by_request: dict[int, tuple[Generation, Task]] = {}
+        self._by_task: dict[int, Generation] = {}
+        self._ready: deque[tuple[Generation, Task]] = deque()
+        self._paused: dict[str, list[tuple[Generation, Task]]] = {}  # by client
+        self._prefills: dict[int, Branch] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is submitted or waits to be."""
+        return bool(self._by_request or self._ready)
+
+    def running_piece(self, branch: Branch) -> OutputPiece | None:
+        """The piece that a generation on `branch` is writing, if there is one."""
+        last = branch.pieces[-1] if branch.pieces else None
+        return last if isinstance(last, OutputPiece) and not last.ended else None
+
+    # --- start -----------------------------------------------------------------------------
+
+    def start(self, task: Task, branch: Branch, now: float) -> None:
+        """Begin the generation of `task`. Raises RamifyError, and then nothing has changed."""
+        op = task.op
+        assert isinstance(op, Generate)
+        if op.constraint is not None:
+            raise Unsupported(
+                "this server does not decode under a `constraint` yet: leave it out",
+                details={"field": "constraint"},
+            )
+        chat = branch.tail is not Tail.RAW
+        self._check(branch, op)
+        self._turns.open_turn(branch)
+        piece = OutputPiece(branch.position, op=op.id, client=task.frame.client)
+        piece.quiet = op.quiet
+        if not chat:
+            piece.tail, piece.role = Tail.RAW, None
+        generation = Generation(
+            op,
+            branch,
+            piece,
+            self._detokenizer.stream(op.stop),
+            sampling=self._sampling(op, task.index),
+            stop_token_ids=self._stop_ids(op),
+            max_tokens=min(op.max_tokens, self._state.context - branch.position),
+            deadline=task.arrived + op.deadline_ms / 1e3 if op.deadline_ms is not None else None,
+            chat=chat,
+            now=task.arrived,
+        )
+        branch.pieces.append(piece)
+        self._by_task[id(task)] = generation
+        self._ready.append((generation, task))
+        self.submit_ready()
+
+    def _check(self, branch: Branch, op: Generate) -> None:
+        if branch.position >= self._state.context:
+            raise TooLong(
+                f"branch {branch.name!r} fills the context of {self._state.context} tokens: roll back "
+                "or fork from an earlier position",
+                details={"max": self._state.context, "position": branch.position},
+            )
+        if branch.position == 0:
+            raise BadRequest(f"branch {branch.name!r} is empty: append something before `generate`")
+
+    def submit_ready(self) -> None:
+        """Submit waiting generations as far as the session's limit allows."""
+        while self._ready and len(self._by_request) < self._state.limits.running:
+            generation, task = self._ready.popleft()
+            self._submit(generation, task)
+
+    def _submit(self, generation: Generation, task: Task) -> None:
+        generation.request = self._state.next_id()
+        generation.before = len(generation.piece.tokens)
+        self._by_request[generation.request] = (generation, task)
+        self._state.out.scheduler.append(
+            Submit(
+                request=generation.request,
+                branch=generation.branch.handle,
+                prompt=generation.branch.position,
+                max_tokens=generation.remaining,
+                sampling=generation.sampling,
+                stop_token_ids=generation.stop_token_ids,
+                priority=generation.op.priority,
+                deadline=generation.deadline,
+                arrived=generation.arrived,
+                sampled=generation.before,
+            )
+        )
+
+    def _sampling(self, op: Generate, index: int) -> SamplingParams:
+        given = self._turns.tokenizer.generation_defaults
+        seed = op.seed if op.seed is not None else self._random_seed()
+        return SamplingParams(
+            temperature=_either(op.temperature, given.temperature),
+            top_k=_either(op.top_k, given.top_k),
+            top_p=_either(op.top_p, given.top_p),
+            min_p=_either(op.min_p, given.min_p),
+            frequency_penalty=op.frequency_penalty,
+            presence_penalty=op.presence_penalty,
+            repetition_penalty=_either(op.repetition_penalty, given.repetition_penalty),
+            seed=(seed + index) % 2**63,  # branches of one op differ
+            logprobs=op.logprobs,
+        )
+
+    def _stop_ids(self, op: Generate) -> list[int]:
+        eos = () if op.ignore_eos else self._turns.tokenizer.eos_ids
+        return sorted({*op.stop_token_ids, *eos})
+
+    # --- prefill ahead of time -----------------------------------------------------------------
+
+    def prefill(self, branch: Branch, now: float) -> None:
+        """Compute what was appended before a generation asks for it."""
+        if branch.position == 0 or branch.position >= self._state.context:
+            return
+        self.cancel_prefill(branch)
+        branch.prefill = self._state.next_id()
+        self._prefills[branch.prefill] = branch
+        self._state.out.scheduler.append(
+            Submit(
+                request=branch.prefill,
+                branch=branch.handle,
+                prompt=branch.position,
+                max_tokens=0,
+                sampling=SamplingParams(),
+                priority=PREFILL_PRIORITY,
+                arrived=now,
+            )
+        )
+
+    def cancel_prefill(self, branch: Branch) -> None:
+        """The branch is about to change below what is being computed."""
+        if branch.prefill is not None:
+            self._state.out.scheduler.append(Cancel(branch.prefill))
+            branch.prefill = None
+
+    # --- while it runs ---------------------------------------------------------------------
+
+    def progress(self, item: Progress, ended: Finished | None) -> None:
+        """New tokens of a request. `ended`: its end, if it came in the same message."""
+        entry = self._by_request.get(item.request)
+        if entry is None:
+            return
+        generation = entry[0]
+        tokens: Sequence[int] = unpack(item.tokens)
+        if ended is not None and ended.reason == "stop" and not generation.stopping:
+            # The last one is the token that stopped it: it is not text.
+            generation.push(tokens[:-1], item.logprobs[:-1])
+            if not generation.stopping:
+                generation.piece.tokens.append(tokens[-1])
+        elif generation.push(tokens, item.logprobs):
+            assert generation.text.stopped is not None
+            keep = generation.text.stopped.keep_tokens - generation.before
+            self._state.out.scheduler.append(Cancel(item.request, keep=max(0, keep), reason="stop"))
+        self._on_output(generation.branch)
+
+    def cancel(self, task: Task, now: float) -> bool:
+        """Stop the generation of `task`; its `done` follows. False if it has none."""
+        generation = self._by_task.get(id(task))
+        if generation is None or generation.cancelled:
+            return False
+        generation.cancelled = True
+        if generation.request in self._by_request:
+            self._state.out.scheduler.append(Cancel(generation.request))
+            return True
+        for queue in (self._ready, *self._paused.values()):
+            if (generation, task) in queue:
+                queue.remove((generation, task))
+                break
+        self._close(generation, task, _never_ran(generation, now))
+        return True
+
+    def pause(self, client: str) -> None:
+        """The client is gone and asked for it: its generations stop, to go on later."""
+        for generation, task in list(self._by_request.values()):
+            if task.frame.client == client and not generation.stopping and not generation.cancelled:
+                generation.pausing = True
+                self._state.out.scheduler.append(Cancel(generation.request))
+        for entry in [entry for entry in self._ready if entry[1].frame.client == client]:
+            self._ready.remove(entry)
+            self._paused.setdefault(client, []).append(entry)
+
+    def unpause(self, client: str) -> None:
+        """The client is back."""
+        for generation, task in self._by_request.values():
+            if task.frame.client == client:
+                generation.pausing = False
+        self._ready.extend(self._paused.pop(client, ()))
+        self.submit_ready()
+
+    # --- the end ---------------------------------------------------------------------------
+
+    def finished(self, finished: Finished) -> None:
+        """A request ended. Call `submit_ready` after the last one of a message."""
+        branch = self._prefills.pop(finished.request, None)
+        if branch is not None:
+            if branch.prefill == finished.request:
+                branch.prefill = None
+            return
+        entry = self._by_request.pop(finished.request, None)
+        if entry is None:
+            log.debug("end of an unknown request", extra={"request": finished.request})
+            return
+        generation, task = entry
+        generation.note(finished)
+        if finished.reason == "cancelled" and not generation.cancelled and generation.remaining > 0:
+            if generation.pausing:
+                self._paused.setdefault(task.frame.client, []).append((generation, task))
+                return
+            if not generation.stopping:  # paused, and unpaused before the scheduler had stopped it
+                self._ready.append((generation, task))
+                return
+        self._close(generation, task, finished)
+
+    def _close(self, generation: Generation, task: Task, finished: Finished) -> None:
+        """Bring piece, handle and text to their final state, and reply."""
+        piece, branch = generation.piece, generation.branch
+        reason = finished.reason
+        stop: str | int | None = None
+        output = generation.before + finished.output
+        if generation.stopping:
+            reason = "stop"
+            stop = self._cut_at_stop(generation, output)
+        else:
+            generation.keep(output)
+            if reason == "stop" and piece.tokens:
+                stop = token = piece.tokens[-1]
+                self._settle_stop_token(generation, token)
+            self._release_rest(generation)
+        piece.ended = True
+        if piece.tail is Tail.OPEN and reason == "stop":
+            self._turns.close_turn(branch)
+        branch.reason = reason
+        del self._by_task[id(task)]
+        self._state.bump()
+        text = piece.text
+        parsed = parse(text, task.frame.tools, piece.start) if reason == "stop" else None
+        self._on_output(branch)
+        self._on_done(
+            task,
+            Done(
+                id=generation.op.id,
+                branch=branch.name,
+                position=branch.position,
+                reason="tool" if parsed else reason,
+                usage=generation.usage(finished, output),
+                text=text if generation.op.quiet else None,
+                tool_calls=parsed.calls if parsed else None,
+                stop=stop,
+                mean_logprob=_mean(generation),
+                error=finished.error,
+                message=finished.message or None,
+            ),
+        )
+
+    def _cut_at_stop(self, generation: Generation, output: int) -> str:
+        """The branch ends with exactly the text that was shown."""
+        stopped = generation.text.stopped
+        assert stopped is not None
+        state, piece, branch = self._state, generation.piece, generation.branch
+        generation.keep(stopped.keep_tokens)
+        if output > stopped.keep_tokens:  # it had ended by itself before the cut arrived
+            state.move_handle(branch, piece.end)
+        if stopped.tail_text:
+            tokens = self._turns.tokenizer.encode(stopped.tail_text, special=False)
+            state.extend_handle(branch, tokens)
+            piece.tokens.extend(tokens)
+            piece.logprobs = None  # the cut token's do not fit the new ones
+        piece.release(len(piece.tokens), stopped.tail_text)
+        return stopped.stop
+
+    def _settle_stop_token(self, generation: Generation, token: int) -> None:
+        """Keep a stop token that ends a turn of the template; cut any other."""
+        piece = generation.piece
+        end = self._turns.end_of_turn(token) if generation.chat else None
+        if end is not None:
+            piece.tail, piece.eos_text = Tail.EOS, end
+        else:
+            generation.keep(len(piece.tokens) - 1)
+            self._state.move_handle(generation.branch, piece.end)
+
+    def _release_rest(self, generation: Generation) -> None:
+        piece = generation.piece
+        released = generation.text.finish()
+        piece.release(len(piece.tokens), released.text if released is not None else "")
+
+
+def _mean(generation: Generation) -> float | None:
+    return generation.logprob_sum / generation.logprob_count if generation.logprob_count else None
+
+
+def _either(given: float | None, default: float) -> Any:
+    return default if given is None else given
+
+
+def _never_ran(generation: Generation, now: float) -> Finished:
+    """The end of a generation that is not with the scheduler."""
+    piece = generation.piece
+    return Finished(
+        request=generation.request,
+        reason="cancelled",
+        output=len(piece.tokens) - generation.before,
+        prompt=piece.start,
+        cached=0,
+        computed=0,
+        arrived=generation.arrived,
+        started=0.0,
+        first_token=0.0,
+        ended=now,
+    )

@@ -1,0 +1,76 @@
+"""Op ids: each op of a client runs once, and its replies are kept for a while.
+
+Ids are strictly increasing per (session, client), so "was it seen?" is one comparison. Pure.
+"""
+
+from collections import OrderedDict
+
+from ramify.protocol.errors import BadRequest
+from ramify.protocol.wire import ServerMessage
+
+
+class Ledger:
+    """The op ids and terminal replies of one client of one session."""
+
+    def __init__(self, client: str, keep: int) -> None:
+        self.client = client
+        self.last = -1  # the highest op id seen
+        self.replies: OrderedDict[int, list[ServerMessage]] = OrderedDict()
+        self._keep = keep
+        self._pending: dict[int, int] = {}  # op id -> terminal replies still to come
+
+    @property
+    def highest(self) -> int:
+        """As `state.op` shows it: 0 before the first op."""
+        return max(self.last, 0)
+
+    @property
+    def idle(self) -> bool:
+        """Whether every op has its replies."""
+        return not self._pending
+
+    def admit(self, ids: list[int]) -> None:
+        """Check that new ids increase. Raises BadRequest; nothing is recorded."""
+        last = self.last
+        for ident in ids:
+            if ident <= self.last:
+                continue  # sent again: `seen` says what happens
+            if ident <= last:
+                raise BadRequest(
+                    f"id {ident} follows id {last}: ids must increase; the frame was refused",
+                    details={"id": ident, "last": last},
+                )
+            last = ident
+
+    def seen(self, ident: int) -> list[ServerMessage] | None:
+        """None for a new id. Else its replies so far: none while it waits or runs.
+
+        Raises BadRequest if it was answered too long ago.
+        """
+        if ident > self.last:
+            return None
+        if ident in self.replies:
+            return self.replies[ident]
+        if ident in self._pending:
+            return []
+        raise BadRequest(
+            f"id {ident} is not new (the last was {self.last}) and its reply is no longer kept: "
+            "use a higher id",
+            details={"last": self.last},
+        )
+
+    def begin(self, ident: int, replies: int) -> None:
+        """A new op that will get `replies` terminal replies."""
+        self.last = ident
+        self._pending[ident] = replies
+
+    def record(self, ident: int, message: ServerMessage) -> None:
+        """Keep a terminal reply."""
+        self.replies.setdefault(ident, []).append(message)
+        left = self._pending.get(ident, 1) - 1
+        if left > 0:
+            self._pending[ident] = left
+        else:
+            self._pending.pop(ident, None)
+        while len(self.replies) > self._keep:
+            self.replies.popitem(last=False)

@@ -1,0 +1,71 @@
+"""What a session wants to happen: commands collected while it handles its mailbox.
+
+The actor sends them in the order that messages.py asks for: cache, scheduler, sockets.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ramify.actors.session.pieces import Tail
+from ramify.protocol.messages import (
+    Cancel,
+    DropBranches,
+    ExtendBranch,
+    ForkBranch,
+    Inspect,
+    MoveBranch,
+    OpenBranch,
+    RetainBranch,
+    Submit,
+)
+from ramify.protocol.wire import Role, ServerMessage
+
+ToCache = OpenBranch | ExtendBranch | ForkBranch | MoveBranch | RetainBranch | DropBranches | Inspect
+ToScheduler = Submit | Cancel
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Text that becomes one piece. `chat`: rendered by the template, brings its own BOS.
+
+    `tail`, `role`: the branch's state after it. `prompt`: the generation prompt.
+    """
+
+    text: str
+    chat: bool
+    start: bool  # at position 0
+    tail: Tail
+    role: Role | None
+    prompt: bool = False
+
+
+class EncodeText(msgspec.Struct, frozen=True):
+    """Tokenize long text off the event loop; answered with `Encoded`. See `Turns.encode`."""
+
+    ticket: int
+    parts: Sequence[Part]
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """Tokens of the parts of an `EncodeText`, or why they could not be made."""
+
+    ticket: int
+    tokens: list[list[int]]
+    error: BaseException | None = None
+
+
+class Outbox:
+    """Commands to other actors, in order. The actor takes and clears them."""
+
+    def __init__(self) -> None:
+        self.cache: list[ToCache] = []
+        self.scheduler: list[ToScheduler] = []
+        self.notes: list[tuple[int, ServerMessage]] = []  # to sockets that are not attached
+        self.closes: list[tuple[int, int, str]] = []  # socket, code, reason
+        self.encode: list[EncodeText] = []
+        self.wake_at: float | None = None
+
+    def wake(self, when: float) -> None:
+        """Ask for a `Tick` at `when` or earlier."""
+        if self.wake_at is None or when < self.wake_at:
+            self.wake_at = when

@@ -1,0 +1,193 @@
+"""What a branch is made of: pieces of input and output, each a run of tokens with its text.
+
+Pieces are shared between branches after a fork, so a piece that is complete never changes; only
+the piece of a running generation grows. This file knows positions, tokens and text; it does not
+know templates, sockets or requests.
+
+Marks. An output piece's text is released in chunks. After chunk i the piece has released
+`counts[i]` tokens, whose text is exactly `chunks[0] + ... + chunks[i]`. Deltas start and end at
+marks only, so a client's position always names one text.
+
+    tokens  |t0 t1|t2|t3 t4 t5|t6 ...        counts  [2, 3, 6]
+    text    |"Hel"|"lo"|" wor"| held back    chunks  ["Hel", "lo", " wor"]
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from ramify.protocol.wire import ChatMessage, Role, TokenLogprob
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class Tail(Enum):
+    """How a branch's text ends, which decides what a chat template has to add next.
+
+    RAW: no template has been used (or raw text was appended after a turn).
+    PROMPT: the generation prompt was just added; nothing is generated yet.
+    OPEN: an assistant's turn without its end (length, cancel, or text put into its mouth).
+    EOS: it ends with the sampled end-of-turn token, without what the template adds after it.
+    CLOSED: a complete turn.
+    """
+
+    RAW = "raw"
+    PROMPT = "prompt"
+    OPEN = "open"
+    EOS = "eos"
+    CLOSED = "closed"
+
+
+class Piece:
+    """A run of tokens at positions [start, start + len(tokens)).
+
+    `tail` and `role`: the state of the branch after this piece. `op`: the op that made it.
+    `messages`: the chat turns of an input piece (the strict template renders them again).
+    """
+
+    __slots__ = ("messages", "op", "quiet", "role", "start", "tail", "text", "tokens", "turn")
+
+    def __init__(
+        self,
+        start: int,
+        tokens: "array[int]",
+        text: str,
+        *,
+        tail: Tail,
+        role: Role | None = None,
+        op: int | None = None,
+        messages: Sequence[ChatMessage] = (),
+        turn: bool = False,
+    ) -> None:
+        self.start = start
+        self.tokens = tokens
+        self.text = text
+        self.tail = tail
+        self.role = role
+        self.op = op
+        self.messages = tuple(messages)
+        self.turn = turn  # an append: what `rollback turns` counts
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def raw(self) -> str:
+        """The text with the template's special tokens, as strict mode compares it."""
+        return self.text
+
+    def cut(self, at: int, decode: Decode) -> "Piece":
+        """A copy that ends at position `at`, start < at < end."""
+        tokens = self.tokens[: at - self.start]
+        return Piece(
+            self.start,
+            tokens,
+            decode(tokens),
+            tail=Tail.OPEN,
+            role=self.role,
+            op=self.op,
+            turn=self.turn,
+        )
+
+
+class OutputPiece:
+    """What one generation produced (and produces, while it runs)."""
+
+    __slots__ = (
+        "chunks",
+        "client",
+        "counts",
+        "ended",
+        "eos_text",
+        "logprobs",
+        "op",
+        "quiet",
+        "role",
+        "start",
+        "tail",
+        "tokens",
+    )
+
+    def __init__(self, start: int, *, op: int | None = None, client: str | None = None) -> None:
+        self.start = start
+        self.tokens: array[int] = array("i")
+        self.counts: list[int] = []
+        self.chunks: list[str] = []
+        self.logprobs: list[TokenLogprob] | None = None
+        self.op = op
+        self.client = client  # whose op it was: ids are numbered per client
+        self.quiet = False  # its text travels in `done`, not in deltas
+        self.ended = False
+        self.tail = Tail.OPEN
+        self.role: Role | None = "assistant"
+        self.eos_text = ""  # the end-of-turn token that was sampled and kept, as the template spells it
+
+    turn = False
+    messages: tuple[ChatMessage, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.chunks)
+
+    @property
+    def raw(self) -> str:
+        return self.text + self.eos_text
+
+    def release(self, count: int, text: str) -> None:
+        """Tokens up to `count` are released; `text` is new. Counts only grow.
+
+        An empty chunk still makes a mark, so that a delta can announce the position.
+        """
+        if count == (self.counts[-1] if self.counts else 0):
+            if text:
+                raise ValueError(f"text {text!r} without a token at mark {count}")
+            return
+        self.counts.append(count)
+        self.chunks.append(text)
+
+    @property
+    def released(self) -> int:
+        """The position up to which text has been released."""
+        return self.start + (self.counts[-1] if self.counts else 0)
+
+    def mark_at(self, position: int) -> int:
+        """How many chunks lie wholly before `position`: where a delta from there starts."""
+        return bisect_right(self.counts, position - self.start)
+
+    def mark_position(self, mark: int) -> int:
+        """The position after `mark` chunks."""
+        return self.start + (self.counts[mark - 1] if mark else 0)
+
+    def offset_mark(self, chars: int) -> int:
+        """The largest number of chunks whose text is at most `chars` characters long."""
+        total = 0
+        for i, chunk in enumerate(self.chunks):
+            total += len(chunk)
+            if total > chars:
+                return i
+        return len(self.chunks)
+
+    def cut(self, at: int, decode: Decode) -> "OutputPiece":
+        """A copy that ends at position `at`, start < at < end. Its tokens are complete."""
+        piece = OutputPiece(self.start, op=self.op, client=self.client)
+        piece.tokens = self.tokens[: at - self.start]
+        mark = self.mark_at(at)
+        piece.counts = self.counts[:mark]
+        piece.chunks = self.chunks[:mark]
+        shown = piece.counts[-1] if mark else 0
+        if shown < len(piece.tokens):
+            piece.release(len(piece.tokens), decode(piece.tokens[shown:]))
+        if self.logprobs is not None:
+            piece.logprobs = self.logprobs[: len(piece.tokens)]
+        piece.quiet = self.quiet
+        piece.ended = True
+        return piece
+
+
+AnyPiece = Piece | OutputPiece

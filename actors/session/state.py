@@ -1,0 +1,119 @@
+"""What the parts of a session share: its branches, its outbox, what it knows of the engine.
+
+Pure. Every change of a branch goes through here, so that the session's pieces and the cache's
+handle move together.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ramify.actors.session.branch import Branch, input_piece
+from ramify.actors.session.outbox import Outbox
+from ramify.actors.session.pieces import Decode, Piece
+from ramify.protocol.config import Limits
+from ramify.protocol.errors import Exists, LimitExceeded, NoBranch, TooLong
+from ramify.protocol.messages import DropBranches, ExtendBranch, ForkBranch, MoveBranch, OpenBranch
+from ramify.protocol.plan import pack
+from ramify.protocol.wire import JsonObject
+
+
+class SessionState:
+    """The branches of one session and the numbers it hands out."""
+
+    def __init__(self, number: int, *, context: int, limits: Limits, decode: Decode) -> None:
+        self.number = number
+        self.context = context
+        self.limits = limits
+        self.decode = decode
+        self.branches: dict[str, Branch] = {}
+        self.revision = 0
+        self.meta: JsonObject | None = None
+        self.out = Outbox()
+        self._count = 0
+
+    def next_id(self) -> int:
+        """A branch handle or request id (see messages.py)."""
+        self._count += 1
+        return self.number << 32 | self._count
+
+    def bump(self) -> int:
+        """The tree changed: the new revision."""
+        self.revision += 1
+        return self.revision
+
+    def branch(self, name: str) -> Branch:
+        """Raises NoBranch."""
+        branch = self.branches.get(name)
+        if branch is None:
+            raise NoBranch(f"there is no branch {name!r}", details={"branch": name})
+        return branch
+
+    def root(self, name: str) -> Branch:
+        """A new empty branch. Names were checked with `check_new`."""
+        branch = Branch(name, self.next_id())
+        self.branches[name] = branch
+        self.out.cache.append(OpenBranch(branch.handle))
+        return branch
+
+    def check_new(self, names: Sequence[str]) -> None:
+        """Raises Exists or LimitExceeded if branches of these names cannot be made."""
+        for i, name in enumerate(names):
+            if name in self.branches or name in names[:i]:
+                raise Exists(
+                    f"branch {name!r} exists already: choose another name", details={"branch": name}
+                )
+        if len(self.branches) + len(names) > self.limits.branches:
+            raise LimitExceeded(
+                f"the session has {len(self.branches)} branches; {len(names)} more pass the limit: "
+                "drop some first",
+                details={"max": self.limits.branches},
+            )
+
+    def fork(self, branch: Branch, names: Sequence[str], at: int) -> list[Branch]:
+        """Children of `branch` at position `at`. Names were checked with `check_new`."""
+        children = [branch.fork(name, self.next_id(), at, self.decode) for name in names]
+        self.branches.update((child.name, child) for child in children)
+        self.out.cache.append(ForkBranch(branch.handle, [child.handle for child in children], at))
+        return children
+
+    def room(self, branch: Branch, count: int) -> None:
+        """Raises TooLong if `count` more tokens pass the context length."""
+        if branch.position + count > self.context:
+            raise TooLong(
+                f"branch {branch.name!r} has {branch.position} tokens; {count} more pass the context "
+                f"of {self.context}: shorten the input, or fork from an earlier position",
+                details={"max": self.context, "position": branch.position, "tokens": count},
+            )
+
+    def extend(self, branch: Branch, tokens: Sequence[int], text: str, **fields: Any) -> Piece:
+        """Append an input piece."""
+        self.extend_handle(branch, tokens)
+        return input_piece(branch, tokens, text, **fields)
+
+    def extend_handle(self, branch: Branch, tokens: Sequence[int]) -> None:
+        """Tell the cache of tokens that the caller puts into a piece."""
+        if tokens:
+            self.out.cache.append(ExtendBranch(branch.handle, pack(tokens)))
+
+    def move_handle(self, branch: Branch, to: int) -> None:
+        """Tell the cache that the branch ends at `to` now."""
+        self.out.cache.append(MoveBranch(branch.handle, to))
+
+    def truncate(self, branch: Branch, to: int) -> None:
+        """Cut the branch back to position `to`."""
+        if to < branch.position:
+            branch.truncate(to, self.decode)
+            self.move_handle(branch, to)
+
+    def drop(self, branch: Branch) -> None:
+        del self.branches[branch.name]
+        self.out.cache.append(DropBranches([branch.handle]))
+
+    def rename(self, branch: Branch, name: str) -> None:
+        self.check_new([name])
+        del self.branches[branch.name]
+        branch.name = name
+        self.branches[name] = branch
+
+    def handles(self) -> list[int]:
+        return [branch.handle for branch in self.branches.values()]

@@ -1,0 +1,171 @@
+"""From a frame to tasks: the checks that need no branch, and what each op touches.
+
+An op with several branches becomes one task for each; `generate` with `n` becomes a fork and one
+generation for each child. Tasks of one frame share a `FrameRun`, which remembers the branches
+that failed. Pure.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from ramify.actors.session.toolcalls import tool_names
+from ramify.protocol.config import Limits
+from ramify.protocol.errors import BadRequest, LimitExceeded, RamifyError
+from ramify.protocol.wire import (
+    Append,
+    Drop,
+    Fork,
+    Generate,
+    Join,
+    Op,
+    Open,
+    Prune,
+    Rollback,
+    Select,
+    Set,
+    Tree,
+    names,
+)
+
+Kind = Literal["append", "generate", "fork", "spawn", "rollback", "set", "drop", "unsupported"]
+
+
+class FrameRun:
+    """The ops that came in one frame, and how their client opened the session.
+
+    `failed`: branches on which one of them failed; with the error where the op itself did not
+    report it. `tools`: names that count as tool calls.
+    """
+
+    __slots__ = ("client", "failed", "opened", "tools")
+
+    def __init__(self, opened: Open) -> None:
+        self.client = opened.client
+        self.opened = opened
+        self.tools = tool_names(opened.tools)
+        self.failed: dict[str, RamifyError | None] = {}
+
+
+class Task:
+    """One op on one branch (or one fork), queued on every branch it touches.
+
+    `branch`: the target, which its terminal reply names. A "spawn" is the fork inside a
+    `generate` with `n`: it sends no reply; its failure is reported by the generations.
+    """
+
+    __slots__ = ("arrived", "branch", "cancelled", "children", "frame", "index", "kind", "op", "touched")
+
+    def __init__(
+        self,
+        kind: Kind,
+        op: Op,
+        frame: FrameRun,
+        branch: str | None,
+        touched: Sequence[str],
+        *,
+        index: int = 0,
+        children: Sequence[str] = (),
+    ) -> None:
+        self.kind = kind
+        self.op = op
+        self.frame = frame
+        self.branch = branch
+        self.touched = tuple(dict.fromkeys(touched))
+        self.index = index  # place among the op's targets: varies the seed
+        self.children = tuple(children)
+        self.arrived = 0.0
+        self.cancelled = False
+
+
+def child_names(op: Generate, branch: str) -> list[str]:
+    """The branches that `generate` makes of `branch`; none if it generates on it."""
+    if op.as_ is not None:
+        return list(op.as_)
+    if op.n > 1:
+        return [f"{branch}.{op.id}.{i + 1}" for i in range(op.n)]
+    return []
+
+
+def check_static(op: Op, limits: Limits, where: str) -> None:
+    """Raise BadRequest or LimitExceeded for faults that can be seen without any branch."""
+
+    def fail(field: str, message: str) -> None:
+        path = f"{where}.{field}"
+        raise BadRequest(f"{message} - at `{path}`", details={"path": path, "id": op.id})
+
+    match op:
+        case Append():
+            given = [f for f in ("text", "messages", "tokens") if getattr(op, f) is not None]
+            if len(given) != 1:
+                fail(
+                    given[1] if given else "text", "Give exactly one of `text`, `messages` and `tokens`"
+                )
+        case Generate():
+            targets = names(op.branch)
+            if op.n > limits.n:
+                raise LimitExceeded(
+                    f"`n` is {op.n}: at most {limits.n} - at `{where}.n`",
+                    details={"max": limits.n, "id": op.id},
+                )
+            if op.as_ is not None and len(op.as_) != op.n:
+                fail("as", f"`as` has {len(op.as_)} names for n = {op.n}")
+            if (op.as_ is not None or op.n > 1) and len(targets) > 1:
+                fail("n", "`n` and `as` need a single branch")
+            for child in child_names(op, targets[0]):
+                if len(child) > 64:
+                    fail("as", f"the name {child!r} would be longer than 64 characters: give `as`")
+            if len(set(targets)) != len(targets):
+                fail("branch", "A branch is named twice")
+        case Rollback():
+            if (op.to is None) == (op.turns is None):
+                fail("to", "Give exactly one of `to` and `turns`")
+        case Fork():
+            if op.branch is None and op.at is not None:
+                fail("at", "A new root has no position to fork at")
+        case Set():
+            if op.branch is None and op.name is not None:
+                fail("name", "`name` needs a `branch`")
+        case Drop():
+            if len(set(names(op.branch))) != len(names(op.branch)):
+                fail("branch", "A branch is named twice")
+        case _:
+            pass
+
+
+def expand(op: Op, frame: FrameRun) -> list[Task]:
+    """The tasks of a queued op, in the order they are queued. `tree`, `cancel`, `close` have none."""
+    match op:
+        case Append():
+            targets = list(dict.fromkeys(names(op.branch)))
+            return [Task("append", op, frame, name, [name]) for name in targets]
+        case Generate():
+            targets = names(op.branch)
+            children = child_names(op, targets[0])
+            if not children:
+                return [Task("generate", op, frame, n, [n], index=i) for i, n in enumerate(targets)]
+            spawn = Task("spawn", op, frame, targets[0], [targets[0], *children], children=children)
+            return [
+                spawn,
+                *(Task("generate", op, frame, n, [n], index=i) for i, n in enumerate(children)),
+            ]
+        case Fork():
+            source = [op.branch] if op.branch is not None else []
+            return [Task("fork", op, frame, op.branch, [*source, *op.as_], children=op.as_)]
+        case Rollback():
+            return [Task("rollback", op, frame, op.branch, [op.branch])]
+        case Set():
+            touched = [name for name in (op.branch, op.name) if name is not None]
+            return [Task("set", op, frame, op.branch, touched)]
+        case Drop():
+            return [Task("drop", op, frame, name, [name]) for name in names(op.branch)]
+        case Select():
+            return [Task("unsupported", op, frame, name, [name]) for name in names(op.branch)]
+        case Join():
+            return [Task("unsupported", op, frame, op.branch, [op.branch, *op.from_])]
+        case Prune():
+            into = names(op.into)
+            return [Task("unsupported", op, frame, into[0], [*into, *op.from_])]
+        case Tree():
+            return []
+        case _:
+            return []

@@ -1,0 +1,237 @@
+"""What a chat template adds to a branch, turn by turn (protocol.md section 5, rules 8 and 11). Pure.
+
+A chat template renders whole conversations; a branch only grows. `delta` renders a *stand-in*: the
+shortest conversation that ends in the same role, whose last content is a marker, and then the new
+turns. What follows the marker is what the template adds, so neither the history nor its length
+matters. For templates that never rewrite earlier turns, `first` plus all deltas is the whole
+rendering, character for character.
+
+Turns are *open* or *closed*: a turn is closed when the branch holds the text that the template
+puts after the content ("<|im_end|>\n"). Appended messages are closed; generated ones are closed by
+`closing`, or by the sampled end-of-sequence token and `rest_after_eos`.
+
+This file does not know tokens, nor how a template is run: a `Renderer` does
+(`ramify.actors.tokenizer.Tokenizer`). Its texts may hold guards, so give them to `encode_chat`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ramify.protocol.errors import BadRequest
+from ramify.protocol.wire import ChatMessage, JsonObject, Role
+
+_MARKER = "ramifyf3a9c1marker"
+_QUESTION: JsonObject = {"role": "user", "content": "Q"}
+_ANSWER: JsonObject = {"role": "assistant", "content": "A"}
+_CALL: JsonObject = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    ],
+}
+
+
+class Renderer(Protocol):
+    """Runs the model's chat template."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generate: bool = False,
+    ) -> str:
+        """The template's text. Raises BadRequest with the template's words if it refuses."""
+        ...
+
+    def unguarded(self, rendered: str) -> str:
+        """`rendered` without guards, to compare it with a message's content."""
+        ...
+
+
+class ChatTemplate:
+    """One model's template. Stateless but for its caches; sessions may share it."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._closings: dict[Role, str] = {}
+        self._prompts: dict[Role, str] = {}
+        self._system_stands: bool | None = None
+
+    # --- strict mode, and the first turns -------------------------------------------------------
+
+    def strict(
+        self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject] | None, generate: bool
+    ) -> str:
+        """The whole conversation, rendered anew. Raises BadRequest."""
+        return self._renderer.render(as_dicts(messages), tools, generate)
+
+    def first(
+        self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject] | None, generate: bool
+    ) -> str:
+        """The first turns of an empty branch, with BOS and a default system prompt as the template
+        has them. Raises BadRequest if the template refuses them, or would lose a turn."""
+        if messages[-1].role == "system" and not self._system_can_stand():
+            raise BadRequest(
+                "this model's chat template puts a system turn into the user turn that follows: "
+                "append both in one `append`"
+            )
+        text = self.strict(messages, tools, generate)
+        self._check_system(messages, text)
+        return text
+
+    # --- append mode ----------------------------------------------------------------------------
+
+    def delta(
+        self,
+        last_role: Role,
+        closed: bool,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[JsonObject] | None,
+        generate: bool,
+    ) -> str:
+        """What the template adds behind a turn of `last_role` for the new `messages`.
+
+        `closed`: the branch already holds that turn's `closing`. `generate`: with the header of
+        an assistant's turn at the end. O(new text). Raises BadRequest.
+        """
+        conversation = [*_stand_in(last_role), *as_dicts(messages)]
+        text = self._after_marker(conversation, tools, generate, last_role)
+        self._check_system(messages, text)
+        if not closed:
+            return text
+        closing = self.closing(last_role)
+        if not text.startswith(closing):
+            raise BadRequest(
+                f"this model's chat template joins a {messages[0].role!r} turn to the {last_role!r} "
+                "turn before it: append both in one `append`, or open the session with template 'strict'"
+            )
+        return text[len(closing) :]
+
+    def generation_prompt(self, last_role: Role) -> str:
+        """What `add_generation_prompt` puts behind a closed turn of `last_role`. Raises BadRequest."""
+        prompt = self._prompts.get(last_role)
+        if prompt is None:
+            prompted = self._after_marker(_stand_in(last_role), None, True, last_role)
+            closing = self.closing(last_role)
+            if not prompted.startswith(closing):
+                raise BadRequest(
+                    f"this model's chat template rewrites a {last_role!r} turn before an answer: send "
+                    "`append` and `generate` in one frame, or open the session with template 'strict'"
+                )
+            prompt = self._prompts[last_role] = prompted[len(closing) :]
+        return prompt
+
+    def closing(self, role: Role = "assistant") -> str:
+        """The end of a turn: what the template puts behind a content of `role`.
+
+        "" where that depends on what follows: then `delta` brings it with the next turn.
+        """
+        closing = self._closings.get(role)
+        if closing is None:
+            stand_in = _stand_in(role)
+            closing = self._after_marker(stand_in, None, False, role)
+            try:
+                following: JsonObject = (
+                    _QUESTION if role != "user" else {"role": "assistant", "content": "A"}
+                )
+                continued = self._after_marker([*stand_in, following], None, False, role)
+            except BadRequest:  # nothing of that kind may follow: nothing to compare with
+                continued = closing
+            if not continued.startswith(closing):
+                closing = ""
+            self._closings[role] = closing
+        return closing
+
+    def rest_after_eos(self, eos: str) -> str | None:
+        """What is left of an assistant's `closing` when the model sampled the token `eos` (its text).
+
+        None: the template does not end turns with it; cut the token off and append `closing`.
+        """
+        closing = self.closing()
+        at = closing.find(eos) if eos else -1
+        if at < 0 or closing[:at].strip():
+            return None
+        return closing[at + len(eos) :]
+
+    # --- stand-ins ------------------------------------------------------------------------------
+
+    def _after_marker(
+        self,
+        conversation: Sequence[JsonObject],
+        tools: Sequence[JsonObject] | None,
+        generate: bool,
+        role: Role,
+    ) -> str:
+        text = self._renderer.render(conversation, tools, generate)
+        # The first one: what the client sends stands behind it.
+        _, found, after = text.partition(_MARKER)
+        if not found:
+            raise BadRequest(
+                f"this model's chat template does not show a {role!r} turn in its place, so the branch "
+                "cannot be continued after it: open the session with template 'strict'"
+            )
+        return after
+
+    def _system_can_stand(self) -> bool:
+        """Whether a system turn may be appended before the user turn is known."""
+        if self._system_stands is None:
+            alone = self._renderer.render(_stand_in("system"))
+            followed = self._renderer.render([*_stand_in("system"), _QUESTION])
+            self._system_stands = _MARKER in alone and followed.startswith(alone)
+        return self._system_stands
+
+    def _check_system(self, messages: Sequence[ChatMessage], text: str) -> None:
+        """Some templates skip system turns in silence: an instruction must not get lost."""
+        shown: str | None = None
+        for message in messages:
+            if message.role == "system" and message.content.strip():
+                shown = self._renderer.unguarded(text) if shown is None else shown
+                if message.content.strip() not in shown:
+                    raise BadRequest(
+                        "this model's chat template leaves a system turn out at this place: send it as "
+                        "the first message, or as a part of a user turn"
+                    )
+
+
+def as_dicts(messages: Sequence[ChatMessage]) -> list[JsonObject]:
+    """Messages as chat templates read them: no absent fields, tool arguments as objects."""
+    return [_as_dict(message) for message in messages]
+
+
+def _as_dict(message: ChatMessage) -> JsonObject:
+    data: JsonObject = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        data["name"] = message.name
+    if message.tool_call_id is not None:
+        data["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        data["tool_calls"] = [_with_object_arguments(call) for call in message.tool_calls]
+    return data
+
+
+def _with_object_arguments(call: JsonObject) -> JsonObject:
+    """OpenAI's `arguments` are a JSON string; templates write objects and would quote it twice."""
+    function = call.get("function")
+    if not isinstance(function, dict):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _stand_in(role: Role) -> list[JsonObject]:
+    """The shortest usual conversation that ends with a turn of `role`; its content is the marker."""
+    turn: JsonObject = {"role": role, "content": _MARKER}
+    match role:
+        case "system" | "user":
+            return [turn]
+        case "assistant":
+            return [_QUESTION, turn]
+        case "tool":
+            return [_QUESTION, _CALL, {**turn, "tool_call_id": "call00001", "name": "f"}]

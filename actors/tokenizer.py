@@ -1,0 +1,392 @@
+"""Text to token ids and back, for one model folder. Thread-safe after `load`.
+
+Three things a serving engine needs beyond `transformers`' fast tokenizers:
+
+* *Continuing.* `encode(text)` tokenizes text that stands behind other tokens: SentencePiece-like
+  tokenizers put a space in front of a text, which is right at position 0 only.
+* *Guarded contents.* What a message says must not become a control token: a user who writes
+  "<|im_end|>" must not end their turn. `render` puts U+FDD0 (a Unicode noncharacter, "GUARD")
+  inside each control token that it finds in a message or a tool; the guard is an added token of
+  the tokenizer, so it splits the text there, and its id is dropped. All else is tokenized exactly
+  as `transformers` does it. One flaw: tokenizers that put a space before *every* piece of text
+  (Llama-2's "legacy" normalizer) show a space after the guard, inside the hostile string.
+* *Bytes.* `token_bytes` says which bytes each id stands for, so that output can be decoded
+  incrementally and exactly, without the tokenizer.
+
+Only local files are read. This file does not know of sessions, branches or turns.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+
+from ramify.protocol.errors import BadRequest, ModelError
+
+GUARD = "\ufdd0"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What `generation_config.json` recommends; neutral values where it is silent.
+
+    A file that says `do_sample: false` means greedy: temperature 0.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class Tokenizer:
+    """A model's fast tokenizer with its chat template.
+
+    `vocab_size`: ids that `token_bytes` covers (the model's padded vocabulary, if larger).
+    `start_ids`: what the tokenizer puts before a text at position 0 (usually BOS, or nothing).
+    `special_ids`: control tokens; they have no text.
+    """
+
+    def __init__(
+        self,
+        fast: Any,
+        *,
+        config: Mapping[str, Any] | None = None,
+        generation_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`fast`: a `transformers.PreTrainedTokenizerFast`, which this object owns from now on."""
+        config, generation_config = config or {}, generation_config or {}
+        self._fast = fast
+        self._backend: tokenizers.Tokenizer = fast.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        added = self._backend.get_added_tokens_decoder()
+        self._template_source = _template_source(fast.chat_template)
+        self.has_chat_template = bool(self._template_source)
+        self.bos_id: int | None = fast.bos_token_id
+        self.eos_ids = _eos_ids(fast.eos_token_id, generation_config, config)
+        self.special_ids = frozenset(
+            [i for i, token in added.items() if token.special]
+            + fast.all_special_ids
+            + list(self.eos_ids)
+        )
+        self.token_bytes = _token_bytes(self._backend, self.special_ids, _model_vocab(config))
+        self.vocab_size = len(self.token_bytes)
+        self.generation_defaults = _generation_defaults(generation_config)
+        self.start_ids = self._prefix_ids()
+        contents = {i: token.content for i, token in added.items()}
+        special = [text for i, text in contents.items() if i in self.special_ids]
+        self._spelling = {i: contents[i].encode() for i in self.special_ids & contents.keys()}
+        written = [t for t in contents.values() if t in self._template_source and not t.isspace()]
+        self._special = _alternatives(special)
+        self._control = _alternatives([*special, *written])
+        self._added = _alternatives([*contents.values(), GUARD])
+        self._continuing = _without_prefix_space(self._backend)
+        self._guard_ids = set()
+        for backend in (self._backend, self._continuing):
+            backend.add_special_tokens([tokenizers.AddedToken(GUARD, normalized=False, special=True)])
+            self._guard_ids.add(backend.token_to_id(GUARD))
+
+    @staticmethod
+    def load(path: Path) -> "Tokenizer":
+        """Read the tokenizer of a model folder. Raises ModelError that names what is wrong."""
+        path = Path(path)
+        if not path.is_dir():
+            raise ModelError(f"{path} is not a folder with a model")
+        if not (path / "tokenizer.json").is_file():
+            raise ModelError(_missing(path))
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            _read_json(path / name)
+        config, generation_config = (
+            _read_json(path / name) for name in ("config.json", "generation_config.json")
+        )
+        # Not AutoTokenizer: it imports torch and every configuration class (2.3 s against 0.6 s), and
+        # rebuilds some tokenizers by class instead of reading tokenizer.json as it was published.
+        from transformers import PreTrainedTokenizerFast
+
+        try:
+            fast = PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+        except Exception as error:  # `tokenizers` raises bare Exception
+            raise ModelError(f"{path / 'tokenizer.json'} cannot be loaded: {error}") from error
+        return Tokenizer(fast, config=config, generation_config=generation_config)
+
+    # --- text to ids ----------------------------------------------------------------------------
+
+    def encode(self, text: str, *, start: bool = False, special: bool = True) -> list[int]:
+        """Token ids of raw text. `start`: at position 0 (adds BOS if this tokenizer does).
+
+        `special`: strings like "<|im_end|>" become control tokens; False: they stay text.
+        """
+        if not special:
+            text = self._guarded(text, self._control)
+        ids = self.encode_chat(text, start=start)
+        return [*self.start_ids, *ids] if start else ids
+
+    def encode_chat(self, rendered: str, *, start: bool = False) -> list[int]:
+        """Token ids of template-rendered text, which brings its own BOS. `start`: at position 0."""
+        if start or self._continuing is self._backend:
+            return self._ids(self._backend, rendered)
+        first = self._added.search(rendered)
+        if first is None:
+            return self._ids(self._continuing, rendered)
+        at = first.start()
+        head = self._ids(self._continuing, rendered[:at]) if at else []
+        return head + self._ids(self._backend, rendered[at:])
+
+    def _ids(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        if GUARD in text:
+            return [i for i in ids if i not in self._guard_ids]
+        return ids
+
+    # --- ids to text ----------------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """The text of `ids`: U+FFFD for bytes that are not UTF-8, control tokens left out.
+
+        `special`: with control tokens, as templates spell them. Byte-exact: unlike
+        `transformers`, no leading space is cut off. Raises IndexError for ids past `vocab_size`.
+        """
+        table = self.token_bytes
+        if special:
+            spelt = self._spelling
+            pieces = [spelt.get(i) or table[i] for i in ids]
+        else:
+            pieces = [table[i] for i in ids]
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    # --- chat template --------------------------------------------------------------------------
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generate: bool = False,
+    ) -> str:
+        """The chat template's text for `messages`, guarded (see the top); for `encode_chat`.
+
+        Raises BadRequest with the template's own words where it refuses the conversation.
+        """
+        if not self.has_chat_template:
+            raise BadRequest(
+                "this model has no chat template: append `text` or `tokens`, or put a "
+                "chat_template.jinja into the model's folder"
+            )
+        guarded = [self._guarded_message(message) for message in messages]
+        try:
+            text: str = self._fast.apply_chat_template(
+                guarded,
+                tools=self._guarded_value(list(tools), self._control) if tools else None,
+                add_generation_prompt=generate,
+                tokenize=False,
+            )
+        except Exception as error:  # jinja2 errors, and whatever a template's expressions raise
+            reason = self.unguarded(str(error)) or type(error).__name__
+            raise BadRequest(f"the model's chat template refuses this conversation: {reason}") from error
+        return text
+
+    @staticmethod
+    def unguarded(rendered: str) -> str:
+        """`rendered` as people should read it."""
+        return rendered.replace(GUARD, "")
+
+    def _guarded_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        # An assistant's own turns may hold markers like <think>, which models emit themselves.
+        pattern = self._special if message["role"] == "assistant" else self._control
+        return {
+            key: value if key == "role" else self._guarded_value(value, pattern)
+            for key, value in message.items()
+        }
+
+    def _guarded_value(self, value: Any, pattern: re.Pattern[str]) -> Any:
+        if isinstance(value, str):
+            return self._guarded(value, pattern)
+        if isinstance(value, Mapping):
+            return {key: self._guarded_value(item, pattern) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._guarded_value(item, pattern) for item in value]
+        return value
+
+    @staticmethod
+    def _guarded(text: str, pattern: re.Pattern[str]) -> str:
+        text = text.replace(GUARD, "")
+        while pattern.search(text):  # again: tokens may overlap, and what is left may match another
+            text = pattern.sub(lambda match: match[0][0] + GUARD + match[0][1:], text)
+        return text
+
+    def _prefix_ids(self) -> tuple[int, ...]:
+        """The ids that the post-processor puts before a text."""
+        plain = self._backend.encode("a", add_special_tokens=False).ids
+        whole = self._backend.encode("a", add_special_tokens=True).ids
+        for at in range(len(whole) - len(plain) + 1):
+            if whole[at : at + len(plain)] == plain:
+                return tuple(whole[:at])
+        return ()
+
+
+# --- the folder's files -------------------------------------------------------------------------
+
+
+def _missing(path: Path) -> str:
+    slow = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (path / name).is_file()]
+    if slow:
+        return (
+            f"{path} has {slow[0]} but no tokenizer.json (a slow tokenizer): convert it with "
+            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        )
+    return f"{path} has no tokenizer.json: copy the tokenizer files of the model into it"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; {} if the file is missing. Raises ModelError."""
+    try:
+        data = msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return data
+
+
+def _eos_ids(own: int | None, *configs: Mapping[str, Any]) -> frozenset[int]:
+    found = {own}
+    for config in configs:
+        for part in (config, config.get("text_config") or {}):
+            value = part.get("eos_token_id")
+            found.update(value if isinstance(value, list) else [value])
+    return frozenset(i for i in found if isinstance(i, int))
+
+
+def _model_vocab(config: Mapping[str, Any]) -> int:
+    text = config.get("text_config") or {}
+    size = config.get("vocab_size") or text.get("vocab_size") or 0
+    return size if isinstance(size, int) else 0
+
+
+def _generation_defaults(config: Mapping[str, Any]) -> GenerationDefaults:
+    names = GenerationDefaults.__struct_fields__
+    given = {name: config[name] for name in names if config.get(name) is not None}
+    if config.get("do_sample") is False:
+        given = {"temperature": 0.0} | {k: v for k, v in given.items() if k == "repetition_penalty"}
+    try:
+        defaults = msgspec.convert(given, GenerationDefaults, strict=False)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"generation_config.json: {error}") from error
+    ranges = {
+        "temperature": 0.0 <= defaults.temperature <= 100.0,
+        "top_k": defaults.top_k >= 0,
+        "top_p": 0.0 < defaults.top_p <= 1.0,
+        "min_p": 0.0 <= defaults.min_p <= 1.0,
+        "repetition_penalty": 0.0 < defaults.repetition_penalty <= 100.0,
+    }
+    for name, valid in ranges.items():
+        if not valid:
+            raise ModelError(f"generation_config.json: {name} is {given[name]}, out of range")
+    return defaults
+
+
+def _template_source(template: str | Mapping[str, str] | None) -> str:
+    """All text of the chat template(s): transformers knows one, or several by name."""
+    if isinstance(template, Mapping):
+        return "\n".join(template.values())
+    return template or ""
+
+
+def _alternatives(texts: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of `texts`, longest first. One-character tokens cannot be guarded."""
+    longest_first = sorted(
+        {text for text in texts if len(text) > 1 or text == GUARD}, key=len, reverse=True
+    )
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+# --- inside `tokenizers` ------------------------------------------------------------------------
+
+
+def _state(component: Any) -> Any:
+    """The JSON that a component of a `tokenizers` pipeline serializes to; None for None."""
+    return None if component is None else json.loads(component.__getstate__())
+
+
+def _token_bytes(backend: tokenizers.Tokenizer, special: frozenset[int], at_least: int) -> list[bytes]:
+    """The bytes of each id: b"" for control tokens and ids without a token."""
+    vocab = backend.get_vocab(with_added_tokens=False)
+    added = backend.get_added_tokens_decoder()
+    table = [b""] * max(at_least, 1 + max([*vocab.values(), *added], default=-1))
+    decoder = json.dumps(_state(backend.decoder), ensure_ascii=False)
+    if '"ByteLevel"' in decoder:
+        to_bytes = _byte_level
+    elif '"ByteFallback"' in decoder or "▁" in decoder:
+        to_bytes = _sentencepiece
+    else:
+        raise ModelError(
+            f"tokenizer.json: decoder {decoder} is not supported (byte-level BPE and SentencePiece are)"
+        )
+    for token, i in vocab.items():
+        table[i] = to_bytes(token)
+    for i, entry in added.items():
+        table[i] = entry.content.encode()
+    for i in special:
+        if i < len(table):
+            table[i] = b""
+    return table
+
+
+def _gpt2_byte_map() -> dict[int, str]:
+    """Character -> character of the byte it stands for (Radford et al. 2019, `bytes_to_unicode`)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in set(printable)]
+    return {b: chr(b) for b in printable} | {256 + n: chr(b) for n, b in enumerate(rest)}
+
+
+_GPT2_BYTES = _gpt2_byte_map()
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return token.translate(_GPT2_BYTES).encode("latin-1")
+    except UnicodeEncodeError:  # not a byte-level token: `tokenizers` shows it as it is
+        return token.encode()
+
+
+def _sentencepiece(token: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
+
+
+def _without_prefix_space(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The same tokenizer without the space it puts before a text; `backend` itself if it puts none."""
+    steps = [_state(backend.normalizer), _state(backend.pre_tokenizer)]
+    if _prefix_free(steps) == steps:
+        return backend
+    whole = json.loads(backend.to_str())
+    for name in ("normalizer", "pre_tokenizer"):
+        whole[name] = _prefix_free(whole[name])
+    return tokenizers.Tokenizer.from_str(json.dumps(whole))
+
+
+def _prefix_free(step: Any) -> Any:
+    """A pipeline's JSON with Prepend, Metaspace's and ByteLevel's prefix space taken out."""
+    if isinstance(step, list):
+        return [_prefix_free(part) for part in step if not _is_prepend(part)]
+    if not isinstance(step, dict):
+        return step
+    if _is_prepend(step):
+        return None
+    step = {key: _prefix_free(value) for key, value in step.items()}
+    if "prepend_scheme" in step:
+        step["prepend_scheme"] = "never"
+    if "add_prefix_space" in step:
+        step["add_prefix_space"] = False
+    return step
+
+
+def _is_prepend(step: Any) -> bool:
+    return isinstance(step, dict) and step.get("type") == "Prepend"

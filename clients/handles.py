@@ -1,0 +1,337 @@
+"""What users hold: `Session`, `Branch`, `Generation`, `Reply`. Thin views of the client core.
+
+Every method queues one frame and waits for the replies of its own ops. Nothing here knows sockets:
+`connect.Link` sends frames and wakes those who wait.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+
+import msgspec
+
+from ramify.clients.generation import Generation, Reply
+from ramify.clients.stream import Ticket
+from ramify.protocol.errors import BadRequest, RamifyError
+from ramify.protocol.wire import (
+    Append,
+    BranchState,
+    Bye,
+    Cancel,
+    ChatMessage,
+    ClientMessage,
+    CloseSession,
+    Constraint,
+    Delta,
+    Drop,
+    Error,
+    Event,
+    Fork,
+    Generate,
+    Ok,
+    Op,
+    Role,
+    Rollback,
+    Set,
+    State,
+    Tree,
+)
+
+if TYPE_CHECKING:
+    from ramify.clients.connect import Link
+
+_CLOSE_S = 5.0  # how long `close` waits for the server's answer
+Messages = Sequence[ChatMessage | Mapping[str, Any]]
+
+
+class GenerateOptions(TypedDict, total=False):
+    """The fields of `generate` (protocol.md section 3); what is left out is the server's default."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    seed: int
+    stop: list[str]
+    stop_token_ids: list[int]
+    ignore_eos: bool
+    constraint: Constraint
+    logprobs: int
+    priority: int
+    deadline_ms: int
+    quiet: bool
+    expect: int
+
+
+class Branch:
+    """A branch by name. Cheap: make as many as you like; the server has the branch itself."""
+
+    def __init__(self, session: "Session", name: str) -> None:
+        self.session = session
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"Branch({self.name!r}, position={self.position})"
+
+    @property
+    def position(self) -> int | None:
+        """Its length in tokens as far as this client has heard; None: no such branch is known."""
+        head = self.session.core.heads.by_name.get(self.name)
+        return None if head is None else head.position
+
+    async def append(
+        self,
+        text: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tokens: Sequence[int] | None = None,
+        expect: int | None = None,
+    ) -> Ok:
+        """Add input: raw text, chat messages (through the model's template), or token ids.
+
+        `expect`: only if the branch is exactly this long (Conflict otherwise).
+        """
+        return await self.session.ok(self._append(text, messages, tokens, expect))
+
+    def _append(
+        self,
+        text: str | None,
+        messages: Messages | None,
+        tokens: Sequence[int] | None,
+        expect: int | None,
+    ) -> Append:
+        turns = None if messages is None else chat_messages(messages)
+        ids = None if tokens is None else list(tokens)
+        return Append(id=0, branch=self.name, text=text, messages=turns, tokens=ids, expect=expect)
+
+    async def say(self, text: str, *, role: Role = "user") -> Ok:
+        """Append one chat turn."""
+        return await self.append(messages=[ChatMessage(role=role, content=text)])
+
+    @overload
+    def generate(self, *, n: None = None, **options: Unpack[GenerateOptions]) -> Generation: ...
+    @overload
+    def generate(
+        self, *, n: int, names: Sequence[str] | None = None, **options: Unpack[GenerateOptions]
+    ) -> list[Generation]: ...
+    def generate(
+        self,
+        *,
+        n: int | None = None,
+        names: Sequence[str] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation | list[Generation]:
+        """Generate. With `n`, fork `n` children (called `names`) and generate on each."""
+        if n is None:
+            (generation,) = self.session.start([Generate(id=0, branch=self.name, **options)])
+            return generation
+        children = list(names) if names is not None else self.session.fresh_names(self.name, n)
+        return self.session.start([Generate(id=0, branch=self.name, n=n, as_=children, **options)])
+
+    def chat(self, text: str, *, role: Role = "user", **options: Unpack[GenerateOptions]) -> Generation:
+        """Append a chat turn and generate the answer, in one frame."""
+        turn = self._append(None, [ChatMessage(role=role, content=text)], None, None)
+        (generation,) = self.session.start([turn, Generate(id=0, branch=self.name, **options)])
+        return generation
+
+    async def fork(self, *names: str, at: int | None = None) -> "list[Branch]":
+        """Children that share this branch up to its head, or up to position `at`."""
+        await self.session.ok(Fork(id=0, branch=self.name, as_=list(names), at=at))
+        return [Branch(self.session, name) for name in names]
+
+    async def rollback(self, *, to: int | None = None, turns: int | None = None) -> Ok:
+        """Move the head back to a position, or by a number of appended turns."""
+        return await self.session.ok(Rollback(id=0, branch=self.name, to=to, turns=turns))
+
+    async def set(
+        self,
+        *,
+        name: str | None = None,
+        retain_s: float | None = None,
+        persist: bool | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> Ok:
+        """Rename, keep its KV warm for a while, save it, or attach facts of your own."""
+        op = Set(id=0, branch=self.name, name=name, retain_s=retain_s, persist=persist, meta=meta)
+        reply = await self.session.ok(op)
+        if name is not None:
+            self.name = name
+        return reply
+
+    async def drop(self) -> Ok:
+        """Release the branch."""
+        return await self.session.ok(Drop(id=0, branch=self.name))
+
+    async def cancel(self) -> Ok:
+        """Stop what runs or waits on this branch. Its generations end with what they have."""
+        return await self.session.ok(Cancel(id=0, branch=self.name))
+
+    async def tree(self, *, text: bool = False, tokens: bool = False) -> BranchState:
+        """The branch as the server sees it; `text` and `tokens` add its turns."""
+        state = await self.session.tree(branch=self.name, text=text, tokens=tokens)
+        return next(branch for branch in state.branches if branch.branch == self.name)
+
+    def credit(self, upto: int) -> None:
+        """Flow control: let the server deliver up to this position."""
+        self.session.link.credit(self.name, upto)
+
+
+class Session:
+    """An attached session. Made by `connect`."""
+
+    def __init__(self, link: "Link") -> None:
+        self.link = link
+        self.core = link.core
+        self.main = Branch(self, "main")
+        self._forks = 0
+
+    @property
+    def id(self) -> str:
+        """With `key`, what another `connect` needs to attach to this session."""
+        assert self.core.session is not None
+        return self.core.session
+
+    @property
+    def key(self) -> str | None:
+        return self.core.key
+
+    @property
+    def view_key(self) -> str | None:
+        return self.core.view_key
+
+    @property
+    def model(self) -> str | None:
+        """The served model's name."""
+        return self.core.server.model if self.core.server is not None else None
+
+    @property
+    def limits(self) -> dict[str, int]:
+        return self.core.limits
+
+    @property
+    def branches(self) -> list[Branch]:
+        """The branches this client knows of."""
+        return [Branch(self, name) for name in self.core.heads.by_name]
+
+    def branch(self, name: str) -> Branch:
+        return Branch(self, name)
+
+    async def fork(self, *names: str, at: int | None = None) -> list[Branch]:
+        """Fork `main`."""
+        return await self.main.fork(*names, at=at)
+
+    async def root(self, *names: str) -> list[Branch]:
+        """New empty branches."""
+        await self.ok(Fork(id=0, branch=None, as_=list(names)))
+        return [Branch(self, name) for name in names]
+
+    async def tree(
+        self, *, branch: str | None = None, text: bool = False, tokens: bool = False
+    ) -> State:
+        """All branches, or one, as the server sees them."""
+        (state,) = await Reply(self.link, self._one(Tree(id=0, branch=branch, text=text, tokens=tokens)))
+        assert isinstance(state, State)
+        return state
+
+    async def cancel(self) -> Ok:
+        """Stop every generation that this session runs or waits for."""
+        return await self.ok(Cancel(id=0))
+
+    async def set(
+        self,
+        *,
+        retain_s: float | None = None,
+        persist: bool | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> Ok:
+        """Settings of the session itself."""
+        return await self.ok(Set(id=0, retain_s=retain_s, persist=persist, meta=meta))
+
+    async def send(
+        self, ops: Sequence[Op | Mapping[str, Any]]
+    ) -> "list[Reply | Generation | list[Generation]]":
+        """Send a program: one frame of ops. Ids are filled in; an op may be a dict as on the wire.
+
+        For each op: a `Generation` (a list of them for several branches), or a `Reply` to await.
+        """
+        handles: list[Reply | Generation | list[Generation]] = []
+        for ticket in self.link.submit([_op(op) for op in ops]):
+            running = [Generation(self.link, ticket, stream) for stream in ticket.streams.values()]
+            handles.append(
+                Reply(self.link, ticket) if not running else running[0] if len(running) == 1 else running
+            )
+        return handles
+
+    async def events(self) -> AsyncIterator[Event | Bye | Error | Delta]:
+        """What others do to the session, and their text. The last 1024 wait for the reader."""
+        while True:
+            while self.link.notes:
+                yield self.link.notes.popleft()
+            if self.core.error is not None:
+                return
+            await self.link.changed(self.link.notes_key)
+
+    async def close(self, *, keep: bool = False) -> None:
+        """End the session; `keep`: only detach, so that it can be resumed. Never raises."""
+        if self.core.error is None and self.link.attached:
+            try:
+                async with asyncio.timeout(_CLOSE_S):
+                    await self.ok(CloseSession(id=0, keep=keep))
+            except (RamifyError, TimeoutError):
+                pass  # the connection is gone: the session's TTL ends it
+        await self.link.stop()
+
+    # --- for handles --------------------------------------------------------------------------
+
+    async def ok(self, op: Op) -> Ok:
+        """Run an op that is answered by one `ok`."""
+        (reply,) = await Reply(self.link, self._one(op))
+        assert isinstance(reply, Ok)
+        return reply
+
+    def _one(self, op: Op) -> Ticket:
+        (ticket,) = self.link.submit([op])
+        return ticket
+
+    def start(self, ops: Sequence[Op]) -> list[Generation]:
+        """Send a frame whose last op generates."""
+        ticket = self.link.submit(ops)[-1]
+        return [Generation(self.link, ticket, stream) for stream in ticket.streams.values()]
+
+    def fresh_names(self, parent: str, count: int) -> list[str]:
+        """Names for children. The client's name is in them: others may fork the same branch."""
+        tag = "".join(c for c in self.core.client[-6:] if c.isalnum())
+        names: list[str] = []
+        while len(names) < count:
+            self._forks += 1
+            name = f"{parent[-40:]}.{tag}{self._forks}"
+            if name not in self.core.heads.by_name:
+                names.append(name)
+        return names
+
+
+def chat_messages(messages: Messages) -> list[ChatMessage]:
+    """Chat turns from structs or plain dicts. Raises BadRequest that names the field."""
+    try:
+        return [
+            turn if isinstance(turn, ChatMessage) else msgspec.convert(turn, ChatMessage)
+            for turn in messages
+        ]
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"messages: {error}") from None
+
+
+def _op(op: Op | Mapping[str, Any]) -> Op:
+    if isinstance(op, Op):
+        return op
+    try:
+        message: Any = msgspec.convert({"id": 0, **op}, ClientMessage)
+    except msgspec.ValidationError as error:
+        raise BadRequest(str(error)) from None
+    if not isinstance(message, Op):
+        raise BadRequest(f"{op.get('type')!r} is not an op that can be part of a program")
+    return message

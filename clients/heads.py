@@ -1,0 +1,110 @@
+"""The branches of a session as one client knows them: names, lengths, how much text is here.
+
+Pure bookkeeping of replies. What a branch holds is the server's business.
+"""
+
+from collections.abc import Iterable
+
+from ramify.protocol.wire import BranchState, Drop, Event, Fork, Join, Ok, Op, Rollback, Set, names
+
+
+class Head:
+    """A branch as this client knows it.
+
+    `position`: its length. `received`: how far its text is here, which is where a resume starts;
+    it is behind `position` while a resume's deltas are under way.
+    """
+
+    __slots__ = ("position", "received")
+
+    def __init__(self, position: int, received: int) -> None:
+        self.position = position
+        self.received = received
+
+
+class Heads:
+    """The branch table. `revision`: the newest change of the tree that it includes."""
+
+    def __init__(self, revision: int | None) -> None:
+        self.revision = revision
+        self.by_name: dict[str, Head] = {}
+
+    def get(self, name: str) -> Head:
+        """The branch; a new entry if it was not known."""
+        return self.by_name.setdefault(name, Head(0, 0))
+
+    def have(self) -> dict[str, int]:
+        """For `open.have`: where each branch's text goes on."""
+        return {name: head.received for name, head in self.by_name.items()}
+
+    def attached(self, branches: Iterable[BranchState], revision: int, asked: set[str]) -> None:
+        """A `state` answered `open`: it has all branches there are.
+
+        The text of a branch that was not in `have` comes from the running generation's start on;
+        of one in `asked` it comes from position 0.
+        """
+        before, self.by_name = self.by_name, {}
+        for branch in branches:
+            head = before.get(branch.branch)
+            if head is None:
+                start = branch.position if branch.started_at is None else branch.started_at
+                head = Head(branch.position, 0 if branch.branch in asked else start)
+            head.position = branch.position
+            self.by_name[branch.branch] = head
+        self.revision = revision
+
+    def applied(self, op: Op, ok: Ok) -> None:
+        """An op is done. Replies older than the last `state` change nothing that it included."""
+        if ok.revision is not None:
+            if self.revision is not None and ok.revision <= self.revision:
+                return
+            self.revision = ok.revision
+        head = self.by_name.get(ok.branch or getattr(op, "branch", None) or "")
+        match op:
+            case Rollback() if head is not None and ok.position is not None:
+                head.position = ok.position
+                head.received = min(head.received, ok.position)
+            case Fork():
+                self._forked(op, ok)
+            case Drop():
+                for name in [ok.branch] if ok.branch else names(op.branch):
+                    self.by_name.pop(name, None)
+            case Set(name=str() as name) if op.branch in self.by_name:
+                self.by_name[name] = self.by_name.pop(op.branch)
+            case Join() if not op.keep:
+                for name in op.from_:
+                    self.by_name.pop(name, None)
+            case _ if head is not None and ok.position is not None:
+                rebased = (ok.result or {}).get("rebased")  # the strict template moved the branch back
+                if rebased is None:
+                    head.position = max(head.position, ok.position)
+                else:
+                    head.position = ok.position
+                    head.received = min(head.received, rebased)
+
+    def _forked(self, op: Fork, ok: Ok) -> None:
+        parent = self.by_name.get(op.branch) if op.branch is not None else None
+        at = ok.position if ok.position is not None else op.at
+        if at is None:
+            at = parent.position if parent is not None else 0
+        for name in op.as_:
+            self.by_name.setdefault(name, Head(at, at))
+
+    def noted(self, event: Event) -> int | None:
+        """Another client changed the tree. Returns the position the event names."""
+        self.revision = max(self.revision or 0, event.revision)
+        details = event.details or {}
+        position: int | None = details.get("position")
+        if event.branch is None:
+            return position
+        if event.op == "drop":
+            self.by_name.pop(event.branch, None)
+        elif position is not None:
+            head = self.get(event.branch)
+            if event.op == "rollback":
+                head.received = min(head.received, position)
+            if event.op != "fork":
+                head.position = position
+            for child in details.get("as", ()):
+                self.by_name.setdefault(child, Head(position, position))
+        return position

@@ -1,0 +1,117 @@
+"""What a client does when its connection ends: the table of protocol.md section 6, as data.
+
+Also how long it waits before it tries again, and how fast it may send. Pure: no clock, no
+randomness of its own; times are seconds and are passed in.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from ramify.clients.errors import ConnectionLost, Replaced
+from ramify.protocol.errors import BadRequest, Close, Forbidden, RamifyError, Unauthorized
+
+FIRST_DELAY_S = 0.1
+LAST_DELAY_S = 10.0
+RATE_DELAY_S = 5.0  # at least this long after 4429
+
+
+class Action(Enum):
+    """RESUME: connect again and resume. SPLIT: the same, without the frame that was too big.
+
+    BACK_OFF: the same, after a long wait. NEW_TOKEN: resume, if there is a fresh token. STOP: no more.
+    """
+
+    RESUME = "resume"
+    SPLIT = "split"
+    BACK_OFF = "back off"
+    NEW_TOKEN = "new token"
+    STOP = "stop"
+
+
+class Verdict(NamedTuple):
+    """What to do, and the exception that ends the session if that is not possible."""
+
+    action: Action
+    error: RamifyError
+
+
+class _Rule(NamedTuple):
+    action: Action
+    meaning: str
+    error: type[RamifyError] = ConnectionLost
+
+
+_RULES: dict[int, _Rule] = {
+    Close.DONE: _Rule(Action.STOP, "the session was closed"),
+    Close.DRAINING: _Rule(Action.RESUME, "the server is stopping"),
+    1002: _Rule(Action.STOP, "the WebSocket protocol was violated"),
+    Close.WRONG_TYPE: _Rule(Action.STOP, "the server refused a frame of this type", BadRequest),
+    1005: _Rule(Action.RESUME, "the connection was closed without a code"),
+    1006: _Rule(Action.RESUME, "the connection broke"),
+    Close.BAD_UTF8: _Rule(Action.STOP, "the server read bad UTF-8", BadRequest),
+    Close.TOO_BIG: _Rule(Action.SPLIT, "a frame was too big"),
+    Close.SERVER_BUG: _Rule(Action.RESUME, "the server failed"),
+    Close.RESTART: _Rule(Action.RESUME, "the server restarts"),
+    1013: _Rule(Action.BACK_OFF, "the server is overloaded"),
+    1014: _Rule(Action.RESUME, "a gateway lost the server"),
+    Close.UNPARSEABLE: _Rule(Action.STOP, "the server cannot parse this client's frames", BadRequest),
+    Close.UNAUTHORIZED: _Rule(Action.NEW_TOKEN, "the token is missing, wrong or spent", Unauthorized),
+    Close.FORBIDDEN: _Rule(Action.STOP, "the server does not allow this", Forbidden),
+    Close.TIMEOUT: _Rule(Action.RESUME, "the server did not hear from this client in time"),
+    Close.REPLACED: _Rule(Action.STOP, "the same client connected again elsewhere", Replaced),
+    Close.RATE: _Rule(Action.BACK_OFF, "the server asks for fewer requests"),
+}
+_UNKNOWN = _Rule(Action.STOP, "the server closed the connection")
+
+
+def after_close(code: int | None, reason: str = "") -> Verdict:
+    """The verdict on a close code (None or 1006: the connection broke without one)."""
+    rule = _RULES.get(1006 if code is None else code, _UNKNOWN)
+    text = f"{rule.meaning} (close code {code}{': ' + reason if reason else ''})"
+    return Verdict(rule.action, rule.error(text, details={"close": code, "reason": reason}))
+
+
+def delay(attempt: int, jitter: float, floor_s: float = 0.0) -> float:
+    """Seconds to wait before try `attempt` (from 0): full jitter under a doubling ceiling.
+
+    `jitter` is uniform in [0, 1). Full jitter spreads the clients of a server that came back
+    (Brooker 2015, "Exponential backoff and jitter").
+    """
+    ceiling = min(LAST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(attempt, 16))
+    return floor_s + ceiling * jitter
+
+
+class Pacer:
+    """A token bucket over `limits.ops_per_second` and `limits.ops_burst`.
+
+    The server refuses a frame that is over the rate; a client that waits first never is.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._rate = 0.0  # 0: unlimited
+        self._burst = 0.0
+        self._level = 0.0
+        self._at = 0.0
+
+    def limit(self, rate: float, burst: float) -> None:
+        """Set the limits (ops per second, ops). The bucket starts full."""
+        self._rate, self._burst = rate, burst
+        self._level, self._at = burst, self._now()
+
+    def wait(self, ops: int) -> float:
+        """Seconds until `ops` may be sent; 0 takes them from the bucket.
+
+        More than a whole bucket at once may go when it is full (it cannot get fuller).
+        """
+        if not self._rate:
+            return 0.0
+        now = self._now()
+        self._level = min(self._burst, self._level + (now - self._at) * self._rate)
+        self._at = now
+        need = min(float(ops), self._burst)
+        if self._level >= need:
+            self._level -= ops
+            return 0.0
+        return (need - self._level) / self._rate

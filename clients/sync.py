@@ -1,0 +1,279 @@
+"""The client without `await`: the asyncio client in a thread of its own, and blocking handles.
+
+    with connect_sync("ws://127.0.0.1:8765") as session:
+        for delta in session.main.chat("Capital of France?"):
+            print(delta.text, end="")
+
+Handles may be used from several threads. This file knows no protocol: every method runs the
+method of the same name on the loop's thread and waits for it.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, Unpack, overload
+
+from ramify.clients.connect import connect
+from ramify.clients.generation import Generation, Reply, Result
+from ramify.clients.handles import Branch, GenerateOptions, Messages, Session
+from ramify.clients.stream import TextDelta
+from ramify.protocol.wire import BranchState, Ok, Op, Role, State
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ramify-client", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there and wait. An exception here (Ctrl-C) cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run a plain function there and wait."""
+
+        async def work() -> T:
+            return function()
+
+        return self.run(work())
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class SyncGeneration:
+    """An iterator of deltas; `result()` waits for the end."""
+
+    def __init__(self, thread: LoopThread, generation: Generation) -> None:
+        self._thread = thread
+        self._generation = generation
+
+    @property
+    def branch(self) -> str:
+        return self._generation.branch
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return self._thread.call(lambda: self._generation.text)
+
+    def __iter__(self) -> "SyncGeneration":
+        return self
+
+    def __next__(self) -> TextDelta:
+        delta = self._thread.run(self._next())
+        if delta is None:
+            raise StopIteration
+        return delta
+
+    async def _next(self) -> TextDelta | None:
+        try:
+            return await self._generation.__anext__()
+        except StopAsyncIteration:
+            return None
+
+    def result(self) -> Result:
+        """Wait for the end. Raises what went wrong."""
+
+        async def wait() -> Result:
+            return await self._generation
+
+        return self._thread.run(wait())
+
+    def cancel(self) -> None:
+        """Ask the server to stop."""
+        self._thread.call(self._generation.cancel)
+
+
+class SyncReply:
+    """An op of a program that is on its way."""
+
+    def __init__(self, thread: LoopThread, reply: Reply) -> None:
+        self._thread = thread
+        self._reply = reply
+
+    def result(self) -> list[Ok | State]:
+        """Wait for its replies."""
+
+        async def wait() -> list[Ok | State]:
+            return await self._reply
+
+        return self._thread.run(wait())
+
+
+class SyncBranch:
+    """A branch; see `handles.Branch`."""
+
+    def __init__(self, thread: LoopThread, branch: Branch) -> None:
+        self._thread = thread
+        self._branch = branch
+
+    def __repr__(self) -> str:
+        return f"Sync{self._branch!r}"
+
+    @property
+    def name(self) -> str:
+        return self._branch.name
+
+    @property
+    def position(self) -> int | None:
+        return self._thread.call(lambda: self._branch.position)
+
+    def append(
+        self,
+        text: str | None = None,
+        *,
+        messages: Messages | None = None,
+        tokens: Sequence[int] | None = None,
+        expect: int | None = None,
+    ) -> Ok:
+        return self._thread.run(
+            self._branch.append(text, messages=messages, tokens=tokens, expect=expect)
+        )
+
+    def say(self, text: str, *, role: Role = "user") -> Ok:
+        return self._thread.run(self._branch.say(text, role=role))
+
+    @overload
+    def generate(self, *, n: None = None, **options: Unpack[GenerateOptions]) -> SyncGeneration: ...
+    @overload
+    def generate(
+        self, *, n: int, names: Sequence[str] | None = None, **options: Unpack[GenerateOptions]
+    ) -> list[SyncGeneration]: ...
+    def generate(
+        self,
+        *,
+        n: int | None = None,
+        names: Sequence[str] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> SyncGeneration | list[SyncGeneration]:
+        if n is None:
+            return SyncGeneration(
+                self._thread, self._thread.call(lambda: self._branch.generate(**options))
+            )
+        many = self._thread.call(lambda: self._branch.generate(n=n, names=names, **options))
+        return [SyncGeneration(self._thread, generation) for generation in many]
+
+    def chat(
+        self, text: str, *, role: Role = "user", **options: Unpack[GenerateOptions]
+    ) -> SyncGeneration:
+        generation = self._thread.call(lambda: self._branch.chat(text, role=role, **options))
+        return SyncGeneration(self._thread, generation)
+
+    def fork(self, *names: str, at: int | None = None) -> "list[SyncBranch]":
+        return [SyncBranch(self._thread, b) for b in self._thread.run(self._branch.fork(*names, at=at))]
+
+    def rollback(self, *, to: int | None = None, turns: int | None = None) -> Ok:
+        return self._thread.run(self._branch.rollback(to=to, turns=turns))
+
+    def set(
+        self,
+        *,
+        name: str | None = None,
+        retain_s: float | None = None,
+        persist: bool | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> Ok:
+        return self._thread.run(
+            self._branch.set(name=name, retain_s=retain_s, persist=persist, meta=meta)
+        )
+
+    def drop(self) -> Ok:
+        return self._thread.run(self._branch.drop())
+
+    def cancel(self) -> Ok:
+        return self._thread.run(self._branch.cancel())
+
+    def tree(self, *, text: bool = False, tokens: bool = False) -> BranchState:
+        return self._thread.run(self._branch.tree(text=text, tokens=tokens))
+
+
+class SyncSession:
+    """An attached session; see `handles.Session`. Made by `connect_sync`."""
+
+    def __init__(self, thread: LoopThread, session: Session) -> None:
+        self._thread = thread
+        self._session = session
+        self.main = SyncBranch(thread, session.main)
+
+    @property
+    def id(self) -> str:
+        return self._session.id
+
+    @property
+    def key(self) -> str | None:
+        return self._session.key
+
+    @property
+    def view_key(self) -> str | None:
+        return self._session.view_key
+
+    @property
+    def model(self) -> str | None:
+        return self._session.model
+
+    @property
+    def branches(self) -> list[SyncBranch]:
+        names = self._thread.call(lambda: [branch.name for branch in self._session.branches])
+        return [self.branch(name) for name in names]
+
+    def branch(self, name: str) -> SyncBranch:
+        return SyncBranch(self._thread, self._session.branch(name))
+
+    def fork(self, *names: str, at: int | None = None) -> list[SyncBranch]:
+        return self.main.fork(*names, at=at)
+
+    def root(self, *names: str) -> list[SyncBranch]:
+        return [SyncBranch(self._thread, b) for b in self._thread.run(self._session.root(*names))]
+
+    def tree(self, *, branch: str | None = None, text: bool = False, tokens: bool = False) -> State:
+        return self._thread.run(self._session.tree(branch=branch, text=text, tokens=tokens))
+
+    def cancel(self) -> Ok:
+        return self._thread.run(self._session.cancel())
+
+    def send(
+        self, ops: Sequence[Op | Mapping[str, Any]]
+    ) -> "list[SyncReply | SyncGeneration | list[SyncGeneration]]":
+        """One frame of ops; see `handles.Session.send`."""
+        return [self._wrap(handle) for handle in self._thread.run(self._session.send(ops))]
+
+    def _wrap(
+        self, handle: Reply | Generation | list[Generation]
+    ) -> "SyncReply | SyncGeneration | list[SyncGeneration]":
+        if isinstance(handle, Reply):
+            return SyncReply(self._thread, handle)
+        if isinstance(handle, Generation):
+            return SyncGeneration(self._thread, handle)
+        return [SyncGeneration(self._thread, each) for each in handle]
+
+    def close(self, *, keep: bool = False) -> None:
+        self._thread.run(self._session.close(keep=keep))
+
+
+@contextlib.contextmanager
+def connect_sync(url: str, **settings: Any) -> Iterator[SyncSession]:
+    """`connect` without `await`: the same settings, the same errors."""
+    thread = LoopThread()
+    try:
+        manager = connect(url, **settings)
+        session = thread.run(manager.__aenter__())
+        try:
+            yield SyncSession(thread, session)
+        finally:
+            thread.run(manager.__aexit__(None, None, None))
+    finally:
+        thread.stop()

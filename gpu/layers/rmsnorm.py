@@ -1,0 +1,18 @@
+"""Root mean square layer normalisation (Zhang and Sennrich 2019), over the last dimension."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class RMSNorm:
+    """y = x / sqrt(mean(x^2) + eps) * weight; the mean in float32 whatever x is."""
+
+    weight: Tensor  # [size]
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., size]."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)

@@ -1,0 +1,147 @@
+"""Rotary position embedding (Su et al. 2021) with every scaling that `transformers` knows.
+
+The angle of a position depends on the position alone, never on how long a sequence is at the
+moment: keys in the cache were rotated once, are shared by sequences of different lengths, and
+a cold run must equal a warm one. `dynamic` and `longrope`, whose formulas ask for the length, are
+therefore fixed by the context length that is served (as vLLM does): up to the pretrained length
+they are what `transformers` computes there, beyond it what it computes for a full context.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ramify.gpu.models.config import RopeSettings
+from ramify.protocol.errors import ModelError
+
+
+def inverse_frequencies(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
+    """float32[dim / 2] and the factor on cos and sin. Raises ModelError on a missing field."""
+    kind = rope["rope_type"]
+    if kind not in _SCALINGS:
+        raise ModelError(
+            f"config.json: rope_type {kind!r} is not supported: one of {', '.join(_SCALINGS)}"
+        )
+    try:
+        return _SCALINGS[kind](rope, dim, context)
+    except KeyError as error:
+        raise ModelError(f"config.json: rope_type {kind!r} needs the field {error}") from None
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(f"config.json: the fields of rope_type {kind!r} are wrong: {error}") from None
+
+
+class Rotary:
+    """cos and sin for the positions of one step, computed once and used by all layers."""
+
+    def __init__(self, rope: RopeSettings, dim: int, context: int, device: torch.device) -> None:
+        frequencies, self._factor = inverse_frequencies(rope, dim, context)
+        self._frequencies = frequencies.to(device)
+        self._half = dim // 2
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """positions int64[T] -> (cos, signed sin), each [T, 1, D].
+
+        The first half of the sine is negated, so that rotating needs no negation of its own.
+        """
+        angles = positions[:, None, None].float() * self._frequencies
+        cos, sin = angles.cos(), angles.sin()
+        if self._factor != 1.0:
+            cos, sin = cos * self._factor, sin * self._factor
+        return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [T, heads, D], halves convention (as in GPT-NeoX): three kernels."""
+        return torch.addcmul(x * cos, x.roll(self._half, -1), sin)
+
+
+def _default(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
+    return 1.0 / (rope["rope_theta"] ** _exponents(dim)), 1.0
+
+
+def _linear(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
+    frequencies, factor = _default(rope, dim, context)
+    return frequencies / rope["factor"], factor
+
+
+def _dynamic(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
+    """NTK-aware scaling; no change up to the pretrained length."""
+    pretrained, factor = rope["max_position_embeddings"], rope["factor"]
+    length = max(context, pretrained)
+    stretch = factor * length / pretrained - (factor - 1)
+    base = rope["rope_theta"] * stretch ** (dim / (dim - 2))
+    return 1.0 / (base ** _exponents(dim)), 1.0
+
+
+def _yarn(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
+    """Peng et al. 2023: interpolate low frequencies, keep high ones, a ramp between."""
+    base, pretrained = rope["rope_theta"], rope["original_max_position_embeddings"]
+    factor = rope["factor"] or rope["max_position_embeddings"] / pretrained
+
+    def dimension(rotations: float) -> float:
+        return (dim * math.log(pretrained / (rotations * 2 * math.pi))) / (2 * math.log(base))
+
+    low, high = dimension(rope.get("beta_fast") or 32), dimension(rope.get("beta_slow") or 1)
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    powers = base ** _exponents(dim)
+    frequencies = ramp / (factor * powers) + (1 - ramp) / powers
+    return frequencies, _yarn_attention_factor(rope, factor)
+
+
+def _yarn_attention_factor(rope: RopeSettings, factor: float) -> float:
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    given = rope.get("attention_factor")
+    if given is not None:
+        return float(given)
+    mscale, mscale_all = rope.get("mscale"), rope.get("mscale_all_dim")
+    if mscale and mscale_all:
+        return scale(mscale) / scale(mscale_all)
+    return scale(1.0)
+
+
+def _longrope(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
+    """Ding et al. 2024: a factor per frequency, one set for short contexts, one for long."""
+    pretrained = rope["original_max_position_embeddings"]
+    factors = torch.tensor(rope["long_factor" if context > pretrained else "short_factor"])
+    if factors.shape != (dim // 2,):
+        raise ValueError(f"{len(factors)} factors for {dim // 2} frequencies")
+    scale = rope.get("factor") or rope["max_position_embeddings"] / pretrained
+    attention_factor = rope.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = 1.0 if scale <= 1 else math.sqrt(1 + math.log(scale) / math.log(pretrained))
+    frequencies = 1.0 / (factors.float() * rope["rope_theta"] ** _exponents(dim))
+    return frequencies, float(attention_factor)
+
+
+def _llama3(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
+    """Llama 3.1: divide low frequencies by the factor, keep high ones, blend between."""
+    frequencies, attention_factor = _default(rope, dim, context)
+    factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
+    pretrained = rope["original_max_position_embeddings"]
+    wavelengths = 2 * math.pi / frequencies
+    smooth = (pretrained / wavelengths - low) / (high - low)
+    blended = (1 - smooth) * frequencies / factor + smooth * frequencies
+    scaled = torch.where(wavelengths > pretrained / low, frequencies / factor, blended)
+    return torch.where(wavelengths < pretrained / high, frequencies, scaled), attention_factor
+
+
+def _exponents(dim: int) -> Tensor:
+    return torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+
+
+_SCALINGS: dict[str, Callable[[RopeSettings, int, int], tuple[Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "llama3": _llama3,
+}

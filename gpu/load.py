@@ -1,0 +1,110 @@
+"""From a ModelConfig to a running executor: config.json, weights, KV pool, attention.
+
+The one place that knows all parts. Progress is reported throughout, because a person waits.
+"""
+
+import time
+
+import msgspec
+import torch
+
+from ramify.gpu.attention.torch_sdpa import TorchAttention
+from ramify.gpu.executor import Executor, Progress
+from ramify.gpu.kv_pool import KVPool, kv_bytes_per_token
+from ramify.gpu.loader import fill_random, load_weights
+from ramify.gpu.memory import free_bytes, plan_pages
+from ramify.gpu.models.config import DecoderConfig, read_config
+from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.rows import RowTable
+from ramify.gpu.torch_executor import TorchExecutor
+from ramify.protocol.config import ModelConfig
+from ramify.protocol.errors import ModelError
+from ramify.protocol.plan import ExecutorInfo
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_executor(config: ModelConfig, progress: Progress) -> Executor:
+    """Load the checkpoint and make everything ready to run.
+
+    `progress(what, fraction)` is called as the work goes on, fraction in 0..1. Raises ModelError
+    if the folder cannot be served on this machine.
+    """
+    begin = time.perf_counter()
+    progress("reading config.json", 0.0)
+    shape = read_config(config.path)
+    device = _device(config)
+    dtype = _dtype(config, shape, device)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    context = config.context if config.context is not None else shape.max_position
+    model = Decoder(shape, context, dtype, device)
+    if config.load_format == "dummy":
+        progress("making random weights", 0.0)
+        fill_random(model.weights())
+    else:
+        load_weights(config.path, model.weights(), progress)
+    info = _info(config, shape, model, context, dtype, device)
+    progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
+    pool = KVPool(
+        shape.layers, info.pages, info.page_size, shape.kv_heads, shape.head_dim, dtype, device
+    )
+    table = RowTable(info)
+    attention = TorchAttention(pool, table, shape.heads, shape.windows)
+    progress("ready", 1.0)
+    info = _with_load_seconds(info, time.perf_counter() - begin)
+    return TorchExecutor(model, attention, table, info)
+
+
+def _device(config: ModelConfig) -> torch.device:
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ModelError("--device cuda: torch sees no CUDA device; install a CUDA build of torch, or "
+                         "give --device cpu")  # fmt: skip
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _dtype(config: ModelConfig, shape: DecoderConfig, device: torch.device) -> torch.dtype:
+    """auto: float32 on a CPU (its bfloat16 is slower), else what the checkpoint was saved in."""
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    if device.type == "cpu":
+        return torch.float32
+    return _DTYPES.get(shape.dtype, torch.bfloat16)
+
+
+def _info(
+    config: ModelConfig,
+    shape: DecoderConfig,
+    model: Decoder,
+    context: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> ExecutorInfo:
+    per_token = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, dtype)
+    pages = plan_pages(
+        config.kv_tokens, context, config.page_size, per_token, free_bytes(device), device
+    )
+    return ExecutorInfo(
+        model=config.name if config.name is not None else config.path.resolve().name,
+        architecture=shape.architecture,
+        parameters=model.parameters(),
+        vocab_size=shape.vocab_size,
+        # a sequence that outgrows the pool could never be finished
+        context=min(context, pages * config.page_size),
+        page_size=config.page_size,
+        pages=pages,
+        max_rows=config.max_rows,
+        step_tokens=config.step_tokens,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        attention="torch",
+        eos_token_ids=list(shape.eos_token_ids),
+        kv_bytes_per_token=per_token,
+        load_seconds=0.0,
+    )
+
+
+def _with_load_seconds(info: ExecutorInfo, seconds: float) -> ExecutorInfo:
+    return msgspec.structs.replace(info, load_seconds=round(seconds, 3))

@@ -1,0 +1,60 @@
+"""How much memory there is, and how many tokens of KV cache to make of it."""
+
+from pathlib import Path
+
+import torch
+
+from ramify.protocol.errors import ModelError
+
+_CPU_TOKENS = 65536
+_CPU_SHARE = 0.25  # of the free memory: the machine is somebody's desk, not ours alone
+_DEVICE_SHARE = 0.9  # of what is free on an accelerator once the weights are there
+_FALLBACK_BYTES = 2 << 30  # where the system does not say what is free
+
+
+def free_bytes(device: torch.device, meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Memory that can be taken on `device` now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return _FALLBACK_BYTES
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return _FALLBACK_BYTES
+
+
+def plan_pages(
+    wanted_tokens: int | None,
+    context: int,
+    page_size: int,
+    bytes_per_token: int,
+    free: int,
+    device: torch.device,
+) -> int:
+    """Pages of the pool: `wanted_tokens` of them if given, else sized from `free` bytes.
+
+    On a CPU the default stops at 65,536 tokens or one whole context, whichever is more. Raises
+    ModelError if not even two pages, or not what was asked for, fit.
+    """
+    if wanted_tokens is not None:
+        pages = wanted_tokens // page_size
+        if pages * page_size * bytes_per_token > free:
+            fits = int(free * _DEVICE_SHARE) // bytes_per_token
+            raise ModelError(
+                f"--kv-tokens {wanted_tokens} does not fit: a token takes {bytes_per_token} bytes, "
+                f"{free >> 20} MiB are free; give at most {fits}"
+            )
+        return pages
+    on_cpu = device.type == "cpu"
+    tokens = int(free * (_CPU_SHARE if on_cpu else _DEVICE_SHARE)) // bytes_per_token
+    if on_cpu:
+        tokens = min(tokens, max(_CPU_TOKENS, context))
+    if tokens < 2 * page_size:
+        raise ModelError(
+            f"{free >> 20} MiB are free on {device}: too little for a KV cache of {bytes_per_token} "
+            "bytes a token; free memory or give a smaller model"
+        )
+    return tokens // page_size

@@ -1,0 +1,266 @@
+"""The rows of running requests and how a StepPlan changes them: page tables, lengths, seeds.
+
+Shared by every executor. Checks each plan against the rows before a token is computed, so that
+a bug elsewhere stops here with a name and never writes into another request's pages. Host side,
+numpy only: this file does not know tensors, models or what a page holds.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.protocol.plan import ExecutorInfo, ExtendRow, GrowRow, OpenRow, StepPlan
+
+Ints = npt.NDArray[np.int64]
+PageTable = npt.NDArray[np.int32]
+
+# A finished request decodes at most one token too many while its last result is on the way.
+OVERRUN = 1
+
+
+class PlanError(Exception):
+    """A plan contradicts the rows: a bug of the planner, never of a client.
+
+    The executor that raised it refuses all later plans: what its rows hold is no longer what
+    the planner thinks they hold.
+    """
+
+
+@dataclass(slots=True)
+class StepRows:
+    """What one plan runs, sequence by sequence: first its extends, then its decodes.
+
+    B sequences, T tokens, S sampling sequences. Sequence i runs positions
+    [starts[i], starts[i] + counts[i]) of row rows[i].
+    """
+
+    rows: Ints  # [B]
+    starts: Ints  # [B]
+    counts: Ints  # [B]
+    extends: int  # the first `extends` sequences are extends, the others decodes
+    tokens: npt.NDArray[np.int32]  # [T - decodes] the extends' tokens, one after another
+    sampling: Ints  # [S] indices into the B sequences
+    draws: Ints  # [S] index of the output token that is sampled now
+
+    @property
+    def computed(self) -> int:
+        """T, the tokens that go through the model."""
+        return len(self.tokens) + len(self.rows) - self.extends
+
+
+class RowTable:
+    """Page table, length and sampling position of `max_rows` rows.
+
+    `pages[r, :page_counts[r]]` is row r's page table. `lengths[r]` tokens have their KV in the
+    pool, counting the tokens of steps that were launched.
+    """
+
+    def __init__(self, info: ExecutorInfo) -> None:
+        self.page_size = info.page_size
+        self.pool_pages = info.pages
+        self.vocab_size = info.vocab_size
+        self.step_tokens = info.step_tokens
+        self.max_length = info.context + OVERRUN
+        columns = min(256, -(-self.max_length // info.page_size))
+        self.pages: PageTable = np.zeros((info.max_rows, columns), dtype=np.int32)
+        self.page_counts: Ints = np.zeros(info.max_rows, dtype=np.int64)
+        self.lengths: Ints = np.zeros(info.max_rows, dtype=np.int64)
+        self.drawn: Ints = np.zeros(info.max_rows, dtype=np.int64)  # output tokens sampled so far
+        self.requests: Ints = np.full(info.max_rows, -1, dtype=np.int64)  # -1: the row is closed
+        self._decodable = np.zeros(info.max_rows, dtype=np.bool_)  # its last token was sampled here
+        self._broken: str | None = None
+
+    @property
+    def open_rows(self) -> int:
+        """How many rows are open."""
+        return int((self.requests >= 0).sum())
+
+    def apply(self, plan: StepPlan) -> StepRows:
+        """Apply closes, opens and grows, check extends and decodes, and advance the lengths.
+
+        Raises PlanError, after which every later call raises as well.
+        """
+        if self._broken is not None:
+            raise PlanError(f"step {plan.step}: an earlier plan failed: {self._broken}")
+        try:
+            if plan.closes:
+                self._close(np.frombuffer(plan.closes, dtype=np.int32))
+            for opened in plan.opens:
+                self._open(opened)
+            for grow in plan.grows:
+                self._grow(grow)
+            return self._advance(plan)
+        except PlanError as error:
+            self._broken = f"step {plan.step}: {error}"
+            raise PlanError(self._broken) from None
+        except ValueError as error:  # bytes that are not a whole number of int32
+            self._broken = f"step {plan.step}: {error}"
+            raise PlanError(self._broken) from error
+
+    def slots(self, row: int, start: int, stop: int) -> Ints:
+        """KV slots of positions [start, stop) of `row`. int64[stop - start]."""
+        positions = np.arange(start, stop)
+        if self.page_size == 1:
+            return self.pages[row, start:stop].astype(np.int64)
+        page, offset = np.divmod(positions, self.page_size)
+        return self.pages[row, page].astype(np.int64) * self.page_size + offset
+
+    def slots_at(self, rows: Ints, positions: Ints) -> Ints:
+        """KV slot of one position of each row. int64[len(rows)]."""
+        if self.page_size == 1:
+            slots: Ints = self.pages[rows, positions].astype(np.int64)
+            return slots
+        page, offset = np.divmod(positions, self.page_size)
+        pages: Ints = self.pages[rows, page].astype(np.int64)
+        return pages * self.page_size + offset
+
+    def _close(self, rows: npt.NDArray[np.int32]) -> None:
+        for row in rows.tolist():
+            self._require_open(row, "closes")
+            self.requests[row] = -1
+            self._decodable[row] = False
+
+    def _open(self, opened: OpenRow) -> None:
+        row = opened.row
+        if not 0 <= row < len(self.requests):
+            raise PlanError(f"opens row {row}: there are {len(self.requests)} rows")
+        if self.requests[row] >= 0:
+            raise PlanError(f"opens row {row} for request {opened.request}: it is open "
+                            f"for request {self.requests[row]}")  # fmt: skip
+        if opened.request < 0 or opened.sampled < 0 or opened.cached < 0:
+            raise PlanError(f"opens row {row}: request, sampled and cached must not be negative")
+        self.requests[row] = opened.request
+        self.page_counts[row] = 0
+        self.drawn[row] = opened.sampled
+        self.lengths[row] = opened.cached
+        self._append_pages(row, opened.pages)
+        if opened.cached > self.page_counts[row] * self.page_size:
+            raise PlanError(f"opens row {row} with {opened.cached} cached tokens in "
+                            f"{self.page_counts[row]} pages of {self.page_size}")  # fmt: skip
+
+    def _grow(self, grow: GrowRow) -> None:
+        self._require_open(grow.row, "grows")
+        self._append_pages(grow.row, grow.pages)
+
+    def _append_pages(self, row: int, packed: bytes) -> None:
+        added = np.frombuffer(packed, dtype=np.int32)
+        if not len(added):
+            return
+        if added.min() < 0 or added.max() >= self.pool_pages:
+            raise PlanError(f"row {row} gets pages {added.min()} to {added.max()}: "
+                            f"the pool has {self.pool_pages}")  # fmt: skip
+        old = int(self.page_counts[row])
+        new = old + len(added)
+        if new > self.pages.shape[1]:
+            self._widen(new)
+        self.pages[row, old:new] = added
+        self.page_counts[row] = new
+
+    def _widen(self, columns: int) -> None:
+        """Make room for at least `columns` pages a row; doubles, so the copies stay rare."""
+        rows, old = self.pages.shape
+        wider: PageTable = np.zeros((rows, max(columns, 2 * old)), dtype=np.int32)
+        wider[:, :old] = self.pages
+        self.pages = wider
+
+    def _advance(self, plan: StepPlan) -> StepRows:
+        extends = plan.extends
+        decodes = np.frombuffer(plan.decodes, dtype=np.int32).astype(np.int64)
+        if not extends:
+            step = self._decode_rows(decodes)
+        else:
+            step = self._mixed_rows(extends, decodes)
+        if len(step.tokens) > self.step_tokens:
+            raise PlanError(f"extends by {len(step.tokens)} tokens: at most {self.step_tokens} a step")
+        rows = step.rows
+        if len(rows) == 0:
+            return step
+        ends = step.starts + step.counts
+        if len(rows) > 1 and len(set(rows.tolist())) != len(rows):
+            raise PlanError("a row stands twice among the extends and decodes")
+        if (ends > self.page_counts[rows] * self.page_size).any():
+            row = int(rows[np.argmax(ends > self.page_counts[rows] * self.page_size)])
+            raise PlanError(f"row {row} has {self.page_counts[row]} pages of {self.page_size}: "
+                            f"too few for the tokens that it runs")  # fmt: skip
+        if (ends > self.max_length).any():
+            row = int(rows[np.argmax(ends > self.max_length)])
+            raise PlanError(f"row {row} would be longer than {self.max_length} tokens")
+        self.lengths[rows] = ends
+        sampled = rows if len(step.sampling) == len(rows) else rows[step.sampling]
+        step.draws = self.drawn[sampled]
+        self.drawn[sampled] += 1
+        return step
+
+    def _decode_rows(self, decodes: Ints) -> StepRows:
+        self._check_decodes(decodes)
+        n = len(decodes)
+        return StepRows(
+            rows=decodes,
+            starts=self.lengths[decodes],
+            counts=np.ones(n, dtype=np.int64),
+            extends=0,
+            tokens=np.empty(0, dtype=np.int32),
+            sampling=np.arange(n),
+            draws=decodes,
+        )
+
+    def _mixed_rows(self, extends: list[ExtendRow], decodes: Ints) -> StepRows:
+        self._check_decodes(decodes)
+        runs = [np.frombuffer(extend.tokens, dtype=np.int32) for extend in extends]
+        for extend, run in zip(extends, runs, strict=True):
+            self._check_extend(extend, run)
+        rows = np.array([extend.row for extend in extends], dtype=np.int64)
+        sampling = [i for i, extend in enumerate(extends) if extend.sample]
+        self._decodable[rows] = False
+        self._decodable[rows[sampling]] = True
+        all_rows = np.concatenate([rows, decodes])
+        counts = np.ones(len(all_rows), dtype=np.int64)
+        counts[: len(runs)] = [len(run) for run in runs]
+        return StepRows(
+            rows=all_rows,
+            starts=self.lengths[all_rows],
+            counts=counts,
+            extends=len(runs),
+            tokens=np.concatenate(runs),
+            sampling=np.concatenate(
+                [np.array(sampling, dtype=np.int64), np.arange(len(runs), len(all_rows))]
+            ),
+            draws=all_rows,
+        )
+
+    def _check_extend(self, extend: ExtendRow, run: npt.NDArray[np.int32]) -> None:
+        self._require_open(extend.row, "extends")
+        if extend.start != self.lengths[extend.row]:
+            raise PlanError(f"row {extend.row} is extended at position {extend.start}: "
+                            f"its length is {self.lengths[extend.row]}")  # fmt: skip
+        if not len(run):
+            raise PlanError(f"row {extend.row} is extended by no token")
+        if run.min() < 0 or run.max() >= self.vocab_size:
+            raise PlanError(f"row {extend.row} is extended by tokens {run.min()} to {run.max()}: "
+                            f"the vocabulary has {self.vocab_size}")  # fmt: skip
+
+    def _check_decodes(self, decodes: Ints) -> None:
+        if not len(decodes):
+            return
+        if decodes.min() < 0 or decodes.max() >= len(self.requests):
+            raise PlanError(f"decodes rows {decodes.tolist()}: there are {len(self.requests)} rows")
+        if not self._decodable[decodes].all():
+            row = int(decodes[np.argmin(self._decodable[decodes])])
+            raise PlanError(f"decodes row {row}, which has no sampled token" if self.requests[row] >= 0
+                            else f"decodes row {row}, which is not open")  # fmt: skip
+
+    def _require_open(self, row: int, verb: str) -> None:
+        if not 0 <= row < len(self.requests) or self.requests[row] < 0:
+            raise PlanError(f"{verb} row {row}, which is not open")
+
+
+def fields(rows: RowTable, row: int) -> dict[str, Any]:
+    """What the table holds of one row, for logs and tests."""
+    return {
+        "request": int(rows.requests[row]),
+        "length": int(rows.lengths[row]),
+        "pages": rows.pages[row, : rows.page_counts[row]].tolist(),
+        "drawn": int(rows.drawn[row]),
+    }

@@ -1,0 +1,112 @@
+"""The executor that runs a decoder on torch: the CPU's, and the reference for CUDA.
+
+rows -> batch -> decoder -> sampler, one step at a time. Sampled tokens stay in a tensor on the
+device, where the next step reads its inputs. It does not know files; see `load`.
+"""
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.batch import make_batch
+from ramify.gpu.executor import BadLogits, Counters
+from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.rows import RowTable, StepRows
+from ramify.gpu.sampler import Sampled, Sampler
+from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
+from ramify.protocol.sampling import TokenLogprobs
+
+
+class DoneStep:
+    """A step that was computed before `launch` returned."""
+
+    def __init__(self, result: StepResult, bad: BadLogits | None) -> None:
+        self._result = result
+        self._bad = bad
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        if self._bad is not None:
+            raise self._bad
+        return self._result
+
+
+class TorchExecutor:
+    """Runs plans on `model`, whose keys and values `attention` keeps in its pool.
+
+    `table` is the one that `attention` reads page tables from.
+    """
+
+    def __init__(
+        self, model: Decoder, attention: AttentionBackend, table: RowTable, info: ExecutorInfo
+    ) -> None:
+        self.info = info
+        self.counters = Counters()
+        self.rows = table
+        self._model = model
+        self._attention = attention
+        self._sampler = Sampler(info.max_rows, info.vocab_size, model.device)
+        self._last = torch.zeros(info.max_rows, dtype=torch.int64, device=model.device)
+
+    def launch(self, plan: StepPlan) -> DoneStep:
+        """Compute the step. Raises PlanError if the plan contradicts the rows."""
+        begin = time.perf_counter()
+        step, logits = self.forward(plan)
+        if logits is None:
+            return DoneStep(self._result(plan.step, step, None, begin), None)
+        rows = step.rows[step.sampling]
+        sampled = self._sampler.sample(logits, rows, step.draws)
+        self._last[torch.from_numpy(rows).to(self._last.device)] = sampled.tokens
+        result = self._result(plan.step, step, sampled, begin)
+        return DoneStep(result, self._bad_logits(step, sampled, result))
+
+    def forward(self, plan: StepPlan) -> tuple[StepRows, Tensor | None]:
+        """Apply the plan and run the model, without sampling.
+
+        Returns what ran and float32 logits [S, vocabulary], None if no row samples. Meant for
+        tests and for scoring; `launch` goes on from here.
+        """
+        step = self.rows.apply(plan)
+        for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
+            self._sampler.close(row)
+        for opened in plan.opens:
+            self._sampler.open(opened)
+        self.counters.count(step.computed)
+        if not len(step.rows):
+            return step, None
+        with torch.inference_mode():
+            batch = make_batch(step, self.rows, self._last)
+            self._attention.plan(batch)
+            logits = self._model.forward(batch, self._attention)
+        return step, logits if len(step.sampling) else None
+
+    def close(self) -> None:
+        """Drop the weights and the pool."""
+        del self._model, self._attention
+
+    def _result(self, number: int, step: StepRows, sampled: Sampled | None, begin: float) -> StepResult:
+        tokens, logprobs = b"", list[TokenLogprobs | None]()
+        if sampled is not None:
+            marked = torch.where(sampled.finite, sampled.tokens, -1)
+            tokens = marked.to("cpu", torch.int32).numpy().tobytes()
+            logprobs = sampled.logprobs
+        return StepResult(
+            step=number,
+            rows=step.rows[step.sampling].astype(np.int32).tobytes(),
+            tokens=tokens,
+            computed=step.computed,
+            elapsed_us=int((time.perf_counter() - begin) * 1e6),
+            logprobs=logprobs,
+        )
+
+    def _bad_logits(self, step: StepRows, sampled: Sampled, result: StepResult) -> BadLogits | None:
+        if bool(sampled.finite.all()):
+            return None
+        bad = np.flatnonzero(~sampled.finite.cpu().numpy())
+        rows = step.rows[step.sampling][bad]
+        return BadLogits(rows.tolist(), self.rows.requests[rows].tolist(), result)

@@ -1,0 +1,85 @@
+"""The shell: replies go where they belong, in order; failures are not swallowed."""
+
+import anyio
+import pytest
+
+from ramify.actors.cache.actor import CacheActor
+from ramify.actors.cache.branches import UnknownBranch
+from ramify.actors.cache.cache import RadixCache
+from ramify.actors.cache.integrity import IntegrityError
+from ramify.actors.kit.clock import ManualClock
+from ramify.actors.kit.mailbox import Mailbox, Router
+from ramify.protocol import messages as m
+from ramify.protocol.plan import pack
+
+
+class Wired:
+    """A cache actor and the mailboxes around it."""
+
+    def __init__(self, pages: int = 8) -> None:
+        self.mailbox: Mailbox[m.CacheMessage] = Mailbox("cache", 100)
+        self.scheduler: Mailbox[m.Settled] = Mailbox("scheduler", 100)
+        self.session: Mailbox[m.SessionMessage] = Mailbox("session", 100)
+        sessions: Router[m.SessionMessage] = Router("sessions")
+        sessions.add(1, self.session)
+        self.cache = RadixCache(pages)
+        self.clock = ManualClock()
+        self.actor = CacheActor(
+            self.mailbox, self.cache, self.scheduler, sessions, clock=self.clock, check_idle=True
+        )
+
+    async def tell(self, *messages: m.CacheMessage) -> None:
+        """Tell all, and run the actor until it has handled them."""
+        for message in messages:
+            self.mailbox.tell(message)
+        self.mailbox.close()
+        async with anyio.create_task_group() as group:
+            await group.start(self.actor.run)
+
+
+def branch(number: int, tokens: list[int]) -> list[m.CacheMessage]:
+    return [m.OpenBranch(number), m.ExtendBranch(number, pack(tokens))]
+
+
+async def test_every_message_and_its_reply() -> None:
+    wired = Wired()
+    await wired.tell(
+        *branch(1, [1, 2, 3]),
+        m.Settle([], [], [m.Acquire(7, 1, 2)]),
+        m.ForkBranch(1, [2, 3], 2),
+        m.RetainBranch(2, 5.0),
+        m.Settle([m.Commit(7, 4, pack([4, 5]), final=True)], [], []),
+        m.MoveBranch(1, 3),
+        m.DropBranches([3]),
+        m.Inspect(1, 42, [1, 2, 3]),
+        m.Inspect(2, 43, [1]),  # a session that has ended: dropped
+    )
+    granted, settled = wired.scheduler.drain_nowait()
+    assert isinstance(granted.verdicts[0], m.Granted)
+    assert granted.referenced == 5
+    assert (settled.free, settled.evictable, settled.referenced) == (4, 4, 0)
+    assert wired.session.drain_nowait() == [m.Inspected(42, [3, 2, -1])]
+
+
+async def test_retention_is_on_the_clock() -> None:
+    wired = Wired(pages=4)
+    wired.cache.open_branch(m.OpenBranch(1))
+    run = [m.Settle([], [], [m.Acquire(7, 1, 0)]), m.Settle([m.Commit(7, 2, final=True)], [], [])]
+    other = [*branch(2, [3, 4]), m.Settle([], [], [m.Acquire(8, 2, 0)])]
+    third = [m.Settle([m.Commit(8, 2, final=True)], [], []), *branch(3, [5, 6])]
+    retain = m.RetainBranch(1, wired.clock.now() - 1.0)  # over already: 1 is the least recent
+    last: list[m.CacheMessage] = [m.Settle([], [], [m.Acquire(9, 3, 0)]), m.Inspect(1, 1, [1, 2])]
+    await wired.tell(m.ExtendBranch(1, pack([1, 2])), *run, retain, *other, *third, *last)
+    assert wired.session.drain_nowait() == [m.Inspected(1, [0, 2])]
+
+
+@pytest.mark.parametrize("what", ["message", "integrity"])
+async def test_a_failure_ends_the_actor(what: str) -> None:
+    wired = Wired()
+    error: type[Exception] = UnknownBranch
+    if what == "integrity":
+        wired.cache.residency.evictable += 1
+        error = IntegrityError
+    with pytest.raises(ExceptionGroup) as raised:
+        await wired.tell(m.OpenBranch(1) if what == "integrity" else m.MoveBranch(1, 0))
+    assert raised.value.subgroup(error) is not None

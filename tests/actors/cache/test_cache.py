@@ -1,0 +1,323 @@
+"""One test for each thing the contract promises about grants, commits and handles."""
+
+import pytest
+
+from ramify.actors.cache.branches import UnknownBranch
+from ramify.actors.cache.cache import RadixCache, UnknownRequest
+from ramify.protocol import messages as m
+from ramify.protocol.plan import pack, unpack
+
+PROMPT = list(range(100, 110))
+
+
+# --- grants
+
+
+def test_a_cold_branch_is_granted_whole(bench) -> None:
+    b = bench(32)
+    b.open(1, PROMPT)
+    granted = b.grant(7, 1, extra=3)
+    assert granted.cached == 0
+    assert list(unpack(granted.tokens)) == PROMPT
+    assert len(set(unpack(granted.pages))) == 13
+    assert b.counts == (19, 0, 13)
+
+
+def test_a_warm_branch_runs_its_last_token_only(bench) -> None:
+    b = bench(32)
+    b.open(1, PROMPT)
+    first = b.run(7, 1)
+    again = b.grant(8, 1)
+    assert again.cached == 9
+    assert list(unpack(again.tokens)) == PROMPT[9:]
+    assert unpack(again.pages)[:9] == unpack(first.pages)[:9]
+    assert again.pages[-4:] != first.pages[-4:]  # the row writes to a page of its own
+    b.finish(8, 10)
+    assert b.counts == (22, 10, 0)
+
+
+def test_cached_is_whole_pages(bench) -> None:
+    b = bench(16, 4)
+    b.open(1, PROMPT)
+    b.run(7, 1)
+    assert b.resident(1) == [8]
+    assert b.grant(8, 1).cached == 8
+    b.finish(8, 10)
+    b.move(1, 8)
+    assert b.grant(9, 1).cached == 4  # 8 are resident, but the last token is run again
+
+
+def test_history_is_the_whole_branch(bench) -> None:
+    b = bench(32)
+    b.open(1, PROMPT)
+    b.run(7, 1)
+    granted = b.cache.acquire(m.Acquire(8, 1, 0, history=True))
+    assert list(unpack(granted.history)) == PROMPT
+
+
+def test_gone_and_empty_and_twice(bench) -> None:
+    b = bench(32)
+    assert b.acquire(7, 1) == m.Denied(7, "gone")
+    b.open(1)
+    with pytest.raises(ValueError, match="has no tokens"):
+        b.acquire(7, 1)
+    b.extend(1, PROMPT)
+    b.grant(7, 1)
+    with pytest.raises(ValueError, match="runs already"):
+        b.acquire(7, 1)
+
+
+def test_no_memory_grants_nothing(bench) -> None:
+    b = bench(12)
+    b.open(1, PROMPT)
+    denied = b.acquire(7, 1, extra=5)
+    assert denied == m.Denied(7, "memory", resident=0, short=3)
+    assert b.counts == (12, 0, 0)
+    b.grant(8, 1)
+    assert b.grow(8, 3) == []
+    assert len(b.grow(8, 2)) == 2
+
+
+def test_grow_always_gives_room_for_what_was_asked(bench) -> None:
+    b = bench(16, 4)
+    b.open(1, PROMPT)
+    assert len(unpack(b.grant(7, 1).pages)) == 3
+    assert len(b.grow(7, 1)) == 1
+    assert len(b.grow(7, 5)) == 2
+
+
+def test_a_prompt_that_fills_the_pool_runs_warm_too(bench) -> None:
+    """The duplicate page of the last token must come from the last token's own."""
+    b = bench(10)
+    b.open(1, PROMPT)
+    b.run(7, 1)
+    assert b.counts == (0, 10, 0)
+    assert b.grant(8, 1).cached == 9
+    b.finish(8, 10)
+    assert b.resident(1) == [10]
+
+
+# --- shared prefixes
+
+
+def test_a_shared_prefix_is_computed_once(bench) -> None:
+    b = bench(64)
+    b.open(1, PROMPT)
+    b.fork(1, [2, 3], 10)
+    b.extend(2, [1, 2])
+    b.extend(3, [3, 4])
+    b.grant(7, 2)
+    assert b.acquire(8, 3) == m.Denied(8, "shared", resident=0, on=7)
+    b.commit(7, 4)
+    assert b.acquire(8, 3) == m.Denied(8, "shared", resident=4, on=7)
+    b.commit(7, 10)
+    assert b.grant(8, 3).cached == 10
+
+
+def test_identical_prompts_of_strangers_share(bench) -> None:
+    b = bench(64)
+    b.open(1, PROMPT)
+    b.open(2, PROMPT)
+    b.grant(7, 1)
+    assert b.acquire(8, 2) == m.Denied(8, "shared", on=7)
+    b.commit(7, 10)
+    assert b.grant(8, 2).cached == 9
+
+
+@pytest.mark.parametrize("computed", [0, 3])
+def test_the_next_takes_over_when_the_owner_is_retracted(bench, computed: int) -> None:
+    b = bench(64)
+    b.open(1, PROMPT)
+    b.open(2, PROMPT)
+    b.grant(7, 1)
+    b.finish(7, computed)
+    assert b.grant(8, 2).cached == computed
+
+
+def test_a_partial_page_does_not_hold_others_up(bench) -> None:
+    b = bench(64, 4)
+    b.open(1, PROMPT)
+    b.open(2, PROMPT)
+    b.grant(7, 1)
+    b.commit(7, 9)
+    assert b.acquire(8, 2) == m.Denied(8, "shared", resident=8, on=7)
+    b.commit(7, 10)
+    assert b.grant(8, 2).cached == 8
+
+
+def test_namespaces_do_not_share(bench) -> None:
+    b = bench(64)
+    b.open(1, PROMPT)
+    b.run(7, 1)
+    b.open(2, PROMPT, namespace="lora")
+    assert b.grant(8, 2).cached == 0
+
+
+# --- commits
+
+
+def test_output_is_appended_and_its_last_token_has_no_kv(bench) -> None:
+    b = bench(64)
+    b.open(1, PROMPT)
+    b.grant(7, 1, extra=16)
+    b.finish(7, 12, [1, 2, 3])
+    assert b.tokens(1) == [*PROMPT, 1, 2, 3]
+    assert b.resident(1) == [12]
+    b.extend(1, [50, 51])
+    granted = b.grant(8, 1)
+    assert (granted.cached, list(unpack(granted.tokens))) == (12, [3, 50, 51])
+
+
+def test_fewer_tokens_than_were_decoded(bench) -> None:
+    b = bench(64)
+    b.open(1, PROMPT)
+    b.grant(7, 1, extra=16)
+    b.finish(7, 20, [1, 2])
+    assert b.resident(1) == [12]
+    assert b.counts == (52, 12, 0)
+
+
+def test_equal_output_is_stored_once(bench) -> None:
+    b = bench(64)
+    b.open(1, PROMPT)
+    b.run(6, 1)
+    b.fork(1, [2], 10)
+    b.grant(7, 1, extra=4)
+    b.grant(8, 2, extra=4)
+    b.finish(7, 13, [1, 2, 3])
+    b.finish(8, 13, [1, 2, 3])
+    assert b.counts == (51, 13, 0)
+    assert b.resident(1, 2) == [13, 13]
+
+
+def test_a_committed_page_stays_while_its_row_runs(bench) -> None:
+    """Committed pages are the tree's, but not evictable before the final commit."""
+    b = bench(12)
+    b.open(1, PROMPT)
+    b.grant(7, 1)
+    b.commit(7, 10)
+    assert b.counts == (2, 0, 10)
+    b.open(2, [1, 2, 3])
+    assert b.acquire(8, 2) == m.Denied(8, "memory", short=1)
+    b.finish(7, 10)
+    b.grant(8, 2)
+
+
+def test_commits_that_cannot_be(bench) -> None:
+    b = bench(32)
+    b.open(1, PROMPT)
+    b.grant(7, 1)
+    with pytest.raises(ValueError, match="past its last page"):
+        b.commit(7, 11)
+    with pytest.raises(ValueError, match="final commit only"):
+        b.cache.commit(m.Commit(7, 10, pack([1])))
+    b.finish(7, 10)
+    with pytest.raises(UnknownRequest):
+        b.finish(7, 10)
+    with pytest.raises(UnknownRequest):
+        b.grow(7, 1)
+    assert b.counts == (22, 10, 0)
+
+
+@pytest.mark.parametrize("away", ["drop", "move", "extend"])
+def test_a_handle_that_left_is_not_moved(bench, away: str) -> None:
+    b = bench(64)
+    b.open(1, PROMPT)
+    b.grant(7, 1, extra=4)
+    if away == "drop":
+        b.drop(1)
+    elif away == "move":
+        b.move(1, 4)
+    else:
+        b.extend(1, [9])
+    b.finish(7, 12, [1, 2, 3])
+    assert b.counts == (52, 12, 0)  # what was computed stays, as cache
+    if away == "drop":
+        assert b.resident(1) == [-1]
+        assert all(node.pages is not None for node in b.cache.tree.walk())
+    else:
+        assert b.tokens(1) == (PROMPT[:4] if away == "move" else [*PROMPT, 9])
+
+
+def test_settle_commits_before_it_grows_before_it_acquires() -> None:
+    cache = RadixCache(12)
+    for branch in (1, 2):
+        cache.open_branch(m.OpenBranch(branch))
+    cache.extend_branch(m.ExtendBranch(1, pack(PROMPT)))
+    cache.extend_branch(m.ExtendBranch(2, pack([1, 2])))
+    settled = cache.settle(m.Settle([], [], [m.Acquire(7, 1, 0), m.Acquire(8, 2, 0)]))
+    assert [type(verdict) for verdict in settled.verdicts] == [m.Granted, m.Granted]
+    assert (settled.free, settled.evictable, settled.referenced) == (0, 0, 12)
+    settled = cache.settle(m.Settle([m.Commit(7, 10, final=True)], [m.Grow(8, 9)], [m.Acquire(9, 1, 0)]))
+    assert len(settled.grown[0].pages) == 9 * 4
+    # The grow has evicted 9 of the 10 pages.
+    assert settled.verdicts == [m.Denied(9, "memory", resident=1, short=9)]
+    assert (settled.free, settled.evictable, settled.referenced) == (0, 1, 11)
+
+
+# --- handles
+
+
+def test_unknown_handles_are_errors(bench) -> None:
+    b = bench(8)
+    b.open(1, [1])
+    with pytest.raises(UnknownBranch):
+        b.open(1)
+    for action in (b.extend, b.move, b.retain):
+        with pytest.raises(UnknownBranch):
+            action(2, [1] if action == b.extend else 0)
+    with pytest.raises(UnknownBranch):
+        b.drop(2)
+    with pytest.raises(ValueError, match="position 2"):
+        b.move(1, 2)
+
+
+def test_fork_and_rollback_share_and_leave_nothing(bench) -> None:
+    b = bench(64)
+    b.open(1, PROMPT)
+    b.run(7, 1)
+    b.fork(1, [2, 3], 6)
+    b.extend(2, [1, 2])
+    assert b.resident(1, 2, 3) == [10, 6, 6]
+    b.move(2, 3)
+    b.drop(1, 2, 3)
+    assert b.counts == (54, 10, 0)
+    assert b.cache.tree.nodes == 3  # the cold tokens of branch 2 went with it
+
+
+# --- hostile sizes
+
+
+def test_a_path_of_ten_thousand_nodes(bench) -> None:
+    depth = 10_000
+    cache = RadixCache(2 * depth)
+    cache.open_branch(m.OpenBranch(1))
+    for i in range(depth):  # a fork at each step keeps the nodes from merging
+        cache.extend_branch(m.ExtendBranch(1, pack([i])))
+        cache.fork_branch(m.ForkBranch(1, [2 + i], i + 1))
+    assert cache.tree.nodes == depth
+    assert len(cache.acquire(m.Acquire(7, 1, 0)).pages) == 4 * depth
+    cache.commit(m.Commit(7, depth, final=True))
+    cache.drop_branches(m.DropBranches(list(range(1, depth + 2))))
+    cache.open_branch(m.OpenBranch(1))
+    cache.extend_branch(m.ExtendBranch(1, pack(range(depth, 3 * depth))))
+    assert isinstance(cache.acquire(m.Acquire(8, 1, 0)), m.Granted)
+    assert cache.tree.nodes == 1
+
+
+def test_a_thousand_siblings(bench) -> None:
+    b = bench(3000)
+    b.cache.open_branch(m.OpenBranch(1))
+    b.extend(1, PROMPT)
+    b.run(1, 1)
+    children = list(range(10, 1010))
+    b.fork(1, children, 10)
+    for child in children:
+        b.cache.extend_branch(m.ExtendBranch(child, pack([child])))
+        b.cache.retain_branch(m.RetainBranch(child, float(child)))
+    settled = b.cache.settle(m.Settle([], [], [m.Acquire(child, child, 1) for child in children]))
+    assert {verdict.cached for verdict in settled.verdicts} == {10}
+    assert settled.referenced == 10 + 2 * 1000
+    b.cache.settle(m.Settle([m.Commit(child, 11, final=True) for child in children], [], []))
+    b.drop(*children, 1)
+    assert b.counts == (1990, 1010, 0)

@@ -1,0 +1,170 @@
+"""What goes first, how much of it, and what is left behind."""
+
+from ramify.protocol import messages as m
+from ramify.protocol.plan import unpack
+
+
+def fill(b, branch: int, first: int, count: int = 4, request: int = 90) -> None:
+    """A branch with `count` resident tokens of its own."""
+    b.open(branch, [first + i for i in range(count)])
+    b.run(request, branch)
+
+
+def test_least_recently_used_first(bench) -> None:
+    b = bench(12)
+    for branch in (1, 2, 3):
+        fill(b, branch, 100 * branch)
+    b.run(91, 1)  # used again
+    fill(b, 4, 400)
+    assert b.resident(1, 2, 3, 4) == [4, 0, 4, 4]
+
+
+def test_a_denied_or_inspected_branch_stays_in_order(bench) -> None:
+    b = bench(12)
+    for branch in (1, 2, 3):
+        fill(b, branch, 100 * branch)
+    assert b.resident(1) == [4]
+    fill(b, 4, 400)
+    assert b.resident(1, 2, 3, 4) == [0, 4, 4, 4]
+
+
+def test_no_more_than_needed_is_taken_from_a_long_leaf(bench) -> None:
+    b = bench(100)
+    fill(b, 1, 0, count=98)
+    fill(b, 2, 500, count=5)
+    assert b.resident(1) == [95]
+    assert b.counts == (0, 100, 0)
+    assert b.grant(7, 1).cached == 95  # takes three pages of branch 2
+    assert b.resident(2) == [2]
+
+
+def test_partial_eviction_takes_whole_pages(bench) -> None:
+    b = bench(10, 4)
+    fill(b, 1, 0, count=38)
+    assert b.counts == (1, 9, 0)
+    fill(b, 2, 500, count=9)  # 3 pages, of which 2 stay
+    assert b.resident(1, 2) == [28, 8]
+
+
+def test_tokens_of_a_handle_survive_and_others_are_deleted(bench) -> None:
+    b = bench(8)
+    fill(b, 1, 100)
+    fill(b, 2, 200)
+    b.drop(1)
+    fill(b, 3, 300, count=8)
+    assert b.resident(2, 3) == [0, 8]
+    assert b.tokens(2) == [200, 201, 202, 203]
+    assert b.cache.tree.nodes == 2
+    b.drop(3)
+    assert list(unpack(b.grant(7, 2).tokens)) == [200, 201, 202, 203]
+
+
+def test_children_go_before_their_parent(bench) -> None:
+    b = bench(10)
+    fill(b, 1, 100)
+    b.fork(1, [2], 4)
+    b.extend(2, [1, 2, 3])
+    b.run(91, 2)
+    b.run(92, 1)  # the parent was used last
+    fill(b, 3, 300, count=6)
+    assert b.resident(1, 2, 3) == [4, 4, 6]
+
+
+def test_a_parent_is_as_recent_as_its_evicted_child(bench) -> None:
+    b = bench(12)
+    fill(b, 1, 100)
+    fill(b, 2, 200)
+    b.extend(1, [7, 8])
+    b.run(91, 1)
+    fill(b, 3, 300, count=2)
+    fill(b, 4, 400, count=4)
+    assert b.resident(1, 2) == [6, 0]
+
+
+def test_retained_branches_go_last(bench) -> None:
+    b = bench(12)
+    for branch in (1, 2, 3):
+        fill(b, branch, 100 * branch)
+    b.retain(1, 50.0)
+    fill(b, 4, 400, count=8)
+    assert b.resident(1, 2, 3) == [4, 0, 0]
+    fill(b, 5, 500, count=12)  # a hint, not a lock
+    assert b.resident(1, 5) == [0, 12]
+
+
+def test_retention_ends_with_time(bench) -> None:
+    b = bench(12)
+    for branch in (1, 2, 3):
+        fill(b, branch, 100 * branch)
+    b.retain(1, 50.0)
+    b.now = 49.0
+    fill(b, 4, 400)
+    b.now = 50.0
+    fill(b, 5, 500)
+    assert b.resident(1, 2, 3, 4) == [0, 0, 4, 4]
+
+
+def test_retention_ends_when_taken_back_or_dropped(bench) -> None:
+    for end in ("retain", "drop", "move"):
+        b = bench(12)
+        for branch in (1, 2, 3):
+            fill(b, branch, 100 * branch)
+        b.retain(1, 50.0)
+        fill(b, 4, 400)  # passes branch 1 over: it is among the retained now
+        assert b.resident(1, 2) == [4, 0]
+        if end == "retain":
+            b.retain(1, 0.0)
+        elif end == "drop":
+            b.drop(1)
+        else:
+            b.move(1, 0)
+        fill(b, 5, 500)
+        assert b.resident(3, 4, 5) == [4, 4, 4], end
+
+
+def test_retention_follows_the_head(bench) -> None:
+    b = bench(12)
+    b.open(1, [1, 2])
+    b.retain(1, 50.0)
+    b.grant(90, 1, extra=2)
+    b.finish(90, 4, [3, 4])
+    fill(b, 2, 200)
+    fill(b, 3, 300)
+    fill(b, 4, 400)
+    assert b.resident(1, 2, 3, 4) == [4, 0, 4, 4]
+
+
+def test_the_sooner_retention_ends_the_sooner_it_goes(bench) -> None:
+    b = bench(8)
+    fill(b, 1, 100)
+    fill(b, 2, 200)
+    b.retain(1, 90.0)
+    b.retain(2, 60.0)
+    fill(b, 3, 300)
+    assert b.resident(1, 2) == [4, 0]
+
+
+def test_everything_locked_denies_and_changes_nothing(bench) -> None:
+    b = bench(8)
+    b.open(1, [1, 2, 3, 4])
+    b.open(2, [5, 6, 7, 8])
+    b.grant(7, 1)
+    b.grant(8, 2)
+    b.commit(7, 4)
+    b.open(3, [9])
+    assert b.acquire(9, 3) == m.Denied(9, "memory", short=1)
+    assert b.grow(7, 1) == []
+    assert b.counts == (0, 0, 8)
+    b.finish(8, 0)  # retracted: its pages are free at once
+    assert b.counts == (4, 0, 4)
+    b.grant(9, 3)
+
+
+def test_the_heap_does_not_grow_with_use(bench) -> None:
+    b = bench(8)
+    fill(b, 1, 100)
+    for i in range(2000):
+        b.cache.retain_branch(m.RetainBranch(1, 9.0 if i % 2 else 0.0))
+        b.cache.acquire(m.Acquire(7, 1, 0))
+        b.cache.commit(m.Commit(7, 4, final=True))
+    assert len(b.cache.residency._plain) + len(b.cache.residency._retained) < 100

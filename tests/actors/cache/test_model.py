@@ -1,0 +1,288 @@
+"""Random programs against the cache, compared with a model that knows only tokens and pages.
+
+The model keeps each branch as a tuple of tokens and, for every page slot, which prefix its KV was
+computed from. Reading a page table back must give exactly the branch's prefixes, for as long as a
+request runs: a page that was freed, remapped or published too early shows up as a wrong prefix.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from ramify.actors.cache.cache import RadixCache
+from ramify.actors.cache.integrity import check
+from ramify.protocol import messages as m
+from ramify.protocol.plan import pack, unpack
+
+Path = tuple[str, tuple[int, ...]]  # namespace, tokens
+
+tokens_lists = st.lists(st.integers(0, 1), min_size=1, max_size=9)
+picks = st.integers(0, 10_000)
+
+
+@dataclass
+class Row:
+    """A running request as the scheduler and executor see it."""
+
+    branch: int
+    path: Path  # of the prompt
+    pages: list[int]
+    computed: int
+    tokens: list[int]  # sampled
+
+    def prefix(self, position: int) -> Path:
+        return self.path[0], (self.path[1] + tuple(self.tokens))[: position + 1]
+
+
+class CacheMachine(RuleBasedStateMachine):
+    page_size = 1
+    pool = 24
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = RadixCache(self.pool, self.page_size)
+        self.branches: dict[int, Path] = {}
+        self.rows: dict[int, Row] = {}
+        self.content: dict[tuple[int, int], Path] = {}
+        self.count = 0
+        self.now = 0.0
+
+    def new_id(self) -> int:
+        self.count += 1
+        return 1 << 32 | self.count
+
+    def pick(self, which: int) -> int:
+        return sorted(self.branches)[which % len(self.branches)]
+
+    def pick_row(self, which: int) -> int:
+        return sorted(self.rows)[which % len(self.rows)]
+
+    has_branch = precondition(lambda self: bool(self.branches))
+    has_row = precondition(lambda self: bool(self.rows))
+
+    # --- branches
+
+    @rule(namespace=st.sampled_from(["", "lora"]))
+    def open(self, namespace: str) -> None:
+        branch = self.new_id()
+        self.cache.open_branch(m.OpenBranch(branch, namespace))
+        self.branches[branch] = (namespace, ())
+
+    @has_branch
+    @rule(which=picks, tokens=tokens_lists)
+    def extend(self, which: int, tokens: list[int]) -> None:
+        branch = self.pick(which)
+        self.cache.extend_branch(m.ExtendBranch(branch, pack(tokens)))
+        namespace, before = self.branches[branch]
+        self.branches[branch] = (namespace, before + tuple(tokens))
+
+    @has_branch
+    @rule(which=picks, at=picks, n=st.integers(1, 2))
+    def fork(self, which: int, at: int, n: int) -> None:
+        branch = self.pick(which)
+        namespace, tokens = self.branches[branch]
+        at %= len(tokens) + 1
+        children = [self.new_id() for _ in range(n)]
+        self.cache.fork_branch(m.ForkBranch(branch, children, at))
+        self.branches.update(dict.fromkeys(children, (namespace, tokens[:at])))
+
+    @has_branch
+    @rule(which=picks, to=picks)
+    def move(self, which: int, to: int) -> None:
+        branch = self.pick(which)
+        namespace, tokens = self.branches[branch]
+        to %= len(tokens) + 1
+        self.cache.move_branch(m.MoveBranch(branch, to))
+        self.branches[branch] = (namespace, tokens[:to])
+
+    @has_branch
+    @rule(which=picks)
+    def drop(self, which: int) -> None:
+        branch = self.pick(which)
+        self.cache.drop_branches(m.DropBranches([branch]))
+        del self.branches[branch]
+
+    @has_branch
+    @rule(which=picks, seconds=st.sampled_from([0.0, 1.0, 3.0, 50.0]))
+    def retain(self, which: int, seconds: float) -> None:
+        until = self.now + seconds if seconds else 0.0
+        self.cache.retain_branch(m.RetainBranch(self.pick(which), until))
+
+    @rule()
+    def time_passes(self) -> None:
+        self.now += 1.0
+
+    # --- requests
+
+    @has_branch
+    @rule(which=picks, extra=st.integers(0, 5), history=st.booleans())
+    def acquire(self, which: int, extra: int, history: bool) -> None:
+        branch = self.pick(which)
+        namespace, tokens = self.branches[branch]
+        if not tokens:
+            return
+        request = self.new_id()
+        before = self.cache.free, self.cache.evictable, self.cache.referenced
+        verdict = self.cache.acquire(m.Acquire(request, branch, extra, history), self.now)
+        size = self.page_size
+        need = -(-(len(tokens) + extra) // size)
+        if isinstance(verdict, m.Denied):
+            assert before == (self.cache.free, self.cache.evictable, self.cache.referenced)
+            if verdict.reason == "shared":
+                assert verdict.on in self.rows
+            else:
+                assert verdict.reason == "memory"
+                assert verdict.short > 0
+                assert self.rows or need > self.pool, "a request that is alone and fits must run"
+            return
+        assert verdict.cached % size == 0
+        assert verdict.cached <= len(tokens) - 1
+        assert tuple(unpack(verdict.tokens)) == tokens[verdict.cached :]
+        assert tuple(unpack(verdict.history)) == (tokens if history else ())
+        pages = list(unpack(verdict.pages))
+        assert len(pages) == need
+        row = Row(branch, (namespace, tokens), pages, verdict.cached, [])
+        self.rows[request] = row
+
+    def compute(self, row: Row, count: int, sampled: int) -> None:
+        """Run up to `count` positions; past the prompt, tokens are sampled first."""
+        for _ in range(count):
+            position = row.computed
+            if position // self.page_size >= len(row.pages):
+                return
+            if position >= len(row.path[1]) + len(row.tokens):
+                row.tokens.append(sampled)
+            page = row.pages[position // self.page_size]
+            self.content[page, position % self.page_size] = row.prefix(position)
+            row.computed += 1
+
+    @has_row
+    @rule(which=picks, count=st.integers(1, 12), sampled=st.integers(0, 1))
+    def run_step(self, which: int, count: int, sampled: int) -> None:
+        self.compute(self.rows[self.pick_row(which)], count, sampled)
+
+    @has_row
+    @rule(which=picks, less=st.integers(0, 3))
+    def commit(self, which: int, less: int) -> None:
+        request = self.pick_row(which)
+        row = self.rows[request]
+        computed = max(0, row.computed - less)
+        self.cache.commit(m.Commit(request, computed))
+        if self.branches.get(row.branch) == row.path:
+            reached = min(computed, len(row.path[1])) // self.page_size * self.page_size
+            assert self.resident(row.branch) >= reached
+
+    @has_row
+    @rule(which=picks, tokens=st.integers(1, 6))
+    def grow(self, which: int, tokens: int) -> None:
+        request = self.pick_row(which)
+        pages = unpack(self.cache.grow(m.Grow(request, tokens), self.now).pages)
+        assert len(pages) in (0, -(-tokens // self.page_size))
+        if not pages:
+            assert self.cache.free + self.cache.evictable < -(-tokens // self.page_size)
+        self.rows[request].pages.extend(pages)
+
+    @has_row
+    @rule(which=picks, keep=st.integers(0, 12), tail=st.booleans(), less=st.integers(0, 2))
+    def finish(self, which: int, keep: int, tail: bool, less: int) -> None:
+        """Accept some of the sampled tokens, the last of which may have no KV yet."""
+        self.finish_row(self.pick_row(which), keep, tail, less)
+
+    def finish_row(self, request: int, keep: int, tail: bool, less: int) -> None:
+        row = self.rows.pop(request)
+        namespace, prompt = row.path
+        accepted = tuple(row.tokens)
+        if tail and row.computed >= len(prompt):
+            accepted = (*accepted, 1)
+        accepted = accepted[:keep]
+        computed = max(0, row.computed - less)
+        self.cache.commit(m.Commit(request, computed, pack(accepted), final=True))
+        if self.branches.get(row.branch) == row.path:
+            self.branches[row.branch] = (namespace, prompt + accepted)
+            end = len(prompt) + len(accepted)
+            reached = min(computed, end) // self.page_size * self.page_size
+            assert self.resident(row.branch) >= reached
+
+    def resident(self, branch: int) -> int:
+        return self.cache.inspect(m.Inspect(1, 1, [branch])).resident[0]
+
+    # --- what must hold after every operation
+
+    @invariant()
+    def sound(self) -> None:
+        check(self.cache)
+
+    @invariant()
+    def rows_read_their_own_prefix(self) -> None:
+        for row in self.rows.values():
+            for position in range(row.computed):
+                page = row.pages[position // self.page_size]
+                assert self.content.get((page, position % self.page_size)) == row.prefix(position)
+
+    @invariant()
+    def branches_are_what_they_should_be(self) -> None:
+        heads = dict(self.cache.branches.items())
+        assert heads.keys() == self.branches.keys()
+        for branch, (_, tokens) in self.branches.items():
+            assert tuple(unpack(self.cache.tree.tokens(heads[branch], 0))) == tokens
+
+    @invariant()
+    def the_tree_holds_true_kv(self) -> None:
+        size = self.page_size
+        for namespace, root in self.cache.tree.roots.items():
+            stack = [(root, ())]
+            while stack:
+                node, tokens = stack.pop()
+                tokens = (*tokens, *node.tokens.tolist())
+                stack.extend((child, tokens) for child in node.children.values())
+                for index, page in enumerate(node.pages if node.pages is not None else ()):
+                    start = (node.start // size + index) * size
+                    for slot in range(size):
+                        expected = (namespace, tokens[: start + slot + 1])
+                        assert self.content[int(page), slot] == expected
+
+    def teardown(self) -> None:
+        for request in list(self.rows):
+            self.finish_row(request, 12, True, 0)
+            check(self.cache)
+        assert self.cache.referenced == 0
+        self.cache.drop_branches(m.DropBranches(list(self.branches)))
+        check(self.cache)
+        assert self.cache.free + self.cache.evictable == self.pool
+        assert all(node.pages is not None for node in self.cache.tree.walk()), "cold nodes leaked"
+        # Everything that is left can be evicted: a prompt as large as the pool runs.
+        branch, request = self.new_id(), self.new_id()
+        prompt = np.arange(self.pool * self.page_size) + 7
+        self.cache.open_branch(m.OpenBranch(branch))
+        self.cache.extend_branch(m.ExtendBranch(branch, pack(prompt.tolist())))
+        assert isinstance(self.cache.acquire(m.Acquire(request, branch, 0), self.now), m.Granted)
+        self.cache.commit(m.Commit(request, 0, final=True))
+        self.cache.drop_branches(m.DropBranches([branch]))
+        check(self.cache)
+        assert (self.cache.free, self.cache.tree.nodes, len(self.cache.tree.roots)) == (self.pool, 0, 0)
+
+
+@pytest.mark.parametrize(("page_size", "pool"), [(1, 12), (1, 40), (4, 4), (4, 12)])
+def test_random_programs(page_size: int, pool: int) -> None:
+    machine = type("Machine", (CacheMachine,), {"page_size": page_size, "pool": pool})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=40,
+            derandomize=True,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,372 @@
+"""Both placements of the executor, by one suite."""
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from ramify.actors.executor.actor import start_executor
+from ramify.actors.executor.handle import ExecutorHandle
+from ramify.actors.executor.process import ProcessExecutor
+from ramify.actors.executor.spec import ExecutorFailed, ExecutorSpec, FactorySpec, FakeSpec, ModelSpec
+from ramify.actors.executor.wire import Start, encoder, to_executor
+from ramify.actors.kit.log import LogConfig
+from ramify.actors.kit.mailbox import Mailbox, MailboxClosed
+from ramify.protocol.config import ModelConfig
+from ramify.protocol.errors import ConfigError, ModelError
+from ramify.protocol.messages import SchedulerEvent
+from ramify.protocol.plan import (
+    ExecutorDown,
+    ExtendRow,
+    OpenRow,
+    StepPlan,
+    StepResult,
+    StopExecutor,
+    pack,
+    unpack,
+)
+from ramify.protocol.sampling import SamplingParams
+
+Placement = Literal["thread", "process"]
+BOTH = pytest.mark.parametrize("placement", ["thread", "process"])
+
+
+def fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def collect(mailbox: Mailbox[SchedulerEvent], count: int) -> list[Any]:
+    events: list[Any] = []
+    while len(events) < count:
+        events += await asyncio.wait_for(mailbox.drain(), 10)
+    return events
+
+
+def inbox(capacity: int = 1000) -> Mailbox[SchedulerEvent]:
+    return Mailbox("scheduler", capacity)
+
+
+@BOTH
+async def test_plans_are_answered_in_order(placement: Placement, scripted: FactorySpec) -> None:
+    mailbox = inbox()
+    handle = await start_executor(scripted, placement, mailbox)
+    assert handle.info.model == "fake"
+    assert handle.alive
+    for step in range(40):
+        handle.tell(StepPlan(step))
+    events = await collect(mailbox, 40)
+    assert [event.step for event in events] == list(range(40))
+    assert list(unpack(events[7].tokens)) == [7]
+    assert await handle.stop(10)
+
+
+@BOTH
+async def test_fake_model_says_what_it_must(placement: Placement) -> None:
+    spec = FakeSpec({"pages": 64, "step_seconds": 0.001}, {"vocab_size": 50, "eos": 3})
+    mailbox = inbox()
+    async with await start_executor(spec, placement, mailbox) as handle:
+        assert (handle.info.pages, handle.info.vocab_size, handle.info.eos_token_ids) == (64, 50, [3])
+        greedy = SamplingParams(temperature=0.0)
+        opened = OpenRow(0, 1, pack(range(10)), 0, greedy)
+        handle.tell(StepPlan(0, opens=[opened], extends=[ExtendRow(0, 0, pack([5, 6, 7]), True)]))
+        for step in range(1, 5):  # two and more in flight: inputs stay with the executor
+            handle.tell(StepPlan(step, decodes=pack([0])))
+        events = await collect(mailbox, 5)
+    from ramify.gpu.fake import FakeModel
+
+    expected = FakeModel(vocab_size=50, eos=3).expected([5, 6, 7], 5)
+    assert [unpack(event.tokens)[0] for event in events] == expected
+
+
+@BOTH
+async def test_results_wait_for_a_scheduler(placement: Placement, scripted: FactorySpec) -> None:
+    async with await start_executor(scripted, placement) as handle:
+        handle.tell(StepPlan(1))
+        handle.tell(StepPlan(2))
+        mailbox = inbox()
+        handle.connect(mailbox)
+        assert [event.step for event in await collect(mailbox, 2)] == [1, 2]
+
+
+@BOTH
+async def test_full_scheduler_loses_no_result(placement: Placement, scripted: FactorySpec) -> None:
+    mailbox = inbox(capacity=1)
+    async with await start_executor(scripted, placement, mailbox) as handle:
+        for step in range(10):
+            handle.tell(StepPlan(step))
+        assert [event.step for event in await collect(mailbox, 10)] == list(range(10))
+
+
+@BOTH
+async def test_stop_finishes_outstanding_plans(
+    placement: Placement, scripted: FactorySpec, tmp_path: Path
+) -> None:
+    mailbox = inbox()
+    handle = await start_executor(scripted, placement, mailbox)
+    for step in range(30):
+        handle.tell(StepPlan(step))
+    stops = await asyncio.gather(handle.stop(10), handle.stop(10))
+    assert stops == [True, True]
+    events: list[Any] = mailbox.drain_nowait()
+    assert [event.step for event in events] == list(range(30))
+    assert (tmp_path / "closed").read_text() == "closed\n"
+    assert not handle.alive
+    with pytest.raises(MailboxClosed):
+        handle.tell(StepPlan(99))
+    assert await handle.stop(0)
+
+
+@BOTH
+async def test_stop_can_be_told(placement: Placement, scripted: FactorySpec) -> None:
+    mailbox = inbox()
+    handle = await start_executor(scripted, placement, mailbox)
+    handle.tell(StepPlan(1))
+    handle.tell(StopExecutor())
+    with pytest.raises(MailboxClosed):
+        handle.tell(StepPlan(2))
+    assert await handle.stop(10)
+    events: list[Any] = mailbox.drain_nowait()
+    assert [event.step for event in events] == [1]
+
+
+@BOTH
+async def test_error_in_a_step_is_executor_down(
+    placement: Placement, scripted: FactorySpec, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    mailbox = inbox()
+    handle = await start_executor(scripted, placement, mailbox)
+    for step in (1, 1000, 2):
+        handle.tell(StepPlan(step))
+    result, down = await collect(mailbox, 2)
+    assert isinstance(result, StepResult)
+    assert down == ExecutorDown("RuntimeError: step 1000 broke")
+    with pytest.raises(MailboxClosed):
+        handle.tell(StepPlan(3))
+    assert not await handle.stop(10)
+    assert mailbox.drain_nowait() == []
+    assert "the executor failed" in caplog.text
+    if placement == "thread":
+        assert "Traceback" in caplog.text
+    assert (tmp_path / "closed").read_text() == "closed\n"
+
+
+@BOTH
+async def test_model_error_reaches_the_starter(placement: Placement, stand_ins: None) -> None:
+    with pytest.raises(ModelError, match="no such architecture") as caught:
+        await start_executor(FactorySpec("stand_ins:fails", {"kind": "model"}), placement)
+    assert caught.value.details == {"file": "config.json"}
+    with pytest.raises(ConfigError, match="kv-tokens"):
+        await start_executor(FactorySpec("stand_ins:fails", {"kind": "config"}), placement)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (FactorySpec("stand_ins:fails", {"kind": "bug"}), "did not start: RuntimeError: a bug"),
+        (FactorySpec("stand_ins:nothing"), "did not start: AttributeError"),
+        (FactorySpec("no_such_module:x"), "did not start: ModuleNotFoundError"),
+        (FakeSpec({"pagse": 3}), "did not start: TypeError.*pagse"),
+    ],
+)
+async def test_other_errors_of_a_start_are_named(
+    placement: Placement, spec: ExecutorSpec, message: str, stand_ins: None
+) -> None:
+    with pytest.raises(ExecutorFailed, match=message):
+        await start_executor(spec, placement)
+
+
+@BOTH
+async def test_progress_is_reported_before_the_start_returns(
+    placement: Placement, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import ramify.actors.executor.spec as spec\n"
+        "build = spec.build\n"
+        "def noisy(what, progress):\n"
+        "    progress('weights', 0.5)\n"
+        "    progress('weights', 1.0)\n"
+        "    return build(what, progress)\n"
+        "spec.build = noisy\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    if placement == "thread":
+        import ramify.actors.executor.spec as spec_module
+        import ramify.actors.executor.thread as thread_module
+
+        def noisy(what: ExecutorSpec, progress: Callable[[str, float], None]) -> Any:
+            progress("weights", 0.5)
+            progress("weights", 1.0)
+            return spec_module.build(what, progress)
+
+        monkeypatch.setattr(thread_module, "build", noisy)
+    reports: list[tuple[str, float]] = []
+    handle = await start_executor(
+        FakeSpec(), placement, progress=lambda what, done: reports.append((what, done))
+    )
+    assert reports == [("weights", 0.5), ("weights", 1.0)]
+    await handle.stop(10)
+
+
+@BOTH
+async def test_nothing_is_left_after_many_starts(placement: Placement, scripted: FactorySpec) -> None:
+    rounds = 50 if placement == "thread" else 5
+    await (await start_executor(scripted, placement)).stop(10)
+    gc.collect()
+    before = fds(), threading.active_count()
+    for _ in range(rounds):
+        mailbox = inbox()
+        async with await start_executor(scripted, placement, mailbox) as handle:
+            handle.tell(StepPlan(1))
+        assert len(mailbox) == 1
+    for thread in threading.enumerate():  # asyncio's child watcher of 3.11 has one per process
+        if "waitpid" in thread.name:
+            thread.join(5)
+    gc.collect()
+    assert (fds(), threading.active_count()) <= before
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+@BOTH
+async def test_failed_starts_leave_nothing(placement: Placement, stand_ins: None) -> None:
+    before = fds()
+    for _ in range(3):
+        with pytest.raises(ModelError):
+            await start_executor(FactorySpec("stand_ins:fails", {"kind": "model"}), placement)
+    gc.collect()
+    assert fds() == before
+    assert not [thread for thread in threading.enumerate() if "ramify" in thread.name]
+
+
+# --- the process placement ------------------------------------------------------------------------
+
+
+async def start_process(spec: ExecutorSpec, mailbox: Mailbox[SchedulerEvent]) -> ProcessExecutor:
+    handle: ExecutorHandle = await start_executor(spec, "process", mailbox)
+    assert isinstance(handle, ProcessExecutor)
+    return handle
+
+
+async def test_kill_in_mid_step_is_executor_down_at_once(scripted: FactorySpec) -> None:
+    mailbox = inbox()
+    handle = await start_process(scripted, mailbox)
+    handle.tell(StepPlan(1))
+    await collect(mailbox, 1)
+    handle.tell(StepPlan(3000))  # hangs
+    start = asyncio.get_running_loop().time()
+    os.kill(handle.pid, signal.SIGKILL)
+    (down,) = await collect(mailbox, 1)
+    assert asyncio.get_running_loop().time() - start < 2.0
+    assert down == ExecutorDown(f"its process {handle.pid} was killed by SIGKILL")
+    with pytest.raises(MailboxClosed):
+        handle.tell(StepPlan(4))
+    assert not await handle.stop(10)
+
+
+async def test_exit_in_mid_step_is_executor_down(scripted: FactorySpec) -> None:
+    mailbox = inbox()
+    handle = await start_process(scripted, mailbox)
+    handle.tell(StepPlan(1))
+    handle.tell(StepPlan(2000))
+    result, down = await collect(mailbox, 2)
+    assert result.step == 1
+    assert "ended with exit code 7" in down.reason
+    assert not await handle.stop(10)
+
+
+async def test_hung_process_is_killed_after_the_grace(scripted: FactorySpec) -> None:
+    mailbox = inbox()
+    handle = await start_process(scripted, mailbox)
+    handle.tell(StepPlan(3000))
+    assert not await handle.stop(0.05)
+    with pytest.raises(ProcessLookupError):
+        os.kill(handle.pid, 0)
+
+
+async def test_hung_thread_is_left_and_reported(
+    stand_ins: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = await start_executor(FakeSpec({"step_seconds": 0.3}), "thread")
+    handle.tell(StepPlan(1))
+    assert not await handle.stop(0.01)
+    assert "did not end in time" in caplog.text
+    assert await handle.stop(10)  # the step has ended meanwhile
+
+
+async def test_death_while_loading_is_a_readable_error(stand_ins: None) -> None:
+    with pytest.raises(ExecutorFailed, match="did not start: its process .* exit code 9"):
+        await start_executor(FactorySpec("stand_ins:fails", {"kind": "exit"}), "process")
+
+
+async def test_cancelled_start_kills_the_process(stand_ins: None, tmp_path: Path) -> None:
+    spec = FactorySpec("stand_ins:fails", {"kind": "hang"})
+    before = fds()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(start_executor(spec, "process"), 0.3)
+    gc.collect()
+    assert fds() == before
+
+
+async def test_sigint_does_not_reach_the_process(scripted: FactorySpec) -> None:
+    mailbox = inbox()
+    async with await start_process(scripted, mailbox) as handle:
+        assert isinstance(handle, ProcessExecutor)
+        os.kill(handle.pid, signal.SIGINT)
+        handle.tell(StepPlan(1))
+        assert len(await collect(mailbox, 1)) == 1
+        assert os.getsid(handle.pid) != os.getsid(0)
+
+
+async def test_process_imports_neither_asyncio_nor_torch(stand_ins: None) -> None:
+    async with await start_executor(FactorySpec("stand_ins:modules"), "process") as handle:
+        assert handle.info.model == ""
+
+
+def test_process_ends_with_its_parent(scripted: FactorySpec) -> None:
+    """A parent that is killed: the process sees the end of the socket, reports and leaves."""
+    parent = (
+        "import asyncio, sys\n"
+        "from ramify.actors.executor.actor import start_executor\n"
+        "from ramify.actors.executor.spec import FactorySpec\n"
+        "from ramify.actors.kit.log import LogConfig\n"
+        "async def main():\n"
+        f"    spec = FactorySpec({scripted.factory!r}, {scripted.settings!r})\n"
+        "    handle = await start_executor(spec, 'process', log=LogConfig(format='json'))\n"
+        "    print(handle.pid, flush=True)\n"
+        "    await asyncio.sleep(3600)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        pid = int(process.stdout.readline())
+        os.kill(pid, 0)
+        process.kill()
+        log = process.stderr.read()  # to its end: the child holds the pipe as long as it lives
+    assert b'"message": "the engine has gone"' in log
+
+
+# --- what is sent ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ModelSpec(ModelConfig(path=Path("/models/x"), kv_tokens=100, dtype="bfloat16")),
+        FakeSpec({"step_seconds": 0.002, "verify": False, "pages": 7}, {"eos": 5}),
+        FactorySpec("a.b:c", {"x": [1, 2]}),
+    ],
+)
+def test_specs_survive_the_way(spec: ExecutorSpec) -> None:
+    start = Start(spec, LogConfig("debug", "json"))
+    assert to_executor().decode(encoder().encode(start)) == start

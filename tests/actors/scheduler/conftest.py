@@ -1,0 +1,364 @@
+"""A world for the pure core: a cache and an executor that check everything they are told.
+
+`FakeExecutor` keeps "KV" in slots: a slot holds the hash of all tokens up to its position,
+computed from what the slot before holds. A sampled token is a function of that hash, the seed
+and the index of the output token. So a page that is overwritten, handed out twice or not
+computed at all shows as a token that differs from `reference`.
+"""
+
+from collections import Counter, deque
+from types import SimpleNamespace
+
+import pytest
+
+from ramify.actors.scheduler.core import Scheduler
+from ramify.protocol.config import ScheduleConfig
+from ramify.protocol.messages import (
+    Denied,
+    Finished,
+    Granted,
+    Grown,
+    Settle,
+    Settled,
+    Submit,
+)
+from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult, pack, unpack
+from ramify.protocol.sampling import SamplingParams, TokenLogprobs
+
+VOCAB = 97
+ROOT = 12345
+
+
+def extend_hash(state, token):
+    return (state * 1000003 + token + 1) % (1 << 61)
+
+
+def sample(state, seed, index):
+    return (state * 31 + seed * 7919 + index * 104729) // 7 % VOCAB
+
+
+def reference(tokens, seed, limit, stops=(), sampled=0):
+    """The output of an uninterrupted generation."""
+    state = ROOT
+    for token in tokens:
+        state = extend_hash(state, token)
+    output = []
+    while len(output) < limit:
+        token = sample(state, seed, sampled + len(output))
+        output.append(token)
+        if token in stops:
+            break
+        state = extend_hash(state, token)
+    return output
+
+
+class FakeCache:
+    """One page per token; the resident prefixes are the keys of a dict."""
+
+    def __init__(self, pages):
+        self.total = pages
+        self.pages = list(range(pages))
+        self.branches = {}
+        self.resident = {}  # prefix -> page
+        self.locks = Counter()
+        self.computing = {}  # prefix -> request
+        self.runs = {}
+
+    def settle(self, settle):
+        for commit in settle.commits:
+            self._commit(commit)
+        grown = [self._grow(grow) for grow in settle.grows]
+        verdicts = [self._acquire(acquire) for acquire in settle.acquires]
+        return Settled(verdicts, grown, len(self.pages), self._evictable(), self.referenced())
+
+    def referenced(self):
+        held = sum(len(run.own) for run in self.runs.values())
+        return held + sum(1 for prefix in self.resident if self.locks[prefix])
+
+    def _evictable(self):
+        return sum(1 for prefix in self.resident if not self.locks[prefix])
+
+    def _take(self, count):
+        if count > len(self.pages) + self._evictable():
+            return None
+        victims = sorted((p for p in self.resident if not self.locks[p]), key=len, reverse=True)
+        for prefix in victims[: max(0, count - len(self.pages))]:
+            self.pages.append(self.resident.pop(prefix))
+        taken, self.pages = self.pages[:count], self.pages[count:]
+        return taken
+
+    def _acquire(self, acquire):
+        request = acquire.request
+        assert request not in self.runs
+        if acquire.branch not in self.branches:
+            return Denied(request, "gone")
+        tokens = self.branches[acquire.branch]
+        prefixes = [tuple(tokens[: i + 1]) for i in range(len(tokens))]
+        resident = 0
+        while resident < len(tokens) and prefixes[resident] in self.resident:
+            resident += 1
+        owners = [self.computing[p] for p in prefixes[resident:] if p in self.computing]
+        if owners:
+            return Denied(request, "shared", resident=resident, on=owners[0])
+        cached = min(resident, len(tokens) - 1)
+        for prefix in prefixes[:cached]:
+            self.locks[prefix] += 1
+        need = len(tokens) + acquire.extra - cached
+        own = self._take(need)
+        if own is None:
+            for prefix in prefixes[:cached]:
+                self.locks[prefix] -= 1
+            short = need - len(self.pages) - self._evictable()
+            return Denied(request, "memory", resident=resident, short=short)
+        for prefix in prefixes[resident:]:
+            self.computing[prefix] = request
+        table = [self.resident[p] for p in prefixes[:cached]] + own
+        own = dict(zip(range(cached, cached + need), own, strict=True))
+        self.runs[request] = SimpleNamespace(
+            branch=acquire.branch, tokens=list(tokens), locked=prefixes[:cached], own=own, end=len(table)
+        )
+        history = pack(tokens) if acquire.history else b""
+        return Granted(request, cached, pack(tokens[cached:]), pack(table), history)
+
+    def _grow(self, grow):
+        run = self.runs[grow.request]
+        assert grow.tokens > 0
+        pages = self._take(grow.tokens)
+        if pages is None:
+            return Grown(grow.request, b"")
+        run.own.update(zip(range(run.end, run.end + grow.tokens), pages, strict=True))
+        run.end += grow.tokens
+        return Grown(grow.request, pack(pages))
+
+    def _commit(self, commit):
+        run = self.runs[commit.request]
+        assert commit.final or not commit.tokens
+        tokens = run.tokens + list(unpack(commit.tokens))
+        assert commit.computed <= min(len(tokens), run.end)
+        for position in range(commit.computed):
+            prefix = tuple(tokens[: position + 1])
+            if self.computing.get(prefix) == commit.request:
+                del self.computing[prefix]
+            if position in run.own and prefix not in self.resident:
+                self.resident[prefix] = run.own.pop(position)
+                self.locks[prefix] += 1
+                run.locked.append(prefix)
+        if commit.final:
+            self.computing = {p: r for p, r in self.computing.items() if r != commit.request}
+            self.pages += run.own.values()
+            for prefix in run.locked:
+                self.locks[prefix] -= 1
+            del self.runs[commit.request]
+            if self.branches.get(run.branch) == run.tokens:
+                self.branches[run.branch] = tokens
+
+
+class FakeExecutor:
+    """Runs plans strictly in order and checks each against its rows."""
+
+    def __init__(self, info):
+        self.info = info
+        self.plans = deque()
+        self.rows = {}
+        self.kv = {}
+        self.computed = 0
+        self.ran = []  # (tokens extended, rows decoded) of every step
+
+    def run(self):
+        plan = self.plans.popleft()
+        for row in unpack(plan.closes):
+            del self.rows[row]
+        for opened in plan.opens:
+            assert opened.row not in self.rows
+            assert 0 <= opened.row < self.info.max_rows
+            self.rows[opened.row] = SimpleNamespace(
+                pages=list(unpack(opened.pages)),
+                length=opened.cached,
+                last=None,
+                sampling=opened.sampling,
+                index=opened.sampled,
+                history=list(unpack(opened.history)),
+            )
+        for grow in plan.grows:
+            self.rows[grow.row].pages += unpack(grow.pages)
+        work = 0
+        sampling = []
+        for extend in plan.extends:
+            row = self.rows[extend.row]
+            tokens = unpack(extend.tokens)
+            assert extend.start == row.length
+            assert len(tokens) > 0
+            for token in tokens:
+                self._forward(row, token)
+            work += len(tokens)
+            if extend.sample:
+                sampling.append(extend.row)
+        decodes = unpack(plan.decodes).tolist()
+        assert not set(decodes) & {extend.row for extend in plan.extends}
+        assert len(set(decodes)) == len(decodes)
+        for index in decodes:
+            assert self.rows[index].last is not None
+            self._forward(self.rows[index], self.rows[index].last)
+        self.ran.append((work, len(decodes)))
+        assert work + len(decodes) <= self.info.step_tokens
+        sampling += decodes
+        tokens = [self._sample(self.rows[index]) for index in sampling]
+        self.computed += work + len(decodes)
+        logprobs = []
+        if any(self.rows[index].sampling.logprobs for index in sampling):
+            logprobs = [
+                TokenLogprobs(-1.0, [token], [-1.0]) if self.rows[index].sampling.logprobs else None
+                for index, token in zip(sampling, tokens, strict=True)
+            ]
+        return StepResult(plan.step, pack(sampling), pack(tokens), work + len(decodes), 1000, logprobs)
+
+    def _slot(self, row, position):
+        size = self.info.page_size
+        return row.pages[position // size] * size + position % size
+
+    def _forward(self, row, token):
+        position = row.length
+        before = self.kv[self._slot(row, position - 1)][1] if position else ROOT
+        self.kv[self._slot(row, position)] = (before, extend_hash(before, token))
+        row.length += 1
+
+    def _sample(self, row):
+        state = ROOT
+        for position in range(row.length):  # the whole context must be intact
+            before, after = self.kv[self._slot(row, position)]
+            assert before == state, f"position {position} of {row.length} was overwritten"
+            state = after
+        row.last = sample(state, row.sampling.seed, row.index)
+        row.index += 1
+        return row.last
+
+
+class World:
+    """The core between the fakes. Time is `now`; nothing happens unless a test says so."""
+
+    def __init__(self, *, pages=64, page_size=1, rows=4, budget=16, context=1000, cache=None, **config):
+        self.info = ExecutorInfo(
+            model="fake",
+            architecture="Fake",
+            parameters=1,
+            vocab_size=VOCAB,
+            context=context,
+            page_size=page_size,
+            pages=pages,
+            max_rows=rows,
+            step_tokens=budget,
+            device="cpu",
+            dtype="float32",
+            attention="fake",
+            eos_token_ids=[],
+            kv_bytes_per_token=1,
+            load_seconds=0.0,
+        )
+        config.setdefault("lookahead", 4)
+        self.core = Scheduler(self.info, ScheduleConfig(**config))
+        self.cache = cache or FakeCache(pages)
+        self.executor = FakeExecutor(self.info)
+        self.now = 1.0
+        self.replies = deque()  # of the cache, not delivered yet
+        self.settles = []
+        self.sent = []  # plans
+        self.output = {}
+        self.logprobs = {}
+        self.finished = {}
+        self.order = []
+        self.messages = []
+        self.limits = {}
+
+    def submit(self, request=1, tokens=(1, 2, 3), *, session=1, max_tokens=4, seed=0, branch=None, **more):
+        """A Submit on a branch of its own (unless `branch` exists); not handled yet."""
+        ident = session << 32 | request
+        branch = branch if branch is not None else ident
+        if branch not in self.cache.branches and tokens is not None:
+            self.cache.branches[branch] = list(tokens)
+        sampling = more.pop("sampling", None) or SamplingParams(seed=seed)
+        prompt = len(self.cache.branches.get(branch, ())) or len(tokens or ())
+        more.setdefault("arrived", self.now)
+        return Submit(
+            request=ident,
+            branch=branch,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            **more,
+        )
+
+    def turn(self, *events):
+        """One wake-up of the actor."""
+        core = self.core
+        for event in events:
+            core.handle(event, self.now)
+        core.expire(self.now)
+        while (plan := core.plan()) is not None:
+            assert isinstance(plan, StepPlan)
+            self.executor.plans.append(plan)
+            self.sent.append(plan)
+        if (settle := core.settle(self.now)) is not None:
+            assert isinstance(settle, Settle)
+            self.settles.append(settle)
+            self.replies.append(self.cache.settle(settle))
+        told = core.deliver()
+        assert len({session for session, _ in told}) == len(told)
+        for session, tokens in told:
+            self.messages.append((session, tokens))
+            for progress in tokens.progress:
+                assert progress.request >> 32 == session
+                assert progress.request not in self.finished
+                self.output.setdefault(progress.request, []).extend(unpack(progress.tokens))
+                self.logprobs.setdefault(progress.request, []).extend(progress.logprobs)
+            for finished in tokens.finished:
+                assert isinstance(finished, Finished)
+                assert finished.request not in self.finished, "ended twice"
+                assert finished.request not in self.cache.runs, "told before the cache knew"
+                self.finished[finished.request] = finished
+                self.order.append(finished.request)
+
+    def settled(self):
+        """Deliver the cache's oldest reply."""
+        self.turn(self.replies.popleft())
+
+    def result(self):
+        """Run the oldest plan and deliver its result."""
+        self.turn(self.executor.run())
+
+    def cache_settles(self):
+        while self.replies:
+            self.settled()
+
+    def run(self, *events, steps=10_000):
+        """Handle `events`, then go on until nothing is left to do."""
+        if events:
+            self.turn(*events)
+        while self.replies or self.executor.plans:
+            steps -= 1
+            assert steps > 0, "no end"
+            self.now += 0.001
+            if self.replies:
+                self.settled()
+            else:
+                self.result()
+
+    def check_idle(self):
+        """Nothing runs, nothing waits, nothing is held."""
+        assert (self.core.running, self.core.waiting) == (0, 0)
+        assert not self.executor.rows
+        assert not self.cache.runs
+        assert not self.cache.referenced()
+        assert len(self.cache.pages) + len(self.cache.resident) == self.cache.total
+
+
+@pytest.fixture
+def world():
+    """The class: tests make the world they need."""
+    return World
+
+
+@pytest.fixture
+def expected():
+    return reference
+
+

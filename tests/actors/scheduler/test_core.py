@@ -1,0 +1,397 @@
+"""The life of a request: overlap, ends, cancels, deadlines. Step by step, with checked fakes."""
+
+import pytest
+
+from ramify.actors.scheduler.request import SchedulerError
+from ramify.protocol.messages import Cancel, CancelSession
+from ramify.protocol.plan import ExecutorDown, StepResult, pack, unpack
+from ramify.protocol.sampling import SamplingParams
+
+
+def ident(request, session=1):
+    return session << 32 | request
+
+
+R1 = ident(1)
+
+
+def test_tokens_equal_the_reference_and_the_branch_holds_them(world, expected):
+    w = world()
+    w.run(w.submit(max_tokens=5))
+    want = expected([1, 2, 3], 0, 5)
+    assert w.output[R1] == want
+    assert w.cache.branches[R1] == [1, 2, 3, *want]
+    finished = w.finished[R1]
+    assert (finished.reason, finished.output, finished.prompt) == ("length", 5, 3)
+    assert (finished.cached, finished.computed) == (0, 3)
+    w.check_idle()
+
+
+def test_first_plan_follows_submit_without_a_step_between(world):
+    w = world()
+    w.turn(w.submit())
+    assert len(w.settles) == 1
+    assert not w.sent
+    w.settled()
+    assert [len(plan.extends) for plan in w.sent] == [1, 0]
+    assert len(unpack(w.sent[1].decodes)) == 1  # planned before the first token is known
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 7])
+def test_no_surplus_step_when_the_end_is_known(world, expected, in_flight, max_tokens):
+    w = world(in_flight=in_flight)
+    w.run(w.submit(max_tokens=max_tokens))
+    assert w.output[R1] == expected([1, 2, 3], 0, max_tokens)
+    assert w.executor.computed == 3 + max_tokens - 1
+    w.check_idle()
+
+
+@pytest.mark.parametrize(("in_flight", "surplus"), [(1, 0), (2, 1)])
+def test_a_stop_token_is_found_one_step_late_and_the_surplus_is_dropped(
+    world, expected, in_flight, surplus
+):
+    free = expected([1, 2, 3], 0, 10)
+    stop = free[4]
+    want = free[: free.index(stop) + 1]
+    w = world(in_flight=in_flight)
+    w.run(w.submit(max_tokens=10, stop_token_ids=[stop]))
+    assert w.output[R1] == want
+    assert w.cache.branches[R1] == [1, 2, 3, *want]
+    assert w.finished[R1].reason == "stop"
+    assert w.executor.computed == 3 + len(want) - 1 + surplus
+    w.check_idle()
+
+
+def test_a_stop_token_at_the_last_place_is_a_stop(world, expected):
+    last = expected([1, 2, 3], 0, 1)[0]
+    w = world()
+    w.run(w.submit(max_tokens=1, stop_token_ids=[last]))
+    assert w.finished[R1].reason == "stop"
+
+
+def test_context_length_ends_a_request(world, expected):
+    w = world(context=8)
+    w.run(w.submit(max_tokens=100))
+    assert w.output[R1] == expected([1, 2, 3], 0, 5)
+    assert w.finished[R1].reason == "length"
+    assert w.executor.computed == 3 + 4
+
+
+def test_a_prompt_that_fills_the_context_generates_nothing(world):
+    w = world(context=3)
+    w.run(w.submit())
+    assert (w.finished[R1].reason, w.finished[R1].output) == ("length", 0)
+    w.check_idle()
+
+
+def test_too_long(world):
+    w = world(context=10, pages=6)
+    w.run(
+        w.submit(1, range(11)),
+        w.submit(2, range(7)),
+        w.submit(3, range(6), max_tokens=1),
+        w.submit(4, [], max_tokens=1),
+    )
+    assert [w.finished[ident(i)].error for i in (1, 2, 3, 4)] == ["too_long", "too_long", None, "bad_request"]
+    w.check_idle()
+
+
+def test_prefill_only(world):
+    w = world(budget=16)
+    w.run(w.submit(tokens=range(40), max_tokens=0))
+    finished = w.finished[R1]
+    assert (finished.reason, finished.output, finished.first_token) == ("length", 0, 0.0)
+    assert len(w.cache.resident) == 40
+    assert R1 not in w.output
+    assert all(not extend.sample for plan in w.sent for extend in plan.extends)
+    w.check_idle()
+    w.run(w.submit(2, None, branch=R1, max_tokens=1))
+    assert w.finished[ident(2)].cached == 39
+    assert w.finished[ident(2)].computed == 1
+
+
+def test_long_prompts_are_chunked_beside_decodes(world, expected):
+    w = world(budget=16, pages=200)
+    w.turn(w.submit(1, [1, 2, 3], max_tokens=12))
+    w.cache_settles()
+    w.result()
+    w.run(w.submit(2, range(50), max_tokens=2))
+    assert w.output[R1] == expected([1, 2, 3], 0, 12)
+    assert w.output[ident(2)] == expected(range(50), 0, 2)
+    assert (15, 1) in w.executor.ran  # a decode first, the rest of the budget is prefill
+    assert max(work + decodes for work, decodes in w.executor.ran) == 16
+
+
+def test_chunks_are_committed_as_they_complete(world):
+    w = world(budget=16, pages=200)
+    w.run(w.submit(1, range(50), max_tokens=1))
+    computed = [commit.computed for settle in w.settles for commit in settle.commits]
+    assert computed == [16, 32, 48, 50]
+
+
+def test_a_reused_row_gets_no_stale_tokens(world, expected):
+    stop = expected([1, 2, 3], 0, 1)[0]
+    w = world(rows=1)
+    w.run(
+        w.submit(1, [1, 2, 3], max_tokens=9, stop_token_ids=[stop]),
+        w.submit(2, [4, 5], max_tokens=3),
+        w.submit(3, [6], max_tokens=3),
+    )
+    assert w.output[R1] == [stop]
+    assert w.output[ident(2)] == expected([4, 5], 0, 3)
+    assert w.output[ident(3)] == expected([6], 0, 3)
+    assert {plan.opens[0].row for plan in w.sent if plan.opens} == {0}
+    w.check_idle()
+
+
+def test_growth_is_asked_ahead_and_never_beyond_the_end(world, expected):
+    w = world(lookahead=4, pages=100)
+    w.run(w.submit(max_tokens=23))
+    assert w.output[R1] == expected([1, 2, 3], 0, 23)
+    acquire = w.settles[0].acquires[0]
+    grown = [grow.tokens for settle in w.settles for grow in settle.grows]
+    assert acquire.extra + sum(grown) == 22
+    assert max(grown) == 4
+    steps = [decodes for _, decodes in w.executor.ran]
+    assert steps == [0, *[1] * 22]
+
+
+def test_one_message_per_session_per_step(world):
+    w = world()
+    w.turn(w.submit(1, [1]), w.submit(2, [2]), w.submit(3, [3], session=2))
+    w.cache_settles()
+    w.result()
+    assert [(s, [p.request for p in t.progress]) for s, t in w.messages] == [
+        (1, [ident(1), ident(2)]),
+        (2, [ident(3, 2)]),
+    ]
+
+
+def test_settle_precedes_the_end(world):
+    w = world()
+    w.turn(w.submit(max_tokens=1))
+    w.settled()
+    before = len(w.settles)
+    w.result()
+    assert w.settles[before].commits[0].final
+    assert R1 in w.finished  # and `World.turn` checked that the cache knew
+
+
+def test_logprobs_pass_through(world):
+    w = world()
+    w.run(
+        w.submit(1, [1], max_tokens=3, sampling=SamplingParams(logprobs=2)),
+        w.submit(2, [2], max_tokens=3),
+    )
+    assert len(w.logprobs[R1]) == 3
+    assert w.logprobs[ident(2)] == []
+
+
+def test_penalties_get_the_history_once(world):
+    w = world()
+    w.run(w.submit(max_tokens=2, sampling=SamplingParams(frequency_penalty=0.5), sampled=1))
+    opened = w.sent[0].opens[0]
+    assert (unpack(opened.history).tolist(), opened.sampled) == ([1, 2, 3], 1)
+
+
+def test_a_pause_continues_the_random_stream(world, expected):
+    w = world()
+    w.run(w.submit(1, max_tokens=3))
+    w.run(w.submit(2, None, branch=R1, max_tokens=3, sampled=3))
+    assert w.output[R1] + w.output[ident(2)] == expected([1, 2, 3], 0, 6)
+    assert w.finished[ident(2)].computed == 1
+
+
+def test_times_and_queue(world):
+    w = world(rows=1)
+    w.run(w.submit(1, [1], max_tokens=3), w.submit(2, [2], max_tokens=1))
+    first, second = w.finished[R1], w.finished[ident(2)]
+    assert first.arrived <= first.started < first.first_token < first.ended
+    assert second.started >= first.ended
+
+
+# --- cancel -----------------------------------------------------------------------------------
+
+
+def test_cancel_waiting(world):
+    w = world(rows=1)
+    w.turn(w.submit(1, [1], max_tokens=9), w.submit(2, [2]))
+    w.settled()
+    w.turn(Cancel(ident(2)))
+    assert w.finished[ident(2)].reason == "cancelled"
+    assert w.finished[ident(2)].output == 0
+    w.run()
+    assert w.finished[R1].output == 9
+    w.check_idle()
+
+
+def test_cancel_before_anything_was_done(world):
+    w = world()
+    w.turn(w.submit(1), Cancel(R1))
+    assert w.finished[R1].reason == "cancelled"
+    assert not w.settles
+    w.check_idle()
+
+
+def test_cancel_while_acquiring_gives_the_pages_back(world):
+    w = world()
+    w.turn(w.submit(1))
+    w.turn(Cancel(R1))
+    w.turn(Cancel(R1, reason="stop"))
+    assert R1 not in w.finished
+    w.run()
+    assert w.finished[R1].reason == "cancelled"
+    assert not w.sent
+    w.check_idle()
+
+
+def test_cancel_while_prefilling_keeps_what_was_computed(world):
+    w = world(budget=16, pages=100)
+    w.turn(w.submit(1, range(60)))
+    w.settled()
+    w.result()
+    w.cache_settles()
+    w.turn(Cancel(R1))
+    assert w.finished[R1].output == 0
+    assert len(w.cache.resident) == 16
+    w.run()
+    assert len(w.executor.ran) == 4  # three were sent, then the close
+    w.check_idle()
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(None, 3), (0, 0), (2, 2), (3, 3), (8, 3)])
+def test_cancel_while_decoding_cuts(world, expected, keep, kept):
+    w = world()
+    w.turn(w.submit(1, max_tokens=20))
+    w.cache_settles()
+    for _ in range(3):
+        w.result()
+        w.cache_settles()
+    w.turn(Cancel(R1, keep=keep, reason="stop"))
+    assert w.finished[R1].output == kept
+    assert w.finished[R1].reason == "stop"
+    sent = len(w.sent)
+    w.run()
+    assert w.cache.branches[R1] == [1, 2, 3, *expected([1, 2, 3], 0, kept)]
+    assert all(not plan.decodes for plan in w.sent[sent:])
+    assert len(w.output[R1]) == 3  # in flight: dropped
+    w.check_idle()
+
+
+def test_cancel_with_the_last_token_in_flight(world):
+    w = world()
+    w.turn(w.submit(1, max_tokens=2))
+    w.cache_settles()
+    assert len(w.executor.plans) == 2
+    w.turn(Cancel(R1))
+    assert w.finished[R1].output == 0
+    w.run()
+    w.check_idle()
+
+
+def test_cancel_of_the_finished_and_the_unknown_is_nothing(world):
+    w = world()
+    w.run(w.submit(1))
+    w.run(Cancel(R1, keep=1), Cancel(99))
+    assert w.finished[R1].output == 4
+
+
+def test_a_branch_can_go_on_right_after_a_cancel(world, expected):
+    w = world()
+    w.turn(w.submit(1, max_tokens=20))
+    w.cache_settles()
+    w.result()
+    w.turn(Cancel(R1))
+    head = list(w.cache.branches[R1])
+    assert len(head) == 4
+    w.run(w.submit(2, None, branch=R1, max_tokens=3))
+    assert w.output[ident(2)] == expected(head, 0, 3)
+    w.check_idle()
+
+
+def test_cancel_session_is_silent(world, expected):
+    w = world(rows=2)
+    w.turn(*(w.submit(i, [i, 5], max_tokens=9) for i in range(1, 6)), w.submit(1, [7], session=2))
+    w.turn(CancelSession(1))  # some are acquiring
+    w.run(w.submit(9, [9], session=3))
+    w.turn(w.submit(10, [9, 9], session=4, max_tokens=20))
+    w.cache_settles()
+    w.result()
+    w.run(CancelSession(4), CancelSession(77))
+    assert set(w.finished) == {ident(1, 2), ident(9, 3)}
+    assert w.output[ident(1, 2)] == expected([7], 0, 4)
+    w.check_idle()
+
+
+# --- deadlines, overload, failure ---------------------------------------------------------------
+
+
+def test_deadline_running_waiting_and_acquiring(world):
+    w = world(rows=1)
+    w.turn(w.submit(1, [1], max_tokens=50, deadline=5.0), w.submit(2, [2], deadline=4.0))
+    w.settled()
+    assert w.core.next_deadline() == 4.0
+    w.now = 4.0
+    w.turn()
+    assert w.finished[ident(2)].reason == "deadline"
+    w.now = 5.5
+    w.result()
+    assert w.finished[R1].reason == "deadline"
+    assert w.finished[R1].output == len(w.output[R1]) == 1
+    assert w.core.next_deadline() is None
+    w.run()
+    w.turn(w.submit(3, [3], deadline=7.0))
+    w.now = 7.0
+    w.turn()
+    w.run()
+    assert w.finished[ident(3)].reason == "deadline"
+    w.check_idle()
+
+
+def test_overloaded(world):
+    w = world(rows=1, max_waiting=2)
+    w.run(*(w.submit(i, [i]) for i in range(1, 5)))
+    assert [w.finished[ident(i)].error for i in (1, 2, 3, 4)] == [None, None, "overloaded", "overloaded"]
+    w.check_idle()
+
+
+def test_a_branch_that_is_gone(world):
+    w = world()
+    w.run(w.submit(1, None, max_tokens=1).__class__(ident(1), 5, 3, 1, SamplingParams()))
+    assert w.finished[R1].error == "no_branch"
+    w.check_idle()
+
+
+def test_executor_down_ends_everything(world):
+    w = world(rows=1)
+    w.turn(w.submit(1, [1]), w.submit(2, [2]), w.submit(3, [3], session=2))
+    w.settled()
+    w.turn(ExecutorDown("boom"), w.submit(4, [4]))
+    assert w.core.down == "boom"
+    assert {f.error for f in w.finished.values()} == {"internal"}
+    assert len(w.finished) == 4
+
+
+@pytest.mark.parametrize("wrong", ["step", "rows", "tokens", "logprobs"])
+def test_a_contradicting_result_raises(world, wrong):
+    w = world()
+    w.turn(w.submit(1))
+    w.settled()
+    good = w.executor.run()
+    bad = {
+        "step": (7, good.rows, good.tokens, []),
+        "rows": (good.step, pack([3]), good.tokens, []),
+        "tokens": (good.step, good.rows, b"", []),
+        "logprobs": (good.step, good.rows, good.tokens, [None, None]),
+    }[wrong]
+    step, rows, tokens, logprobs = bad
+    with pytest.raises(SchedulerError):
+        w.turn(StepResult(step, rows, tokens, 1, 1, logprobs))
+
+
+def test_a_request_twice_raises(world):
+    w = world()
+    w.turn(w.submit(1))
+    with pytest.raises(SchedulerError):
+        w.turn(w.submit(1))
