@@ -12,7 +12,7 @@ may be wrong.
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
@@ -52,6 +52,7 @@ PROTOCOL_VERSION = 1
 BIG = 1 << 20  # mailboxes whose traffic is bounded by the steps in flight and the sessions
 
 Progress = Callable[[str, float], None]
+Runner = Callable[..., Coroutine[Any, Any, None]]
 log = get_log(__name__)
 
 
@@ -206,7 +207,7 @@ class Engine:
         self.status.ready = True
         log.info("ready", url=self.url, model=info.model, device=info.device, pages=info.pages)
 
-    def _core(self, name: str, run: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    def _core(self, name: str, run: Runner) -> Runner:
         """An actor whose failure is the engine's."""
 
         async def guarded(*, task_status: Any) -> None:
@@ -236,6 +237,7 @@ class Engine:
         grace = self.config.server.grace_s
         self.status.ready, self.status.phase = False, "draining"
         self._to_directory.tell(Shutdown("the server is stopping", 1000))
+        self.gateway.begin_drain("the server is stopping", grace)
         deadline = self.clock.now() + grace
         while self.metrics.running and self.clock.now() < deadline:
             await self.clock.sleep_until(self.clock.now() + 0.05)

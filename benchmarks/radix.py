@@ -112,7 +112,7 @@ def turn(name: str, pick: Callable[[Bench], tuple[int, int]]) -> Callable[[Bench
         assert isinstance(verdict, m.Granted), verdict
         assert verdict.cached == length
         with bench.clock(f"table: copy the page table, {name}"):
-            bytes(bytearray(verdict.pages))
+            bytearray(verdict.pages)
         with bench.clock(f"commit the prompt, {name}"):
             bench.cache.commit(m.Commit(REQUEST, length + DELTA))
         with bench.clock(f"final commit, {name}"):

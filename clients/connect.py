@@ -202,9 +202,12 @@ class Link:
         finally:
             self._socket = None
             await socket.close()
-        verdict = self.core.disconnected(code, reason)
+        verdict, events = self.core.disconnected(code, reason)
+        self._dispatch(events)
         if self._refused is not None:
-            return self._refused.error, self._refused.retry, RATE_DELAY_S * self._refused.retry
+            error, retry = self._refused
+            retry = retry or (isinstance(error, Unauthorized) and callable(self._token))
+            return error, retry, (error.retry_ms or 0) / 1e3
         if verdict.action is Action.STOP:
             return verdict.error, False, 0.0
         if verdict.action is Action.NEW_TOKEN:
@@ -251,8 +254,7 @@ class Link:
             while (following := self.core.next_frame()) is None:
                 self._wake.clear()
                 await self._wake.wait()
-            while wait := self._pacer.wait(len(following)):
-                await asyncio.sleep(wait)
+            await asyncio.sleep(self._pacer.wait(len(following)))
             frame = following
 
     def _dispatch(self, events: list[CoreEvent]) -> None:

@@ -101,17 +101,10 @@ class Pacer:
         self._level, self._at = burst, self._now()
 
     def wait(self, ops: int) -> float:
-        """Seconds until `ops` may be sent; 0 takes them from the bucket.
-
-        More than a whole bucket at once may go when it is full (it cannot get fuller).
-        """
+        """Take `ops` from the bucket; returns the seconds to wait before they are sent."""
         if not self._rate:
             return 0.0
         now = self._now()
-        self._level = min(self._burst, self._level + (now - self._at) * self._rate)
+        self._level = min(self._burst, self._level + (now - self._at) * self._rate) - ops
         self._at = now
-        need = min(float(ops), self._burst)
-        if self._level >= need:
-            self._level -= ops
-            return 0.0
-        return (need - self._level) / self._rate
+        return max(0.0, -self._level / self._rate)

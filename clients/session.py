@@ -25,6 +25,7 @@ from ramify.clients.stream import Stream, Ticket
 from ramify.protocol.codec import Codec
 from ramify.protocol.errors import BadRequest, Conflict, LimitExceeded, RamifyError
 from ramify.protocol.wire import (
+    BranchState,
     Bye,
     Cancel,
     ClientMessage,
@@ -119,28 +120,28 @@ class SessionCore:
                 made.add(ticket.op.name)
         return made - self.heads.by_name.keys()
 
-    def disconnected(self, code: int | None, reason: str = "") -> Verdict:
+    def disconnected(self, code: int | None, reason: str = "") -> tuple[Verdict, list[CoreEvent]]:
         """The connection ended with a close code (None: without one). Says what to do now.
 
         On STOP the session is over; the caller calls `end` with the verdict's error.
         """
         verdict = after_close(code, reason)
         if self.phase is Phase.ENDED:
-            return Verdict(Action.STOP, self.error or verdict.error)
+            return Verdict(Action.STOP, self.error or verdict.error), []
         self.phase = Phase.CLOSED
-        if verdict.action is Action.SPLIT:
-            self._drop_biggest(verdict.error)
-        return verdict
+        return verdict, self._drop_biggest(verdict.error) if verdict.action is Action.SPLIT else []
 
-    def _drop_biggest(self, cause: RamifyError) -> None:
+    def _drop_biggest(self, cause: RamifyError) -> list[CoreEvent]:
         """A frame was too big for the path to the server: fail it, or it would loop for ever."""
         frames = {id(ticket.frame): ticket.frame for ticket in self._sent.values()}
         sizes = {key: sum(_size(ticket.op) for ticket in frame) for key, frame in frames.items()}
-        if sizes:
-            frame = frames[max(sizes, key=lambda key: sizes[key])]
-            error = LimitExceeded(f"{cause.message}: send it in smaller pieces", details=cause.details)
-            for ticket in frame:
-                self._fail(ticket, error)
+        if not sizes:
+            return []
+        frame = frames[max(sizes, key=lambda key: sizes[key])]
+        error = LimitExceeded(f"{cause.message}: send it in smaller pieces", details=cause.details)
+        for ticket in frame:
+            self._fail(ticket, error)
+        return [Changed(ticket) for ticket in frame]
 
     def end(self, error: RamifyError) -> list[CoreEvent]:
         """End the session here: fail every op that has no reply."""
@@ -160,7 +161,7 @@ class SessionCore:
     def submit(self, ops: Sequence[Op]) -> list[Ticket]:
         """Queue one frame of ops, whose `id` fields are filled in when it is sent.
 
-        Raises BadRequest that names the field (a client checks what the server would), Raises
+        Raises BadRequest that names the field (a client checks what the server would),
         LimitExceeded for a frame over `limits`, or the error that ended the session.
         """
         if self.error is not None:
@@ -307,17 +308,18 @@ class SessionCore:
         if ticket is None or not ticket.owes(branch):
             return []  # a stored reply that was received before
         ticket.replies.append(message)
+        events: list[CoreEvent] = [Changed(ticket)]
         if isinstance(message, Done):
-            self._finish(ticket, message)
+            events += self._finish(ticket, message)
+        elif ticket.streams:
+            raise Internal(f"op {message.id} generates: only `done` or `error` answers it")
         elif isinstance(message, Ok):
             self.heads.applied(ticket.op, message)
-        elif ticket.streams:
-            raise Internal(f"op {message.id} generates; `state` does not answer it")
         ticket.settle(branch)
         self._forget(ticket)
-        return [Changed(ticket)]
+        return events
 
-    def _finish(self, ticket: Ticket, done: Done) -> None:
+    def _finish(self, ticket: Ticket, done: Done) -> list[CoreEvent]:
         stream = ticket.streams.get(done.branch)
         if stream is None:
             raise Internal(
@@ -338,8 +340,10 @@ class SessionCore:
         if error is not None:
             stream.fail(error)
             ticket.error = ticket.error or error
-        if later:
-            later[0][1].parts.extend(over)
+        if not over or not later:
+            return []
+        later[0][1].parts.extend(over)
+        return [Changed(later[0][0])]
 
     def _failed(self, message: Error) -> list[CoreEvent]:
         error = from_message(message)

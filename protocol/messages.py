@@ -324,13 +324,13 @@ class Tick(Base, frozen=True):
 
 
 class Shutdown(Base, frozen=True):
-    """The server drains: end by `bye` to all sockets; running generations go on until stopped."""
+    """The server drains: refuse new sessions, with `reason` and when to come back."""
 
     reason: str
     after_ms: int
 
 
-SessionMessage = Attach | Frame | Detached | Throttled | Drained | Tokens | Inspected | Tick | Shutdown
+SessionMessage = Attach | Frame | Detached | Throttled | Drained | Tokens | Inspected | Tick
 
 # --- directory mailbox (creates, finds and ends sessions) ---------------------------------------
 

@@ -135,7 +135,7 @@ class RadixCache:
             request,
             cached,
             self.tree.tokens(tip, cached),
-            self.residency.table(anchor) + pages.tobytes(),
+            self.residency.table(anchor, pages),
             self.tree.tokens(tip, 0) if message.history else b"",
         )
 

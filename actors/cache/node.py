@@ -59,7 +59,7 @@ class Node:
         self.stamp = 0  # of its valid entry in an eviction heap; 0: it has none
         self.until = 0.0  # the latest retention of a branch at or below
         self.retainers: dict[int, float] | None = None  # retained branches whose head is here
-        self.table: bytes | None = None  # page table of [0, end), kept while locked
+        self.table: bytes | None = None  # page table of [0, end), if kept; only while locked
 
     def __repr__(self) -> str:
         state = "cold" if self.pages is None else f"{len(self.pages)} pages"

@@ -18,6 +18,8 @@ from ramify.actors.cache.allocator import PageAllocator, Pages
 from ramify.actors.cache.node import Node
 from ramify.actors.cache.tree import RadixTree
 
+_SHORT_PATH = 8  # nodes; joining so few costs little beside the copy itself
+
 
 class Residency:
     """The pages of a tree's nodes, and what may be taken from them."""
@@ -80,20 +82,25 @@ class Residency:
 
     # --- pages ------------------------------------------------------------------------------
 
-    def table(self, node: Node) -> bytes:
-        """int32 page table of whole pages of [0, node.end); `node` is locked. Kept for the next fork."""
-        if node.table is None:
-            parts: list[memoryview | bytes] = []
-            current = node
-            while current.table is None:
-                assert current.pages is not None
-                assert current.parent is not None
-                parts.append(current.pages.data)
-                current = current.parent
-            parts.append(current.table)
-            parts.reverse()
-            node.table = b"".join(parts)
-        return node.table
+    def table(self, node: Node, own: Pages) -> bytes:
+        """int32 page table: the whole pages of [0, node.end), then `own`. `node` is locked.
+
+        One copy where the path is short. Of a longer path the joined table is kept on `node` for as
+        long as it is locked, so that the siblings of a fork do not all walk it.
+        """
+        parts: list[memoryview | bytes] = [own.data]
+        current = node
+        while current.table is None:
+            assert current.pages is not None
+            assert current.parent is not None
+            parts.append(current.pages.data)
+            current = current.parent
+        parts.append(current.table)
+        parts.reverse()
+        if len(parts) > _SHORT_PATH:
+            node.table = b"".join(parts[:-1])
+            parts = [node.table, own.data]
+        return b"".join(parts)
 
     def take(self, count: int, now: float) -> Pages | None:
         """`count` pages private to a request, evicting as needed; None if there are not enough."""

@@ -64,7 +64,7 @@ class ThreadExecutor(ExecutorHandle):
             await asyncio.wait([self._ready])
             self._ready.result()
         except BaseException:
-            self._abandoned = True
+            self._abandoned = self._failed = True
             self._inbox.put(StopExecutor())
             if self._ready.done():
                 with anyio.CancelScope(shield=True):

@@ -155,12 +155,16 @@ class Connection(asyncio.Protocol):
                 return False
             self._bye = True
         self._out.append(ws.data_frame(self._codec, self._codec.encode(messages)))
-        attachment = self._attachment
-        if type(first) is Error and first.id is None and attachment is not None:
-            if attachment.stage is Stage.OPENING:
-                self._reply(attachment.failed())
-                self._pace_reading()
+        if type(first) is Error and first.id is None:
+            self._refused()
         return idle
+
+    def _refused(self) -> None:
+        """An error without an id, while the directory is asked, is its answer to `open`."""
+        attachment = self._attachment
+        if attachment is not None and attachment.stage is Stage.OPENING:
+            self._reply(attachment.failed())
+            self._pace_reading()
 
     def flush(self) -> None:
         """Write what was queued. A peer that does not read at all is cut off here."""
@@ -183,8 +187,9 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         elif self._ws.open:
             self.flush()
-            self._ws.send_close(code, reason.encode()[:123].decode(errors="ignore"))
-            self._flush_websocket(self._ws)
+            if not self._transport.is_closing():  # else cut off by the flush
+                self._ws.send_close(code, reason.encode()[:123].decode(errors="ignore"))
+                self._flush_websocket(self._ws)
         self._closing()
 
     def abort(self) -> None:

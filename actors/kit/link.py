@@ -64,6 +64,11 @@ class Link(asyncio.Protocol, Generic[Out, In]):
         self._write()
 
     @property
+    def credits(self) -> int:
+        """Messages that can be told before the next one is queued here."""
+        return self._core.credits
+
+    @property
     def closed(self) -> bool:
         """True once nothing more can be told."""
         return self._closing

@@ -118,6 +118,22 @@ class Metrics:
         self._worst_lag = max(self._worst_lag, seconds)
 
     @property
+    def running(self) -> int:
+        """Requests that run."""
+        return self._running
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait to run."""
+        return self._waiting
+
+    @property
+    def kv_in_use(self) -> float:
+        """Part of the pool that running requests hold, 0..1."""
+        total = sum(self._kv)
+        return self._kv[2] / total if total else 0.0
+
+    @property
     def cache_hit_rate(self) -> float:
         """Share of the prompt tokens of all finished requests that were in the cache; 0.0 if none."""
         prompt = self._cached + self._computed

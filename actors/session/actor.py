@@ -26,7 +26,6 @@ from ramify.protocol.messages import (
     Inspected,
     SchedulerEvent,
     SessionMessage,
-    Shutdown,
     Throttled,
     Tick,
     Tokens,
@@ -97,8 +96,6 @@ class SessionActor:
                 core.encoded(ticket, tokens, error, now)
             case Tick():
                 core.tick(now)
-            case Shutdown(reason, after_ms):
-                core.shutdown(reason, after_ms)
 
     def _send(self) -> None:
         core = self.core

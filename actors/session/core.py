@@ -31,7 +31,6 @@ from ramify.protocol.errors import (
 from ramify.protocol.messages import Attach, Inspect, Inspected, Tokens
 from ramify.protocol.wire import (
     BranchState,
-    Bye,
     Cancel,
     ClientMessage,
     CloseSession,
@@ -216,10 +215,6 @@ class SessionCore:
         if not held:
             for branch in self.state.branches.values():
                 attachment.flush(branch, now)
-
-    def shutdown(self, reason: str, after_ms: int) -> None:
-        for attachment in self.attachments.values():
-            attachment.out.append(Bye(reason=reason, after_ms=after_ms))
 
     def tick(self, now: float) -> None:
         """Time has passed: flush what waited for `tick_ms`; expire."""

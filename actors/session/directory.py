@@ -115,8 +115,6 @@ class Directory:
                     log.info("open refused", client=opened.client, code=error.code)
             case Shutdown():
                 self._draining = message
-                for number in [number for number, _ in self._entries.values()]:
-                    self._sessions.tell(number, message)
             case SessionEnded():
                 pass
 

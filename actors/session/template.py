@@ -101,7 +101,7 @@ class ChatTemplate:
         self._check_system(messages, text)
         if not closed:
             return text
-        closing = self.closing(last_role)
+        closing = self.closing(last_role, tools)
         if not text.startswith(closing):
             raise BadRequest(
                 f"this model's chat template joins a {messages[0].role!r} turn to the {last_role!r} "
@@ -109,40 +109,45 @@ class ChatTemplate:
             )
         return text[len(closing) :]
 
-    def generation_prompt(self, last_role: Role) -> str:
+    def generation_prompt(self, last_role: Role, tools: Sequence[JsonObject] | None = None) -> str:
         """What `add_generation_prompt` puts behind a closed turn of `last_role`. Raises BadRequest."""
-        prompt = self._prompts.get(last_role)
+        tools = tools if last_role == "system" else None  # see `closing`
+        prompt = None if tools else self._prompts.get(last_role)
         if prompt is None:
-            prompted = self._after_marker(_stand_in(last_role), None, True, last_role)
-            closing = self.closing(last_role)
+            prompted = self._after_marker(_stand_in(last_role), tools, True, last_role)
+            closing = self.closing(last_role, tools)
             if not prompted.startswith(closing):
                 raise BadRequest(
-                    f"this model's chat template rewrites a {last_role!r} turn before an answer: send "
-                    "`append` and `generate` in one frame, or open the session with template 'strict'"
+                    f"this model's chat template rewrites a {last_role!r} turn before an answer: "
+                    "open the session with template 'strict'"
                 )
-            prompt = self._prompts[last_role] = prompted[len(closing) :]
+            prompt = prompted[len(closing) :]
+            if not tools:
+                self._prompts[last_role] = prompt
         return prompt
 
-    def closing(self, role: Role = "assistant") -> str:
+    def closing(self, role: Role = "assistant", tools: Sequence[JsonObject] | None = None) -> str:
         """The end of a turn: what the template puts behind a content of `role`.
 
-        "" where that depends on what follows: then `delta` brings it with the next turn.
+        "" where that depends on what follows: then `delta` brings it with the next turn. `tools`
+        matter for a system turn only, where many templates put them behind the content.
         """
+        if role == "system" and tools:
+            return self._closing(role, tools)
         closing = self._closings.get(role)
         if closing is None:
-            stand_in = _stand_in(role)
-            closing = self._after_marker(stand_in, None, False, role)
-            try:
-                following: JsonObject = (
-                    _QUESTION if role != "user" else {"role": "assistant", "content": "A"}
-                )
-                continued = self._after_marker([*stand_in, following], None, False, role)
-            except BadRequest:  # nothing of that kind may follow: nothing to compare with
-                continued = closing
-            if not continued.startswith(closing):
-                closing = ""
-            self._closings[role] = closing
+            closing = self._closings[role] = self._closing(role, None)
         return closing
+
+    def _closing(self, role: Role, tools: Sequence[JsonObject] | None) -> str:
+        stand_in = _stand_in(role)
+        closing = self._after_marker(stand_in, tools, False, role)
+        following = _ANSWER if role == "user" else _QUESTION
+        try:
+            continued = self._after_marker([*stand_in, following], tools, False, role)
+        except BadRequest:  # nothing of that kind may follow: nothing to compare with
+            return closing
+        return closing if continued.startswith(closing) else ""
 
     def rest_after_eos(self, eos: str) -> str | None:
         """What is left of an assistant's `closing` when the model sampled the token `eos` (its text).

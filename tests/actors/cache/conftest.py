@@ -1,6 +1,6 @@
 """A cache with short words for its messages, checked after each of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -17,12 +17,12 @@ class Bench:
         self.cache = RadixCache(pages, page_size)
         self.now = 0.0
 
-    def open(self, branch: int, tokens: list[int] = [], namespace: str = "") -> None:  # noqa: B006
+    def open(self, branch: int, tokens: Sequence[int] = (), namespace: str = "") -> None:
         self.cache.open_branch(m.OpenBranch(branch, namespace))
         if tokens:
             self.extend(branch, tokens)
 
-    def extend(self, branch: int, tokens: list[int]) -> None:
+    def extend(self, branch: int, tokens: Sequence[int]) -> None:
         self.cache.extend_branch(m.ExtendBranch(branch, pack(tokens)))
         check(self.cache)
 
@@ -61,7 +61,7 @@ class Bench:
         self.cache.commit(m.Commit(request, computed))
         check(self.cache)
 
-    def finish(self, request: int, computed: int, tokens: list[int] = []) -> None:  # noqa: B006
+    def finish(self, request: int, computed: int, tokens: Sequence[int] = ()) -> None:
         self.cache.commit(m.Commit(request, computed, pack(tokens), final=True))
         check(self.cache)
 

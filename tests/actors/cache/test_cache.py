@@ -285,7 +285,34 @@ def test_fork_and_rollback_share_and_leave_nothing(bench) -> None:
     assert b.cache.tree.nodes == 3  # the cold tokens of branch 2 went with it
 
 
+def test_nothing_appended(bench) -> None:
+    b = bench(8)
+    b.open(1, [1, 2])
+    b.cache.extend_branch(m.ExtendBranch(1, b""))
+    assert b.tokens(1) == [1, 2]
+
+
 # --- hostile sizes
+
+
+def test_siblings_share_one_page_table_of_a_long_path(bench) -> None:
+    b = bench(200)
+    b.open(1)
+    for i in range(40):
+        b.extend(1, [i])
+        b.fork(1, [100 + i], i + 1)
+    b.run(7, 1)
+    b.fork(1, [2, 3], 40)
+    b.extend(2, [50])
+    b.extend(3, [51])
+    first, second = b.grant(8, 2), b.grant(9, 3)
+    assert first.pages[:160] == second.pages[:160]
+    anchor = b.cache.runs[9].anchor
+    assert anchor.table == first.pages[:160]
+    b.finish(8, 41)
+    assert anchor.table is not None
+    b.finish(9, 41)
+    assert anchor.table is None
 
 
 def test_a_path_of_ten_thousand_nodes(bench) -> None:

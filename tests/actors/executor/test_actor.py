@@ -13,13 +13,22 @@ from typing import Any, Literal
 
 import pytest
 
+import ramify.actors.executor.thread as thread_module
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.process import ProcessExecutor
-from ramify.actors.executor.spec import ExecutorFailed, ExecutorSpec, FactorySpec, FakeSpec, ModelSpec
+from ramify.actors.executor.spec import (
+    ExecutorFailed,
+    ExecutorSpec,
+    FactorySpec,
+    FakeSpec,
+    ModelSpec,
+    build,
+)
 from ramify.actors.executor.wire import Start, encoder, to_executor
 from ramify.actors.kit.log import LogConfig
 from ramify.actors.kit.mailbox import Mailbox, MailboxClosed
+from ramify.gpu.fake import FakeModel
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ConfigError, ModelError
 from ramify.protocol.messages import SchedulerEvent
@@ -80,8 +89,6 @@ async def test_fake_model_says_what_it_must(placement: Placement) -> None:
         for step in range(1, 5):  # two and more in flight: inputs stay with the executor
             handle.tell(StepPlan(step, decodes=pack([0])))
         events = await collect(mailbox, 5)
-    from ramify.gpu.fake import FakeModel
-
     expected = FakeModel(vocab_size=50, eos=3).expected([5, 6, 7], 5)
     assert [unpack(event.tokens)[0] for event in events] == expected
 
@@ -168,6 +175,12 @@ async def test_model_error_reaches_the_starter(placement: Placement, stand_ins: 
 
 
 @BOTH
+async def test_missing_model_folder_is_a_model_error(placement: Placement, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        await start_executor(ModelSpec(ModelConfig(path=tmp_path / "nowhere")), placement)
+
+
+@BOTH
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -197,17 +210,14 @@ async def test_progress_is_reported_before_the_start_returns(
         "    return build(what, progress)\n"
         "spec.build = noisy\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    if placement == "thread":
-        import ramify.actors.executor.spec as spec_module
-        import ramify.actors.executor.thread as thread_module
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for the process
 
-        def noisy(what: ExecutorSpec, progress: Callable[[str, float], None]) -> Any:
-            progress("weights", 0.5)
-            progress("weights", 1.0)
-            return spec_module.build(what, progress)
+    def noisy(spec: ExecutorSpec, progress: Callable[[str, float], None]) -> Any:
+        progress("weights", 0.5)
+        progress("weights", 1.0)
+        return build(spec, progress)
 
-        monkeypatch.setattr(thread_module, "build", noisy)
+    monkeypatch.setattr(thread_module, "build", noisy)
     reports: list[tuple[str, float]] = []
     handle = await start_executor(
         FakeSpec(), placement, progress=lambda what, done: reports.append((what, done))
@@ -299,6 +309,28 @@ async def test_hung_thread_is_left_and_reported(
     assert not await handle.stop(0.01)
     assert "did not end in time" in caplog.text
     assert await handle.stop(10)  # the step has ended meanwhile
+
+
+async def test_cancelled_start_ends_the_thread_at_its_next_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cancelled = threading.Event()
+
+    def slow(spec: ExecutorSpec, progress: Callable[[str, float], None]) -> Any:
+        cancelled.wait(10)
+        progress("weights", 0.5)
+        raise AssertionError("the report should have ended this load")
+
+    monkeypatch.setattr(thread_module, "build", slow)
+    start = asyncio.create_task(start_executor(FakeSpec(), "thread"))
+    await asyncio.sleep(0)
+    thread = next(thread for thread in threading.enumerate() if thread.name == "ramify-executor")
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    cancelled.set()
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive()
 
 
 async def test_death_while_loading_is_a_readable_error(stand_ins: None) -> None:

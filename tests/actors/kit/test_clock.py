@@ -35,3 +35,28 @@ async def test_manual_clock_wakes_sleepers_in_the_order_of_their_times() -> None
     clock.advance(5.0)
     await tasks[0]
     assert woken[-1] == "late"
+
+
+async def test_monotonic_clock_calls_unless_cancelled() -> None:
+    clock = MonotonicClock()
+    called = asyncio.Event()
+    cancelled: list[str] = []
+    clock.call_at(clock.now() + 0.001, lambda: cancelled.append("no")).cancel()
+    clock.call_at(clock.now() + 0.002, called.set)
+    await asyncio.wait_for(called.wait(), 5)
+    assert cancelled == []
+
+
+def test_manual_clock_calls_what_is_due_in_order() -> None:
+    clock = ManualClock(start=0.0)
+    calls: list[str] = []
+    clock.call_at(2.0, lambda: calls.append("second"))
+    clock.call_at(1.0, lambda: calls.append("first"))
+    timer = clock.call_at(1.5, lambda: calls.append("cancelled"))
+    clock.call_at(9.0, lambda: calls.append("later"))
+    timer.cancel()
+    clock.advance(0.5)
+    assert calls == []
+    clock.advance(2.0)
+    assert calls == ["first", "second"]
+    timer.cancel()

@@ -53,6 +53,13 @@ class End:
             self.changed.clear()
             await asyncio.wait_for(self.changed.wait(), 5)
 
+    async def granted(self) -> None:
+        for _ in range(1000):
+            if self.link.credits:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("the peer granted nothing")
+
     async def ended(self) -> Exception | None:
         await asyncio.wait_for(self.link.wait_closed(), 5)
         assert len(self.ends) == 1
@@ -96,8 +103,7 @@ async def test_first_message_goes_out_at_once_and_the_rest_in_one_write() -> Non
     peer.recv(100)  # our opening grant
     peer.send(struct.pack("<I", GRANT | 100))
     loop = asyncio.get_running_loop()
-    while not end.link._core.credits:
-        await asyncio.sleep(0)
+    await end.granted()
     for i in range(10):
         end.link.tell(i)
     assert peer.recv(1000) == struct.pack("<IB", 1, 0)  # without any turn of the loop
@@ -111,8 +117,7 @@ async def test_first_message_goes_out_at_once_and_the_rest_in_one_write() -> Non
 
 async def test_tell_raises_when_credits_and_queue_are_used_up() -> None:
     a, b = await pair(consume=False, window=4, queue=3)
-    while not a.link._core.credits:
-        await asyncio.sleep(0)
+    await a.granted()
     for i in range(7):
         a.link.tell(i)
     with pytest.raises(MailboxFull, match="test: no credits, and 3 messages wait"):
@@ -132,8 +137,7 @@ async def test_tell_raises_when_credits_and_queue_are_used_up() -> None:
 async def test_peer_that_never_reads_does_not_block_tell() -> None:
     end, peer = await raw(queue=10, window=16)
     peer.send(struct.pack("<I", GRANT | 16))
-    while not end.link._core.credits:
-        await asyncio.sleep(0)
+    await end.granted()
     for _ in range(26):
         end.link.tell("x" * (1 << 20))
     with pytest.raises(MailboxFull):

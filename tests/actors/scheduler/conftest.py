@@ -71,6 +71,16 @@ class FakeCache:
         verdicts = [self._acquire(acquire) for acquire in settle.acquires]
         return Settled(verdicts, grown, len(self.pages), self._evictable(), self.referenced())
 
+    def put(self, branch, tokens):
+        """A branch with `tokens`, of which nothing is computed yet (by it)."""
+        self.branches[branch] = list(tokens)
+
+    def check_idle(self):
+        assert not self.runs
+        assert not self.computing
+        assert not self.referenced()
+        assert sorted([*self.pages, *self.resident.values()]) == list(range(self.total))
+
     def referenced(self):
         held = sum(len(run.own) for run in self.runs.values())
         return held + sum(1 for prefix in self.resident if self.locks[prefix])
@@ -274,7 +284,7 @@ class World:
         ident = session << 32 | request
         branch = branch if branch is not None else ident
         if branch not in self.cache.branches and tokens is not None:
-            self.cache.branches[branch] = list(tokens)
+            self.cache.put(branch, tokens)
         sampling = more.pop("sampling", None) or SamplingParams(seed=seed)
         prompt = len(self.cache.branches.get(branch, ())) or len(tokens or ())
         more.setdefault("arrived", self.now)
@@ -346,9 +356,7 @@ class World:
         """Nothing runs, nothing waits, nothing is held."""
         assert (self.core.running, self.core.waiting) == (0, 0)
         assert not self.executor.rows
-        assert not self.cache.runs
-        assert not self.cache.referenced()
-        assert len(self.cache.pages) + len(self.cache.resident) == self.cache.total
+        self.cache.check_idle()
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def text_of(ids: Sequence[int]) -> str:
     return b"".join(TABLE[i] for i in ids).decode("utf-8", "replace")
 
 
-@settings(derandomize=True, deadline=None, max_examples=500)
+@settings(derandomize=True, deadline=None, max_examples=300)
 @given(IDS, CUTS)
 def test_concatenation_is_the_whole_decode(ids: list[int], cuts: list[int]) -> None:
     released = run(Detokenizer(TABLE).stream(), pushes(ids, cuts))
@@ -57,7 +57,7 @@ def test_concatenation_is_the_whole_decode(ids: list[int], cuts: list[int]) -> N
     assert counts[-1:] == ([len(ids)] if ids else [])
 
 
-@settings(derandomize=True, deadline=None, max_examples=500)
+@settings(derandomize=True, deadline=None, max_examples=300)
 @given(IDS, CUTS, STOPS)
 def test_marks_are_exact(ids: list[int], cuts: list[int], stops: list[str]) -> None:
     """At each mark the shown text is the text of exactly that many tokens."""
@@ -69,7 +69,7 @@ def test_marks_are_exact(ids: list[int], cuts: list[int], stops: list[str]) -> N
     assert output.released == (len(output_tokens(output, ids)), len(shown))
 
 
-@settings(derandomize=True, deadline=None, max_examples=500)
+@settings(derandomize=True, deadline=None, max_examples=300)
 @given(
     st.lists(st.one_of(st.integers(0x7F, 0xFF), st.sampled_from([0xED, 0xF4, 0xE0, 0xA0, 0x80, 0x90])))
 )
@@ -88,7 +88,7 @@ def output_tokens(output: OutputText, ids: list[int]) -> list[int]:
     return ids if output.stopped is None else ids[: output.stopped.keep_tokens]
 
 
-@settings(derandomize=True, deadline=None, max_examples=1000)
+@settings(derandomize=True, deadline=None, max_examples=300)
 @given(IDS, CUTS, STOPS)
 def test_stops_against_the_whole_text(ids: list[int], cuts: list[int], stops: list[str]) -> None:
     output = Detokenizer(TABLE).stream(stops)

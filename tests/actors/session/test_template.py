@@ -4,6 +4,7 @@ The templates have the shape (and the quirks) of those that models of these fami
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -57,7 +58,8 @@ MISTRAL = """
 {%- if message['role'] == 'user'
     or (message['role'] == 'assistant' and not message['tool_calls']) %}
 {%- if (message['role'] == 'user') != (ns.index % 2 == 0) %}
-{{- raise_exception('After the optional system message, conversation roles must alternate') }}{%- endif %}
+{{- raise_exception('After the optional system message, conversation roles must alternate') }}
+{%- endif %}
 {%- set ns.index = ns.index + 1 %}{%- endif %}
 {%- endfor %}
 {{- bos_token }}
@@ -210,7 +212,7 @@ def test_first_and_deltas_are_the_whole_rendering(
     if system:
         appends[0].insert(0, ChatMessage(role="system", content="Be brief."))
     text = template.first(appends[0], given_tools, False)
-    for before, after in zip(appends, appends[1:], strict=False):
+    for before, after in pairwise(appends):
         text += template.delta(before[-1].role, True, after, given_tools, False)
     every = [message for group in appends for message in group]
     assert text == template.strict(every, given_tools, False)
@@ -346,23 +348,23 @@ def test_a_system_turn_alone_is_refused_where_it_would_get_lost(load: Any, name:
     assert "Be brief." in both
 
 
-def test_a_system_turn_alone_is_fine_elsewhere(load: Any) -> None:
-    for name in ("chatml", "llama-3", "qwen-2.5"):
-        template = load(name)
-        system, user = turns(("system", "Be brief.")), turns(("user", "Hi"))
-        text = template.first(system, None, False) + template.delta("system", True, user, None, True)
-        assert text == template.strict([*system, *user], None, True)
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("name", ["chatml", "llama-3", "qwen-2.5"])
+def test_a_system_turn_alone_is_fine_elsewhere(load: Any, name: str, tools: Any) -> None:
+    template = load(name)
+    system, user = turns(("system", "Be brief.")), turns(("user", "Hi"))
+    text = template.first(system, tools, False)
+    assert text + template.generation_prompt("system", tools) == template.strict(system, tools, True)
+    text += template.delta("system", True, user, tools, True)
+    assert text == template.strict([*system, *user], tools, True)
 
 
 def test_a_system_turn_is_never_skipped_in_silence(load: Any) -> None:
-    for last in ("first", "delta"):
-        template = load(IGNORANT)
-        messages = turns(("system", "Be brief."), ("user", "Hi"))
-        with pytest.raises(BadRequest, match="leaves a system turn out"):
-            if last == "first":
-                template.first(messages, None, False)
-            else:
-                template.delta("assistant", True, messages, None, False)
+    messages = turns(("system", "Be brief."), ("user", "Hi"))
+    with pytest.raises(BadRequest, match="leaves a system turn out"):
+        load(IGNORANT).first(messages, None, False)
+    with pytest.raises(BadRequest, match="leaves a system turn out"):
+        load(IGNORANT).delta("assistant", True, messages, None, False)
 
 
 def test_a_guarded_system_turn_counts_as_shown(load: Any) -> None:

@@ -1,0 +1,163 @@
+"""Metrics: what is counted, how it reads, what a step costs, and the lag monitor."""
+
+import asyncio
+import time
+from typing import Any, Literal
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ramify.actors.kit.clock import ManualClock
+from ramify.actors.kit.lag import watch_loop
+from ramify.actors.kit.metrics import Histogram, Metrics
+from ramify.protocol.messages import Finished
+from ramify.protocol.plan import StepResult, pack
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """`name{label}` to value, as a scraper reads them."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            labels = ",".join(sample.labels.values())
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def end(
+    reason: Literal["stop", "length", "cancelled", "deadline", "error"] = "stop", **changes: Any
+) -> Finished:
+    fields: dict[str, Any] = {
+        "request": 1,
+        "reason": reason,
+        "output": 11,
+        "prompt": 40,
+        "cached": 30,
+        "computed": 10,
+        "arrived": 100.0,
+        "started": 100.04,
+        "first_token": 100.25,
+        "ended": 100.75,
+    }
+    return Finished(**{**fields, **changes})
+
+
+def test_fresh_metrics_show_every_series_at_zero() -> None:
+    values = samples(Metrics())
+    for name in (
+        "ramify_requests_running",
+        "ramify_requests_waiting",
+        "ramify_kv_tokens{free}",
+        "ramify_kv_tokens{evictable}",
+        "ramify_kv_tokens{referenced}",
+        "ramify_sockets",
+        "ramify_sessions",
+        "ramify_event_loop_lag_seconds",
+        "ramify_cache_hit_rate",
+        "ramify_steps_total",
+        "ramify_executor_tokens_total",
+        "ramify_output_tokens_total",
+        "ramify_prompt_tokens_total{cached}",
+        "ramify_prompt_tokens_total{computed}",
+        "ramify_requests_total{deadline}",
+        "ramify_ttft_seconds_count",
+        "ramify_itl_seconds_sum",
+        "ramify_queue_seconds_bucket{+Inf}",
+        "ramify_step_seconds_count",
+        "ramify_plan_seconds_count",
+    ):
+        assert values[name] == 0, name
+
+
+def test_steps_and_gauges() -> None:
+    metrics = Metrics()
+    metrics.step(StepResult(1, pack([0, 1]), pack([5, 6]), 130, 2500), 2, 9, 0.00012)
+    metrics.step(StepResult(2, pack([0]), pack([7]), 1, 900), 1, 8, 0.00002)
+    metrics.kv(10, 20, 30)
+    for delta in (1, 1, -1):
+        metrics.sockets(delta)
+        metrics.sessions(2 * delta)
+    metrics.loop_lag(0.2)
+    metrics.loop_lag(0.01)
+    values = samples(metrics)
+    assert values["ramify_steps_total"] == 2
+    assert values["ramify_executor_tokens_total"] == 131
+    assert values["ramify_sampled_tokens_total"] == 3
+    assert (values["ramify_requests_running"], values["ramify_requests_waiting"]) == (1, 8)
+    assert [values[f"ramify_kv_tokens{{{s}}}"] for s in ("free", "evictable", "referenced")] == [
+        10,
+        20,
+        30,
+    ]
+    assert (values["ramify_sockets"], values["ramify_sessions"]) == (1, 2)
+    assert values["ramify_event_loop_lag_seconds"] == 0.01
+    assert values["ramify_event_loop_lag_max_seconds"] == 0.2
+    assert values["ramify_step_seconds_sum"] == pytest.approx(0.0034)
+    assert values["ramify_plan_seconds_bucket{2e-05}"] == 1
+    metrics.requests(0, 0)
+    assert samples(metrics)["ramify_requests_running"] == 0
+
+
+def test_finished_requests() -> None:
+    metrics = Metrics()
+    metrics.finished(end())
+    metrics.finished(end("length", output=1))
+    metrics.finished(end("cancelled", output=0, started=0.0, first_token=0.0, cached=0, computed=0))
+    values = samples(metrics)
+    assert values["ramify_requests_total{stop}"] == 1
+    assert values["ramify_requests_total{length}"] == 1
+    assert values["ramify_requests_total{cancelled}"] == 1
+    assert values["ramify_output_tokens_total"] == 12
+    assert values["ramify_prompt_tokens_total{cached}"] == 60
+    assert values["ramify_prompt_tokens_total{computed}"] == 20
+    assert values["ramify_cache_hit_rate"] == pytest.approx(0.75)
+    assert values["ramify_ttft_seconds_count"] == 2
+    assert values["ramify_ttft_seconds_sum"] == pytest.approx(0.5)
+    assert values["ramify_itl_seconds_count"] == 1  # one token has no time between tokens
+    assert values["ramify_itl_seconds_sum"] == pytest.approx(0.05)
+    assert values["ramify_queue_seconds_count"] == 2
+
+
+def test_histogram_bounds_are_inclusive_and_cumulative() -> None:
+    histogram = Histogram("x", "help", (1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 99.0):
+        histogram.observe(value)
+    buckets = {s.labels["le"]: s.value for s in histogram.family().samples if s.name == "x_bucket"}
+    assert buckets == {"1.0": 2, "2.0": 4, "+Inf": 5}
+
+
+def test_engines_do_not_share_a_registry() -> None:
+    one, other = Metrics(), Metrics()
+    one.sockets(1)
+    assert samples(other)["ramify_sockets"] == 0
+
+
+def test_a_step_costs_microseconds() -> None:
+    metrics = Metrics()
+    result = StepResult(1, pack(range(256)), pack(range(256)), 256, 2500)
+    best = 1.0
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(100):
+            metrics.step(result, 256, 3, 0.0001)
+        best = min(best, (time.perf_counter() - start) / 100)
+    assert best < 20e-6  # 1 us on an idle machine; this one may be busy
+
+
+async def test_lag_is_how_late_a_timer_is() -> None:
+    clock, metrics = ManualClock(), Metrics()
+    task = asyncio.create_task(watch_loop(clock, metrics, interval=1.0))
+    await asyncio.sleep(0)
+    clock.advance(1.25)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert samples(metrics)["ramify_event_loop_lag_seconds"] == pytest.approx(0.25)
+    clock.advance(1.0)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    values = samples(metrics)
+    assert values["ramify_event_loop_lag_seconds"] == pytest.approx(0.0)
+    assert values["ramify_event_loop_lag_max_seconds"] == pytest.approx(0.25)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,195 @@
+"""Who runs when there is not room for all: order, fairness, sharing, memory, retraction."""
+
+import pytest
+
+from ramify.protocol.messages import Cancel
+from ramify.protocol.sampling import SamplingParams
+
+
+def ident(request, session=1):
+    return session << 32 | request
+
+
+def test_priority_decides_when_rows_are_short(world):
+    w = world(rows=1)
+    w.run(*(w.submit(i, [i], priority=p) for i, p in ((1, -1), (2, 3), (3, 0))))
+    assert w.order == [ident(2), ident(3), ident(1)]
+
+
+def test_a_session_with_many_branches_does_not_starve_another(world):
+    w = world(rows=4, pages=400)
+    w.turn(*(w.submit(i, [i, 1], max_tokens=8) for i in range(1, 101)))
+    w.cache_settles()
+    w.result()
+    w.run(w.submit(1, [7, 7], session=2, max_tokens=8))
+    assert w.order.index(ident(1, 2)) < 10
+    w.check_idle()
+
+
+def test_nobody_starves_behind_a_popular_prefix(world):
+    """A cold request against a stream of requests with a long cached prefix, same session."""
+    prefix = list(range(40))
+    w = world(rows=1, pages=200, budget=64, ageing=0.5)
+    w.run(w.submit(1, [*prefix, 1], max_tokens=2))
+    w.turn(w.submit(2, [9] * 30, max_tokens=2))
+    following = 10
+    w.turn(*(w.submit(i, [*prefix, i], max_tokens=2) for i in range(3, following)))
+    for _ in range(400):
+        if ident(2) in w.finished:
+            break
+        event = w.replies.popleft() if w.replies else w.executor.run()
+        w.turn(event, w.submit(following, [*prefix, following], max_tokens=2))
+        following += 1
+    assert ident(2) in w.finished
+    w.run()
+    w.check_idle()
+
+
+def test_children_of_a_fork_wait_for_their_prefix_and_run_together(world, expected):
+    prefix = list(range(20))
+    w = world(rows=8, pages=400, budget=64)
+    w.run(*(w.submit(i, [*prefix, 100], max_tokens=5, seed=i) for i in range(1, 9)))
+    for i in range(1, 9):
+        assert w.output[ident(i)] == expected([*prefix, 100], i, 5)
+    # Prefix once, and the last prompt token of each sibling (to get its logits).
+    assert sum(work for work, _ in w.executor.ran) == 21 + 7
+    assert w.executor.ran[2][0] == 7 or w.executor.ran[3][0] == 7  # all siblings in one step
+    w.check_idle()
+
+
+def test_a_group_is_admitted_before_another_sessions_turn(world):
+    w = world(rows=4, pages=400)
+    w.turn(
+        *(w.submit(i, [i] * 5, max_tokens=6) for i in range(1, 5)),
+        *(w.submit(i, [i] * 5, max_tokens=6, session=2) for i in range(1, 5)),
+    )
+    assert len({a.request >> 32 for a in w.settles[0].acquires}) == 1
+    w.run()
+    w.check_idle()
+
+
+def test_parked_requests_come_back_when_the_owner_is_cancelled(world, expected):
+    w = world(budget=16, pages=200)
+    prompt = list(range(80))
+    w.turn(w.submit(1, prompt), w.submit(2, prompt, seed=3))
+    w.settled()
+    w.turn(Cancel(ident(1)))
+    w.run()
+    assert w.output[ident(2)] == expected(prompt, 3, 4)
+    w.check_idle()
+
+
+def test_parked_requests_can_be_cancelled(world):
+    w = world(budget=16, pages=200)
+    prompt = list(range(80))
+    w.turn(w.submit(1, prompt), w.submit(2, prompt))
+    w.settled()
+    w.turn(Cancel(ident(2)))
+    assert w.finished[ident(2)].reason == "cancelled"
+    w.run()
+    w.check_idle()
+
+
+def test_parked_requests_are_not_polled(world):
+    w = world(budget=16, pages=400)
+    prompt = list(range(160))
+    w.run(w.submit(1, prompt, max_tokens=1), w.submit(2, prompt, max_tokens=1))
+    tries = sum(a.request == ident(2) for s in w.settles for a in s.acquires)
+    assert tries <= 11  # the first, and one for each commit
+    w.check_idle()
+
+
+def test_who_finds_no_memory_waits_without_spinning(world, expected):
+    w = world(pages=24, rows=4)
+    w.run(w.submit(1, [1] * 10, max_tokens=12), w.submit(2, [2] * 14, max_tokens=4))
+    assert w.output[ident(2)] == expected([2] * 14, 0, 4)
+    tries = sum(a.request == ident(2) for s in w.settles for a in s.acquires)
+    assert tries <= 3
+    w.check_idle()
+
+
+def test_a_big_request_is_not_overtaken_for_ever(world):
+    w = world(pages=64, rows=8)
+    w.turn(*(w.submit(i, [i] * 4, max_tokens=12, session=i) for i in range(2, 8)))
+    w.cache_settles()
+    w.turn(w.submit(1, [1] * 50, max_tokens=2))
+    following = 8
+    for _ in range(300):
+        if ident(1) in w.finished:
+            break
+        event = w.replies.popleft() if w.replies else w.executor.run()
+        w.turn(event, w.submit(following, [following] * 4, max_tokens=12, session=following))
+        following += 1
+    assert ident(1) in w.finished
+    w.run()
+    w.check_idle()
+
+
+@pytest.mark.parametrize("pages", [16, 20, 24, 31])
+def test_retraction_continues_exactly(world, expected, pages):
+    w = world(pages=pages, rows=4)
+    w.run(*(w.submit(i, [i, i + 1], max_tokens=13, seed=i) for i in range(1, 5)))
+    retracted = sum(c.final and c.request not in w.cache.runs for s in w.settles for c in s.commits) - 4
+    assert retracted > 0
+    for i in range(1, 5):
+        want = expected([i, i + 1], i, 13)
+        assert w.output[ident(i)] == want  # nothing sent twice, nothing left out
+        assert w.cache.branches[ident(i)] == [i, i + 1, *want]
+        finished = w.finished[ident(i)]
+        assert (finished.prompt, finished.output, finished.reason) == (2, 13, "length")
+        assert finished.cached + finished.computed == 2
+    w.check_idle()
+
+
+def test_the_youngest_of_the_lowest_priority_is_retracted(world):
+    w = world(pages=20, rows=4)
+    w.turn(w.submit(1, [1], max_tokens=19, priority=1), w.submit(2, [2], max_tokens=19, session=2))
+    w.cache_settles()
+    w.run(w.submit(3, [3], max_tokens=19, priority=1, session=3))
+    retracted = [c.request for s in w.settles for c in s.commits if c.final]
+    assert retracted[0] == ident(2, 2)
+    assert w.order[-1] == ident(2, 2)
+    w.check_idle()
+
+
+def test_cancel_after_a_retraction_counts_what_was_committed(world, expected):
+    w = world(pages=20, rows=2)
+    w.turn(w.submit(1, [1, 1], max_tokens=16), w.submit(2, [2, 2], max_tokens=16))
+    while w.core.running == 2 or not w.sent:
+        w.settled() if w.replies else w.result()
+    assert w.core.waiting == 1
+    done = len(w.output[ident(2)])
+    assert done > 0
+    w.turn(Cancel(ident(2), keep=1))
+    assert w.finished[ident(2)].output == done  # committed already: the session moves its branch
+    w.run()
+    w.check_idle()
+
+
+def test_retraction_keeps_penalties(world):
+    w = world(pages=20, rows=2)
+    sampling = SamplingParams(presence_penalty=1.0)
+    w.run(*(w.submit(i, [i, i], max_tokens=14, sampling=sampling) for i in (1, 2)))
+    again = [o for plan in w.sent for o in plan.opens if o.sampled]
+    assert again
+    for opened in again:
+        history = opened.history
+        output = w.output[opened.request][: opened.sampled]
+        assert len(history) == 4 * (2 + opened.sampled)
+        assert list(memoryview(history).cast("i"))[-opened.sampled :] == output
+
+
+def test_a_request_alone_ends_at_the_pools_size(world, expected):
+    w = world(pages=12)
+    w.run(w.submit(1, [1, 2, 3, 4], max_tokens=100))
+    assert w.output[ident(1)] == expected([1, 2, 3, 4], 0, 9)  # the last token needs no slot
+    assert w.finished[ident(1)].reason == "length"
+    w.check_idle()
+
+
+def test_everybody_needs_the_whole_pool(world, expected):
+    w = world(pages=12, rows=4)
+    w.run(*(w.submit(i, [i, 2, 3, 4], max_tokens=100) for i in range(1, 7)))
+    for i in range(1, 7):
+        assert w.output[ident(i)] == expected([i, 2, 3, 4], 0, 9)
+    w.check_idle()

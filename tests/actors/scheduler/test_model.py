@@ -1,0 +1,173 @@
+"""Random submissions, cancels, deadlines and memory sizes, with every order of replies.
+
+Whatever happens: each request ends exactly once, the tokens it got are those of an
+uninterrupted run, its branch holds what `Finished` says, and no page or row is left behind. The
+fakes check each plan on the way. The same programs run against the real radix cache.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ramify.actors.cache.cache import RadixCache
+from ramify.actors.cache.integrity import check
+from ramify.protocol.messages import Cancel, CancelSession, ExtendBranch, OpenBranch
+from ramify.protocol.plan import pack, unpack
+
+
+class RealCache:
+    """The radix cache behind the fake's interface, checked after each Settle."""
+
+    def __init__(self, pages, page_size):
+        self.cache = RadixCache(pages, page_size)
+        self.branches = {}
+        self.started = {}
+
+    @property
+    def runs(self):
+        return self.cache.runs
+
+    def put(self, branch, tokens):
+        self.branches[branch] = list(tokens)
+        self.cache.open_branch(OpenBranch(branch))
+        self.cache.extend_branch(ExtendBranch(branch, pack(tokens)))
+
+    def settle(self, settle):
+        for commit in settle.commits:
+            if commit.final:
+                self.branches[self.cache.runs[commit.request].branch] += unpack(commit.tokens)
+        settled = self.cache.settle(settle)
+        check(self.cache)
+        return settled
+
+    def check_idle(self):
+        check(self.cache)
+        assert not self.cache.runs
+        assert self.cache.referenced == 0
+        assert self.cache.free + self.cache.evictable == self.cache.total
+
+
+prompts = st.one_of(
+    st.lists(st.integers(0, 2), min_size=1, max_size=12),
+    st.integers(1, 30).map(lambda n: list(range(n))),
+)
+submissions = st.builds(
+    lambda *fields: ("submit", SimpleNamespace(**dict(zip(FIELDS, fields, strict=True)))),
+    st.integers(1, 3),
+    prompts,
+    st.integers(0, 14),
+    st.integers(0, 3),
+    st.sets(st.integers(0, 96), max_size=12).map(sorted),
+    st.sampled_from([0, 0, 0, 1, -1]),
+    st.sampled_from([None, None, None, 3, 10, 30]),
+    st.integers(1, 3),
+)
+FIELDS = ("session", "prompt", "max_tokens", "seed", "stops", "priority", "deadline", "count")
+programs = st.lists(
+    st.one_of(
+        submissions,
+        submissions,
+        st.tuples(st.just("cancel"), st.integers(0, 40), st.one_of(st.none(), st.integers(0, 10))),
+        st.tuples(st.just("reply"), st.integers(1, 4)),
+        st.tuples(st.just("result"), st.integers(1, 6)),
+        st.tuples(st.just("result"), st.integers(1, 6)),
+        st.tuples(st.just("both"), st.integers(1, 2)),
+        st.tuples(st.just("close"), st.integers(1, 3)),
+    ),
+    max_size=30,
+)
+worlds = st.fixed_dictionaries(
+    {
+        "pages": st.integers(8, 70),
+        "rows": st.integers(1, 5),
+        "budget": st.sampled_from([16, 19, 64]),
+        "context": st.sampled_from([16, 25, 1000]),
+        "lookahead": st.integers(1, 8),
+        "in_flight": st.integers(1, 2),
+        "max_waiting": st.sampled_from([4, 1000]),
+    }
+)
+
+
+def execute(w, program, expected):
+    submitted, gone, count = {}, set(), 0
+    closed = set()
+    for kind, *arguments in program:
+        w.now += 1.0
+        if kind == "submit":
+            (s,) = arguments
+            session = s.session + 10 * sum(1 for c in closed if c % 10 == s.session)
+            events = []
+            for copy in range(s.count):
+                count += 1
+                event = w.submit(
+                    count,
+                    s.prompt,
+                    session=session,
+                    max_tokens=s.max_tokens,
+                    seed=s.seed + copy,
+                    stop_token_ids=s.stops,
+                    priority=s.priority,
+                    deadline=None if s.deadline is None else w.now + s.deadline,
+                )
+                submitted[event.request] = (s, s.seed + copy)
+                events.append(event)
+            w.turn(*events)
+        elif kind == "cancel" and submitted:
+            which, keep = arguments
+            w.turn(Cancel(list(submitted)[which % len(submitted)], keep))
+        elif kind == "close":
+            session = arguments[0] + 10 * sum(1 for c in closed if c % 10 == arguments[0])
+            closed.add(session)
+            gone |= {r for r in submitted if r >> 32 == session and r not in w.finished}
+            w.turn(CancelSession(session))
+        else:
+            for _ in range(arguments[0]):
+                events = []
+                if kind != "result" and w.replies:
+                    events.append(w.replies.popleft())
+                if kind != "reply" and w.executor.plans:
+                    events.append(w.executor.run())
+                if events:
+                    w.turn(*events)
+    w.run(steps=5000)
+    w.now += 100.0
+    w.turn()
+    w.run(steps=5000)
+    w.check_idle()
+    assert set(w.finished) == set(submitted) - gone
+    size = w.info.pages * w.info.page_size
+    for request, finished in w.finished.items():
+        s, seed = submitted[request]
+        limit = max(0, min(s.max_tokens, w.info.context - len(s.prompt), size - len(s.prompt) + 1))
+        want = expected(s.prompt, seed, limit, s.stops)
+        got = w.output.get(request, [])
+        assert got == want[: len(got)]
+        assert finished.output <= len(got)
+        assert w.cache.branches[request] == s.prompt + want[: finished.output]
+        if finished.reason in ("stop", "length"):
+            assert finished.output == len(got) == len(want)
+            assert (finished.reason == "stop") == (bool(want) and want[-1] in s.stops)
+            assert finished.cached + finished.computed == finished.prompt
+            assert finished.computed >= 1
+        elif finished.reason == "error":
+            too_long = len(s.prompt) > min(w.info.context, size)
+            assert finished.error == ("too_long" if too_long else "overloaded")
+            assert finished.output == 0
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(worlds, programs)
+def test_random_programs(world, expected, options, program):
+    execute(world(**options), program, expected)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(worlds, programs)
+def test_random_programs_on_the_real_cache(world, expected, page_size, options, program):
+    options = {**options, "pages": -(-options["pages"] // page_size)}
+    cache = RealCache(options["pages"], page_size)
+    execute(world(**options, page_size=page_size, cache=cache), program, expected)

@@ -1,0 +1,180 @@
+"""The order of waiting requests."""
+
+import random
+
+import pytest
+
+from ramify.actors.scheduler.queue import WaitingQueue
+from ramify.actors.scheduler.request import Account, Request
+from ramify.protocol.messages import Submit
+from ramify.protocol.sampling import SamplingParams
+
+MANY = 10**9
+
+
+@pytest.fixture
+def make():
+    count = 0
+
+    def make(account, *, prompt=10, resident=0, mark=0, priority=0, batch=None, max_tokens=1):
+        nonlocal count
+        count += 1
+        submit = Submit(count, count, prompt, max_tokens, SamplingParams(), priority=priority)
+        request = Request(submit, account, count, count if batch is None else batch, mark, max_tokens)
+        request.resident = resident
+        return request
+
+    return make
+
+
+def drain(queue):
+    return [r.submit.request for r in queue.pick(MANY, MANY)]
+
+
+def test_priority_comes_first(make):
+    queue = WaitingQueue(1.0, 4)
+    for priority in (0, 5, -3, 5):
+        queue.push(make(Account(priority + 10), priority=priority))
+    assert drain(queue) == [2, 4, 1, 3]
+    assert len(queue) == 0
+
+
+def test_within_a_session_the_longest_cached_prefix_goes_first(make):
+    queue, account = WaitingQueue(1.0, 4), Account(1)
+    for resident in (0, 7, 3):
+        queue.push(make(account, resident=resident))
+    assert drain(queue) == [2, 3, 1]
+
+
+def test_ageing_outweighs_a_cached_prefix(make):
+    queue, account = WaitingQueue(0.5, 4), Account(1)
+    queue.push(make(account, mark=0))
+    queue.push(make(account, mark=100, resident=49))  # 100 tokens of waiting are worth 50
+    queue.push(make(account, mark=100, resident=51))
+    assert drain(queue) == [3, 1, 2]
+
+
+def test_sessions_alternate_by_service(make):
+    queue = WaitingQueue(1.0, 4)
+    one, two = Account(1), Account(2)
+    for _ in range(4):
+        queue.push(make(one))
+    for _ in range(2):
+        queue.push(make(two))
+    assert drain(queue) == [1, 5, 2, 6, 3, 4]
+    assert (one.served, two.served) == (40, 20)
+
+
+def test_a_cheap_session_goes_more_often(make):
+    queue = WaitingQueue(1.0, 4)
+    heavy, light = Account(1), Account(2)
+    for _ in range(3):
+        queue.push(make(heavy, prompt=40))
+    for _ in range(6):
+        queue.push(make(light, prompt=10))
+    assert drain(queue) == [1, 4, 5, 6, 7, 2, 8, 9, 3]
+
+
+def test_a_newcomer_starts_at_the_virtual_time(make):
+    queue = WaitingQueue(1.0, 4)
+    old = Account(1)
+    old.served = 1000
+    queue.push(make(old))
+    queue.push(make(old))
+    assert [r.submit.request for r in queue.pick(1, MANY)] == [1]
+    late = Account(2)
+    queue.push(make(late))
+    assert late.served == 1000  # nothing was saved up while it was away
+    assert drain(queue) == [3, 2]
+
+
+def test_requests_submitted_together_stay_together(make):
+    queue = WaitingQueue(1.0, 4)
+    one, two = Account(1), Account(2)
+    for _ in range(3):
+        queue.push(make(one, batch=1))
+    queue.push(make(two, batch=1))
+    assert drain(queue) == [1, 2, 3, 4]
+
+
+def test_rows_and_tokens_bound_a_pick(make):
+    queue = WaitingQueue(1.0, 4)
+    account = Account(1)
+    for _ in range(6):
+        queue.push(make(account, prompt=10))
+    assert len(queue.pick(2, MANY)) == 2
+    assert len(queue.pick(MANY, 15)) == 2
+    assert len(queue.pick(MANY, 0)) == 0
+    assert len(queue) == 2
+
+
+def test_refund_restores_the_place(make):
+    queue = WaitingQueue(1.0, 4)
+    one, two = Account(1), Account(2)
+    queue.push(make(one))
+    queue.push(make(one))
+    queue.push(make(two))
+    (first,) = queue.pick(1, MANY)
+    queue.refund(first)
+    queue.push(first)
+    assert one.served == 0
+    assert drain(queue) == [1, 3, 2]
+
+
+def test_discarded_requests_do_not_come_up_and_do_not_pile_up(make):
+    queue, account = WaitingQueue(1.0, 4), Account(1)
+    keep = make(account)
+    queue.push(keep)
+    for _ in range(1000):
+        request = make(account)
+        queue.push(request)
+        queue.discard(request)
+    (share,) = account.shares.values()
+    assert len(share.heap) < 100
+    for _ in range(1000):
+        other = make(Account(2))
+        queue.push(other)
+        queue.discard(other)
+    assert max(len(heap) for heap in queue._levels.values()) < 200
+    assert drain(queue) == [1]
+
+
+def test_against_a_naive_model(make):
+    """One request a pick: the same order as sorting everything each time."""
+    rng = random.Random(5)
+    queue = WaitingQueue(0.3, 4)
+    accounts = [Account(i) for i in range(6)]
+    waiting = []
+    served = dict.fromkeys(range(6), 0)
+    virtual = 0
+    for turn in range(800):
+        if rng.random() < 0.55 or not waiting:
+            request = make(
+                accounts[rng.randrange(6)],
+                prompt=rng.randrange(1, 60),
+                resident=rng.randrange(0, 20),
+                mark=turn,
+                priority=rng.choice([0, 0, 1]),
+            )
+            session, priority = request.account.session, request.submit.priority
+            if not any((r.account.session, r.submit.priority) == (session, priority) for r in waiting):
+                served[session] = max(served[session], virtual)
+            waiting.append(request)
+            queue.push(request)
+        elif rng.random() < 0.2:
+            request = waiting.pop(rng.randrange(len(waiting)))
+            queue.discard(request)
+        else:
+            top = max(r.submit.priority for r in waiting)
+            level = [r for r in waiting if r.submit.priority == top]
+            least = min(served[r.account.session] for r in level)
+            allowed = [r for r in level if served[r.account.session] == least]
+            (got,) = queue.pick(1, MANY)
+            assert got in allowed
+            same = [r for r in allowed if r.account is got.account]
+            assert got is min(same, key=lambda r: (0.3 * r.mark - r.resident, r.seq))
+            virtual = max(virtual, least)
+            served[got.account.session] += max(1, got.prompt - got.resident)
+            waiting.remove(got)
+        assert len(queue) == len(waiting)
+        assert {a.session: a.served for a in accounts} == served
