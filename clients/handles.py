@@ -200,6 +200,11 @@ class Session:
         return self.core.key
 
     @property
+    def error(self) -> RamifyError | None:
+        """Why the session is over; None while it lives."""
+        return self.core.error
+
+    @property
     def view_key(self) -> str | None:
         return self.core.view_key
 

@@ -272,6 +272,8 @@ class SessionCore:
             if branch.branch in self._guessed:
                 self._place(branch, state.op)
         self._again = deque(self._frames(self._sent.values()))
+        for ticket in self._sent.values():
+            ticket.resumed = True
         self._posts = deque(Credit(branch=name, upto=upto) for name, upto in self._credits.items())
         return [Opened(state, resumed)]
 
@@ -325,18 +327,19 @@ class SessionCore:
             raise Internal(
                 f"op {done.id} got `done` for branch {done.branch!r}, which it does not target"
             )
-        head = self.heads.get(done.branch)
-        head.position = max(head.position, done.position)
-        head.received = max(head.received, done.position)
+        if not ticket.resumed or done.branch in self.heads.by_name:  # else: it is gone by now
+            head = self.heads.get(done.branch)
+            head.position = max(head.position, done.position)
+            head.received = max(head.received, done.position)
         running = self._running.get(done.branch, [])
         later = running[running.index((ticket, stream)) + 1 :]
-        error = from_done(done)
-        if stream.broken and done.text is None and error is None:
-            error = Conflict(
-                "the branch was rolled back before this text was delivered",
-                details={"branch": done.branch},
-            )
         over = stream.finish(done, done.text)
+        error = from_done(done)
+        if error is None and done.text is None and (stream.broken or self._lacks(ticket, stream)):
+            error = Conflict(
+                "the branch was cut back, renamed or dropped before this text was delivered",
+                details={"branch": done.branch, "text": stream.text},
+            )
         if error is not None:
             stream.fail(error)
             ticket.error = ticket.error or error
@@ -344,6 +347,18 @@ class SessionCore:
             return []
         later[0][1].parts.extend(over)
         return [Changed(later[0][0])]
+
+    def _lacks(self, ticket: Ticket, stream: Stream) -> bool:
+        """Whether text got lost with a connection, its branch being gone before the resume.
+
+        The token that stops a generation need not be announced; after a stop string the count of
+        sampled tokens says nothing.
+        """
+        done = stream.done
+        if done is None or not ticket.resumed or isinstance(done.stop, str) or not done.usage.output:
+            return False
+        announced = done.usage.output - (done.reason in ("stop", "tool"))
+        return stream.end < done.usage.prompt + announced
 
     def _failed(self, message: Error) -> list[CoreEvent]:
         error = from_message(message)

@@ -160,12 +160,13 @@ class Ticket:
     `{None}` for ops that are answered once.
     """
 
-    __slots__ = ("error", "frame", "id", "op", "replies", "streams", "waiting")
+    __slots__ = ("error", "frame", "id", "op", "replies", "resumed", "streams", "waiting")
 
     def __init__(self, op: Op, frame: "list[Ticket]") -> None:
         self.op = op
         self.frame = frame
         self.id: int | None = None
+        self.resumed = False  # a connection was lost while it was under way
         self.replies: list[Ok | Done | State] = []
         self.error: RamifyError | None = None
         branches = answering_branches(op)

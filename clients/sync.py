@@ -18,6 +18,7 @@ from ramify.clients.connect import connect
 from ramify.clients.generation import Generation, Reply, Result
 from ramify.clients.handles import Branch, GenerateOptions, Messages, Session
 from ramify.clients.stream import TextDelta
+from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import BranchState, Ok, Op, Role, State
 
 T = TypeVar("T")
@@ -216,6 +217,11 @@ class SyncSession:
     @property
     def key(self) -> str | None:
         return self._session.key
+
+    @property
+    def error(self) -> RamifyError | None:
+        """Why the session is over; None while it lives."""
+        return self._session.error
 
     @property
     def view_key(self) -> str | None:

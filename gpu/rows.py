@@ -101,11 +101,11 @@ class RowTable:
 
     def slots(self, row: int, start: int, stop: int) -> Ints:
         """KV slots of positions [start, stop) of `row`. int64[stop - start]."""
-        positions = np.arange(start, stop)
         if self.page_size == 1:
             return self.pages[row, start:stop].astype(np.int64)
-        page, offset = np.divmod(positions, self.page_size)
-        return self.pages[row, page].astype(np.int64) * self.page_size + offset
+        page, offset = np.divmod(np.arange(start, stop), self.page_size)
+        pages: Ints = self.pages[row, page].astype(np.int64)
+        return pages * self.page_size + offset
 
     def slots_at(self, rows: Ints, positions: Ints) -> Ints:
         """KV slot of one position of each row. int64[len(rows)]."""

@@ -3,6 +3,7 @@
 Constructors raise `ConfigError` naming the field; nothing re-validates later.
 """
 
+import ipaddress
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,16 @@ from ramify.protocol.errors import ConfigError
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+def _is_loopback(host: str) -> bool:
+    """True for addresses that no other machine can reach. A name that only looks like one is not."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,9 +116,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, f"--port is {self.port}: must be 0 to 65535")
-        loopback = self.host in ("localhost", "::1") or self.host.startswith("127.")
         _require(
-            loopback or bool(self.tokens) or self.insecure,
+            _is_loopback(self.host) or bool(self.tokens) or self.insecure,
             f"--host {self.host} is reachable from other machines: give --auth-token, or --insecure "
             "to serve anybody",
         )

@@ -98,12 +98,15 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Pages are granted for every token from the cached prefix to the branch's head plus `extra`
     tokens. `history`: also return the whole branch's tokens (penalties need them).
+    `prompt`: where the scheduler believes that the branch ends (0: wherever it does). It is denied
+    as "gone" where the session has changed the branch meanwhile.
     """
 
     request: int
     branch: int
     extra: int
     history: bool = False
+    prompt: int = 0
 
 
 class Grow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -148,8 +151,7 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
 
     `pages`: the page table (int32) for [0, prompt + extra), rounded up to pages. The pages of
     [cached, ...) belong to the request until it commits them. `cached <= prompt - 1`.
-    `resident`: how much of the branch was resident (`cached`, or more when the last token had
-    to be run again). `history`: all tokens [0, prompt) if asked for.
+    `history`: all tokens [0, prompt) if asked for.
     """
 
     request: int
@@ -164,7 +166,7 @@ class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
 
     `reason` "memory": not enough free and evictable pages (`short`: how many are missing);
     "shared": a part of its prefix is being computed by request `on`; acquire again when that
-    one commits; "gone": the branch does not exist. `resident`: tokens of the branch that are
+    one commits; "gone": the branch does not exist, or not as the request knew it. `resident`: tokens of the branch that are
     resident now, for the order of the queue.
     """
 

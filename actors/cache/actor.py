@@ -2,7 +2,8 @@
 
 A thin shell. An exception ends the actor, and with it the engine: a page count that is wrong means
 KV that is wrong. MailboxFull from the scheduler counts as one too: it asks once per step and waits
-for the answer, so a full mailbox there means that it has stopped. Does not know what a message does to the tree.
+for the answer, so a full mailbox there means that it has stopped.
+Does not know what a message does to the tree.
 """
 
 import anyio

@@ -101,7 +101,7 @@ class RadixCache:
         if request in self.runs:
             raise ValueError(f"request {request:#x} runs already")
         tip = self.branches.find(message.branch)
-        if tip is None:
+        if tip is None or (message.prompt and tip.end != message.prompt):
             return m.Denied(request, "gone")
         if tip.end == 0:
             raise ValueError(f"request {request:#x}: branch {message.branch:#x} has no tokens")
@@ -229,6 +229,7 @@ class RadixCache:
         self.tree.prune(run.tip)
         if end is not run.tip:
             self.tree.prune(end)
+        self.tree.merge(run.tip)  # the prompt's new part, then the output
         self.tree.merge(node)
 
 

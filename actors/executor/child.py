@@ -1,11 +1,13 @@
 """The main program of an executor's process: `python -m ramify.actors.executor.child FD`.
 
 FD is a connected Unix stream socket, inherited from the engine. The process belongs to it: when
-the socket ends, so does the process. SIGINT is ignored, because the engine coordinates the stop.
+the socket ends, so does the process, at once while it waits, else with its step or at the next
+report of progress. SIGINT is ignored, because the engine coordinates the stop.
 
 It imports no asyncio, and torch only to load a model: it should start quickly.
 
-Exit codes: 0 stopped as told, 1 the executor failed, 2 it did not start, 3 the engine has gone.
+Exit codes: 0 stopped as told, 1 the executor failed, 2 it did not start, 3 the engine has gone
+or talks nonsense.
 """
 
 import os
@@ -58,6 +60,9 @@ def main(fd: int) -> int:
         return _serve(engine)
     except LinkClosed:
         log.warning("the engine has gone")
+        return 3
+    except LinkError as error:
+        log.error("the engine cannot be understood", reason=str(error))
         return 3
     finally:
         engine.close()

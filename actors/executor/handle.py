@@ -66,8 +66,8 @@ class ExecutorHandle(ABC):
     async def stop(self, grace: float) -> bool:
         """Finish the plans told so far, then end. Idempotent.
 
-        Gives up after `grace` seconds: a process is killed, a thread cannot be and is left to end
-        with its step. Returns whether the executor ended by itself.
+        Gives up after `grace` seconds, with ExecutorDown: a process is killed; a thread cannot be
+        and is left to end with its step. Returns whether the executor ended by itself, in order.
         """
 
     async def __aenter__(self: Self) -> Self:

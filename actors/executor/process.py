@@ -97,7 +97,7 @@ class ProcessExecutor(ExecutorHandle):
                 self._kill()
         await asyncio.wait([self._watch], timeout=grace)
         if not self._watch.done():
-            log.error("the executor's process did not end in time: killed", grace_s=grace)
+            log.warning("the executor does not end: killing its process", grace_s=grace)
             self._kill()
         await asyncio.wait([self._watch])
         await self._link.wait_closed()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import anyio
 
-from ramify.actors.executor.handle import ExecutorHandle, log
+from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.runner import run
 from ramify.actors.executor.spec import ExecutorSpec, ProgressCallback, build
 from ramify.actors.kit.mailbox import MailboxFull
@@ -82,7 +82,7 @@ class ThreadExecutor(ExecutorHandle):
         if ended:
             await self._join()
         else:
-            log.error("the executor's thread did not end in time", grace_s=grace)
+            self._fail(f"its thread did not end within {grace:g} s")
         self._relay.close()
         return ended and not self._failed
 

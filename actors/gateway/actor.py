@@ -24,7 +24,7 @@ from ramify.actors.gateway.notices import Notices
 from ramify.actors.gateway.routes import Routes
 from ramify.actors.gateway.server import listen, port_of
 from ramify.actors.gateway.static import StaticFiles, browser_client
-from ramify.actors.kit.clock import Clock, MonotonicClock
+from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, Router
 from ramify.protocol.config import Limits, ServerConfig
 from ramify.protocol.errors import Close
@@ -57,7 +57,7 @@ class GatewayActor:
         sessions: Router[SessionMessage],
         status: Status,
         metrics: Metrics,
-        clock: Clock | None = None,
+        clock: Clock,
         static: StaticFiles | None = None,
     ) -> None:
         self._mailbox = mailbox
@@ -67,7 +67,7 @@ class GatewayActor:
         self._hub = Hub(
             config=config,
             limits=limits,
-            clock=clock or MonotonicClock(),
+            clock=clock,
             tokens=tokens,
             routes=self._routes(config, config.port, tokens, status, metrics),
             status=status,
@@ -111,17 +111,23 @@ class GatewayActor:
             connection.deliver([Bye(reason=reason, after_ms=int(grace * 1000))])
             connection.flush()
 
-    async def drain(self, grace: float, reason: str = "the server is stopping") -> None:
+    async def drain(
+        self, grace: float, reason: str = "the server is stopping", *, failed: bool = False
+    ) -> None:
         """Say `bye`, wait until all clients have left or `grace` seconds are over, close with 1001.
 
-        `run` must still be running: sessions may go on sending meanwhile.
+        `run` must still be running: sessions may go on sending meanwhile. `failed`: the engine is
+        broken, so nothing is worth waiting for; closes with 1012 and gives the closing handshakes
+        at most `grace` seconds.
         """
-        self.begin_drain(reason, grace)
         clock = self._hub.clock
-        await self._until_empty(clock.now() + grace)
+        code = Close.RESTART if failed else Close.DRAINING
+        self.begin_drain(reason, 0.0 if failed else grace)
+        if not failed:
+            await self._until_empty(clock.now() + grace)
         for connection in list(self._hub.connections.values()):
-            connection.close(Close.DRAINING, reason)
-        await self._until_empty(clock.now() + CLOSE_TIMEOUT_S)
+            connection.close(code, reason)
+        await self._until_empty(clock.now() + (grace if failed else CLOSE_TIMEOUT_S))
         for connection in list(self._hub.connections.values()):
             connection.abort()
 

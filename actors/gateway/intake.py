@@ -30,10 +30,11 @@ def receive(data: bytes, codec: Codec, guard: Guard, limits: Limits, now: float)
     try:
         messages = codec.decode_client(data)
         if not messages:
-            raise BadRequest("the frame holds no message", details={"path": "$"})
-        guard.admit(len(messages), now)
+            raise BadRequest("the frame holds no message - at `$`", details={"path": "$"})
     except BadRequest as error:
         return _unusable(data, error, codec, guard, limits, now)
+    try:
+        guard.admit(len(messages), now)
     except LimitExceeded as error:
         close = (Close.RATE, "too many refused frames") if guard.abusive else None
         return Intake(replies=refuse(messages, error, limits.ops_per_frame), close=close)

@@ -12,7 +12,7 @@ It does not know what the messages mean, who the peer is or how to start it.
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Generic
+from typing import Any, Generic
 
 import msgspec
 
@@ -145,15 +145,15 @@ async def open_link(
     window: int = WINDOW,
     queue: int = WINDOW,
     max_frame: int = MAX_FRAME,
-) -> "Link[Out, In]":
+) -> "Link[Any, In]":
     """Make a link of a connected Unix stream socket, which it owns from here on.
 
     `on_end` is called exactly once: with None after `close` and at a clean end of the peer, with
     LinkError if the peer broke the rules, with OSError if the socket failed. Credits, `queue` and
     `max_frame`: see `LinkCore`; both ends must use the same `max_frame`.
     """
-    core: LinkCore[Out, In] = LinkCore(decoder, encoder, window=window, queue=queue, max_frame=max_frame)
-    link: Link[Out, In] = Link(name, core, on_message, on_end)
+    core: LinkCore[Any, In] = LinkCore(decoder, encoder, window=window, queue=queue, max_frame=max_frame)
+    link: Link[Any, In] = Link(name, core, on_message, on_end)
     try:
         sock.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=sock)

@@ -29,7 +29,11 @@ class LogConfig(msgspec.Struct, frozen=True):
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose keyword arguments are fields of the record."""
+    """A logger whose keyword arguments are fields of the record.
+
+    Any name but those of `logging`'s own arguments: `msg`, `level`, `exc_info`, `stack_info`,
+    `stacklevel`, `extra`.
+    """
 
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
@@ -103,7 +107,7 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> logging.Handle
     Replaces what an earlier call configured. Returns the handler; `unconfigure` takes it away.
     """
     unconfigure()
-    handler = _Handler(stream if stream is not None else sys.stderr)
+    handler = _Handler(stream if stream is not None else sys.stderr, config)
     handler.setFormatter(JsonFormatter() if config.format == "json" else HumanFormatter())
     logger = logging.getLogger(ROOT)
     logger.addHandler(handler)
@@ -121,5 +125,17 @@ def unconfigure() -> None:
     logger.propagate = True
 
 
+def configured() -> LogConfig | None:
+    """What `configure` was last given, so that a process we start can log alike."""
+    for handler in logging.getLogger(ROOT).handlers:
+        if isinstance(handler, _Handler):
+            return handler.config
+    return None
+
+
 class _Handler(logging.StreamHandler[TextIO]):
     """Marks the handler as ours."""
+
+    def __init__(self, stream: TextIO, config: LogConfig) -> None:
+        super().__init__(stream)
+        self.config = config

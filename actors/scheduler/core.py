@@ -13,6 +13,7 @@ from math import inf
 
 from ramify.actors.scheduler.admission import Admission
 from ramify.actors.scheduler.ledger import Ledger
+from ramify.actors.scheduler.outbox import Outbox
 from ramify.actors.scheduler.planner import Planner
 from ramify.actors.scheduler.request import (
     Account,
@@ -31,7 +32,6 @@ from ramify.protocol.messages import (
     Commit,
     Denied,
     Granted,
-    Progress,
     SchedulerEvent,
     Settle,
     Settled,
@@ -58,8 +58,7 @@ class Scheduler:
         self._sweep_at = 1024
         self._deadlines: list[tuple[float, int]] = []
         self._hungry: list[Run] = []  # their Grow found no memory
-        self._landed: list[tuple[StepResult, list[Run], list[int] | None]] = []
-        self._ended: list[tuple[Account, Request, Reason, float, Code | None, str]] = []
+        self._outbox = Outbox()
         self._count = 0
         self._batch = 0
         self.down: str | None = None  # the executor failed
@@ -123,21 +122,7 @@ class Scheduler:
 
     def deliver(self) -> list[tuple[int, Tokens]]:
         """What sessions are to be told now: one message for each, in order of its events."""
-        told: dict[int, Account] = {}
-        for result, bound, live in self._landed:
-            self._progress(result, bound, live, told)
-        self._landed.clear()
-        if self._ended and not self._ledger.finals:
-            for account, request, reason, now, error, message in self._ended:
-                if not account.closed:
-                    account.finished.append(request.finish(reason, now, error, message))
-                    told[account.session] = account
-            self._ended.clear()
-        messages = []
-        for session, account in told.items():
-            messages.append((session, Tokens(account.progress, account.finished)))
-            account.progress, account.finished = [], []
-        return messages
+        return self._outbox.take(ends=not self._ledger.finals)
 
     # --- the life of a request ----------------------------------------------------------------
 
@@ -213,7 +198,7 @@ class Scheduler:
         request.state = State.ENDED
         ident = request.submit.request
         del self._requests[ident], request.account.requests[ident]
-        self._ended.append((request.account, request, reason, now, error, message))
+        self._outbox.ended(request, reason, now, error, message)
 
     def _stop(self, run: Run, keep: int | None) -> Commit:
         """End a run, finished or retracted: its final commit, and no further plan."""
@@ -253,26 +238,10 @@ class Scheduler:
             if run.live and not run.request.first_token:
                 run.request.first_token = now
         if bound:
-            self._landed.append((result, bound, live))
+            self._outbox.landed(result, bound, live)
         for run in over:
             stopped = bool(run.out) and run.out[-1] in run.stops
             self._end(run.request, "stop" if stopped else "length", now)
-
-    def _progress(
-        self, result: StepResult, bound: list[Run], live: list[int] | None, told: dict[int, Account]
-    ) -> None:
-        raw, logprobs = result.tokens, result.logprobs
-        for i in range(len(bound)) if live is None else live:
-            run = bound[i]
-            account = run.account
-            progress = account.progress
-            token = raw[4 * i : 4 * i + 4]
-            if not progress and not account.closed:
-                told[account.session] = account
-            if logprobs and logprobs[i] is not None:
-                progress.append(Progress(run.ident, token, [logprobs[i]]))
-            else:
-                progress.append(Progress(run.ident, token))
 
     # --- verdicts -----------------------------------------------------------------------------
 
@@ -340,18 +309,20 @@ class Scheduler:
     def _relieve(self, now: float) -> None:
         """Some Grow found no memory: make room, then ask again.
 
-        Pages that are on their way back are waited for; else the youngest run of the lowest
-        priority is retracted. A run that is alone always finds room, since its output limit
-        accounts for the pool; should the cache not agree, it ends at its length.
+        Pages that came back since, or are on their way, suffice; else the youngest run of the
+        lowest priority is retracted. A run that is alone always finds room, since its output
+        limit accounts for the pool; should the cache not agree, it ends at its length.
         """
+        ledger = self._ledger
         self._hungry = [run for run in self._hungry if run.live]
-        if self._hungry and not self._ledger.finals:
-            if self._ledger.outstanding or any(run.complete for run in self._runs.values()):
+        if self._hungry and not ledger.finals:
+            if ledger.outstanding or any(run.complete for run in self._runs.values()):
                 return
-            if len(self._runs) == 1:
-                self._end(self._hungry[0].request, "length", now)
-            else:
-                self._retract(min(self._runs.values(), key=_youngest))
+            if not any(ledger.could_grow(run) for run in self._hungry):
+                if len(self._runs) == 1:
+                    self._end(self._hungry[0].request, "length", now)
+                else:
+                    self._retract(min(self._runs.values(), key=_youngest))
         self._planner.wanted += [run for run in self._hungry if run.live]
         self._hungry = []
 

@@ -61,6 +61,7 @@ class Ledger:
                     request.submit.branch,
                     request.extra(self._lookahead),
                     request.submit.sampling.penalized and request.limit > 0,
+                    request.prompt,
                 )
                 for request in acquires
             ],
@@ -86,3 +87,7 @@ class Ledger:
         """Slots to ask for: whole pages, at most what the run can still use."""
         want = min(self._lookahead, run.cap - run.slots)
         return -(-want // self._page_size) * self._page_size
+
+    def could_grow(self, run: Run) -> bool:
+        """By the last page counts, which may be newer than the verdict on its last Grow."""
+        return self.growth(run) <= self.available * self._page_size

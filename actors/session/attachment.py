@@ -115,7 +115,7 @@ class Attachment:
 
     def _behind(self, branch: Branch) -> bool:
         cursor = self._cursors.get(branch.name, 0)
-        return any(not p.quiet and p.released > cursor for p in branch.outputs_from(cursor))
+        return any(p.counts and not p.quiet and p.released > cursor for p in branch.outputs_from(cursor))
 
     def _advance(self, branch: Branch, upto: int, now: float, *, force: bool) -> bool:
         """Move the cursor to `upto`, or as far as it may. True if it got there."""

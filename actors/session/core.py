@@ -367,18 +367,12 @@ class SessionCore:
         self._announce(task, client, reply)
 
     def _fail(self, task: Task, error: RamifyError) -> None:
-        if not isinstance(error, _Skipped):
-            for name in task.touched:
-                if name != task.branch or task.kind != "spawn":
-                    task.frame.failed[name] = error if task.kind == "spawn" else None
-        else:
-            for name in task.touched:
-                task.frame.failed.setdefault(name, None)
-        if task.kind == "spawn":
-            if isinstance(error, _Skipped):
-                for name in task.children:
-                    task.frame.failed[name] = error
+        failed = task.frame.failed
+        if task.kind == "spawn":  # the generations report it
+            failed.update(dict.fromkeys(task.children, error))
             return
+        for name in task.touched:
+            failed.setdefault(name, None)
         branch = self.state.branches.get(task.branch or "")
         code: Code | None = "skipped" if isinstance(error, _Skipped) else None
         self._reply(

@@ -76,7 +76,7 @@ class Generations:
             )
         chat = branch.tail is not Tail.RAW
         self._check(branch, op)
-        self._turns.open_turn(branch)
+        self._turns.open_turn(branch, task.frame.opened.tools)
         piece = OutputPiece(branch.position, op=op.id, client=task.frame.client)
         piece.quiet = op.quiet
         if not chat:

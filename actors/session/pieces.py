@@ -44,9 +44,10 @@ class Piece:
 
     `tail` and `role`: the state of the branch after this piece. `op`: the op that made it.
     `messages`: the chat turns of an input piece (the strict template renders them again).
+    `raw`: the text as the template rendered it, which strict mode compares; `text`: as people read it.
     """
 
-    __slots__ = ("messages", "op", "quiet", "role", "start", "tail", "text", "tokens", "turn")
+    __slots__ = ("messages", "op", "raw", "role", "start", "tail", "text", "tokens", "turn")
 
     def __init__(
         self,
@@ -59,10 +60,12 @@ class Piece:
         op: int | None = None,
         messages: Sequence[ChatMessage] = (),
         turn: bool = False,
+        raw: str | None = None,
     ) -> None:
         self.start = start
         self.tokens = tokens
         self.text = text
+        self.raw = text if raw is None else raw
         self.tail = tail
         self.role = role
         self.op = op
@@ -72,11 +75,6 @@ class Piece:
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
-
-    @property
-    def raw(self) -> str:
-        """The text with the template's special tokens, as strict mode compares it."""
-        return self.text
 
     def cut(self, at: int, decode: Decode) -> "Piece":
         """A copy that ends at position `at`, start < at < end."""

@@ -25,33 +25,33 @@ class Program(Generic[T]):
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[T]] = {}
-        self._started: set[int] = set()  # id() of tasks that run
-        self._waiting = 0
+        self._waiting: set[int] = set()  # id() of tasks; each is in a queue, so ids are unique
+        self._started: set[int] = set()
 
     def __len__(self) -> int:
         """Tasks that wait or run."""
-        return self._waiting + len(self._started)
+        return len(self._waiting) + len(self._started)
 
     def add(self, task: T) -> None:
         """Queue a task behind everything that touches its branches."""
         for name in task.touched:
             self._queues.setdefault(name, deque()).append(task)
-        self._waiting += 1
+        self._waiting.add(id(task))
 
     def start(self, task: T) -> bool:
-        """Mark `task` as running if it is first everywhere and not running yet."""
-        if id(task) in self._started or any(self._queues[name][0] is not task for name in task.touched):
+        """Mark `task` as running if it waits and is first everywhere."""
+        if id(task) not in self._waiting:
             return False
+        if any(self._queues[name][0] is not task for name in task.touched):
+            return False
+        self._waiting.discard(id(task))
         self._started.add(id(task))
-        self._waiting -= 1
         return True
 
     def finish(self, task: T) -> list[T]:
         """The task is done, or is taken out of the queue; returns tasks that may start now."""
-        if id(task) in self._started:
-            self._started.discard(id(task))
-        else:
-            self._waiting -= 1
+        self._started.discard(id(task))
+        self._waiting.discard(id(task))
         heads: list[T] = []
         for name in task.touched:
             queue = self._queues[name]

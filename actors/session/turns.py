@@ -80,7 +80,8 @@ class Turns:
         state = self._state
         cut = draft.cut if draft.cut is not None and draft.cut < branch.position else None
         removed = branch.position - cut if cut is not None else 0
-        state.room(branch, sum(map(len, encoded)) - removed)
+        count = sum(map(len, encoded)) + len(draft.tokens or ())
+        state.room(branch, count - removed)
         if cut is not None:
             state.truncate(branch, cut)
         if draft.tokens is not None:
@@ -92,7 +93,8 @@ class Turns:
             state.extend(
                 branch,
                 tokens,
-                part.text,
+                self.tokenizer.unguarded(part.text),
+                raw=part.text,
                 tail=part.tail,
                 role=part.role,
                 op=op,
@@ -184,12 +186,12 @@ class Turns:
 
     # --- around a generation -----------------------------------------------------------------
 
-    def open_turn(self, branch: Branch) -> None:
+    def open_turn(self, branch: Branch, tools: list[JsonObject] | None) -> None:
         """Make the branch ready for an answer: after a complete turn, add the generation prompt."""
         tail, role = branch.tail, branch.role
         if tail not in (Tail.CLOSED, Tail.EOS) or role is None:
             return
-        text = self._template.generation_prompt(role)
+        text = self._template.generation_prompt(role, tools)
         if tail is Tail.EOS:
             text = self._after_eos(branch) + text
         if text:

@@ -295,6 +295,23 @@ def test_nothing_appended(bench) -> None:
 # --- hostile sizes
 
 
+def test_a_chat_of_500_turns_stays_a_short_path(bench) -> None:
+    b = bench(20_000)
+    b.open(1)
+    length = 0
+    for turn in range(500):
+        cache = b.cache
+        cache.extend_branch(m.ExtendBranch(1, pack(range(20))))
+        granted = cache.acquire(m.Acquire(7, 1, 12))
+        assert granted.cached == max(0, length - 1)  # all but the last sampled token
+        cache.commit(m.Commit(7, length + 20))
+        length += 20 + 10
+        cache.commit(m.Commit(7, length - 1, pack([turn] * 10), final=True))
+    assert b.resident(1) == [length - 1]
+    assert b.cache.tree.nodes <= 20
+    assert b.counts == (20_000 - length + 1, length - 1, 0)
+
+
 def test_siblings_share_one_page_table_of_a_long_path(bench) -> None:
     b = bench(200)
     b.open(1)

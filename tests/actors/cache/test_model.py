@@ -216,6 +216,31 @@ class CacheMachine(RuleBasedStateMachine):
     def resident(self, branch: int) -> int:
         return self.cache.inspect(m.Inspect(1, 1, [branch])).resident[0]
 
+    # --- longer steps, which reach warm and crowded states sooner
+
+    @has_branch
+    @rule(which=picks, tokens=tokens_lists, extra=st.integers(0, 3))
+    def extend_and_acquire(self, which: int, tokens: list[int], extra: int) -> None:
+        self.extend(which, tokens)
+        self.acquire(which, extra, False)
+
+    @has_branch
+    @rule(which=picks, sampled=st.integers(0, 1), extra=st.integers(0, 4), less=st.integers(0, 1))
+    def turn(self, which: int, sampled: int, extra: int, less: int) -> None:
+        """A whole generation, if there is room for it now."""
+        before = set(self.rows)
+        self.acquire(which, extra, False)
+        for request in set(self.rows) - before:
+            self.compute(self.rows[request], self.pool * self.page_size, sampled)
+            self.commit(sorted(self.rows).index(request), less)
+            self.finish_row(request, extra, True, less)
+
+    @rule(namespace=st.sampled_from(["", "lora"]), tokens=tokens_lists)
+    def open_with_prompt(self, namespace: str, tokens: list[int]) -> None:
+        self.open(namespace)
+        branch = max(self.branches)
+        self.extend(sorted(self.branches).index(branch), tokens)
+
     # --- what must hold after every operation
 
     @invariant()
@@ -278,8 +303,8 @@ def test_random_programs(page_size: int, pool: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
-            stateful_step_count=40,
+            max_examples=80,
+            stateful_step_count=50,
             derandomize=True,
             deadline=None,
             database=None,

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -304,11 +305,15 @@ async def test_hung_process_is_killed_after_the_grace(scripted: FactorySpec) -> 
 async def test_hung_thread_is_left_and_reported(
     stand_ins: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handle = await start_executor(FakeSpec({"step_seconds": 0.3}), "thread")
+    mailbox = inbox()
+    handle = await start_executor(FakeSpec({"step_seconds": 0.3}), "thread", mailbox)
     handle.tell(StepPlan(1))
     assert not await handle.stop(0.01)
-    assert "did not end in time" in caplog.text
-    assert await handle.stop(10)  # the step has ended meanwhile
+    assert mailbox.drain_nowait() == [ExecutorDown("its thread did not end within 0.01 s")]
+    assert "the executor failed" in caplog.text
+    assert not await handle.stop(10)  # the step ends meanwhile, and the thread is joined
+    assert mailbox.drain_nowait() == []
+    assert not [thread for thread in threading.enumerate() if "ramify" in thread.name]
 
 
 async def test_cancelled_start_ends_the_thread_at_its_next_report(
@@ -334,7 +339,7 @@ async def test_cancelled_start_ends_the_thread_at_its_next_report(
 
 
 async def test_death_while_loading_is_a_readable_error(stand_ins: None) -> None:
-    with pytest.raises(ExecutorFailed, match="did not start: its process .* exit code 9"):
+    with pytest.raises(ExecutorFailed, match=r"did not start: its process .* exit code 9"):
         await start_executor(FactorySpec("stand_ins:fails", {"kind": "exit"}), "process")
 
 
@@ -368,10 +373,11 @@ def test_process_ends_with_its_parent(scripted: FactorySpec) -> None:
         "import asyncio, sys\n"
         "from ramify.actors.executor.actor import start_executor\n"
         "from ramify.actors.executor.spec import FactorySpec\n"
-        "from ramify.actors.kit.log import LogConfig\n"
+        "from ramify.actors.kit.log import LogConfig, configure\n"
+        "configure(LogConfig(format='json'))  # the process logs like its parent\n"
         "async def main():\n"
         f"    spec = FactorySpec({scripted.factory!r}, {scripted.settings!r})\n"
-        "    handle = await start_executor(spec, 'process', log=LogConfig(format='json'))\n"
+        "    handle = await start_executor(spec, 'process')\n"
         "    print(handle.pid, flush=True)\n"
         "    await asyncio.sleep(3600)\n"
         "asyncio.run(main())\n"
@@ -386,6 +392,18 @@ def test_process_ends_with_its_parent(scripted: FactorySpec) -> None:
         process.kill()
         log = process.stderr.read()  # to its end: the child holds the pipe as long as it lives
     assert b'"message": "the engine has gone"' in log
+
+
+def test_process_refuses_nonsense() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-m", "ramify.actors.executor.child", str(theirs.fileno())]
+        ours.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        done = subprocess.run(
+            command, pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE, timeout=20, check=False
+        )
+    assert done.returncode == 3
+    assert b"cannot be understood" in done.stderr
 
 
 # --- what is sent ---------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from typing import Any
 
 import anyio
 import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
 from ramify.actors.gateway.actor import GatewayActor
 from ramify.actors.gateway.static import StaticFiles
 from ramify.actors.kit.clock import ManualClock
@@ -22,7 +24,6 @@ from ramify.protocol.messages import (
     SessionMessage,
 )
 from ramify.protocol.wire import ServerMessage, State
-from websockets.asyncio.client import ClientConnection, connect
 
 JSON = Codec("json")
 
@@ -118,6 +119,11 @@ class Harness:
     async def read(self, client: ClientConnection) -> list[ServerMessage]:
         return JSON.decode_server(await client.recv(decode=False))
 
+    async def until_gone(self) -> None:
+        """Until no connection of any kind is left."""
+        while self.actor._hub.connections:
+            await anyio.lowlevel.checkpoint()
+
     async def http(self, request: str | bytes) -> tuple[int, dict[str, str], bytes]:
         """One raw HTTP request; status, headers and body of the response."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -130,7 +136,9 @@ class Harness:
         headers = dict(line.lower().split(": ", 1) for line in lines)
         return int(first.split()[1]), headers, body
 
-    async def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    async def get(
+        self, path: str, method: str = "GET", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
         named = {"Host": self.address} | {k.replace("_", "-"): v for k, v in headers.items()}
         lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
         return await self.http(f"{method} {path} HTTP/1.1\r\n{lines}\r\n")

@@ -6,6 +6,8 @@ import json
 import socket as sockets
 
 import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits
@@ -15,10 +17,8 @@ from ramify.protocol.messages import (
     Detached,
     Frame,
     Opened,
-    OpenSession,
 )
 from ramify.protocol.wire import Append, Delta, Error, Generate, Open, Pong, State
-from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 APPEND = '{"type":"append","id":%d,"text":"x"}'
 
@@ -29,10 +29,11 @@ def bearer(token: str) -> str:
 
 async def closed(client) -> int:
     """Read until the close; its code."""
-    with pytest.raises(ConnectionClosed):
+    try:
         while True:
             await client.recv(decode=False)
-    return client.close_code
+    except ConnectionClosed:
+        return client.close_code
 
 
 async def error(gateway, client) -> Error:
@@ -45,7 +46,9 @@ async def test_open_frame_deliver_and_detach(serve) -> None:
     async with serve() as gateway:
         session = gateway.session(7)
         async with gateway.connect() as client:
-            await client.send('[{"type":"open","client":"c","token":"secret"},{"type":"append","id":1,"text":"hi"}]')
+            await client.send(
+                '[{"type":"open","client":"c","token":"secret"},{"type":"append","id":1,"text":"hi"}]'
+            )
             opening = await gateway.next_open()
             assert opening.open == Open(client="c")  # the token stays here
             assert opening.ops == [Append(id=1, text="hi")]
@@ -68,16 +71,16 @@ async def test_open_frame_deliver_and_detach(serve) -> None:
 @pytest.mark.parametrize("name", ["json", "msgpack"])
 async def test_subprotocol_is_echoed_and_used(serve, name) -> None:
     codec = Codec(name)
-    async with serve(tokens=("k",)) as gateway:
-        async with gateway.connect(bearer("k"), "nonsense", f"ramify.v1+{name}") as client:
-            assert client.subprotocol == f"ramify.v1+{name}"
-            data = codec.encode([Open(client="c")])
-            await client.send(data, text=not codec.binary)
-            opening = await gateway.next_open()
-            gateway.mailbox.tell(Deliver(opening.socket, [Error(code="no_session", message="m")]))
-            reply = await client.recv()
-            assert isinstance(reply, bytes) == codec.binary
-            assert codec.decode_server(reply) == [Error(code="no_session", message="m")]
+    offered = (bearer("k"), "nonsense", f"ramify.v1+{name}")
+    async with serve(tokens=("k",)) as gateway, gateway.connect(*offered) as client:
+        assert client.subprotocol == f"ramify.v1+{name}"
+        data = codec.encode([Open(client="c")])
+        await client.send(data, text=not codec.binary)
+        opening = await gateway.next_open()
+        gateway.mailbox.tell(Deliver(opening.socket, [Error(code="no_session", message="m")]))
+        reply = await client.recv()
+        assert isinstance(reply, bytes) == codec.binary
+        assert codec.decode_server(reply) == [Error(code="no_session", message="m")]
 
 
 async def test_unknown_subprotocols_only(serve) -> None:
@@ -99,7 +102,11 @@ async def test_not_ready_is_503_with_retry_after(serve) -> None:
 
 @pytest.mark.parametrize(
     ("headers", "status"),
-    [({"Origin": "http://evil.example"}, 403), ({"Host": "evil.example"}, 403), ({"Sec-WebSocket-Version": "12"}, 400)],
+    [
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Sec-WebSocket-Version": "12"}, 400),
+    ],
 )
 async def test_refused_handshakes(serve, headers, status) -> None:
     async with serve() as gateway:
@@ -116,7 +123,10 @@ async def test_refused_handshakes(serve, headers, status) -> None:
 
 async def test_wrong_bearer_is_401_and_good_ones_pass(serve) -> None:
     async with serve(tokens=("k",)) as gateway:
-        for options in ({"additional_headers": {"Authorization": "Bearer no"}}, {"subprotocols": [bearer("no")]}):
+        for options in (
+            {"additional_headers": {"Authorization": "Bearer no"}},
+            {"subprotocols": [bearer("no")]},
+        ):
             with pytest.raises(InvalidStatus) as refused:
                 await gateway.connect(*options.pop("subprotocols", ()), **options)
             assert refused.value.response.status_code == 401
@@ -215,9 +225,15 @@ async def test_invalid_frame_names_path_and_answers_every_op(serve) -> None:
         session = gateway.session()
         async with gateway.connect() as client:
             await gateway.attach(client)
-            await client.send('[{"type":"append","id":4,"text":"a"},{"type":"generate","id":5,"max_tokens":0}]')
+            await client.send(
+                '[{"type":"append","id":4,"text":"a"},{"type":"generate","id":5,"max_tokens":0}]'
+            )
             fault, skipped = await gateway.read(client)
-            assert (fault.code, fault.id, fault.details) == ("bad_request", 5, {"path": "$[1].max_tokens"})
+            assert (fault.code, fault.id, fault.details) == (
+                "bad_request",
+                5,
+                {"path": "$[1].max_tokens"},
+            )
             assert "$[1].max_tokens" in fault.message
             assert (skipped.code, skipped.id) == ("skipped", 4)
             assert not session.drain_nowait()
@@ -237,7 +253,11 @@ async def test_third_unparseable_frame_closes(serve) -> None:
 
 @pytest.mark.parametrize(
     ("payload", "text", "code"),
-    [(b"{}", False, 1003), (b'{"type":"append","id":1,"text":"\xff"}', True, 1007), (b"x" * 5000, True, 1009)],
+    [
+        (b"{}", False, 1003),
+        (b'{"type":"append","id":1,"text":"\xff"}', True, 1007),
+        (b"x" * 5000, True, 1009),
+    ],
 )
 async def test_frames_that_end_the_connection(serve, payload, text, code) -> None:
     async with serve(limits=Limits(frame_bytes=4000)) as gateway:
@@ -250,7 +270,7 @@ async def test_frames_that_end_the_connection(serve, payload, text, code) -> Non
 
 
 async def test_ten_thousand_ops_are_refused_whole_and_repetition_closes(serve) -> None:
-    ops = "[" + ",".join('{"type":"tree","id":%d}' % i for i in range(10_000)) + "]"
+    ops = "[" + ",".join(f'{{"type":"tree","id":{i}}}' for i in range(10_000)) + "]"
     async with serve() as gateway:
         session = gateway.session()
         async with gateway.connect() as client:
@@ -291,18 +311,23 @@ async def test_full_session_and_full_directory_are_overloaded(serve) -> None:
             await client.send(APPEND % 1)
             await client.send('[{"type":"append","id":2,"text":"x"},{"type":"generate","id":3}]')
             replies = await gateway.read(client)
-            assert [(r.code, r.id, r.retry_ms) for r in replies] == [("overloaded", 2, 100), ("overloaded", 3, 100)]
+            assert [(r.code, r.id, r.retry_ms) for r in replies] == [
+                ("overloaded", 2, 100),
+                ("overloaded", 3, 100),
+            ]
             assert len(session) == 1
         # Detached did not fit; it is told as soon as there is room.
-        while gateway.actor.sockets:
-            await asyncio.sleep(0)
+        await gateway.until_gone()
         assert len(session.drain_nowait()) == 1
         gateway.clock.advance(1)
         assert await session.drain() == [Detached(socket)]
         gateway.directory.capacity = 0
         async with gateway.connect() as client:
             await client.send('[{"type":"open","client":"c"},{"type":"generate","id":3}]')
-            assert [(r.code, r.id) for r in await gateway.read(client)] == [("overloaded", None), ("overloaded", 3)]
+            assert [(r.code, r.id) for r in await gateway.read(client)] == [
+                ("overloaded", None),
+                ("overloaded", 3),
+            ]
 
 
 async def test_session_gone_asks_for_a_new_open(serve) -> None:
@@ -344,10 +369,9 @@ async def test_opened_after_the_socket_went_is_detached_at_once(serve) -> None:
 
 
 async def test_no_open_in_time(serve) -> None:
-    async with serve() as gateway:
-        async with gateway.connect() as client:
-            gateway.clock.advance(5.1)
-            assert await closed(client) == 4408
+    async with serve() as gateway, gateway.connect() as client:
+        gateway.clock.advance(5.1)
+        assert await closed(client) == 4408
 
 
 async def test_heartbeat(serve) -> None:
@@ -442,4 +466,16 @@ async def test_drain_says_bye_once_then_closes(serve) -> None:
                 gateway.clock.advance(0.1)
                 await asyncio.sleep(0)
         assert await session.drain() == [Detached(socket)]
-        assert isinstance(OpenSession, type)
+
+
+async def test_a_failed_engine_closes_at_once_with_1012(serve) -> None:
+    async with serve() as gateway:
+        gateway.session()
+        async with gateway.connect() as client:
+            await gateway.attach(client)
+            task = asyncio.create_task(gateway.actor.drain(1, "the engine failed", failed=True))
+            assert (await gateway.read(client))[0].reason == "the engine failed"
+            assert await closed(client) == 1012
+            await gateway.until_gone()
+            gateway.clock.advance(0.1)
+            await task

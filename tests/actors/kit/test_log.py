@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.kit.log import LogConfig, configure, get_log, unconfigure
+from ramify.actors.kit.log import LogConfig, configure, configured, get_log, unconfigure
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +47,10 @@ def test_json_keeps_one_line_for_a_traceback_and_any_value() -> None:
     try:
         raise ValueError("a\nb")
     except ValueError:
-        log.exception("it broke", where=object, level="mine", message="also mine")
+        log.exception("it broke", where=object, logger="mine", message="also mine")
     (entry,) = lines(stream)
     assert "ValueError: a\nb" in entry["exception"]
-    assert (entry["level"], entry["field_level"]) == ("error", "mine")
+    assert (entry["logger"], entry["field_logger"]) == ("ramify.x", "mine")
     assert (entry["message"], entry["field_message"]) == ("it broke", "also mine")
     assert entry["where"] == "<class 'object'>"
 
@@ -98,12 +98,14 @@ def test_configure_replaces_and_leaves_the_root_logger_alone() -> None:
     root = logging.getLogger().handlers[:]
     one, other = io.StringIO(), io.StringIO()
     configure(LogConfig(), one)
-    configure(LogConfig(), other)
+    configure(LogConfig("debug"), other)
+    assert configured() == LogConfig("debug")
     get_log("ramify.x").info("once")
     assert one.getvalue() == ""
     assert other.getvalue().count("once") == 1
     assert logging.getLogger().handlers == root
     unconfigure()
+    assert configured() is None
     assert logging.getLogger("ramify").handlers == []
     assert logging.getLogger("ramify").propagate
 

@@ -43,6 +43,7 @@ def end(
 
 
 def test_fresh_metrics_show_every_series_at_zero() -> None:
+    assert Metrics().kv_in_use == 0.0
     values = samples(Metrics())
     for name in (
         "ramify_requests_running",
@@ -94,6 +95,7 @@ def test_steps_and_gauges() -> None:
     assert values["ramify_event_loop_lag_max_seconds"] == 0.2
     assert values["ramify_step_seconds_sum"] == pytest.approx(0.0034)
     assert values["ramify_plan_seconds_bucket{2e-05}"] == 1
+    assert (metrics.running, metrics.waiting, metrics.kv_in_use) == (1, 8, 0.5)
     metrics.requests(0, 0)
     assert samples(metrics)["ramify_requests_running"] == 0
 

@@ -277,9 +277,10 @@ class World:
         self.finished = {}
         self.order = []
         self.messages = []
-        self.limits = {}
 
-    def submit(self, request=1, tokens=(1, 2, 3), *, session=1, max_tokens=4, seed=0, branch=None, **more):
+    def submit(
+        self, request=1, tokens=(1, 2, 3), *, session=1, max_tokens=4, seed=0, branch=None, **more
+    ):
         """A Submit on a branch of its own (unless `branch` exists); not handled yet."""
         ident = session << 32 | request
         branch = branch if branch is not None else ident
@@ -368,5 +369,3 @@ def world():
 @pytest.fixture
 def expected():
     return reference
-
-

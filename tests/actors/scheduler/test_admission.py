@@ -193,3 +193,57 @@ def test_everybody_needs_the_whole_pool(world, expected):
     for i in range(1, 7):
         assert w.output[ident(i)] == expected([i, 2, 3, 4], 0, 9)
     w.check_idle()
+
+
+def test_a_commit_on_its_way_wakes_who_is_parked_too_late(world, expected):
+    """The owner's last chunk lands while the sibling's denial travels."""
+    prompt = list(range(12))
+    w = world(rows=4, pages=200)
+    w.turn(w.submit(1, prompt, max_tokens=60))
+    w.settled()
+    w.turn(w.submit(2, prompt, seed=1))
+    w.result()  # computes the prompt; its commit waits behind the outstanding Settle
+    w.settled()
+    assert [a.request for a in w.settles[-1].acquires] == [ident(2)]
+    w.run()
+    assert w.output[ident(2)] == expected(prompt, 1, 4)
+    assert w.order == [ident(2), ident(1)]
+    w.check_idle()
+
+
+def test_ends_wait_for_their_settle_when_the_cache_lags(world):
+    w = world(rows=8, pages=400)
+    w.turn(*(w.submit(i, [i], max_tokens=50, session=i) for i in range(1, 9)))
+    w.settled()
+    w.result()
+    w.cache_settles()
+    for i in range(1, 9):
+        w.turn(Cancel(ident(i, i)))
+    assert len(w.replies) == 4  # no more Settles than that are outstanding
+    assert len(w.finished) == 4
+    w.cache_settles()
+    assert len(w.finished) == 8
+    w.run()
+    w.check_idle()
+
+
+def test_a_retracted_request_waits_until_somebody_ends(world):
+    w = world(pages=30, rows=3, lookahead=2)
+    w.run(*(w.submit(i, [i] * 4, max_tokens=20) for i in range(1, 4)))
+    retractions = sum(c.final for s in w.settles for c in s.commits) - 3
+    assert 1 <= retractions <= 3
+    w.check_idle()
+
+
+def test_after_a_denial_one_at_a_time_is_tried(world):
+    w = world(pages=40, rows=8, lookahead=1)
+    w.turn(w.submit(1, [1] * 20, max_tokens=6))
+    w.cache_settles()
+    w.turn(w.submit(2, [2] * 35, max_tokens=1))
+    w.cache_settles()
+    w.turn(*(w.submit(i, [i] * 3, max_tokens=30) for i in range(3, 8)))
+    w.run()
+    assert w.order.index(ident(2)) <= 2
+    tried = [len(s.acquires) for s in w.settles if any(a.request == ident(2) for a in s.acquires)]
+    assert set(tried) == {1}
+    w.check_idle()

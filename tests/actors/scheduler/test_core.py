@@ -93,7 +93,12 @@ def test_too_long(world):
         w.submit(3, range(6), max_tokens=1),
         w.submit(4, [], max_tokens=1),
     )
-    assert [w.finished[ident(i)].error for i in (1, 2, 3, 4)] == ["too_long", "too_long", None, "bad_request"]
+    assert [w.finished[ident(i)].error for i in (1, 2, 3, 4)] == [
+        "too_long",
+        "too_long",
+        None,
+        "bad_request",
+    ]
     w.check_idle()
 
 

@@ -171,3 +171,70 @@ def test_random_programs_on_the_real_cache(world, expected, page_size, options, 
     options = {**options, "pages": -(-options["pages"] // page_size)}
     cache = RealCache(options["pages"], page_size)
     execute(world(**options, page_size=page_size, cache=cache), program, expected)
+
+
+pressure = st.fixed_dictionaries(
+    {
+        "pages": st.integers(12, 40),
+        "rows": st.integers(2, 5),
+        "budget": st.sampled_from([16, 64]),
+        "lookahead": st.integers(1, 6),
+        "in_flight": st.integers(1, 2),
+    }
+)
+crowds = st.lists(
+    st.tuples(
+        st.integers(1, 3),  # session
+        st.integers(1, 6),  # prompt
+        st.integers(5, 30),  # max_tokens
+        st.sampled_from([0, 0, 1]),  # priority
+        st.sampled_from([(), (), (5, 50), tuple(range(0, 97, 13))]),  # stops
+        st.one_of(st.none(), st.none(), st.integers(1, 80)),  # cancelled at this turn
+    ),
+    min_size=2,
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(pressure, crowds, st.lists(st.booleans(), max_size=60))
+def test_random_pressure(world, expected, page_size, options, crowd, choices):
+    """A pool far too small for all: retraction after retraction, and yet every token is right."""
+    pages = options["pages"] // page_size
+    w = world(**{**options, "pages": pages}, page_size=page_size, cache=RealCache(pages, page_size))
+    submits = [
+        w.submit(
+            i,
+            [i] * prompt,
+            session=session,
+            max_tokens=limit,
+            seed=i,
+            priority=priority,
+            stop_token_ids=list(stops),
+        )
+        for i, (session, prompt, limit, priority, stops, _) in enumerate(crowd)
+    ]
+    w.turn(*submits)
+    turn = 0
+    while w.replies or w.executor.plans:
+        turn += 1
+        assert turn < 5000
+        w.now += 1.0
+        w.turn(*(Cancel(s.request) for s, c in zip(submits, crowd, strict=True) if c[5] == turn))
+        if w.executor.plans and (not w.replies or (choices and choices[turn % len(choices)])):
+            w.result()
+        elif w.replies:
+            w.settled()
+    w.check_idle()
+    for submit, (_, prompt, limit, _, stops, cancelled) in zip(submits, crowd, strict=True):
+        start = [submit.request & 0xFFFFFFFF] * prompt
+        want = expected(start, submit.sampling.seed, min(limit, pages * page_size - prompt + 1), stops)
+        finished = w.finished[submit.request]
+        got = w.output.get(submit.request, [])
+        assert got == want[: len(got)]
+        assert w.cache.branches[submit.request] == start + want[: finished.output]
+        if finished.reason == "cancelled":
+            assert cancelled is not None
+        else:
+            assert finished.output == len(want) == len(got)

@@ -1,0 +1,61 @@
+"""What sessions are going to be told: new tokens and ends, one message per session.
+
+Results are only noted when they arrive and turned into messages after the next plan has left, so
+that the fan-out is not on the device's critical path. This file does not decide anything.
+"""
+
+from ramify.actors.scheduler.request import Account, Reason, Request, Run
+from ramify.protocol.errors import Code
+from ramify.protocol.messages import Progress, Tokens
+from ramify.protocol.plan import StepResult
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self._landed: list[tuple[StepResult, list[Run], list[int] | None]] = []
+        self._ended: list[tuple[Request, Reason, float, Code | None, str]] = []
+
+    def landed(self, result: StepResult, bound: list[Run], live: list[int] | None) -> None:
+        """`result` has one token for each run of `bound`; those at `live` count (None: all)."""
+        self._landed.append((result, bound, live))
+
+    def ended(
+        self, request: Request, reason: Reason, now: float, error: Code | None, message: str
+    ) -> None:
+        """The end of `request`, told once the cache has heard of it."""
+        self._ended.append((request, reason, now, error, message))
+
+    def take(self, ends: bool) -> list[tuple[int, Tokens]]:
+        """Messages by session. Without `ends`, ends stay here: the cache must hear of them first."""
+        told: dict[int, Account] = {}
+        for result, bound, live in self._landed:
+            self._progress(result, bound, live, told)
+        self._landed.clear()
+        if ends and self._ended:
+            for request, reason, now, error, message in self._ended:
+                account = request.account
+                if not account.closed:
+                    account.finished.append(request.finish(reason, now, error, message))
+                    told[account.session] = account
+            self._ended.clear()
+        messages = []
+        for session, account in told.items():
+            messages.append((session, Tokens(account.progress, account.finished)))
+            account.progress, account.finished = [], []
+        return messages
+
+    def _progress(
+        self, result: StepResult, bound: list[Run], live: list[int] | None, told: dict[int, Account]
+    ) -> None:
+        raw, logprobs = result.tokens, result.logprobs
+        for i in range(len(bound)) if live is None else live:
+            run = bound[i]
+            account = run.account
+            progress = account.progress
+            token = raw[4 * i : 4 * i + 4]
+            if not progress and not account.closed:
+                told[account.session] = account
+            if logprobs and logprobs[i] is not None:
+                progress.append(Progress(run.ident, token, [logprobs[i]]))
+            else:
+                progress.append(Progress(run.ident, token))

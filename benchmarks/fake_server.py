@@ -1,0 +1,285 @@
+"""A Ramify server with the fake executor in a process of its own, and what it costs.
+
+`FakeServer` starts this file as a script, on which `_serve` runs the real engine. Each line on the
+script's stdin is answered by one JSON line on stdout: a snapshot of CPU time, memory and latencies
+since the snapshot before. At the end of stdin the server stops.
+
+It does not know what its clients do.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ramify.actors.engine import Engine, running_engine
+from ramify.actors.executor.spec import FactorySpec
+from ramify.actors.kit.log import LogConfig, configure
+from ramify.gpu.fake import FakeExecutor, FakeModel, FakePendingStep
+from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
+from ramify.protocol.plan import StepPlan, StepResult
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = 2048  # tokens of four letters: what the fake samples
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class FakeServer:
+    """The server process, seen from the benchmark. Use with `with`."""
+
+    def __init__(self, **settings: float | int | str) -> None:
+        """`settings`: the flags of `_arguments`, with underscores."""
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *flags],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # So that an executor in a process of its own finds `stamped_executor`.
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"},
+        )
+        self.port: int = self._answer()["port"]
+        self.pid = self._process.pid
+
+    def snapshot(self) -> dict[str, Any]:
+        """See `Probe.snapshot`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("snapshot\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the server ended with code {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def __enter__(self) -> "FakeServer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
+
+
+# --- in the server's process ----------------------------------------------------------------------
+
+
+class _StampedStep:
+    """A fake step whose result says in `elapsed_us` when it was handed over (`perf_counter`)."""
+
+    def __init__(self, step: FakePendingStep) -> None:
+        self._step = step
+
+    def ready(self) -> bool:
+        return self._step.ready()
+
+    def result(self) -> StepResult:
+        r = self._step.result()
+        now = int(time.perf_counter() * 1e6)
+        return StepResult(r.step, r.rows, r.tokens, r.computed, now, r.logprobs)
+
+
+class StampedExecutor(FakeExecutor):
+    """See `_StampedStep`. Made by `stamped_executor`."""
+
+    def launch(self, plan: StepPlan) -> FakePendingStep:
+        return _StampedStep(super().launch(plan))  # type: ignore[return-value]
+
+
+def stamped_executor(*, vocab_size: int, first: int, **settings: Any) -> StampedExecutor:
+    """What `FactorySpec` names."""
+    return StampedExecutor(FakeModel(vocab_size=vocab_size, first=first, eos=2), **settings)
+
+
+class Probe:
+    """Listens at the doors of the scheduler: when results arrive and when plans leave."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._arrived = self._handed_over = 0.0
+        self._plan: list[float] = []
+        self._from_thread: list[float] = []
+        self._lag: list[float] = []
+        mailbox, executor = engine._to_scheduler, engine.executor
+        assert executor is not None
+        tell_scheduler, tell_executor = mailbox.tell, executor.tell
+
+        def arrives(message: Any) -> None:
+            if type(message) is StepResult and not self._arrived:
+                self._arrived = time.perf_counter()
+                self._handed_over = message.elapsed_us * 1e-6
+            tell_scheduler(message)
+
+        def departs(message: Any) -> None:
+            tell_executor(message)
+            if self._arrived:
+                now = time.perf_counter()
+                self._plan.append(now - self._arrived)
+                self._from_thread.append(now - self._handed_over)
+                self._arrived = 0.0
+
+        # Instance attributes hide the methods: the engine's own code stays as it is.
+        mailbox.tell = arrives  # type: ignore[method-assign]
+        executor.tell = departs  # type: ignore[method-assign]
+
+    async def watch_lag(self, interval: float = 0.01) -> None:
+        """Collect how late timers of the event loop are."""
+        while True:
+            due = time.perf_counter() + interval
+            await asyncio.sleep(interval)
+            self._lag.append(time.perf_counter() - due)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Totals (`cpu`, `loop_cpu`, ...), the present state, and samples since the last snapshot.
+
+        `plan`: seconds from a result's arrival at the scheduler's mailbox to the next plan's
+        departure; `from_thread`: from the moment the executor's thread had the result.
+        """
+        engine = self._engine
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        assert engine.cache is not None
+        free, evictable, referenced = engine.cache.free, engine.cache.evictable, engine.cache.referenced
+        taken = {"plan": self._plan, "from_thread": self._from_thread, "lag": self._lag}
+        self._plan, self._from_thread, self._lag = [], [], []
+        return {
+            "cpu": usage.ru_utime + usage.ru_stime,
+            "user": usage.ru_utime,
+            "loop_cpu": time.thread_time(),
+            "rss": _rss(),
+            "sessions": engine.sessions,
+            "sockets": engine.gateway.sockets,
+            "running": engine.metrics.running,
+            "tasks": len(asyncio.all_tasks()),
+            "fds": len(os.listdir("/proc/self/fd")),
+            "steps": engine.metrics._steps,
+            "kv": [free, evictable, referenced],
+            "gc": sum(generation["collections"] for generation in gc.get_stats()),
+            **taken,
+        }
+
+
+def _rss() -> int:
+    """Resident bytes now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def write_model_folder(folder: Path) -> tuple[int, int]:
+    """A tokenizer and no weights. The fake samples whole words of four letters.
+
+    Returns the vocabulary's size and the first word's id.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    pairs = [a + b for a in LETTERS for b in LETTERS]
+    merges = [(pair[0], pair[1]) for pair in pairs]
+    quads = [(pairs[i * 7 % len(pairs)], pairs[i * 13 // 7 % len(pairs)]) for i in range(WORDS)]
+    quads = list(dict.fromkeys(quads))
+    tokens = SPECIAL + sorted(pre_tokenizers.ByteLevel.alphabet()) + pairs
+    first = len(tokens)
+    tokens += [a + b for a, b in quads]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges + quads))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "chat_template": TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 2, "vocab_size": len(tokens)}))
+    return len(tokens), first
+
+
+async def _serve(options: argparse.Namespace, folder: Path) -> None:
+    vocab_size, first = write_model_folder(folder)
+    config = EngineConfig(
+        model=ModelConfig(path=folder),
+        server=ServerConfig(port=0, session_ttl_s=options.ttl, grace_s=1.0, ping_interval_s=30.0),
+        executor=options.executor,
+    )
+    settings = {
+        "vocab_size": vocab_size,
+        "first": first,
+        "verify": bool(options.verify),
+        "step_seconds": options.step_ms / 1e3,
+        "pages": options.pages,
+        "context": 4096,
+    }
+    spec = FactorySpec(f"{Path(__file__).stem}:stamped_executor", settings)
+    async with running_engine(config, spec=spec, check_idle=bool(options.verify)) as engine:
+        probe = Probe(engine)
+        watch = asyncio.create_task(probe.watch_lag()) if options.lag else None
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        _say({"port": engine.port})
+        while await reader.readline():
+            _say(probe.snapshot())
+        if watch is not None:
+            watch.cancel()
+
+
+def _say(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--step-ms", type=float, default=0.0)
+    parser.add_argument("--executor", choices=["thread", "process"], default="thread")
+    parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
+    parser.add_argument("--pages", type=int, default=1 << 18)
+    parser.add_argument("--ttl", type=float, default=600.0, help="of sessions without sockets, s")
+    parser.add_argument("--verify", type=int, default=0, help="check KV and cache all the time")
+    parser.add_argument("--lag", type=int, default=0, help="collect the event loop's lag")
+    return parser.parse_args()
+
+
+def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
+    if name == "uvloop":
+        import uvloop
+
+        factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+        return factory
+    return asyncio.new_event_loop
+
+
+def main() -> None:
+    options = _arguments()
+    configure(LogConfig(level="warning"))
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner(
+        loop_factory=_loop_factory(options.loop)
+    ) as runner:
+        runner.run(_serve(options, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

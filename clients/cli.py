@@ -1,0 +1,68 @@
+"""The console script `ramify`: `serve`, `chat`, `info`.
+
+Exit codes: 0 done, 1 the work failed, 2 a wrong flag, setting or model folder, 130 interrupted. An
+error is one line on stderr. Each subcommand lives in `commands/`; this file knows only their names.
+"""
+
+import argparse
+import atexit
+import gc
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from ramify.clients.commands import chat, info, serve
+from ramify.protocol.errors import BadRequest, RamifyError
+
+# msgspec's `Meta(pattern=...)` can crash in the interpreter's last garbage collection, which would
+# turn every exit code into 139 (msgspec issue 717). What is frozen is not collected.
+atexit.register(gc.freeze)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+    except RamifyError as error:
+        # ConfigError and ModelError are bad requests too: what the user can mend.
+        return _fail(error.message, 2 if error.code == BadRequest.code else 1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read the output is gone: nothing is left to tell
+        return 1
+    except OSError as error:
+        return _fail(str(error), 1)
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="ramify", description="Serve language models to stateful clients, and talk to them."
+    )
+    parser.add_argument("--version", action="version", version=f"ramify {installed_version()}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve.add_parser(commands)
+    chat.add_parser(commands)
+    info.add_parser(commands)
+    return parser
+
+
+def installed_version() -> str:
+    """The version of the installed distribution."""
+    try:
+        return version("ramify")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _fail(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    print(f"ramify: {line}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The commands' way to the engine, which `clients` may not import.
+
+The client library must work without the engine (and without torch), so nothing in it imports
+`ramify.actors`. The console script, an entry point, composes the two: it loads the engine by name,
+here and nowhere else, when a command needs it.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, TextIO
+
+from ramify.protocol.config import EngineConfig
+from ramify.protocol.errors import ConfigError, RamifyError
+
+Progress = Callable[[str, float], None]
+
+
+class EngineStopped(RamifyError):
+    """The engine ended by a fault of its own."""
+
+
+def configure_log(level: str, form: str) -> None:
+    """Set up the engine's log (on stderr)."""
+    log = import_module("ramify.actors.kit.log")
+    log.configure(log.LogConfig(level=level, format=form))
+
+
+def serve(config: EngineConfig, progress: Progress) -> None:
+    """Serve until SIGINT or SIGTERM. Raises ConfigError, ModelError, EngineStopped."""
+    engine = import_module("ramify.actors.engine")
+    with _faults(engine, config):
+        asyncio.run(engine.serve(config, progress=progress))
+
+
+@contextmanager
+def embedded(config: EngineConfig, progress: Progress) -> Iterator[str]:
+    """An engine in a thread of this process; gives its URL. Raises as `serve` does."""
+    engine = import_module("ramify.actors.engine")
+    started = threading.Event()
+    host = _Host(engine, config, progress, started)
+    thread = threading.Thread(target=host.run, name="ramify-engine", daemon=True)
+    with _faults(engine, config):
+        thread.start()
+        try:
+            started.wait()
+            if host.error is not None:
+                raise host.error
+            yield host.url
+        finally:
+            host.stop()
+            thread.join()
+
+
+class _Host:
+    """Runs the engine in a loop of its own until `stop`."""
+
+    def __init__(
+        self, engine: Any, config: EngineConfig, progress: Progress, started: threading.Event
+    ) -> None:
+        self.url = ""
+        self.error: BaseException | None = None
+        self._engine = engine
+        self._config = config
+        self._progress = progress
+        self._started = started
+        self._stopping: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        stopping = asyncio.Event()
+        self._stopping = (asyncio.get_running_loop(), stopping)
+        async with self._engine.running_engine(self._config, progress=self._progress) as engine:
+            self.url = engine.url
+            self._started.set()
+            await stopping.wait()
+
+    def stop(self) -> None:
+        if self._stopping is not None:
+            loop, stopping = self._stopping
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(stopping.set)
+
+
+@contextmanager
+def _faults(engine: Any, config: EngineConfig) -> Iterator[None]:
+    """Faults of the engine as one-line errors."""
+    try:
+        yield
+    except engine.EngineFailed as error:
+        raise EngineStopped(str(error)) from error
+    except OSError as error:
+        server = config.server
+        raise ConfigError(f"cannot serve at {server.host}:{server.port}: {error}") from error
+
+
+def show_progress(out: TextIO) -> Progress:
+    """Progress on one line of a terminal, or one line for each phase elsewhere."""
+    phase = ""
+
+    def report(what: str, done: float) -> None:
+        nonlocal phase
+        if out.isatty():
+            out.write(f"\r\x1b[K{what} {done:.0%}" if done < 1 else f"\r\x1b[K{what}\n")
+        elif what != phase:
+            out.write(f"{what}\n")
+        phase = what
+        out.flush()
+
+    return report

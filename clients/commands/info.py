@@ -1,0 +1,128 @@
+"""`ramify info`: versions, devices and model facts, of this machine or of a server. No torch."""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ramify.clients.connect import websocket_url
+from ramify.clients.errors import ConnectionLost
+from ramify.protocol.errors import ModelError
+
+PACKAGES = ("ramify", "torch", "transformers", "tokenizers", "safetensors", "websockets", "msgspec")
+FACTS = (
+    "model_type",
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("info", help="versions, devices, and facts of a model or server")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--url", help="ask this server")
+    what.add_argument("--model", type=Path, metavar="DIR", help="look at this model folder")
+    parser.add_argument("--token", help="bearer token (default: $RAMIFY_TOKEN)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the facts as `name: value` lines. Raises ConnectionLost, ModelError."""
+    if args.url is not None:
+        show(server_info(args.url, args.token or os.environ.get("RAMIFY_TOKEN")))
+        return 0
+    show(local_info())
+    if args.model is not None:
+        show({"model": model_info(args.model)})
+    return 0
+
+
+def show(facts: dict[str, Any], indent: str = "") -> None:
+    """Print nested facts."""
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            print(f"{indent}{name}:")
+            show(value, indent + "  ")
+        else:
+            text = ", ".join(map(str, value)) if isinstance(value, list) else value
+            print(f"{indent}{name}: {text}")
+
+
+def local_info() -> dict[str, Any]:
+    """Versions and devices of this machine."""
+    versions: dict[str, str] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "versions": versions,
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}",
+        "gpus": gpus() or "none found",
+    }
+
+
+def gpus() -> list[str]:
+    """The names of NVIDIA GPUs, as the driver's own tool tells them."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout.strip().splitlines() if done.returncode == 0 else []
+
+
+def model_info(folder: Path) -> dict[str, Any]:
+    """Facts from the folder's files. Raises ModelError that names the file."""
+    config = folder / "config.json"
+    try:
+        facts = json.loads(config.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{config}: {error.strerror}") from None
+    except ValueError as error:
+        raise ModelError(f"{config} is not JSON: {error}") from None
+    weights = sorted(folder.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in weights)
+    return {
+        "folder": str(folder),
+        "architectures": facts.get("architectures", []),
+        **{name: facts[name] for name in FACTS if name in facts},
+        "weights": f"{len(weights)} files, {size / 2**20:.1f} MiB",
+        "chat template": "yes" if _has_template(folder) else "no",
+    }
+
+
+def _has_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    config = folder / "tokenizer_config.json"
+    return config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8")
+
+
+def server_info(url: str, token: str | None) -> dict[str, Any]:
+    """`GET /v1/info`. Raises ConnectionLost."""
+    address = websocket_url(url).replace("ws", "http", 1).removesuffix("/v1/ws") + "/v1/info"
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(address, headers=headers)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=10) as response:
+            facts: dict[str, Any] = json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ConnectionLost(f"{address} answered HTTP {error.code}") from None
+    except (OSError, ValueError) as error:
+        raise ConnectionLost(f"cannot read {address}: {error}") from None
+    return facts

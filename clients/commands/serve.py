@@ -1,0 +1,47 @@
+"""`ramify serve`: load a model and serve it until a signal."""
+
+import argparse
+import sys
+from typing import Any
+
+from ramify.clients.commands import engine
+from ramify.clients.commands.settings import (
+    DEFAULT_MODEL_NOTE,
+    add_model_flags,
+    add_server_flags,
+    engine_config,
+)
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("serve", help="serve a model over WebSockets")
+    add_model_flags(parser)
+    add_server_flags(parser)
+    log = parser.add_argument_group("log")
+    log.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
+    log.add_argument("--log-format", choices=["human", "json"], default="human")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve. Raises ConfigError, ModelError, EngineStopped."""
+    config = engine_config(args)
+    engine.configure_log(args.log_level, args.log_format)
+    note = f" ({DEFAULT_MODEL_NOTE})" if args.model is None else ""
+    print(f"model: {config.model.name or config.model.path.name}{note}", flush=True)
+    show = engine.show_progress(sys.stderr)
+
+    def progress(what: str, done: float) -> None:
+        if what.startswith("ready at "):
+            announce(what.removeprefix("ready at "))
+        else:
+            show(what, done)
+
+    engine.serve(config, progress)
+    return 0
+
+
+def announce(url: str, out: Any = None) -> None:
+    """Tell where the server is."""
+    page = url.replace("ws", "http", 1).removesuffix("/v1/ws")
+    print(f"ready: {url}\n       page {page}/   talk: ramify chat --url {url}", file=out, flush=True)

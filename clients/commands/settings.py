@@ -1,0 +1,123 @@
+"""Flags of a server, and the `EngineConfig` that they make. Knows the settings, not the engine."""
+
+import argparse
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ScheduleConfig, ServerConfig
+from ramify.protocol.errors import ConfigError
+
+DEFAULT_MODEL_NOTE = "a small demonstration model; give --model DIR to serve a checkpoint of your own"
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """What to load and how to run it."""
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model", type=Path, metavar="DIR", help="Hugging Face model folder (default: the bundled one)"
+    )
+    group.add_argument("--name", help="name that clients see (default: the folder's)")
+    group.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    group.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto")
+    group.add_argument("--context", type=int, metavar="N", help="context length (default: the model's)")
+    group.add_argument("--page-size", type=int, default=1, metavar="N", help="tokens in a KV page")
+    group.add_argument("--kv-tokens", type=int, metavar="N", help="size of the KV cache in tokens")
+    group.add_argument("--max-rows", type=int, default=256, metavar="N", help="most requests in a step")
+    group.add_argument(
+        "--step-tokens", type=int, default=2048, metavar="N", help="most tokens in a step"
+    )
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads of torch")
+    group.add_argument("--attention", choices=["auto", "torch"], default="auto")
+    group.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
+    group.add_argument("--executor", choices=["auto", "thread", "process"], default="auto")
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """The socket, the life of sessions, scheduling, and every limit."""
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1")
+    group.add_argument("--port", type=int, default=8765, help="0: any free port")
+    group.add_argument(
+        "--auth-token", action="append", default=[], metavar="TOKEN", help="may be repeated"
+    )
+    group.add_argument("--insecure", action="store_true", help="serve other machines without a token")
+    group.add_argument("--allowed-host", action="append", default=[], metavar="HOST")
+    group.add_argument("--allowed-origin", action="append", default=[], metavar="ORIGIN")
+    group.add_argument("--deflate", action="store_true", help="compress frames (costs CPU)")
+    for flag, default, text in (
+        ("--ping-interval", 20.0, "between WebSocket pings"),
+        ("--ping-timeout", 60.0, "for a pong"),
+        ("--session-ttl", 600.0, "that a session without clients is kept"),
+        ("--grace", 10.0, "for running generations at stop"),
+        ("--token-ttl", 60.0, "that a minted single-use token is valid"),
+    ):
+        group.add_argument(
+            flag, type=float, default=default, metavar="S", help=f"seconds {text} (default {default:g})"
+        )
+    schedule = parser.add_argument_group("scheduling")
+    known = ScheduleConfig()
+    schedule.add_argument("--in-flight", type=int, default=known.in_flight, metavar="N")
+    schedule.add_argument("--lookahead", type=int, default=known.lookahead, metavar="N")
+    schedule.add_argument("--ageing", type=float, default=known.ageing, metavar="X")
+    schedule.add_argument("--max-waiting", type=int, default=known.max_waiting, metavar="N")
+    limits = parser.add_argument_group("limits of one client")
+    for name, value in Limits().wire().items():
+        flag = f"--limit-{name.replace('_', '-')}"
+        limits.add_argument(flag, type=int, default=value, metavar="N", help=f"(default {value})")
+
+
+def model_config(args: argparse.Namespace) -> ModelConfig:
+    """Raises ConfigError that names the flag."""
+    return ModelConfig(
+        path=args.model if args.model is not None else bundled_model(),
+        name=args.name,
+        device=args.device,
+        dtype=args.dtype,
+        context=args.context,
+        page_size=args.page_size,
+        kv_tokens=args.kv_tokens,
+        max_rows=args.max_rows,
+        step_tokens=args.step_tokens,
+        attention=args.attention,
+        threads=args.threads,
+        load_format=args.load_format,
+    )
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The configuration that `ramify serve`'s flags make. Raises ConfigError that names the flag."""
+    given: dict[str, Any] = vars(args)
+    return EngineConfig(
+        model=model_config(args),
+        server=ServerConfig(
+            host=args.host,
+            port=args.port,
+            tokens=tuple(args.auth_token),
+            insecure=args.insecure,
+            allowed_hosts=tuple(args.allowed_host),
+            allowed_origins=tuple(args.allowed_origin),
+            deflate=args.deflate,
+            ping_interval_s=args.ping_interval,
+            ping_timeout_s=args.ping_timeout,
+            session_ttl_s=args.session_ttl,
+            grace_s=args.grace,
+            token_ttl_s=args.token_ttl,
+        ),
+        limits=Limits(**{name: given[f"limit_{name}"] for name in Limits.__struct_fields__}),
+        schedule=ScheduleConfig(
+            in_flight=args.in_flight,
+            lookahead=args.lookahead,
+            ageing=args.ageing,
+            max_waiting=args.max_waiting,
+        ),
+        executor=args.executor,
+    )
+
+
+def bundled_model() -> Path:
+    """The model folder that comes with the package. Raises ConfigError if it is not there."""
+    folder = Path(str(files("ramify.gpu") / "default_model"))
+    if not (folder / "config.json").is_file():
+        raise ConfigError("this installation holds no default model: give --model DIR")
+    return folder

@@ -1,0 +1,385 @@
+/**
+ * The state of a `ramify.v1` client: messages in, ops and text out.
+ *
+ * Pure: no socket, no clock, no DOM. `ramify.js` is the shell that connects it to a WebSocket.
+ * After a lost connection `openMessage` says what is here already and `unanswered` gives the ops to
+ * send again, so that every op runs once and no text is lost or doubled (docs/protocol.md, rules 3, 6).
+ *
+ * @typedef {{position: number, text: string}} Part  Text up to `position` (absolute, in tokens).
+ * @typedef {{branch: string, position: number, text: string, cut: number}} TextDelta
+ *   New text since the last read; `cut`: characters of earlier text to take back first.
+ */
+
+/** An error of the server, or of the connection. `code`: see docs/protocol.md. */
+export class RamifyError extends Error {
+  /** @param {string} code @param {string} message @param {object} [more] branch, details, retryMs */
+  constructor(code, message, more = {}) {
+    super(message);
+    this.name = "RamifyError";
+    this.code = code;
+    Object.assign(this, more);
+  }
+}
+
+/** The text of one generation on one branch. */
+export class Stream {
+  /** @param {string} branch @param {number} [start] deltas up to here are an earlier generation's */
+  constructor(branch, start = 0) {
+    this.branch = branch;
+    this.start = start;
+    /** @type {Part[]} */ this.parts = [];
+    this.taken = 0;
+    this.cut = 0;
+    this.done = null;
+    this.error = null;
+    this.broken = false; // a rollback cut into it: what follows on the branch is not its text
+    this.onchange = () => {};
+  }
+
+  get settled() {
+    return this.done !== null || this.error !== null;
+  }
+
+  get text() {
+    return this.parts.map((part) => part.text).join("");
+  }
+
+  /** Take off the parts that end after `to`; returns them. */
+  cutBack(to) {
+    let kept = this.parts.length;
+    while (kept && this.parts[kept - 1].position > to) kept -= 1;
+    const over = this.parts.splice(kept);
+    this.cut += length(over.slice(0, Math.max(0, this.taken - kept)));
+    this.taken = Math.min(this.taken, kept);
+    return over;
+  }
+
+  /** The generation starts at `start`: what came before it is not its text. */
+  beginAt(start) {
+    this.start = start;
+    const early = this.parts.filter((part) => part.position <= start).length;
+    if (!early) return;
+    this.cut += length(this.parts.slice(0, this.taken));
+    this.taken = 0; // the reader starts over
+    this.parts.splice(0, early);
+  }
+
+  /** The generation ended. Returns parts past its end: text of a later generation. */
+  finish(done) {
+    const over = this.cutBack(done.position);
+    this.beginAt(done.usage.prompt);
+    if (done.text !== undefined && done.text !== this.text) { // quiet: all of the text is in `done`
+      this.cut += length(this.parts.slice(0, this.taken));
+      this.parts = [{ position: done.position, text: done.text }];
+      this.taken = 0;
+    }
+    this.done = done;
+    this.onchange();
+    return over;
+  }
+
+  fail(error) {
+    this.error = error;
+    this.onchange();
+  }
+
+  /** Everything that was not read yet, as one delta. @returns {TextDelta | null} */
+  take() {
+    if (this.taken === this.parts.length && !this.cut) return null;
+    const fresh = this.parts.slice(this.taken);
+    const delta = {
+      branch: this.branch,
+      position: this.parts.at(-1)?.position ?? this.start,
+      text: fresh.map((part) => part.text).join(""),
+      cut: this.cut,
+    };
+    this.taken = this.parts.length;
+    this.cut = 0;
+    return delta;
+  }
+}
+
+/** A sent op and the branches that still owe its terminal reply. */
+class Ticket {
+  constructor(op, targets, frame) {
+    this.op = op;
+    this.frame = frame; // ops of a frame are sent again in a frame; null: adopted, never sent again
+    this.waiting = new Set(targets);
+    this.replies = [];
+    this.error = null;
+    /** @type {Map<string, Stream>} */ this.streams = new Map();
+    this.onsettled = () => {};
+  }
+
+  /** @returns {boolean} whether this reply was still owed */
+  settle(branch, reply, error) {
+    const one = this.waiting.has(null) || branch === undefined;
+    if (!this.waiting.size || !(one || this.waiting.has(branch))) return false;
+    if (one) this.waiting.clear();
+    else this.waiting.delete(branch);
+    if (reply) this.replies.push(reply);
+    this.error ??= error ?? null;
+    for (const stream of error ? this.streams.values() : []) {
+      if (!stream.settled && (branch === undefined || stream.branch === branch)) stream.fail(error);
+    }
+    if (!this.waiting.size) this.onsettled();
+    return true;
+  }
+}
+
+/** The protocol state of one client in one session. */
+export class Core {
+  /**
+   * @param {object} opening fields of `open` that stay the same: client, detach, tick_ms, template, ...
+   * @param {{session: string, key: string, op: number} | null} saved what `saved` gave before a page refresh
+   */
+  constructor(opening, saved = null) {
+    this.opening = opening;
+    this.session = saved?.session ?? null;
+    this.key = saved?.key ?? null;
+    this.nextId = (saved?.op ?? 0) + 1;
+    this.revision = undefined;
+    /** @type {object | null} the last `state` that answered an `open` */ this.state = null;
+    /** @type {Map<string, {position: number, received: number}>} */ this.heads = new Map();
+    /** @type {Map<number, Ticket>} */ this.tickets = new Map();
+  }
+
+  /** What a refreshed page needs to come back to this session. */
+  get saved() {
+    return this.session && { session: this.session, key: this.key, op: this.nextId - 1 };
+  }
+
+  /** The message to connect with; resumes if there is a session. @param {string} [token] */
+  openMessage(token) {
+    const message = { type: "open", ...this.opening, ...(token && { token }) };
+    if (!this.session) return message;
+    Object.assign(message, { session: this.session, key: this.key, have: {} });
+    if (this.state) message.revision = this.revision;
+    for (const [name, head] of this.heads) message.have[name] = head.received;
+    for (const ticket of this.tickets.values()) { // children that no reply has named yet: all of their text
+      for (const name of ticket.streams.keys()) message.have[name] ??= 0;
+    }
+    return message;
+  }
+
+  /** Ops without a terminal reply, in the frames they were sent in. @returns {object[][]} */
+  unanswered() {
+    const frames = new Map();
+    for (const ticket of this.tickets.values()) {
+      if (ticket.frame === null) continue;
+      if (!frames.has(ticket.frame)) frames.set(ticket.frame, []);
+      frames.get(ticket.frame).push(ticket.op);
+    }
+    return [...frames.values()];
+  }
+
+  /** Register an op that goes out with frame number `frame`. @returns {Ticket} */
+  submit(fields, frame) {
+    const op = { ...fields, id: this.nextId++ };
+    if (op.type === "generate" && op.n > 1) {
+      op.as ??= Array.from({ length: op.n }, (_, i) => `${op.branch ?? "main"}.${op.id}.${i}`);
+    }
+    const ticket = new Ticket(op, targets(op), frame);
+    if (op.type === "generate") {
+      for (const name of ticket.waiting) ticket.streams.set(name, new Stream(name));
+    }
+    this.tickets.set(op.id, ticket);
+    return ticket;
+  }
+
+  /** Take an op back that was never sent. */
+  fail(ticket, error) {
+    ticket.settle(undefined, null, error);
+    this.tickets.delete(ticket.op.id);
+  }
+
+  /** End: all that is under way fails with `error`. */
+  failAll(error) {
+    for (const ticket of [...this.tickets.values()]) this.fail(ticket, error);
+  }
+
+  /** The server does not know the session any more: start over with the next `openMessage`. */
+  forget(error) {
+    this.session = this.key = this.state = null;
+    this.revision = undefined;
+    this.heads.clear();
+    this.failAll(error);
+  }
+
+  /**
+   * A frame from the server.
+   * @returns {object[]} the messages that the shell has to act on: state of an open, bye, pong, event,
+   *   and errors that answer no op
+   */
+  receive(frame) {
+    const messages = Array.isArray(frame) ? frame : [frame];
+    const notes = messages.filter((message) => this.#message(message));
+    if (notes.some((note) => note.type === "state")) this.#sweep();
+    return notes;
+  }
+
+  /** Generations that run and whose stream is here: after a refresh, those that were adopted. */
+  running() {
+    const streams = [...this.tickets.values()].flatMap((ticket) =>
+      [...ticket.streams.values()].map((stream) => ({ ticket, stream })));
+    return streams.filter(({ stream }) => !stream.settled);
+  }
+
+  #message(message) {
+    switch (message.type) {
+      case "delta": this.#delta(message); return false;
+      case "done": this.#done(message); return false;
+      case "ok": this.#ok(message); return false;
+      case "error": return this.#error(message);
+      case "event": this.#event(message); return true;
+      case "state":
+        if (message.id === undefined) this.#attached(message);
+        else this.#settle(message, message);
+        return message.id === undefined;
+      default: return true; // bye, pong; types of a newer server are the shell's to ignore
+    }
+  }
+
+  #attached(state) {
+    const before = this.heads;
+    this.heads = new Map();
+    for (const { branch, position, started_at: start } of state.branches) {
+      const received = before.get(branch)?.received ?? (this.#awaited(branch) ? 0 : start ?? position);
+      this.heads.set(branch, { position, received });
+    }
+    for (const { branch, running, started_at: start } of state.branches) {
+      if (running === undefined) continue;
+      const stream = this.tickets.get(running)?.streams.get(branch);
+      if (stream) stream.beginAt(start);
+      else if (!before.has(branch)) this.#adopt(branch, running, start);
+    }
+    Object.assign(this, { state, session: state.session, key: state.key, revision: state.revision });
+    this.nextId = Math.max(this.nextId, state.op + 1);
+  }
+
+  /** A generation that runs though no op of this object started it: the page was refreshed. */
+  #adopt(branch, id, start) {
+    const ticket = this.tickets.get(id) ?? new Ticket({ type: "generate", id, branch: [] }, [], null);
+    ticket.op.branch.push(branch);
+    ticket.waiting.add(branch);
+    ticket.streams.set(branch, new Stream(branch, start));
+    this.tickets.set(id, ticket);
+  }
+
+  /** Adopted generations that neither run nor were answered right after `state`: they have ended. */
+  #sweep() {
+    const running = new Map(this.state.branches.map((each) => [each.branch, each]));
+    for (const { ticket, stream } of this.running()) {
+      if (ticket.frame !== null || running.get(stream.branch)?.running === ticket.op.id) continue;
+      this.#ended(ticket, stream.branch, running.get(stream.branch)?.reason);
+    }
+  }
+
+  #ended(ticket, branch, reason = "cancelled") {
+    const stream = ticket.streams.get(branch);
+    const position = stream.parts.at(-1)?.position ?? stream.start;
+    stream.done = { type: "done", id: ticket.op.id, branch, position, reason, usage: null };
+    stream.onchange();
+    this.#settle({ id: ticket.op.id, branch }, stream.done);
+  }
+
+  #awaited(branch) {
+    return [...this.tickets.values()].some((ticket) => ticket.streams.has(branch));
+  }
+
+  #delta({ branch, position, text, truncate }) {
+    const head = this.heads.get(branch) ?? { position: 0, received: 0 };
+    head.position = head.received = position;
+    this.heads.set(branch, head);
+    for (const { stream } of this.running()) {
+      if (stream.branch !== branch) continue;
+      if (truncate !== undefined) {
+        stream.broken ||= truncate < stream.start;
+        stream.cutBack(truncate);
+      }
+      if (stream.broken) continue;
+      if (position > stream.start) stream.parts.push({ position, text });
+      stream.onchange();
+      return;
+    }
+  }
+
+  #done(message) {
+    const stream = this.tickets.get(message.id)?.streams.get(message.branch);
+    if (!stream || stream.settled) return; // sent again after a resume
+    const over = stream.finish(message);
+    const head = this.heads.get(message.branch);
+    if (head) head.position = head.received = Math.max(head.received, message.position);
+    this.#settle(message, message);
+    const next = this.running().find((each) => each.stream.branch === message.branch);
+    if (over.length && next) next.stream.parts.push(...over);
+  }
+
+  #ok(message) {
+    const ticket = this.tickets.get(message.id);
+    if (!ticket) return;
+    if (message.revision === undefined || !(message.revision <= this.revision)) this.#applied(ticket.op, message);
+    this.#settle(message, message);
+  }
+
+  /** What an op changed in the table of branches. */
+  #applied(op, { branch, position, revision, result }) {
+    this.revision = revision ?? this.revision;
+    const head = this.heads.get(branch ?? op.branch);
+    if (op.type === "fork") {
+      const at = position ?? 0;
+      for (const name of op.as) if (!this.heads.has(name)) this.heads.set(name, { position: at, received: at });
+    } else if (op.type === "drop") {
+      this.heads.delete(branch ?? op.branch);
+    } else if (op.type === "set" && op.name && head) {
+      this.heads.delete(op.branch);
+      this.heads.set(op.name, head);
+    } else if (head && position !== undefined) {
+      head.position = position;
+      head.received = Math.min(head.received, result?.rebased ?? position);
+    }
+  }
+
+  #error({ id, code, message, branch, details, retry_ms: retryMs }) {
+    const error = new RamifyError(code, message, { branch, details, retryMs });
+    if (id === undefined) return true;
+    if (code === "skipped") {
+      const frame = this.tickets.get(id)?.frame;
+      error.cause = [...this.tickets.values()].find((each) => each.frame === frame && each.error)?.error;
+    }
+    this.#settle({ id, branch }, null, error);
+    return false;
+  }
+
+  #event({ revision, op, branch, details = {} }) {
+    this.revision = Math.max(this.revision ?? 0, revision);
+    const head = this.heads.get(branch);
+    if (op === "drop") this.heads.delete(branch);
+    else if (op === "rollback" && head) head.received = Math.min(head.received, details.position);
+    for (const name of details.as ?? []) {
+      if (!this.heads.has(name)) this.heads.set(name, { position: details.position, received: details.position });
+    }
+    if (op !== "generate") return;
+    for (const { ticket, stream } of this.running()) { // one of another client that was adopted
+      if (stream.branch === branch && ticket.frame === null) this.#ended(ticket, branch, details.reason);
+    }
+  }
+
+  #settle({ id, branch }, reply, error) {
+    const ticket = this.tickets.get(id);
+    ticket?.settle(branch, reply, error);
+    if (ticket && !ticket.waiting.size) this.tickets.delete(id);
+  }
+}
+
+/** The branches that each send a terminal reply; [null] for ops that are answered once. */
+function targets(op) {
+  if (op.type === "generate" && op.as) return op.as;
+  if (!["generate", "append", "drop"].includes(op.type)) return [null];
+  return [op.branch ?? "main"].flat();
+}
+
+/** Characters of some parts. @param {Part[]} parts */
+function length(parts) {
+  return parts.reduce((sum, part) => sum + part.text.length, 0);
+}

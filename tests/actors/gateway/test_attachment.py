@@ -1,0 +1,151 @@
+"""Random lives of one socket against the rules: order, one answer per op, one `Detached`."""
+
+from types import SimpleNamespace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.actors.gateway.attachment import PENDING_FRAMES, Attachment, Stage
+from ramify.actors.gateway.notices import Notices
+from ramify.actors.gateway.timers import Timers
+from ramify.actors.kit.clock import ManualClock
+from ramify.actors.kit.mailbox import Mailbox, Router
+from ramify.protocol.config import Limits
+from ramify.protocol.messages import Detached, Drained, Frame, OpenSession, Throttled
+from ramify.protocol.wire import Generate, Open
+
+EVENTS = st.lists(
+    st.sampled_from(
+        [
+            "op",
+            "op",
+            "op",
+            "open",
+            "open+op",
+            "opened",
+            "failed",
+            "slow",
+            "fast",
+            "full",
+            "room",
+            "gone",
+            "end",
+        ]
+    ),
+    max_size=60,
+)
+
+
+class World:
+    """The attachment between a stub directory and sessions; each session is used once."""
+
+    def __init__(self) -> None:
+        self.directory: Mailbox = Mailbox("directory", 100)
+        self.router: Router = Router("sessions")
+        self.mailboxes: dict[int, Mailbox] = {}
+        self.hub = SimpleNamespace(
+            clock=ManualClock(),
+            limits=Limits(),
+            timers=Timers(),
+            directory=self.directory,
+            sessions=self.router,
+            notices=Notices(self.router),
+        )
+        self.socket = Attachment(self.hub, 1)  # type: ignore[arg-type]
+
+    def answer(self) -> int:
+        """The directory's next answer: a new session."""
+        number = len(self.mailboxes) + 1
+        self.mailboxes[number] = Mailbox(f"session {number}", 1000)
+        self.router.add(number, self.mailboxes[number])
+        return number
+
+
+@given(EVENTS)
+@settings(derandomize=True, deadline=None, max_examples=300)
+def test_random_lives(events: list[str]) -> None:
+    world = World()
+    socket, sent, refused, asked = world.socket, 0, [], 0
+    gone: set[int] = set()
+    for event in [*events, "room", "end"]:
+        before = len(world.directory)
+        if event in ("op", "open", "open+op"):
+            ops = [Open(client="c", token="secret")] if event != "op" else []
+            if event != "open":
+                ops.append(Generate(id=sent))
+                sent += 1
+            if socket.stage is not Stage.ENDED:
+                refused += socket.route(ops, 10)
+            elif event != "open":
+                sent -= 1
+        elif event == "opened" and asked:
+            asked -= 1
+            refused += socket.opened(world.answer())
+        elif event == "failed" and asked and socket.stage is Stage.OPENING:
+            asked -= 1
+            refused += socket.failed()
+        elif event in ("slow", "fast"):
+            socket.throttle(event == "slow")
+        elif event in ("full", "room"):
+            for mailbox in world.mailboxes.values():
+                mailbox.capacity = 0 if event == "full" else 1000
+            world.hub.notices.retry()
+        elif event == "gone":
+            for number in world.mailboxes:
+                world.router.remove(number)
+                gone.add(number)
+        elif event == "end":
+            socket.end()
+        asked += len(world.directory) - before
+        assert (socket.open_by is not None) == (socket.stage is Stage.WAITING)
+        assert socket.congested == (len(socket._pending) >= PENDING_FRAMES)
+
+    told = [op.id for message in world.directory.drain_nowait() for op in message.ops]
+    for number, mailbox in world.mailboxes.items():
+        messages = mailbox.drain_nowait()
+        detached = [message for message in messages if isinstance(message, Detached)]
+        assert detached == ([] if number in gone and not detached else messages[-1:])
+        assert len(detached) == 1 or number in gone
+        frames = [message for message in messages if isinstance(message, Frame)]
+        told += [frame.ops[0].id for frame in frames]
+        flow = [type(m) for m in messages if isinstance(m, Throttled | Drained)]
+        assert Throttled not in flow[1::2] or Drained in flow or len(flow) < 2
+    answered = [error.id for error in refused if error.id is not None]
+    assert len(set(told)) == len(told)
+    assert not set(told) & set(answered)
+    assert set(told) | set(answered) <= set(range(sent))
+
+
+def test_frames_keep_their_order_through_a_failed_open() -> None:
+    world = World()
+    socket = world.socket
+    assert socket.route([Open(client="c", token="secret")], 10) == []
+    assert world.directory.drain_nowait() == [OpenSession(1, Open(client="c"), [])]
+    assert socket.route([Generate(id=1)], 10) == []
+    assert socket.route([Open(client="d"), Generate(id=2)], 10) == []
+    assert socket.route([Generate(id=3)], 10) == []
+    (stray,) = socket.failed()
+    assert (stray.code, stray.id) == ("bad_request", 1)
+    assert world.directory.drain_nowait() == [OpenSession(1, Open(client="d"), [Generate(id=2)])]
+    number = world.answer()
+    assert socket.opened(number) == []
+    assert world.mailboxes[number].drain_nowait() == [Frame(1, [Generate(id=3)])]
+
+
+def test_a_socket_that_is_slow_before_it_is_attached() -> None:
+    world = World()
+    world.socket.route([Open(client="c")], 10)
+    world.socket.throttle(True)
+    number = world.answer()
+    world.socket.opened(number)
+    world.socket.throttle(False)
+    assert world.mailboxes[number].drain_nowait() == [Throttled(1), Drained(1)]
+
+
+def test_pending_bytes_congest() -> None:
+    world = World()
+    world.socket.route([Open(client="c")], 10)
+    world.socket.route([Generate(id=1)], 1 << 20)
+    assert world.socket.congested
+    world.socket.end()
+    assert not world.socket.congested

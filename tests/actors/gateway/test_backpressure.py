@@ -1,0 +1,81 @@
+"""Clients that read slowly or not at all, and what their neighbours notice (nothing)."""
+
+import asyncio
+
+from ramify.protocol.config import Limits
+from ramify.protocol.messages import Deliver, Detached, Drained, Throttled
+from ramify.protocol.wire import Delta, Pong
+
+CHUNK = 64 << 10
+LIMITS = Limits(queued_bytes=4 * CHUNK)
+
+
+def chunk(position: int) -> Delta:
+    return Delta(branch="main", position=position, text="x" * CHUNK)
+
+
+async def fill(gateway, session, socket: int) -> int:
+    """Deliver until the session is told to stop; how many frames that took."""
+    count = 0
+    while not len(session):
+        gateway.mailbox.tell(Deliver(socket, [chunk(count)]))
+        count += 1
+        await asyncio.sleep(0)
+        assert count < 100_000
+    assert session.drain_nowait() == [Throttled(socket)]
+    return count
+
+
+async def test_throttled_then_drained_and_nothing_lost(serve) -> None:
+    async with serve(limits=LIMITS) as gateway:
+        session = gateway.session()
+        async with gateway.connect(max_queue=1) as client:
+            socket = await gateway.attach(client)
+            count = await fill(gateway, session, socket)
+            positions = [(await gateway.read(client))[0].position for _ in range(count)]
+            assert positions == list(range(count))
+            assert await session.drain() == [Drained(socket)]
+            assert await fill(gateway, session, socket)  # and it can happen again
+            client.transport.abort()
+
+
+async def test_flood_is_cut_off_and_detached_once(serve) -> None:
+    async with serve(limits=LIMITS) as gateway:
+        session = gateway.session()
+        async with gateway.connect(max_queue=1) as client, gateway.connect() as other:
+            socket = await gateway.attach(client)
+            await gateway.attach(other)
+            await fill(gateway, session, socket)
+            for position in range(10 * 4):
+                gateway.mailbox.tell(Deliver(socket, [chunk(position)]))
+            assert await session.drain() == [Detached(socket)]
+            await other.send('{"type":"ping"}')
+            assert isinstance((await gateway.read(other))[0], Pong)
+            assert gateway.actor.sockets == 1
+            client.transport.abort()
+
+
+async def test_one_write_holds_a_whole_batch_and_still_throttles(serve) -> None:
+    async with serve(limits=LIMITS) as gateway:
+        session = gateway.session()
+        async with gateway.connect(max_queue=1) as client:
+            socket = await gateway.attach(client)
+            for position in range(500):
+                gateway.mailbox.tell(Deliver(socket, [chunk(position)]))
+            assert await session.drain() == [Throttled(socket), Detached(socket)]
+
+
+async def test_a_client_that_never_reads_again_is_closed_by_the_heartbeat(serve) -> None:
+    async with serve(limits=LIMITS) as gateway:
+        session = gateway.session()
+        async with gateway.connect(max_queue=1) as client:
+            socket = await gateway.attach(client)
+            await fill(gateway, session, socket)
+            client.transport.pause_reading()
+            for _ in range(5):
+                gateway.clock.advance(20.1)
+                await asyncio.sleep(0)
+            assert await session.drain() == [Detached(socket)]
+            gateway.clock.advance(5.1)
+            await gateway.until_gone()
+            client.transport.abort()

@@ -1,0 +1,373 @@
+"""A whole engine without a loop: sessions, scheduler, cache and a fake executor, stepped by hand.
+
+Every mailbox is a list; `pump` picks the next mailbox to work off with a random generator, so a
+test can see every order in which the real actors may run. Clients live here too: they keep what
+they received, lose their socket, and resume as docs/protocol.md says.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.actors.cache.cache import RadixCache
+from ramify.actors.cache.integrity import check
+from ramify.actors.scheduler.core import Scheduler
+from ramify.actors.session.core import Identity, SessionCore
+from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.state import SessionState
+from ramify.actors.session.template import ChatTemplate
+from ramify.actors.tokenizer import Tokenizer
+from ramify.gpu.executor import PendingStep
+from ramify.gpu.fake import FakeExecutor, FakeModel
+from ramify.protocol import messages as m
+from ramify.protocol import wire as w
+from ramify.protocol.config import Limits, ScheduleConfig
+from ramify.protocol.plan import StepPlan
+
+
+class SimClient:
+    """A client of one session: sends frames, applies replies, reconnects."""
+
+    def __init__(self, engine: "SimEngine", number: int, name: str = "c", **opened: Any) -> None:
+        self.engine = engine
+        self.number = number
+        self.name = name
+        self.opened = opened
+        self.socket: int | None = None
+        self.next_id = 1
+        self.key: str | None = None
+        self.session: str | None = None
+        self.revision = 0
+        self.have: dict[str, int] = {}
+        self.chunks: dict[str, list[tuple[int, str]]] = {}  # branch -> (position, text)
+        self.replies: dict[int, list[w.ServerMessage]] = {}
+        self.unanswered: dict[int, tuple[w.Op, int]] = {}
+        self.frames = 0
+        self.events: list[w.ServerMessage] = []
+
+    def connect(self) -> None:
+        """Attach, resuming if there was a session; ops without a reply are sent again."""
+        self.engine.sockets += 1
+        self.socket = self.engine.sockets
+        self.engine.clients[self.socket] = self
+        again = [op for op, _ in self.unanswered.values()]
+        opened = w.Open(
+            client=self.name,
+            session=self.session,
+            key=self.key,
+            have=dict(self.have) if self.session else {},
+            revision=self.revision if self.session else None,
+            **self.opened,
+        )
+        self.engine.post_session(self.number, m.Attach(self.socket, opened, list(again), True))
+
+    def drop(self) -> None:
+        """Lose the socket: what is under way to it is lost."""
+        if self.socket is not None:
+            del self.engine.clients[self.socket]
+            self.engine.post_session(self.number, m.Detached(self.socket))
+            self.socket = None
+
+    def send(self, *ops: w.ClientMessage, replies: dict[int, int] | None = None) -> None:
+        for op in ops:
+            if isinstance(op, w.Op):
+                count = (replies or {}).get(op.id) or _targets(op)
+                self.unanswered[op.id] = (op, count)
+        if self.socket is not None:
+            self.engine.post_session(self.number, m.Frame(self.socket, list(ops)))
+
+    def id(self) -> int:
+        self.next_id += 1
+        return self.next_id - 1
+
+    def receive(self, messages: list[w.ServerMessage]) -> None:
+        self.frames += 1
+        for message in messages:
+            self.revision = max(self.revision, getattr(message, "revision", None) or 0)
+            match message:
+                case w.State():
+                    self.session, self.key = message.session, message.key or self.key
+                    for known in message.branches:
+                        start = known.position if known.started_at is None else known.started_at
+                        self.have.setdefault(known.branch, start)
+                    self._answer(message)
+                case w.Delta():
+                    self._delta(message)
+                case w.Ok() | w.Done() | w.Error():
+                    self._answer(message)
+                case _:
+                    self.events.append(message)
+
+    def text(self, branch: str) -> str:
+        return "".join(text for _, text in self.chunks.get(branch, ()))
+
+    def _delta(self, delta: w.Delta) -> None:
+        chunks = self.chunks.setdefault(delta.branch, [])
+        if delta.truncate is not None:
+            chunks[:] = [chunk for chunk in chunks if chunk[0] <= delta.truncate]
+        else:
+            assert delta.position > self.have.get(delta.branch, 0), "a delta goes back"
+        chunks.append((delta.position, delta.text))
+        self.have[delta.branch] = delta.position
+
+    def _answer(self, message: Any) -> None:
+        if message.id is None:
+            if isinstance(message, w.Error):
+                self.events.append(message)
+            return
+        if message.id not in self.unanswered:
+            return  # a reply that was sent again
+        known = self.replies.setdefault(message.id, [])
+        if any(r.branch == message.branch for r in known if not isinstance(r, w.State)):
+            return
+        known.append(message)
+        op, count = self.unanswered[message.id]
+        if isinstance(message, w.Ok) and isinstance(op, w.Rollback) and message.position is not None:
+            self._cut(op.branch, message.position)
+        if isinstance(message, w.Ok) and isinstance(op, w.Append) and message.result:
+            self._cut(message.branch or "", message.result["rebased"])
+        if isinstance(message, w.Ok) and isinstance(op, w.Drop):
+            self.have.pop(message.branch or "", None)
+            self.chunks.pop(message.branch or "", None)
+        if isinstance(message, w.Ok) and isinstance(op, w.Fork) and message.position is not None:
+            for name in op.as_:
+                self.have.setdefault(name, message.position)
+        if len(known) >= count:
+            del self.unanswered[message.id]
+
+    def _cut(self, branch: str, to: int) -> None:
+        if self.have.get(branch, 0) > to:
+            self.have[branch] = to
+            self.chunks[branch] = [c for c in self.chunks.get(branch, ()) if c[0] <= to]
+
+
+def _targets(op: w.Op) -> int:
+    if isinstance(op, w.Generate) and (op.n > 1 or op.as_):
+        return op.n
+    branch = getattr(op, "branch", None)
+    if isinstance(branch, list) and not isinstance(op, w.Cancel):
+        return len(branch)
+    return 1
+
+
+class SimEngine:
+    """See the module's top."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        pages: int = 4096,
+        page_size: int = 1,
+        context: int = 512,
+        step_tokens: int = 64,
+        max_rows: int = 16,
+        eos_every: int = 30,
+        seed: int = 0,
+        limits: Limits | None = None,
+        in_flight: int = 2,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = ChatTemplate(tokenizer)
+        self.detokenizer = Detokenizer(tokenizer.token_bytes)
+        self.model = FakeModel(tokenizer.vocab_size, eos=2, eos_every=eos_every, first=3)
+        self.executor = FakeExecutor(
+            self.model,
+            pages=pages,
+            page_size=page_size,
+            context=context,
+            step_tokens=step_tokens,
+            max_rows=max_rows,
+            verify=True,
+        )
+        info = self.executor.info
+        self.context = context
+        self.limits = limits or Limits()
+        self.cache = RadixCache(info.pages, info.page_size)
+        self.scheduler = Scheduler(info, ScheduleConfig(in_flight=in_flight, lookahead=4))
+        self.random = random.Random(seed)
+        self.now = 100.0
+        self.cores: dict[int, SessionCore] = {}
+        self.clients: dict[int, SimClient] = {}
+        self.sockets = 0
+        self.computed = 0
+        self.deltas = 0
+        self._mail: dict[Any, deque[Any]] = {"scheduler": deque(), "cache": deque(), "executor": deque()}
+        self._pending: deque[PendingStep] = deque()
+        self.integrity = True
+
+    # --- building ------------------------------------------------------------------------------
+
+    def session(self, name: str = "c", **opened: Any) -> SimClient:
+        number = len(self.cores) + 1
+        core = SessionCore(
+            Identity(f"s_{number}", "key", "view"),
+            SessionState(number, context=self.context, limits=self.limits, decode=self.tokenizer.decode),
+            self.tokenizer,
+            self.template,
+            self.detokenizer,
+            server=w.ServerInfo(version=1, epoch="e", model="fake"),
+            ttl_s=600.0,
+            random_seed=lambda: 7,
+        )
+        self.cores[number] = core
+        self._mail[number] = deque()
+        client = SimClient(self, number, name, **opened)
+        client.connect()
+        return client
+
+    def post_session(self, number: int, message: Any) -> None:
+        self._mail[number].append(message)
+
+    # --- running -------------------------------------------------------------------------------
+
+    def pump(self, steps: int | None = None) -> None:
+        """Work mailboxes off in random order, until all are empty or `steps` are done."""
+        done = 0
+        while steps is None or done < steps:
+            ready = [key for key, mail in self._mail.items() if mail]
+            if self._pending:
+                ready.append("results")
+            for number, core in self.cores.items():
+                if core.state.out.wake_at is not None:
+                    core.state.out.wake_at = None
+                self._flush(number)
+            if not ready:
+                ready = [key for key, mail in self._mail.items() if mail]
+                if not ready:
+                    return
+            self._work(self.random.choice(ready))
+            done += 1
+            if self.integrity:
+                check(self.cache)
+                total = self.cache.free + self.cache.evictable + self.cache.referenced
+                assert total == self.cache.total
+
+    def _work(self, key: Any) -> None:
+        self.now += 0.001
+        if key == "results":
+            result = self._pending.popleft().result()
+            self.computed += result.computed
+            self._mail["scheduler"].append(result)
+            return
+        mail = self._mail[key]
+        count = 1 if self.random.random() < 0.5 else len(mail)
+        batch = [mail.popleft() for _ in range(min(count, len(mail)))]
+        if key == "scheduler":
+            self._schedule(batch)
+        elif key == "cache":
+            for message in batch:
+                self._cached(message)
+        elif key == "executor":
+            for plan in batch:
+                assert isinstance(plan, StepPlan)
+                self._pending.append(self.executor.launch(plan))
+        else:
+            for message in batch:
+                self._session(key, message)
+            self._flush(key)
+
+    def _schedule(self, batch: list[Any]) -> None:
+        for event in batch:
+            self.scheduler.handle(event, self.now)
+        self.scheduler.expire(self.now)
+        while (plan := self.scheduler.plan()) is not None:
+            self._mail["executor"].append(plan)
+        if (settle := self.scheduler.settle(self.now)) is not None:
+            self._mail["cache"].append(settle)
+        for number, tokens in self.scheduler.deliver():
+            self._mail[number].append(tokens)
+
+    def _cached(self, message: Any) -> None:
+        cache = self.cache
+        match message:
+            case m.Settle():
+                self._mail["scheduler"].append(cache.settle(message, self.now))
+            case m.OpenBranch():
+                cache.open_branch(message)
+            case m.ExtendBranch():
+                cache.extend_branch(message)
+            case m.ForkBranch():
+                cache.fork_branch(message)
+            case m.MoveBranch():
+                cache.move_branch(message)
+            case m.RetainBranch():
+                cache.retain_branch(message)
+            case m.DropBranches():
+                cache.drop_branches(message)
+            case m.Inspect():
+                self._mail[message.session].append(cache.inspect(message))
+
+    def _session(self, number: int, message: Any) -> None:
+        core = self.cores[number]
+        handlers: dict[type, Callable[[], None]] = {
+            m.Tokens: lambda: core.tokens(message, self.now),
+            m.Frame: lambda: core.frame(message.socket, message.ops, self.now),
+            m.Attach: lambda: core.attach(message, self.now),
+            m.Detached: lambda: core.detached(message.socket, self.now),
+            m.Throttled: lambda: core.throttled(message.socket, True, self.now),
+            m.Drained: lambda: core.throttled(message.socket, False, self.now),
+            m.Inspected: lambda: core.inspected(message, self.now),
+            m.Tick: lambda: core.tick(self.now),
+        }
+        handlers[type(message)]()
+
+    def _flush(self, number: int) -> None:
+        core = self.cores[number]
+        out = core.state.out
+        self._mail["cache"].extend(out.cache)
+        out.cache.clear()
+        self._mail["scheduler"].extend(out.scheduler)
+        out.scheduler.clear()
+        for attachment in list(core.attachments.values()):
+            if attachment.out:
+                frame, attachment.out = attachment.out, []
+                client = self.clients.get(attachment.socket)
+                if client is not None:
+                    client.receive(frame)
+        for socket, note in out.notes:
+            if socket in self.clients:
+                self.clients[socket].receive([note])
+        out.notes.clear()
+        out.closes.clear()
+        for job in out.encode:
+            core.encoded(job.ticket, [core.turns.encode(part) for part in job.parts], None, self.now)
+        out.encode.clear()
+
+    # --- checking ------------------------------------------------------------------------------
+
+    def check_outputs(self, number: int) -> None:
+        """Every complete greedy output is what the model says, whatever happened around it."""
+        from ramify.actors.session.pieces import OutputPiece
+
+        for branch in self.cores[number].state.branches.values():
+            tokens: list[int] = []
+            for piece in branch.pieces:
+                if isinstance(piece, OutputPiece) and piece.ended:
+                    out = list(piece.tokens)
+                    expected = self.model.expected(tokens, len(out) + 4)
+                    if out != expected[: len(out)]:  # cut inside a token by a stop string
+                        text = self.tokenizer.decode(expected)
+                        assert text.startswith(piece.text), (branch.name, piece.start)
+                tokens.extend(piece.tokens)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_folder: Path) -> Tokenizer:
+    return Tokenizer.load(tokenizer_folder)
+
+
+@pytest.fixture
+def sim(tokenizer: Tokenizer) -> Callable[..., SimEngine]:
+    """Makes engines: `sim(pages=..., seed=...)`."""
+    return lambda **settings: SimEngine(tokenizer, **settings)
+
+
+@pytest.fixture(scope="session")
+def sim_class() -> type[SimEngine]:
+    """For hypothesis tests, which make an engine for each example."""
+    return SimEngine

@@ -1,0 +1,469 @@
+"""The session state machine against a whole engine without a loop (see conftest)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ramify.protocol import wire as w
+from ramify.protocol.config import Limits
+
+
+def user(text: str) -> list[w.ChatMessage]:
+    return [w.ChatMessage(role="user", content=text)]
+
+
+def done(client: Any, ident: int) -> w.Done:
+    (reply,) = client.replies[ident]
+    assert isinstance(reply, w.Done), reply
+    return reply
+
+
+def error(client: Any, ident: int) -> w.Error:
+    (reply,) = client.replies[ident]
+    assert isinstance(reply, w.Error), reply
+    return reply
+
+
+def test_a_second_turn_computes_only_what_is_new(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(
+        w.Append(id=1, messages=user("Capital of France?")),
+        w.Generate(id=2, temperature=0, max_tokens=8),
+    )
+    engine.pump()
+    first = done(client, 2)
+    before = engine.computed
+    client.send(
+        w.Append(id=3, messages=user("And Spain?")), w.Generate(id=4, temperature=0, max_tokens=8)
+    )
+    engine.pump()
+    second = done(client, 4)
+    assert first.usage.cached == 0
+    assert first.usage.prompt == first.usage.computed
+    # Everything but the last sampled token was computed before.
+    assert second.usage.cached == first.position - 1
+    assert second.usage.cached + second.usage.computed == second.usage.prompt
+    surplus = engine.computed - before - second.usage.computed - second.usage.output
+    assert -1 <= surplus <= 0 or second.reason == "stop"  # the last token is not run
+    engine.check_outputs(1)
+
+
+def test_deltas_add_up_to_the_branch(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0)
+    client = engine.session()
+    client.send(w.Append(id=1, text="hello"), w.Generate(id=2, temperature=0, max_tokens=20))
+    engine.pump()
+    branch = engine.cores[1].state.branches["main"]
+    assert client.text("main") == branch.pieces[-1].text
+    assert client.have["main"] == branch.position == done(client, 2).position
+    assert done(client, 2).reason == "length"
+
+
+def test_fork_generates_children_from_one_prefix(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(
+        w.Append(id=1, messages=user("Plan a 1-day trip.")),
+        w.Fork(id=2, as_=["a", "b", "c"]),
+        w.Generate(id=3, branch=["a", "b", "c"], max_tokens=6, temperature=0.9, seed=1),
+    )
+    engine.pump()
+    usages = {r.branch: r.usage for r in client.replies[3]}
+    prompt = usages["a"].prompt
+    # The shared prefix is computed once: two children run its last token only.
+    assert sorted(u.computed for u in usages.values()) == [1, 1, prompt]
+
+
+def test_generate_with_n_names_its_children(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(w.Append(id=1, text="x"), w.Generate(id=2, n=3, max_tokens=4, quiet=True))
+    engine.pump()
+    assert {r.branch for r in client.replies[2]} == {"main.2.1", "main.2.2", "main.2.3"}
+    assert all(r.text is not None for r in client.replies[2])
+    assert client.chunks == {}
+
+
+def test_a_failed_op_skips_what_follows_on_its_branch_only(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(
+        w.Append(id=1, text="x"),
+        w.Fork(id=2, branch="nope", as_=["a"]),
+        w.Generate(id=3, branch="a", max_tokens=4),
+        w.Generate(id=4, max_tokens=4),
+        replies={2: 1},
+    )
+    engine.pump()
+    assert error(client, 2).code == "no_branch"
+    assert error(client, 3).code == "skipped"
+    assert done(client, 4).reason in ("length", "stop")
+
+
+def test_a_failed_spawn_is_reported_by_each_child(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(w.Append(id=1, text="x"), w.Generate(id=2, n=2, as_=["main", "b"], max_tokens=4))
+    engine.pump()
+    assert {r.code for r in client.replies[2]} == {"exists"}
+    assert {r.branch for r in client.replies[2]} == {"main", "b"}
+
+
+@pytest.mark.parametrize(
+    ("ops", "code"),
+    [
+        ([w.Append(id=1)], "bad_request"),
+        ([w.Append(id=1, text="a", tokens=[1])], "bad_request"),
+        ([w.Append(id=1, tokens=[10**6])], "bad_request"),
+        ([w.Generate(id=1)], "bad_request"),  # an empty branch
+        ([w.Rollback(id=1)], "bad_request"),
+        ([w.Rollback(id=1, to=5)], "bad_request"),
+        ([w.Fork(id=1, as_=["main"])], "exists"),
+        ([w.Fork(id=1, as_=["a", "a"])], "exists"),
+        ([w.Fork(id=1, as_=["a"], at=3)], "bad_request"),
+        ([w.Drop(id=1, branch="nope")], "no_branch"),
+        ([w.Append(id=1, text="a", expect=3)], "conflict"),
+        ([w.Append(id=1, tokens=[5] * 600)], "too_long"),
+        ([w.Generate(id=1, n=65)], "limit"),
+        ([w.Set(id=1, persist=True)], "unsupported"),
+        ([w.Join(id=1, from_=["main"])], "unsupported"),
+        ([w.Select(id=1, choices=["a"])], "unsupported"),
+        ([w.Prune(id=1, from_=["main"], into="main")], "unsupported"),
+        ([w.Cancel(id=1, branch="nope")], "no_branch"),
+        ([w.Tree(id=1, branch="nope")], "no_branch"),
+    ],
+)
+def test_bad_input_gets_an_error_and_changes_nothing(
+    sim: Callable[..., Any], ops: list[w.Op], code: str
+) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(*ops)
+    engine.pump()
+    replies = [r for r in [*client.replies.get(1, []), *client.events] if isinstance(r, w.Error)]
+    assert [r.code for r in replies] == [code]
+    assert list(engine.cores[1].state.branches) == ["main"]
+    assert engine.cores[1].state.branches["main"].position == 0
+
+
+def test_a_refused_frame_uses_no_ids(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(w.Append(id=1, text="a"), w.Append(id=2))
+    engine.pump()
+    assert engine.cores[1].state.branches["main"].position == 0
+    client.unanswered.clear()
+    client.send(w.Append(id=1, text="a"))
+    engine.pump()
+    assert isinstance(client.replies[1][0], w.Ok)
+
+
+def test_an_id_that_was_seen_is_not_run_again(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    op = w.Append(id=1, text="hello")
+    client.send(op)
+    engine.pump()
+    position = engine.cores[1].state.branches["main"].position
+    client.replies.clear()
+    client.send(op)
+    engine.pump()
+    assert engine.cores[1].state.branches["main"].position == position
+    assert client.unanswered == {}
+
+
+@pytest.mark.parametrize("when", range(0, 60, 4))
+def test_cancel_at_any_time_then_append_just_works(sim: Callable[..., Any], when: int) -> None:
+    engine = sim(eos_every=0, seed=when)
+    client = engine.session()
+    client.send(w.Append(id=1, messages=user("one")), w.Generate(id=2, max_tokens=200, temperature=0))
+    engine.pump(when)
+    client.send(w.Cancel(id=3))
+    client.send(w.Append(id=4, messages=user("two")), w.Generate(id=5, max_tokens=5, temperature=0))
+    engine.pump()
+    assert done(client, 2).reason in ("cancelled", "length")
+    assert done(client, 5).reason == "length"
+    engine.check_outputs(1)
+
+
+def test_cancelling_a_queued_op_answers_it(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0)
+    client = engine.session()
+    client.send(w.Append(id=1, text="a"), w.Generate(id=2, max_tokens=50), w.Append(id=3, text="b"))
+    client.send(w.Cancel(id=4, ops=[3]))
+    engine.pump()
+    assert error(client, 3).code == "cancelled"
+    assert done(client, 2).reason == "length"
+    assert client.replies[4][0].result == {"cancelled": [3]}
+
+
+def stop_string(engine: Any, tokens: int = 12) -> str:
+    """Some text that the greedy output of "hello" contains."""
+    client = engine.session("probe")
+    client.send(w.Append(id=1, text="hello"), w.Generate(id=2, temperature=0, max_tokens=tokens))
+    engine.pump()
+    return str(client.text("main"))
+
+
+def test_a_stop_string_cuts_inside_a_token(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0, seed=3)
+    whole = stop_string(engine, 16)
+    at = next(
+        i
+        for i in range(4, len(whole))
+        if whole[i : i + 2].isascii() and whole.find(whole[i : i + 2]) == i
+    )
+    stop = whole[at : at + 2]
+    client = engine.session()
+    client.send(
+        w.Append(id=1, text="hello"), w.Generate(id=2, temperature=0, max_tokens=16, stop=[stop])
+    )
+    engine.pump()
+    reply = done(client, 2)
+    assert (reply.reason, reply.stop) == ("stop", stop)
+    assert client.text("main") == whole[:at]
+    branch = engine.cores[2].state.branches["main"]
+    assert branch.text() == "hello" + whole[:at]
+    assert engine.tokenizer.decode(branch.tokens()) == "hello" + whole[:at]
+    # And the branch goes on from exactly there.
+    client.send(w.Generate(id=3, temperature=0, max_tokens=4))
+    engine.pump()
+    tokens = list(branch.tokens())
+    assert tokens[-4:] == engine.model.expected(tokens[:-4], 4)
+
+
+def test_a_stop_string_in_a_chat_closes_the_turn(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0, seed=4)
+    client = engine.session()
+    client.send(w.Append(id=1, messages=user("hi")), w.Generate(id=2, temperature=0, max_tokens=30))
+    engine.pump()
+    stop = client.text("main")[5:7]
+    other = engine.session()
+    other.send(
+        w.Append(id=1, messages=user("hi")), w.Generate(id=2, temperature=0, max_tokens=30, stop=[stop])
+    )
+    engine.pump()
+    assert done(other, 2).reason == "stop"
+    rendered = engine.tokenizer.decode(engine.cores[2].state.branches["main"].tokens(), special=True)
+    assert rendered.endswith("<|im_end|>\n")
+
+
+def test_an_end_of_turn_token_stays_and_the_next_turn_completes_it(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=6)
+    client = engine.session()
+    client.send(w.Append(id=1, messages=user("hi")), w.Generate(id=2, temperature=0, max_tokens=100))
+    engine.pump()
+    assert done(client, 2).reason == "stop"
+    assert done(client, 2).stop == 2
+    client.send(w.Append(id=3, messages=user("again")))
+    engine.pump()
+    text = engine.tokenizer.decode(engine.cores[1].state.branches["main"].tokens(), special=True)
+    answer = client.text("main")
+    assert text == (
+        f"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
+        "<|im_start|>user\nagain<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_an_append_after_an_append_takes_the_prompt_back(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(w.Append(id=1, messages=user("one")))
+    engine.pump()
+    client.send(w.Append(id=2, messages=user("two")))
+    engine.pump()
+    text = engine.tokenizer.decode(engine.cores[1].state.branches["main"].tokens(), special=True)
+    assert text.count("assistant") == 1
+    assert client.replies[2][0].result["rebased"] > 0
+
+
+def test_rollback_by_turns_and_the_same_answer_again(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0)
+    client = engine.session()
+    client.send(w.Append(id=1, messages=user("one")), w.Generate(id=2, temperature=0, max_tokens=9))
+    client.send(w.Append(id=3, messages=user("two")), w.Generate(id=4, temperature=0, max_tokens=9))
+    engine.pump()
+    before = client.text("main")
+    position = done(client, 4).position
+    client.send(w.Rollback(id=5, turns=1))
+    client.send(w.Append(id=6, messages=user("two")), w.Generate(id=7, temperature=0, max_tokens=9))
+    engine.pump()
+    assert client.text("main") == before
+    assert done(client, 7).position == position
+    assert done(client, 7).usage.computed == 1  # all of it is still warm
+
+
+def test_view_key_holders_may_look_only(sim: Callable[..., Any]) -> None:
+    from ramify.protocol import messages as m
+
+    engine = sim()
+    engine.session()
+    viewer = engine.session("viewer")
+    engine.pump()
+    viewer.number = 1
+    engine.post_session(1, m.Attach(viewer.socket, w.Open(client="viewer", session="s_1"), [], False))
+    engine.pump()
+    viewer.send(w.Append(id=1, text="x"))
+    viewer.send(w.Tree(id=2))
+    engine.pump()
+    assert error(viewer, 1).code == "forbidden"
+    assert isinstance(viewer.replies[2][0], w.State)
+
+
+def test_other_clients_see_deltas_and_events(sim: Callable[..., Any]) -> None:
+    from ramify.protocol import messages as m
+
+    engine = sim(eos_every=0)
+    first = engine.session("one")
+    second = engine.session("two")
+    engine.pump()
+    second.number = 1
+    engine.post_session(1, m.Attach(second.socket, w.Open(client="two", session="s_1"), [], True))
+    engine.pump()
+    first.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=5))
+    engine.pump()
+    assert second.text("main") == first.text("main") != ""
+    assert [e.op for e in second.events] == ["append", "generate"]
+    assert {e.by for e in second.events} == {"one"}
+
+
+def test_a_slow_reader_gets_fewer_frames_and_all_text(sim: Callable[..., Any]) -> None:
+    from ramify.protocol import messages as m
+
+    engine = sim(eos_every=0)
+    client = engine.session()
+    engine.pump()
+    client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=60, temperature=0))
+    engine.pump(40)
+    engine.post_session(1, m.Throttled(client.socket))
+    engine.pump()
+    assert 2 not in client.replies  # `done` never overtakes a delta
+    frames = client.frames
+    engine.post_session(1, m.Drained(client.socket))
+    engine.pump()
+    assert client.frames == frames + 1
+    assert client.text("main") == engine.cores[1].state.branches["main"].pieces[-1].text
+    assert done(client, 2).reason == "length"
+
+
+def test_credit_holds_deltas_and_done_back(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0)
+    client = engine.session()
+    client.send(
+        w.Append(id=1, tokens=[5, 6]), w.Credit(branch="main", upto=10), w.Generate(id=2, max_tokens=30)
+    )
+    engine.pump()
+    assert client.have["main"] <= 10
+    assert 2 not in client.replies
+    client.send(w.Credit(branch="main", upto=100))
+    engine.pump()
+    assert client.have["main"] == 32
+    assert done(client, 2).reason == "length"
+
+
+def test_tick_merges_deltas(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0)
+    fast, slow = engine.session(), engine.session(tick_ms=10_000)
+    for client in (fast, slow):
+        client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=40, temperature=0))
+    engine.pump()
+    assert slow.text("main") == fast.text("main")
+    assert len(slow.chunks["main"]) < len(fast.chunks["main"])
+
+
+@pytest.mark.parametrize("policy", ["run", "pause", "cancel"])
+@pytest.mark.parametrize("when", [5, 15, 25, 40])
+def test_what_a_disconnect_does(sim: Callable[..., Any], policy: str, when: int) -> None:
+    engine = sim(eos_every=0, seed=when)
+    reference = engine.session()
+    client = engine.session(detach=policy)
+    for each in (reference, client):
+        each.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=60, temperature=0.8, seed=5))
+    engine.pump(when)
+    client.drop()
+    engine.pump()
+    client.connect()
+    engine.pump()
+    reply = done(client, 2)
+    if policy == "cancel":
+        assert reply.reason in ("cancelled", "length")
+        assert reference.text("main").startswith(client.text("main"))
+    else:
+        assert reply.reason == "length"
+        assert client.text("main") == reference.text("main")
+
+
+def test_a_session_without_sockets_expires(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session(ttl_s=50)
+    engine.pump()
+    client.drop()
+    engine.pump()
+    core = engine.cores[1]
+    core.tick(engine.now + 40)
+    assert core.ended is None
+    core.tick(engine.now + 51)
+    assert core.ended == "expired"
+
+
+def test_only_so_many_generations_run_at_once(sim: Callable[..., Any]) -> None:
+    engine = sim(limits=Limits(running=2), eos_every=0)
+    client = engine.session()
+    client.send(w.Append(id=1, text="x"), w.Generate(id=2, n=8, max_tokens=6))
+    engine.pump()
+    assert len(client.replies[2]) == 8
+    assert all(r.reason == "length" for r in client.replies[2])
+
+
+def test_appended_text_is_computed_ahead(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(w.Append(id=1, text="hello world, one two three"))
+    engine.pump()
+    client.send(w.Generate(id=2, max_tokens=3))
+    engine.pump()
+    assert done(client, 2).usage.computed == 1
+
+
+def test_set_renames_and_keeps_meta(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(
+        w.Append(id=1, text="x"),
+        w.Set(id=2, branch="main", name="trunk", meta={"a": 1}, retain_s=5),
+        w.Generate(id=3, branch="trunk", max_tokens=3),
+        w.Tree(id=4, branch="trunk", text=True, tokens=True),
+    )
+    engine.pump()
+    assert done(client, 3).branch == "trunk"
+    client.send(w.Tree(id=5, text=True))
+    engine.pump()
+    (state,) = client.replies[5]
+    assert [b.branch for b in state.branches] == ["trunk"]
+    assert state.branches[0].meta == {"a": 1}
+    assert state.branches[0].turns[0].text == "x"
+
+
+def test_strict_mode_moves_back_where_the_template_rewrites(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0)
+    client = engine.session(template="strict")
+    client.send(w.Append(id=1, messages=user("one")), w.Generate(id=2, temperature=0, max_tokens=6))
+    client.send(w.Append(id=3, messages=user("two")), w.Generate(id=4, temperature=0, max_tokens=6))
+    engine.pump()
+    branch = engine.cores[1].state.branches["main"]
+    text = engine.tokenizer.decode(branch.tokens(), special=True)
+    first = branch.pieces[2].text
+    assert text.startswith(
+        f"<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n{first}<|im_end|>\n<|im_start|>user\ntwo"
+    )
+
+
+def test_closing_ends_the_session_for_all(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(w.CloseSession(id=1))
+    engine.pump()
+    assert engine.cores[1].ended == "closed"
+    assert isinstance(client.replies[1][0], w.Ok)

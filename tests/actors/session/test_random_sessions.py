@@ -1,0 +1,177 @@
+"""Random sessions against a model: whatever happens, text is that of an uninterrupted run.
+
+After every step of every actor the cache's invariants hold (free + evictable + referenced = total
+among them); at the end nothing is referenced, every op has its replies, and what clients pieced
+together from deltas is what the branches hold.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.actors.session.pieces import OutputPiece
+from ramify.actors.tokenizer import Tokenizer
+from ramify.protocol import wire as w
+
+NAMES = ["main", "a", "b", "c"]
+
+
+def random_op(rng: random.Random, client: Any) -> w.Op:
+    name = rng.choice(NAMES)
+    ident = client.id()
+    kind = rng.choices(
+        ["append", "message", "generate", "fork", "rollback", "drop", "cancel", "root", "list"],
+        [3, 3, 6, 3, 2, 1, 2, 1, 1],
+    )[0]
+    match kind:
+        case "append":
+            return w.Append(
+                id=ident, branch=name, tokens=[rng.randrange(3, 300) for _ in range(rng.randrange(1, 9))]
+            )
+        case "message":
+            role = rng.choice(["user", "user", "system", "assistant"])
+            message = w.ChatMessage(role=role, content=rng.choice(["hi", "one two three", "café"]))
+            return w.Append(id=ident, branch=name, messages=[message])
+        case "generate":
+            return w.Generate(
+                id=ident,
+                branch=name,
+                max_tokens=rng.randrange(1, 25),
+                temperature=0,
+                stop=rng.choice([[], [], ["e"], ["ab", "th"]]),
+                quiet=rng.random() < 0.1,
+            )
+        case "fork":
+            return w.Fork(id=ident, branch=name, as_=rng.sample(NAMES, rng.randrange(1, 3)))
+        case "rollback":
+            if rng.random() < 0.5:
+                return w.Rollback(id=ident, branch=name, turns=rng.randrange(1, 3))
+            return w.Rollback(id=ident, branch=name, to=rng.randrange(0, 40))
+        case "drop":
+            return w.Drop(id=ident, branch=name)
+        case "cancel":
+            return w.Cancel(id=ident)
+        case "root":
+            return w.Fork(id=ident, branch=None, as_=[name])
+        case _:
+            return w.Generate(id=ident, branch=["main", "a"], max_tokens=5, temperature=0)
+
+
+def check_client(engine: Any, client: Any) -> None:
+    """Every op was answered, and the deltas add up to what the branches hold."""
+    assert client.unanswered == {}, client.unanswered
+    for ident, replies in client.replies.items():
+        branches = [getattr(reply, "branch", None) for reply in replies]
+        assert len(set(branches)) == len(branches), ident
+    for name, branch in engine.cores[client.number].state.branches.items():
+        held = {}
+        for piece in branch.pieces:
+            if isinstance(piece, OutputPiece):
+                assert piece.ended
+                text = ""
+                for count, chunk in zip(piece.counts, piece.chunks, strict=True):
+                    text += chunk
+                    held[piece.start + count] = (piece.start, piece.quiet, text)
+        last: dict[int, str] = {}
+        for position, text in client.chunks.get(name, ()):
+            assert position in held, (name, position, sorted(held))
+            start = held[position][0]
+            last[start] = last.get(start, "") + text
+            assert last[start] == held[position][2][-len(last[start]) :] or not last[start]
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    pages=st.sampled_from([160, 400, 4096]),
+    page_size=st.sampled_from([1, 4]),
+    in_flight=st.sampled_from([1, 2]),
+)
+def test_random_sessions(
+    sim_class: Any, tokenizer: Tokenizer, seed: int, pages: int, page_size: int, in_flight: int
+) -> None:
+    rng = random.Random(seed)
+    engine = sim_class(
+        tokenizer,
+        pages=pages // page_size,
+        page_size=page_size,
+        context=128,
+        step_tokens=24,
+        max_rows=4,
+        eos_every=20,
+        seed=seed,
+        in_flight=in_flight,
+    )
+    clients = [engine.session(detach=rng.choice(["run", "pause", "cancel"])) for _ in range(3)]
+    for client in clients:
+        client.send(w.Append(id=client.id(), tokens=[5, 6, 7]))
+    engine.pump()  # sessions have their keys
+    for _ in range(30):
+        client = rng.choice(clients)
+        if rng.random() < 0.15 and client.socket is not None:
+            client.drop()
+        elif client.socket is None:
+            client.connect()
+        client.send(*(random_op(rng, client) for _ in range(rng.randrange(1, 5))))
+        engine.pump(rng.randrange(0, 30))
+    for client in clients:
+        if client.socket is None:
+            client.connect()
+    engine.pump()
+    for client in clients:
+        engine.check_outputs(client.number)
+        check_client(engine, client)
+        client.send(
+            *(
+                w.Drop(id=client.id(), branch=name)
+                for name in list(engine.cores[client.number].state.branches)
+            )
+        )
+    engine.pump()
+    assert engine.cache.referenced == 0
+    assert engine.cache.free + engine.cache.evictable == engine.cache.total
+
+
+def program(client: Any) -> None:
+    """A chat with forks, stop strings and several turns."""
+    user = [w.ChatMessage(role="user", content="Plan a trip.")]
+    client.send(
+        w.Append(id=1, messages=user),
+        w.Fork(id=2, as_=["a", "b"]),
+        w.Generate(id=3, branch=["a", "b"], max_tokens=12, temperature=0.9, seed=3),
+        w.Generate(id=4, max_tokens=15, temperature=0, stop=["e"]),
+        w.Append(id=5, messages=user),
+        w.Generate(id=6, max_tokens=15, temperature=0.7, seed=9, logprobs=0),
+    )
+
+
+@pytest.mark.parametrize("policy", ["run", "pause"])
+def test_resume_at_every_frame_gives_the_same_text(sim: Callable[..., Any], policy: str) -> None:
+    engine = sim(eos_every=0, seed=1)
+    whole = engine.session(detach=policy)
+    program(whole)
+    engine.pump()
+    assert whole.unanswered == {}
+    texts = {name: whole.text(name) for name in ("main", "a", "b")}
+    assert all(texts.values())
+    frames = whole.frames
+    for cut in range(1, frames + 1):
+        engine = sim(eos_every=0, seed=1)
+        client = engine.session(detach=policy)
+        program(client)
+        while client.frames < cut:
+            engine.pump(1)
+        client.drop()
+        engine.pump(cut % 7)
+        client.connect()
+        engine.pump()
+        assert client.unanswered == {}, cut
+        assert {name: client.text(name) for name in texts} == texts, cut
+        positions = {name: b.position for name, b in engine.cores[1].state.branches.items()}
+        assert {r.branch: r.position for r in client.replies[3]} == {
+            name: positions[name] for name in ("a", "b")
+        }

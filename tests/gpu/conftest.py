@@ -1,0 +1,102 @@
+"""Fixtures of the executor's tests: tiny checkpoints made by `transformers`, and plans for them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.gpu.load import load_executor
+from ramify.protocol.config import ModelConfig
+from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
+from ramify.protocol.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Driver:
+    """Runs requests on an executor as a scheduler would, with as few words as possible."""
+
+    def __init__(self, executor: Any) -> None:
+        self.executor = executor
+        self.page_size = executor.info.page_size
+
+    def open(
+        self, row: int, pages: Sequence[int], cached: int = 0, sampling: SamplingParams = GREEDY, **more: Any
+    ) -> OpenRow:
+        return OpenRow(row, 100 + row, pack(pages), cached, sampling, **more)
+
+    def pages(self, first_token: int, tokens: int) -> list[int]:
+        """Pages for `tokens` tokens from a place in the pool."""
+        first = first_token // self.page_size
+        return list(range(first, first + -(-tokens // self.page_size)))
+
+    def step(self, **plan: Any) -> dict[int, int]:
+        """Run a plan; the sampled token of each row."""
+        if "decodes" in plan:
+            plan["decodes"] = pack(plan["decodes"])
+        if "closes" in plan:
+            plan["closes"] = pack(plan["closes"])
+        result = self.executor.launch(StepPlan(step=0, **plan)).result()
+        return dict(zip(unpack(result.rows), unpack(result.tokens), strict=True))
+
+    def prefill(self, row: int, start: int, tokens: Sequence[int], sample: bool = True) -> dict[int, int]:
+        return self.step(extends=[ExtendRow(row, start, pack(tokens), sample)])
+
+    def decode(self, rows: Sequence[int], steps: int) -> dict[int, list[int]]:
+        output: dict[int, list[int]] = {row: [] for row in rows}
+        for _ in range(steps):
+            for row, token in self.step(decodes=rows).items():
+                output[row].append(token)
+        return output
+
+    def generate(
+        self, row: int, tokens: Sequence[int], n: int, pages: Sequence[int], sampling: SamplingParams = GREEDY
+    ) -> list[int]:
+        """One request alone, from open to close."""
+        first = self.step(
+            opens=[self.open(row, pages, sampling=sampling)],
+            extends=[ExtendRow(row, 0, pack(tokens), True)],
+        )
+        output = [first[row], *self.decode([row], n - 1)[row]]
+        self.step(closes=[row])
+        return output
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def drive() -> Callable[..., Driver]:
+    """drive(folder, **ModelConfig fields) or drive(executor)."""
+
+    def make(source: Any, **settings: Any) -> Driver:
+        if isinstance(source, Path):
+            settings = {"device": "cpu", "kv_tokens": 4096} | settings
+            source = load_executor(ModelConfig(path=source, **settings), lambda what, share: None)
+        return Driver(source)
+
+    return make
+
+
+@pytest.fixture
+def tiny_config() -> dict[str, Any]:
+    """config.json of a Llama that needs no checkpoint (`load_format="dummy"`)."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "eos_token_id": 2,
+    }

@@ -1,0 +1,230 @@
+"""Every supported family and rope scaling against `transformers`, through the paged executor."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.protocol.plan import ExtendRow, GrowRow, StepPlan, pack
+
+SMALL = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,  # so that attention and rope matter to the outcome
+}
+LONG = [1.0 + i / 2 for i in range(8)]
+SHORT = [1.0 + i / 8 for i in range(8)]
+
+
+def rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
+
+
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama2": ("Llama", {"num_key_value_heads": 4}, {}),
+    "llama-gqa": ("Llama", {}, {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}, {}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}, {}),
+    "llama3": (
+        "Llama",
+        rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
+        {},
+    ),
+    "linear": ("Llama", rope("linear", factor=2.0), {}),
+    "dynamic": ("Llama", rope("dynamic", factor=2.0), {}),
+    "yarn": ("Llama", rope("yarn", factor=4.0, original_max_position_embeddings=64), {}),
+    "yarn-mscale": (
+        "Llama",
+        rope(
+            "yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=1.0,
+            beta_fast=16.0, beta_slow=2.0, truncate=False,
+        ),
+        {},
+    ),  # fmt: skip
+    "longrope-short": (
+        "Llama",
+        rope("longrope", long_factor=LONG, short_factor=SHORT, original_max_position_embeddings=192),
+        {"context": 192},
+    ),
+    "longrope-long": (
+        "Llama",
+        rope("longrope", long_factor=LONG, short_factor=SHORT, original_max_position_embeddings=32),
+        {},
+    ),
+    "mistral": ("Mistral", {"sliding_window": 24}, {}),
+    "mistral-full": ("Mistral", {"sliding_window": None, "head_dim": 32}, {}),
+    "qwen2": ("Qwen2", {}, {}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}, {}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}, {}),
+    "qwen3": ("Qwen3", {"head_dim": 32}, {}),
+    "qwen3-bias": ("Qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}, {}),
+}
+
+
+def save(folder: Path, family: str, changes: dict[str, Any], **options: Any) -> Any:
+    """A random model, saved and returned."""
+    import transformers
+
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{family}Config")(**(SMALL | changes))
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for name, weight in model.named_parameters():  # no bias or norm may be trivial
+        if name.endswith(("norm.weight", ".bias")):
+            torch.nn.init.normal_(weight, 1.0 if "norm" in name else 0.0, 0.2)
+    dtype = options.pop("dtype", None)
+    (model.to(dtype) if dtype else model).save_pretrained(folder, **options)
+    # read again: the round trip through a half precision must not touch the rotary buffers
+    return type(model).from_pretrained(folder, dtype=torch.float32).eval() if dtype else model
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(0, 160, (n,), generator=generator).tolist() for n in (57, 40, 91)]
+
+
+@torch.inference_mode()
+def reference(model: Any, prompt: list[int], n: int = 64) -> list[int]:
+    ids = torch.tensor([prompt])
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False, pad_token_id=0,
+        eos_token_id=None,
+    )  # fmt: skip
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_agrees_with_transformers(case: str, tmp_path: Path, drive: Any) -> None:
+    family, changes, settings = CASES[case]
+    model = save(tmp_path, family, changes)
+    first, second, third = prompts()
+    wanted = [reference(model, prompt) for prompt in (first, second, third)]
+    with torch.inference_mode():
+        logits = model(torch.tensor([first])).logits[0]
+
+    for page_size in (1, 16):
+        d = drive(tmp_path, page_size=page_size, **settings)
+        # chunk by chunk; logits of each chunk's last token
+        d.step(opens=[d.open(0, d.pages(1024, 192))])
+        for start, stop in ((0, 30), (30, 31), (31, 57)):
+            plan = StepPlan(step=0, extends=[ExtendRow(0, start, pack(first[start:stop]), True)])
+            _, ours = d.executor.forward(plan)
+            torch.testing.assert_close(ours[0], logits[stop - 1], atol=1e-4, rtol=1e-4)
+        d.step(closes=[0])
+        # alone
+        assert d.generate(0, first, 64, d.pages(1024, 192)) == wanted[0]
+        # batched: two prompts at once, the third joins while they decode, pages come late
+        outputs: dict[int, list[int]] = {0: [], 1: [], 2: []}
+
+        def collect(tokens: dict[int, int], into: dict[int, list[int]] = outputs) -> None:
+            for row, token in tokens.items():
+                into[row].append(token)
+
+        collect(
+            d.step(
+                opens=[d.open(0, d.pages(0, 64)), d.open(1, d.pages(1536, 192))],
+                extends=[ExtendRow(0, 0, pack(first), True), ExtendRow(1, 0, pack(second), True)],
+            )
+        )
+        collect(d.step(grows=[GrowRow(0, pack(d.pages(2048, 128)))], decodes=[1, 0]))
+        collect(
+            d.step(
+                opens=[d.open(2, d.pages(3072, 192))],
+                extends=[ExtendRow(2, 0, pack(third[:50]), False)],
+                decodes=[0, 1],
+            )
+        )
+        collect(d.step(extends=[ExtendRow(2, 50, pack(third[50:]), True)], decodes=[1, 0]))
+        while len(outputs[2]) < 64:
+            collect(d.step(decodes=[row for row in outputs if len(outputs[row]) < 64]))
+        assert [outputs[row][:64] for row in range(3)] == wanted
+
+
+@pytest.mark.parametrize("case", ["llama-gqa", "mistral", "qwen3"])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_shared_prefix_is_read_from_the_cache(
+    case: str, page_size: int, tmp_path: Path, drive: Any
+) -> None:
+    family, changes, settings = CASES[case]
+    model = save(tmp_path, family, changes)
+    prefix = prompts()[2][:64]
+    tails = [prompts()[0][:9], prompts()[1][:17], prompts()[0][3:4]]
+    d = drive(tmp_path, page_size=page_size, **settings)
+    shared = d.pages(2048, 64)
+    d.step(opens=[d.open(5, shared)])
+    d.prefill(5, 0, prefix, sample=False)
+    d.step(closes=[5])
+    before = d.executor.counters.tokens
+    first = d.step(
+        opens=[d.open(row, shared + d.pages(256 * row, 96), cached=64) for row in range(3)],
+        extends=[ExtendRow(row, 64, pack(tail), True) for row, tail in enumerate(tails)],
+    )
+    assert d.executor.counters.tokens - before == sum(map(len, tails))
+    rest = d.decode([2, 0, 1], 31)
+    for row, tail in enumerate(tails):
+        assert [first[row], *rest[row]] == reference(model, prefix + tail, 32)
+
+
+def test_dynamic_scaling_beyond_the_pretrained_length_is_that_of_the_full_context(
+    tmp_path: Path, drive: Any
+) -> None:
+    model = save(tmp_path, "Llama", CASES["dynamic"][1] | {"max_position_embeddings": 64})
+    prompt = (prompts()[0] + prompts()[2])[:128]
+    d = drive(tmp_path, context=128)
+    d.step(opens=[d.open(0, d.pages(0, 129))])
+    _, ours = d.executor.forward(StepPlan(step=0, extends=[ExtendRow(0, 0, pack(prompt), True)]))
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt])).logits[0, -1]
+    torch.testing.assert_close(ours[0], logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_and_sharded_checkpoints(tmp_path: Path, drive: Any, dtype: torch.dtype) -> None:
+    model = save(tmp_path, "Llama", {}, dtype=dtype, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    prompt = prompts()[0]
+    d = drive(tmp_path)  # float32 on a CPU
+    assert d.executor.info.dtype == "float32"
+    assert d.generate(0, prompt, 64, d.pages(0, 128)) == reference(model, prompt)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_runs_in_half_precision(tmp_path: Path, drive: Any, dtype: Any) -> None:
+    model = save(tmp_path, "Qwen3", {"head_dim": 32, "initializer_range": 0.05})
+    first, second, _ = prompts()
+    d = drive(tmp_path, dtype=dtype)
+    assert d.executor.info.dtype == dtype
+    d.step(opens=[d.open(row, d.pages(512 * row, 128)) for row in range(2)])
+    extends = [ExtendRow(row, 0, pack(prompt), True) for row, prompt in enumerate((first, second))]
+    _, ours = d.executor.forward(StepPlan(step=0, extends=extends))
+    with torch.inference_mode():
+        wanted = torch.stack([model(torch.tensor([p])).logits[0, -1] for p in (first, second)])
+    assert (ours - wanted).abs().max() < 0.05 * wanted.abs().max()
+
+
+def test_the_old_spelling_of_rope_settings(tmp_path: Path, drive: Any) -> None:
+    import json
+
+    model = save(tmp_path, "Llama", CASES["llama3"][1])
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    settings = raw.pop("rope_parameters")
+    raw["rope_theta"] = settings.pop("rope_theta")
+    settings["type"] = settings.pop("rope_type")
+    raw["rope_scaling"] = settings
+    raw["torch_dtype"] = raw.pop("dtype")
+    path.write_text(json.dumps(raw))
+    d = drive(tmp_path)
+    prompt = prompts()[0]
+    assert d.generate(0, prompt, 32, d.pages(0, 128)) == reference(model, prompt, 32)

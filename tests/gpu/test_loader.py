@@ -1,0 +1,217 @@
+"""Broken checkpoints: each fault gets a ModelError that names the file, the tensor and the mend."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ramify.gpu.load import load_executor
+from ramify.gpu.models.config import parse_config
+from ramify.protocol.config import ModelConfig
+from ramify.protocol.errors import ModelError
+from ramify.protocol.plan import ExecutorInfo
+
+
+def load(folder: Path, **settings: Any) -> ExecutorInfo:
+    settings = {"device": "cpu", "kv_tokens": 256} | settings
+    return load_executor(ModelConfig(path=folder, **settings), lambda what, share: None).info
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, tiny_config: dict[str, Any]) -> Path:
+    """A checkpoint of one file, made by hand."""
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config))
+    hidden, wide = 32, 48
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(128, hidden),
+        "model.norm.weight": torch.ones(hidden),
+        "lm_head.weight": torch.randn(128, hidden),
+    }
+    for i in range(2):
+        prefix = f"model.layers.{i}"
+        tensors |= {
+            f"{prefix}.input_layernorm.weight": torch.ones(hidden),
+            f"{prefix}.post_attention_layernorm.weight": torch.ones(hidden),
+            f"{prefix}.self_attn.q_proj.weight": torch.randn(hidden, hidden),
+            f"{prefix}.self_attn.k_proj.weight": torch.randn(16, hidden),
+            f"{prefix}.self_attn.v_proj.weight": torch.randn(16, hidden),
+            f"{prefix}.self_attn.o_proj.weight": torch.randn(hidden, hidden),
+            f"{prefix}.mlp.gate_proj.weight": torch.randn(wide, hidden),
+            f"{prefix}.mlp.up_proj.weight": torch.randn(wide, hidden),
+            f"{prefix}.mlp.down_proj.weight": torch.randn(hidden, wide),
+        }
+    save_file(tensors, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def configure(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_info_and_progress(checkpoint: Path) -> None:
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": [7, 2]}')
+    seen: list[tuple[str, float]] = []
+    config = ModelConfig(path=checkpoint, device="cpu", kv_tokens=100, page_size=16, name="tiny", context=64)
+    info = load_executor(config, lambda what, share: seen.append((what, share))).info
+    assert (info.model, info.architecture) == ("tiny", "LlamaForCausalLM")
+    assert (info.pages, info.page_size, info.context) == (6, 16, 64)
+    assert info.eos_token_ids == [7, 2]
+    assert info.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4
+    assert info.parameters == sum(t.numel() for t in load_file(checkpoint / "model.safetensors").values())
+    assert any("model.safetensors" in what for what, _ in seen)
+    assert seen[-1] == ("ready", 1.0)
+    assert all(0 <= share <= 1 for _, share in seen)
+
+
+def test_a_context_longer_than_the_pool_is_cut(checkpoint: Path) -> None:
+    assert load(checkpoint, kv_tokens=64).context == 64
+
+
+def test_dummy_needs_no_weights_and_is_seeded(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    config = ModelConfig(path=checkpoint, device="cpu", kv_tokens=64, load_format="dummy")
+    models: list[Any] = [load_executor(config, lambda what, share: None) for _ in range(2)]
+    first, second = (m._model.weights() for m in models)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert float(first["model.embed_tokens.weight"].std()) == pytest.approx(0.02, rel=0.1)
+    assert (first["model.norm.weight"] == 1).all()
+
+
+def test_the_bare_models_names_are_known(checkpoint: Path) -> None:
+    change(checkpoint, lambda t: [t.__setitem__(k.removeprefix("model."), t.pop(k)) for k in list(t)])  # type: ignore[func-returns-value]
+    load(checkpoint)
+
+
+def test_tensors_that_carry_nothing_are_ignored(checkpoint: Path) -> None:
+    configure(checkpoint, tie_word_embeddings=True)
+    change(
+        checkpoint, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
+    )
+    load(checkpoint)
+
+
+def refused(folder: Path, *words: str, **settings: Any) -> None:
+    with pytest.raises(ModelError) as caught:
+        load(folder, **settings)
+    for word in words:
+        assert word in caught.value.message
+
+
+def test_missing_tensor(checkpoint: Path) -> None:
+    change(checkpoint, lambda t: t.pop("model.layers.1.mlp.up_proj.weight") and None)
+    refused(checkpoint, "1 tensor(s)", "model.layers.1.mlp.up_proj.weight")
+
+
+def test_wrong_shape(checkpoint: Path) -> None:
+    change(checkpoint, lambda t: t.update({"lm_head.weight": torch.zeros(4, 32)}))
+    refused(checkpoint, "model.safetensors", "lm_head.weight", "[4, 32]", "[128, 32]")
+
+
+def test_wrong_type(checkpoint: Path) -> None:
+    change(checkpoint, lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)}))
+    refused(checkpoint, "model.norm.weight", "int8")
+
+
+def test_a_tensor_without_a_place(checkpoint: Path) -> None:
+    name = "model.layers.0.self_attn.q_proj.bias"
+    change(checkpoint, lambda t: t.update({name: torch.zeros(32)}))
+    refused(checkpoint, name, "no place")
+
+
+def test_truncated_file(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(checkpoint, "model.safetensors", "cut short")
+    path.write_bytes(b"")
+    refused(checkpoint, "model.safetensors")
+
+
+def test_missing_shard_and_broken_index(checkpoint: Path) -> None:
+    index = checkpoint / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}))
+    refused(checkpoint, "model-00002-of-00002.safetensors", "missing")
+    for text in ("{", "[]", '{"weight_map": {}}', '{"weight_map": [1]}'):
+        index.write_text(text)
+        refused(checkpoint, "model.safetensors.index.json", "again")
+
+
+def test_no_weights(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    path.rename(checkpoint / "other.safetensors")
+    refused(checkpoint, "other.safetensors", "index")
+    (checkpoint / "other.safetensors").unlink()
+    refused(checkpoint, "holds no weights")
+    (checkpoint / "pytorch_model.bin").write_bytes(b"x")
+    refused(checkpoint, "safetensors", ".bin")
+
+
+def test_no_folder_no_config(tmp_path: Path) -> None:
+    refused(tmp_path, "config.json", "missing")
+    refused(tmp_path / "nothing", "not a folder")
+    (tmp_path / "config.json").write_text("{")
+    refused(tmp_path, "config.json", "cannot be read")
+    (tmp_path / "config.json").write_text("[]")
+    refused(tmp_path, "config.json", "not a JSON object")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, ["MambaForCausalLM", "LlamaForCausalLM"]),
+        ({"architectures": None, "model_type": "gpt2"}, ["gpt2", "LlamaForCausalLM"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
+        ({"quantization_config": {"quant_method": "awq"}}, ["awq", "quantization_config"]),
+        ({"num_key_value_heads": 3}, ["num_attention_heads", "3"]),
+        ({"head_dim": 7}, ["head_dim"]),
+        ({"vocab_size": "x"}, ["vocab_size"]),
+        ({"hidden_size": 0}, ["hidden_size"]),
+        ({"rms_norm_eps": None}, ["rms_norm_eps"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+        ({"rope_scaling": {"type": "magic"}}, ["magic", "yarn"]),
+        ({"rope_scaling": {"type": "linear"}}, ["linear", "factor"]),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": "x"}}, ["yarn"]),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "long_factor": [1], "short_factor": [1]}},
+            ["longrope", "1 factors for 4"],
+        ),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["layer type"]),
+    ],
+)
+def test_a_config_that_cannot_be_served(checkpoint: Path, fields: dict[str, Any], words: list[str]) -> None:
+    configure(checkpoint, **fields)
+    refused(checkpoint, "config.json", *words)
+
+
+def test_windows_of_layers(tiny_config: dict[str, Any]) -> None:
+    qwen = tiny_config | {
+        "architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 3, "sliding_window": 8,
+        "use_sliding_window": True, "max_window_layers": 2,
+    }  # fmt: skip
+    assert parse_config(qwen, {}, Path("config.json")).windows == (None, None, 8)
+    listed = qwen | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    assert parse_config(listed, {}, Path("config.json")).windows == (8, None, 8)
+    assert parse_config(qwen | {"use_sliding_window": False}, {}, Path("c")).windows == (None,) * 3
+    with pytest.raises(ModelError, match="layer_types"):
+        parse_config(qwen | {"layer_types": ["other"] * 3}, {}, Path("config.json"))
+    with pytest.raises(ModelError, match="sliding_window"):
+        parse_config(qwen | {"sliding_window": -1}, {}, Path("config.json"))
+
+
+def test_a_pool_that_does_not_fit(checkpoint: Path) -> None:
+    refused(checkpoint, "--kv-tokens", "give at most", kv_tokens=1 << 44)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_that_is_not_there(checkpoint: Path) -> None:
+    refused(checkpoint, "--device cuda", device="cuda")

@@ -1,0 +1,64 @@
+"""Settings are refused with the flag's name; the defaults are those of the protocol page."""
+
+from pathlib import Path
+
+import pytest
+
+from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ScheduleConfig, ServerConfig
+from ramify.protocol.errors import ConfigError
+
+MODEL = ModelConfig(path=Path("m"))
+
+
+@pytest.mark.parametrize(
+    ("make", "flag"),
+    [
+        (lambda: Limits(ops_per_frame=0), "--limit-ops-per-frame"),
+        (lambda: Limits(queued_bytes=-1), "--limit-queued-bytes"),
+        (lambda: ModelConfig(path=Path("m"), page_size=0), "--page-size"),
+        (lambda: ModelConfig(path=Path("m"), max_rows=0), "--max-rows"),
+        (lambda: ModelConfig(path=Path("m"), step_tokens=15), "--step-tokens"),
+        (lambda: ModelConfig(path=Path("m"), context=1), "--context"),
+        (lambda: ModelConfig(path=Path("m"), page_size=8, kv_tokens=15), "--kv-tokens"),
+        (lambda: ScheduleConfig(in_flight=3), "--in-flight"),
+        (lambda: ScheduleConfig(lookahead=0), "--lookahead"),
+        (lambda: ScheduleConfig(ageing=-0.1), "--ageing"),
+        (lambda: ScheduleConfig(max_waiting=0), "--max-waiting"),
+        (lambda: ServerConfig(port=65536), "--port"),
+        (lambda: ServerConfig(port=-1), "--port"),
+        (lambda: ServerConfig(host="0.0.0.0"), "--host"),
+        (lambda: ServerConfig(host="::"), "--insecure"),
+        (lambda: ServerConfig(host=""), "--host"),
+    ],
+)
+def test_out_of_range_names_the_flag(make, flag: str) -> None:
+    with pytest.raises(ConfigError, match=flag):
+        make()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
+def test_loopback_needs_no_auth(host: str) -> None:
+    assert ServerConfig(host=host).tokens == ()
+
+
+def test_other_addresses_need_auth_or_insecure() -> None:
+    assert ServerConfig(host="0.0.0.0", tokens=("k",)).tokens == ("k",)
+    assert ServerConfig(host="0.0.0.0", insecure=True).insecure
+
+
+def test_a_name_that_only_looks_like_loopback_is_not() -> None:
+    with pytest.raises(ConfigError, match="--host"):
+        ServerConfig(host="127.evil.example")
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    limits = EngineConfig(model=MODEL).limits.wire()
+    assert limits["frame_bytes"] == 1 << 20
+    assert limits["frame_bytes_before_open"] == 8 << 10
+    assert (limits["ops_per_frame"], limits["ops_in_flight"]) == (256, 1024)
+    assert (limits["ops_per_second"], limits["ops_burst"]) == (200, 500)
+    assert (limits["branches"], limits["running"], limits["n"]) == (1024, 64, 64)
+    assert limits["attachments"] == 8
+    assert limits["queued_bytes"] == 256 << 10
+    server = ServerConfig()
+    assert (server.ping_interval_s, server.ping_timeout_s, server.session_ttl_s) == (20.0, 60.0, 600.0)
