@@ -162,7 +162,7 @@ class Engine:
         assert executor is not None
         info = executor.info
         self.cache = RadixCache(info.pages, info.page_size)
-        self.metrics.kv(info.pages, 0, 0)
+        self.metrics.kv(info.pages * info.page_size, 0, 0)
         cache = CacheActor(
             self._to_cache,
             self.cache,

@@ -296,7 +296,8 @@ class SessionCore:
 
     def _text(self, delta: Delta) -> list[CoreEvent]:
         head = self.heads.get(delta.branch)
-        head.position = head.received = delta.position
+        head.received = delta.position
+        head.position = max(head.position, delta.position)  # after a resume `state` knew it already
         for ticket, stream in self._running.get(delta.branch, ()):
             stream.broken |= delta.truncate is not None and stream.end > delta.truncate
             if not stream.broken:

@@ -32,6 +32,9 @@ if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("ramify packs int32 arrays in the machine's order, which must be little-endian")
 
 
+NO_TOKEN = -1  # in StepResult.tokens: the row's logits were not finite, nothing was sampled
+
+
 def pack(values: Iterable[int]) -> bytes:
     """Pack integers as little-endian int32."""
     return array("i", values).tobytes()
@@ -105,7 +108,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     """What one StepPlan produced.
 
     `rows`, `tokens`: int32[S], the sampled token of each sampling row: first the extends with
-    `sample` in plan order, then the decodes in plan order. `logprobs`: empty if no row asked,
+    `sample` in plan order, then the decodes in plan order; NO_TOKEN where the logits were not
+    finite (the KV of that step is not to be trusted; other rows are fine). `logprobs`: empty if no row asked,
     else S entries. `computed`: tokens that went through the model. `elapsed_us`: from the
     step's start to its end on the device.
     """

@@ -42,11 +42,15 @@ class MetricsSink(Protocol):
         ...
 
     def kv(self, free: int, evictable: int, referenced: int) -> None:
-        """Pages of the pool after a Settled."""
+        """Token slots of the pool after a Settled."""
         ...
 
     def finished(self, finished: Finished) -> None:
         """A request has ended."""
+        ...
+
+    def requests(self, running: int, waiting: int) -> None:
+        """How many run and wait after a turn, with or without a step."""
         ...
 
 
@@ -64,6 +68,7 @@ class SchedulerActor:
     ) -> None:
         self._mailbox = mailbox
         self._core = Scheduler(info, config)
+        self._page_size = info.page_size
         self._cache = cache
         self._executor = executor
         self._sessions = sessions
@@ -112,7 +117,9 @@ class SchedulerActor:
             if type(event) is StepResult:
                 self._metrics.step(event, core.running, core.waiting, plan_seconds)
             elif type(event) is Settled:
-                self._metrics.kv(event.free, event.evictable, event.referenced)
+                size = self._page_size
+                self._metrics.kv(event.free * size, event.evictable * size, event.referenced * size)
+        self._metrics.requests(core.running, core.waiting)
         deadline = core.next_deadline()
         if deadline is not None and (self._alarm_at is None or deadline < self._alarm_at):
             self._alarm_scope.cancel()

@@ -39,7 +39,7 @@ from ramify.protocol.messages import (
     Tokens,
     session_of,
 )
-from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepPlan, StepResult
+from ramify.protocol.plan import NO_TOKEN, ExecutorDown, ExecutorInfo, StepPlan, StepResult
 
 
 class Scheduler:
@@ -215,6 +215,10 @@ class Scheduler:
 
     def _result(self, result: StepResult, now: float) -> None:
         step, tokens = self._planner.landed(result)
+        if NO_TOKEN in tokens:  # before anything of this step is committed
+            for run, token in zip(step.bound, tokens, strict=True):
+                if token == NO_TOKEN and run.live:
+                    self._end(run.request, "error", now, "internal", "the model's output is not finite")
         over: list[Run] = []
         for run, end in step.chunks:
             if run.live:

@@ -294,7 +294,7 @@ export class Core {
     for (const { stream } of this.running()) {
       if (stream.branch !== branch) continue;
       if (truncate !== undefined) {
-        stream.broken ||= truncate < stream.start;
+        stream.broken ||= (stream.parts.at(-1)?.position ?? 0) > truncate;
         stream.cutBack(truncate);
       }
       if (stream.broken) continue;

@@ -23,7 +23,12 @@ class Driver:
         self.page_size = executor.info.page_size
 
     def open(
-        self, row: int, pages: Sequence[int], cached: int = 0, sampling: SamplingParams = GREEDY, **more: Any
+        self,
+        row: int,
+        pages: Sequence[int],
+        cached: int = 0,
+        sampling: SamplingParams = GREEDY,
+        **more: Any,
     ) -> OpenRow:
         return OpenRow(row, 100 + row, pack(pages), cached, sampling, **more)
 
@@ -41,7 +46,9 @@ class Driver:
         result = self.executor.launch(StepPlan(step=0, **plan)).result()
         return dict(zip(unpack(result.rows), unpack(result.tokens), strict=True))
 
-    def prefill(self, row: int, start: int, tokens: Sequence[int], sample: bool = True) -> dict[int, int]:
+    def prefill(
+        self, row: int, start: int, tokens: Sequence[int], sample: bool = True
+    ) -> dict[int, int]:
         return self.step(extends=[ExtendRow(row, start, pack(tokens), sample)])
 
     def decode(self, rows: Sequence[int], steps: int) -> dict[int, list[int]]:
@@ -52,7 +59,12 @@ class Driver:
         return output
 
     def generate(
-        self, row: int, tokens: Sequence[int], n: int, pages: Sequence[int], sampling: SamplingParams = GREEDY
+        self,
+        row: int,
+        tokens: Sequence[int],
+        n: int,
+        pages: Sequence[int],
+        sampling: SamplingParams = GREEDY,
     ) -> list[int]:
         """One request alone, from open to close."""
         first = self.step(

@@ -48,11 +48,17 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "yarn-mscale": (
         "Llama",
         rope(
-            "yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=1.0,
-            beta_fast=16.0, beta_slow=2.0, truncate=False,
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=64,
+            mscale=0.7,
+            mscale_all_dim=1.0,
+            beta_fast=16.0,
+            beta_slow=2.0,
+            truncate=False,
         ),
         {},
-    ),  # fmt: skip
+    ),
     "longrope-short": (
         "Llama",
         rope("longrope", long_factor=LONG, short_factor=SHORT, original_max_position_embeddings=192),
@@ -66,7 +72,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": 24}, {}),
     "mistral-full": ("Mistral", {"sliding_window": None, "head_dim": 32}, {}),
     "qwen2": ("Qwen2", {}, {}),
-    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}, {}),
+    "qwen2-window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+        {},
+    ),
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}, {}),
     "qwen3": ("Qwen3", {"head_dim": 32}, {}),
     "qwen3-bias": ("Qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}, {}),

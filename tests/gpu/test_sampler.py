@@ -159,7 +159,11 @@ def test_top_p_needs_more_than_the_first_candidates() -> None:
 @pytest.mark.parametrize("rate", [1.0, 1.4])
 def test_penalties(rate: float) -> None:
     sampling = SamplingParams(
-        temperature=0.0, frequency_penalty=0.5, presence_penalty=0.25, repetition_penalty=rate, logprobs=2
+        temperature=0.0,
+        frequency_penalty=0.5,
+        presence_penalty=0.25,
+        repetition_penalty=rate,
+        logprobs=2,
     )
     history = [1, 2, 2, 3, 3, 4]  # the last three are outputs: 3, 3, 4
     sampler = Sampler(1, 8, torch.device("cpu"))
@@ -179,7 +183,9 @@ def test_penalties(rate: float) -> None:
         assert token == max(range(8), key=lambda t: (wanted[t], -t))
         assert sampled.logprobs[0] is not None
         # log-probabilities are those of the model, not of the penalised logits
-        assert sampled.logprobs[0].logprob == pytest.approx(float(logits[0].log_softmax(-1)[token]), abs=1e-5)
+        assert sampled.logprobs[0].logprob == pytest.approx(
+            float(logits[0].log_softmax(-1)[token]), abs=1e-5
+        )
         counts[token] = counts.get(token, 0) + 1
         seen.add(token)
 

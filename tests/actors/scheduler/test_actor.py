@@ -40,6 +40,9 @@ class Metrics:
     def finished(self, finished):
         self.ended.append(finished)
 
+    def requests(self, running, waiting):
+        self.now = (running, waiting)
+
 
 class Stage:
     """An actor between the fakes of `world`. `auto`: cache and executor answer at once."""

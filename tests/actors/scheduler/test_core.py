@@ -4,7 +4,7 @@ import pytest
 
 from ramify.actors.scheduler.request import SchedulerError
 from ramify.protocol.messages import Cancel, CancelSession, Submit
-from ramify.protocol.plan import ExecutorDown, StepResult, pack, unpack
+from ramify.protocol.plan import NO_TOKEN, ExecutorDown, StepResult, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
 
@@ -181,6 +181,25 @@ def test_settle_precedes_the_end(world):
     w.result()
     assert w.settles[before].commits[0].final
     assert R1 in w.finished  # and `World.turn` checked that the cache knew
+
+
+def test_logits_that_are_not_finite_end_their_request_only(world, expected):
+    w = world()
+    good = ident(2)
+    w.turn(w.submit(max_tokens=6), w.submit(request=2, max_tokens=6))
+    w.cache_settles()
+    w.result()
+    result = w.executor.run()
+    tokens = unpack(result.tokens)
+    assert len(tokens) == 2
+    tokens[0] = NO_TOKEN
+    w.turn(StepResult(result.step, result.rows, pack(tokens), result.computed, result.elapsed_us))
+    w.run()
+    bad = w.finished[R1]
+    assert (bad.reason, bad.error, bad.output) == ("error", "internal", 1)
+    assert w.finished[good].reason == "length"
+    assert len(w.output[good]) == 6
+    w.check_idle()
 
 
 def test_logprobs_pass_through(world):

@@ -111,7 +111,8 @@ class SimClient:
             chunks[:] = [chunk for chunk in chunks if chunk[0] <= delta.truncate]
         else:
             assert delta.position > self.have.get(delta.branch, 0), "a delta goes back"
-        chunks.append((delta.position, delta.text))
+        if delta.text or delta.truncate is None:
+            chunks.append((delta.position, delta.text))
         self.have[delta.branch] = delta.position
 
     def _answer(self, message: Any) -> None:

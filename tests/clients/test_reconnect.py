@@ -1,0 +1,66 @@
+"""The close-code table, the waits, the pacer."""
+
+import pytest
+
+from ramify.clients.errors import ConnectionLost, Replaced
+from ramify.clients.reconnect import LAST_DELAY_S, Action, Pacer, after_close, delay
+from ramify.protocol.errors import Forbidden, Unauthorized
+
+
+@pytest.mark.parametrize(
+    ("code", "action"),
+    [
+        (1000, Action.STOP),
+        (1001, Action.RESUME),
+        (1012, Action.RESUME),
+        (1002, Action.STOP),
+        (1003, Action.STOP),
+        (1007, Action.STOP),
+        (1009, Action.SPLIT),
+        (1011, Action.RESUME),
+        (None, Action.RESUME),
+        (1006, Action.RESUME),
+        (4400, Action.STOP),
+        (4401, Action.NEW_TOKEN),
+        (4403, Action.STOP),
+        (4408, Action.RESUME),
+        (4409, Action.STOP),
+        (4429, Action.BACK_OFF),
+        (4999, Action.STOP),
+    ],
+)
+def test_close_codes(code: int | None, action: Action) -> None:
+    verdict = after_close(code, "why")
+    assert verdict.action is action
+    assert "why" in verdict.error.message
+
+
+def test_close_codes_as_exceptions() -> None:
+    assert isinstance(after_close(4401).error, Unauthorized)
+    assert isinstance(after_close(4403).error, Forbidden)
+    assert isinstance(after_close(4409).error, Replaced)
+    assert isinstance(after_close(4409).error, ConnectionError)
+    error = after_close(1000).error
+    assert isinstance(error, ConnectionLost)
+    assert error.details == {"close": 1000, "reason": ""}
+
+
+def test_waits_double_up_to_a_ceiling() -> None:
+    assert [delay(n, 1.0) for n in range(4)] == pytest.approx([0.1, 0.2, 0.4, 0.8])
+    assert delay(10_000, 1.0) == LAST_DELAY_S
+    assert delay(5, 0.0) == 0.0
+    assert delay(0, 0.5, 5.0) == pytest.approx(5.05)
+
+
+def test_pacer() -> None:
+    now = 100.0
+    pacer = Pacer(lambda: now)
+    assert pacer.wait(1000) == 0  # no limits yet
+    pacer.limit(10, 20)
+    assert pacer.wait(20) == 0
+    assert pacer.wait(5) == pytest.approx(0.5)
+    now += 0.5
+    assert pacer.wait(0) == pytest.approx(0)
+    now += 1000
+    assert pacer.wait(20) == 0  # never more than the burst
+    assert pacer.wait(1) == pytest.approx(0.1)

@@ -1,0 +1,337 @@
+"""A real engine on a real socket, a client written from docs/protocol.md, and an oracle.
+
+`serving` runs an engine and checks what it leaves behind: no referenced page, no session, no task,
+no socket, no thread of its executor. `Peer` knows the protocol page and nothing of Ramify's code.
+`Oracle` knows what the fake model says after given tokens, so that every text can be checked.
+"""
+
+import asyncio
+import gc
+import json
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import websockets
+from websockets.asyncio.client import ClientConnection
+
+from ramify.actors.engine import Engine, running_engine
+from ramify.actors.executor.spec import ExecutorSpec, FakeSpec
+from ramify.actors.tokenizer import Tokenizer
+from ramify.gpu.fake import FakeModel
+from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ScheduleConfig, ServerConfig
+from ramify.protocol.sampling import SamplingParams
+
+PATIENCE = 30.0  # seconds; the machine may be busy
+EOS = 2
+VOCAB = 384
+FIRST = 3  # the fake model samples no special token but EOS
+WORKERS = ("AnyIO worker thread", "asyncio_")  # thread pools that outlive a call by design
+
+Message = dict[str, Any]
+Found = Callable[[Message], bool]
+
+
+async def eventually(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something that no message tells."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.005)
+    assert condition(), what
+
+
+# --- the client -----------------------------------------------------------------------------------
+
+
+class Peer:
+    """One WebSocket. Messages are read when a test asks for one; deltas are added up.
+
+    `text`, `position`, `tokens`: of each branch, from deltas alone. `log`: every message, in order.
+    """
+
+    def __init__(self, ws: ClientConnection, codec: str) -> None:
+        self.ws = ws
+        self.codec = codec
+        self.log: list[Message] = []
+        self.frames = 0
+        self.position: dict[str, int] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.revision = 0
+        self._chunks: dict[str, list[tuple[int, str]]] = {}
+        self._waiting: list[Message] = []
+        self._seen = 0
+
+    def text(self, branch: str = "main") -> str:
+        return "".join(text for _, text in self._chunks.get(branch, ()))
+
+    @property
+    def have(self) -> dict[str, int]:
+        """For `open`."""
+        return dict(self.position)
+
+    async def send(self, *messages: Message) -> None:
+        """One frame."""
+        frame = messages[0] if len(messages) == 1 else list(messages)
+        await self.ws.send(msgspec.msgpack.encode(frame) if self.codec == "msgpack" else json.dumps(frame))
+
+    async def until(self, found: Found) -> Message:
+        """The next message that fits; those before it were passed over (see `log`)."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                while self._seen < len(self.log):
+                    message = self.log[self._seen]
+                    self._seen += 1
+                    if found(message):
+                        return message
+                await self._receive()
+
+    async def terminal(self, ident: int, branch: str | None = None) -> Message:
+        """The terminal reply of an op, whether it came already or not."""
+
+        def fits(m: Message) -> bool:
+            return (
+                m["type"] in ("ok", "done", "error", "state")
+                and m.get("id") == ident
+                and (branch is None or m.get("branch") == branch)
+            )
+
+        for message in self.log:
+            if fits(message):
+                return message
+        return await self.until(fits)
+
+    async def terminals(self, ident: int, branches: Sequence[str]) -> dict[str, Message]:
+        return {name: await self.terminal(ident, name) for name in branches}
+
+    async def next(self, *types: str) -> Message:
+        return await self.until(lambda m: m["type"] in types)
+
+    async def open(self, *ops: Message, **fields: Any) -> Message:
+        """`open`, with the first ops in the same frame; returns the `state`."""
+        await self.send({"type": "open", "client": "peer", **fields}, *ops)
+        state = await self.next("state", "error")
+        assert state["type"] == "state", state
+        return state
+
+    async def say(self, ident: int, content: str, branch: str = "main", **sampling: Any) -> Message:
+        """A chat turn as ops `ident` and `ident + 1`; returns its `done`."""
+        await self.send(user(ident, content, branch=branch), greedy(ident + 1, branch=branch, **sampling))
+        return await self.terminal(ident + 1, branch)
+
+    async def tree(self, ident: int, branch: str | None = None) -> dict[str, list[int]]:
+        """The tokens of each branch."""
+        await self.send({"type": "tree", "id": ident, "branch": branch, "tokens": True})
+        state = await self.terminal(ident)
+        assert state["type"] == "state", state
+        return {
+            b["branch"]: [t for turn in b.get("turns", ()) for t in turn.get("tokens", ())]
+            for b in state["branches"]
+        }
+
+    async def closed(self) -> int:
+        """Read on until the server closes; returns the close code."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                try:
+                    await self._receive()
+                except websockets.ConnectionClosed:
+                    assert self.ws.close_code is not None
+                    return self.ws.close_code
+
+    async def _receive(self) -> None:
+        data = await self.ws.recv()
+        assert isinstance(data, bytes) == (self.codec == "msgpack")
+        frame = msgspec.msgpack.decode(data) if isinstance(data, bytes) else json.loads(data)
+        self.frames += 1
+        for message in frame if isinstance(frame, list) else [frame]:
+            self.log.append(message)
+            self._note(message)
+
+    def _note(self, message: Message) -> None:
+        """What a client keeps: positions, texts, the revision."""
+        self.revision = max(self.revision, message.get("revision", 0))
+        if message["type"] != "delta":
+            return
+        name = message["branch"]
+        chunks = self._chunks.setdefault(name, [])
+        cut = message.get("truncate")
+        if cut is not None:
+            self.truncate(name, cut)
+        elif message["position"] <= self.position.get(name, -1):
+            raise AssertionError(f"{name} went back to {message} without truncate")
+        chunks.append((message["position"], message["text"]))
+        self.position[name] = message["position"]
+        self.tokens.setdefault(name, []).extend(message.get("tokens", ()))
+
+    def truncate(self, name: str, to: int) -> None:
+        """Cut the branch's text back to position `to`."""
+        chunks = self._chunks.setdefault(name, [])
+        while chunks and chunks[-1][0] > to:
+            chunks.pop()
+        self.position[name] = to
+
+
+def user(ident: int, content: str, **fields: Any) -> Message:
+    return {"type": "append", "id": ident, "messages": [{"role": "user", "content": content}], **fields}
+
+
+def greedy(ident: int, **fields: Any) -> Message:
+    return {"type": "generate", "id": ident, "temperature": 0, "max_tokens": 32, **fields}
+
+
+# --- the oracle ------------------------------------------------------------------------------------
+
+
+class Oracle:
+    """What the fake model says, and how the test's chat template (ChatML) is put together."""
+
+    def __init__(self, folder: Path, eos_every: int) -> None:
+        self.tokenizer = Tokenizer.load(folder)
+        self.model = FakeModel(vocab_size=VOCAB, eos=EOS, first=FIRST, eos_every=eos_every)
+        self.newline = self.tokenizer.encode("\n")
+
+    def turn(self, content: str, role: str = "user") -> list[int]:
+        """A turn on an empty branch or behind a complete turn, and the generation prompt."""
+        return self.tokenizer.encode(
+            f"<|im_start|>{role}\n{content}<|im_end|>\n<|im_start|>assistant\n"
+        )
+
+    def output(
+        self, tokens: Sequence[int], n: int = 32, *, seed: int | None = None, eos: bool = True
+    ) -> list[int]:
+        """What is generated after `tokens`; the last one is EOS if that stopped it. Greedy or seeded."""
+        sampling = None if seed is None else SamplingParams(temperature=1.0, seed=seed)
+        return self.model.expected(tokens, n, eos={EOS} if eos else None, sampling=sampling)
+
+    def next_turn(self, tokens: Sequence[int], content: str) -> list[int]:
+        """The branch after another turn of the user's. `tokens`: up to the last answer's end."""
+        end = self.newline if tokens[-1] == EOS else self.tokenizer.encode("<|im_end|>\n")
+        return [*tokens, *end, *self.turn(content)]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """As clients see it: control tokens have no text."""
+        return self.tokenizer.decode(tokens)
+
+
+# --- the server --------------------------------------------------------------------------------------
+
+
+class Served:
+    """A running engine, ways to connect to it, and what to compare with."""
+
+    def __init__(self, engine: Engine, oracle: Oracle) -> None:
+        self.engine = engine
+        self.oracle = oracle
+        self.http = engine.url.replace("ws://", "http://").removesuffix("/v1/ws")
+
+    @asynccontextmanager
+    async def connect(self, codec: str | None = None, **options: Any) -> AsyncIterator[Peer]:
+        """A socket. Without `codec` no subprotocol is offered."""
+        offered = None if codec is None else [f"ramify.v1+{codec}"]
+        options = {"subprotocols": offered, "max_size": None, "open_timeout": PATIENCE} | options
+        async with websockets.connect(self.engine.url, **options) as ws:
+            yield Peer(ws, codec or "json")
+
+    async def quiet(self) -> None:
+        """Wait until nothing runs; then every page must be free or evictable."""
+        engine = self.engine
+        assert engine.cache is not None
+        cache = engine.cache
+        await eventually(lambda: not engine.metrics.running, "generations still run")
+        await eventually(lambda: cache.referenced == 0 and not cache.runs, "pages are still referenced")
+        assert cache.free + cache.evictable == cache.total
+
+    async def deserted(self) -> None:
+        """Wait until every socket and session is gone."""
+        await eventually(lambda: self.engine.gateway.sockets == 0, "sockets stay open")
+        await eventually(lambda: self.engine.sessions == 0, "sessions stay")
+
+    def refuses_nothing(self) -> bool:
+        return self.engine.status.ready
+
+
+Serving = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture
+def serving(tokenizer_folder: Path) -> Serving:
+    """`async with serving(...) as served`: keywords are fields of the configurations, see below."""
+
+    @asynccontextmanager
+    async def run(
+        *,
+        executor: str = "thread",
+        model: Mapping[str, Any] = {},
+        server: Mapping[str, Any] = {},
+        limits: Mapping[str, Any] = {},
+        schedule: Mapping[str, Any] = {},
+        fake: Mapping[str, Any] = {},
+        eos_every: int = 0,
+        spec: ExecutorSpec | None = None,
+        real: bool = False,
+    ) -> AsyncIterator[Served]:
+        """`fake`: settings of FakeExecutor. `real`: run the model folder instead of the fake."""
+        config = EngineConfig(
+            model=ModelConfig(**{"path": tokenizer_folder} | dict(model)),
+            server=ServerConfig(**{"port": 0, "grace_s": 0.5} | dict(server)),
+            limits=Limits(**{"ops_per_second": 10_000, "ops_burst": 10_000} | dict(limits)),
+            schedule=ScheduleConfig(**schedule),
+            executor=executor,
+        )
+        if spec is None and not real:
+            spec = FakeSpec(
+                settings={"verify": True} | dict(fake),
+                model={"vocab_size": VOCAB, "eos": EOS, "first": FIRST, "eos_every": eos_every},
+            )
+        oracle = Oracle(config.model.path, eos_every)
+        before = Resources()
+        async with running_engine(config, spec=spec, check_idle=True) as engine:
+            yield Served(engine, oracle)
+            await Served(engine, oracle).quiet()
+        await before.returned()
+
+    return run
+
+
+class Resources:
+    """What an engine may hold only while it runs."""
+
+    def __init__(self) -> None:
+        self.tasks = asyncio.all_tasks()
+        self.threads = self._threads()
+        self.fds = self._fds()
+
+    async def returned(self) -> None:
+        """Everything that was taken since has been given back."""
+        await eventually(lambda: asyncio.all_tasks() <= self.tasks, "tasks stay")
+        await eventually(lambda: self._threads() <= self.threads, "threads stay")
+        if not self._fds() <= self.fds:
+            gc.collect()
+            await eventually(lambda: self._fds() <= self.fds, "file descriptors stay")
+
+    @staticmethod
+    def _threads() -> set[threading.Thread]:
+        return {t for t in threading.enumerate() if not t.name.startswith(WORKERS)}
+
+    @staticmethod
+    def _fds() -> set[str]:
+        """Sockets, pipes and the like by inode, so that a number used anew does not hide one."""
+        found = set()
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                found.add(os.readlink(f"/proc/self/fd/{fd}"))
+            except FileNotFoundError:  # the listing's own
+                continue
+        return {target for target in found if not target.startswith("/dev/")}
+
+
+@pytest.fixture(params=["thread", "process"])
+def executor(request: pytest.FixtureRequest) -> str:
+    """Where the executor runs: tests that use this run with both."""
+    placement: str = request.param
+    return placement
