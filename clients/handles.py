@@ -6,7 +6,7 @@ Every method queues one frame and waits for the replies of its own ops. Nothing 
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, overload
 
 import msgspec
 
@@ -333,10 +333,9 @@ def chat_messages(messages: Messages) -> list[ChatMessage]:
 def _op(op: Op | Mapping[str, Any]) -> Op:
     if isinstance(op, Op):
         return op
+    if op.get("type") in ("open", "credit", "ping"):
+        raise BadRequest(f"{op['type']!r} is not an op that can be part of a program")
     try:
-        message: Any = msgspec.convert({"id": 0, **op}, ClientMessage)
+        return cast(Op, msgspec.convert({"id": 0, **op}, ClientMessage))
     except msgspec.ValidationError as error:
         raise BadRequest(str(error)) from None
-    if not isinstance(message, Op):
-        raise BadRequest(f"{op.get('type')!r} is not an op that can be part of a program")
-    return message

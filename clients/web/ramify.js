@@ -124,6 +124,7 @@ export class Session extends EventTarget {
   #floor = 0; // least delay before the next try
   #refusal = null;
   #timers = {};
+  #generations = new WeakMap(); // stream -> Generation
   #stop = new AbortController();
   status = "connecting";
 
@@ -165,7 +166,7 @@ export class Session extends EventTarget {
    */
   generate(options = {}) {
     const ticket = this.#submit({ type: "generate", branch: "main", ...options });
-    const all = [...ticket.streams.values()].map((stream) => new Generation(this, ticket, stream));
+    const all = [...ticket.streams.values()].map((stream) => this.#generation({ ticket, stream }));
     return Array.isArray(options.branch) || options.n > 1 ? all : all[0];
   }
 
@@ -201,7 +202,7 @@ export class Session extends EventTarget {
 
   /** Generations under way; after a refresh, those that went on meanwhile. @returns {Generation[]} */
   running() {
-    return this.#core.running().map(({ ticket, stream }) => new Generation(this, ticket, stream));
+    return this.#core.running().map((each) => this.#generation(each));
   }
 
   /** End the session on the server (`keep`: only leave it) and forget it here. */
@@ -216,6 +217,11 @@ export class Session extends EventTarget {
     if (this.status === "closed" || this.#socket) return;
     this.#attempt = 0;
     this.#connect();
+  }
+
+  #generation({ ticket, stream }) {
+    if (!this.#generations.has(stream)) this.#generations.set(stream, new Generation(this, ticket, stream));
+    return this.#generations.get(stream);
   }
 
   async #send(fields) {

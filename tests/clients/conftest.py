@@ -148,7 +148,9 @@ class ModelServer:
                 continue
             self._flush(name, piece.end)
             if piece.ended:
-                self._send(*(r for r in self._replies.get(piece.op, ()) if getattr(r, "branch", "") == name))
+                self._send(
+                    *(r for r in self._replies.get(piece.op, ()) if getattr(r, "branch", "") == name)
+                )
         if name in self._truncate:
             to = self._truncate.pop(name)
             self._send(Delta(branch=name, position=to, text="", truncate=to))
@@ -218,7 +220,9 @@ class ModelServer:
                 self._reply(Ok(id=op.id))
                 self.closing = 1000
             case Generate(as_=list() as children):
-                self._queue.append((Fork(id=op.id, branch=str(op.branch), as_=children), "spawn", failed))
+                self._queue.append(
+                    (Fork(id=op.id, branch=str(op.branch), as_=children), "spawn", failed)
+                )
                 self._queue.extend((op, name, failed) for name in children)
             case Append() | Generate():
                 self._queue.extend((op, name, failed) for name in names(op.branch))
@@ -244,7 +248,8 @@ class ModelServer:
         elif name not in (None, "spawn") and branch is None:
             self._fail(op, name, "no_branch", failed)
         elif isinstance(op, Generate):
-            assert branch is not None and name is not None
+            assert branch is not None
+            assert name is not None
             return self._generate(op, name, branch)
         else:
             reply = self._run(op, name, branch)
@@ -292,7 +297,9 @@ class ModelServer:
                 assert name is not None
                 self.branches[new] = self.branches.pop(name)
                 self._cursors[new] = self._cursors.pop(name, 0)
-                return Ok(id=op.id, branch=new, position=self.branches[new].position, revision=self.revision)
+                return Ok(
+                    id=op.id, branch=new, position=self.branches[new].position, revision=self.revision
+                )
             case _:
                 return Ok(id=op.id, branch=name, revision=self.revision)
         return Ok(id=op.id, branch=name, position=branch.position, revision=self.revision)

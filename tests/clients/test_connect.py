@@ -26,6 +26,7 @@ class Served:
         self.drop_every = 0
         self.paused = asyncio.Event()
         self.paused.set()
+        self.received = asyncio.Event()  # a frame of ops
         self.frames: list[int] = []  # ops in each received frame
         self.headers: list[str | None] = []
         self.connections = 0
@@ -58,6 +59,8 @@ class Served:
         async for data in socket:
             frame = codec.decode_client(data)
             self.frames.append(len(frame))
+            if len(self.frames) > 1:
+                self.received.set()
             self.model.receive(frame)
 
     async def _write(self, socket: ServerConnection, codec: Codec) -> None:
@@ -266,14 +269,12 @@ async def test_fresh_tokens(server: Any) -> None:
     async with serving(server) as served, connect(served.url, token=token) as session:
         session.link._jitter = lambda: 0.0
         served.close_with = 4401
-        while served.connections < 2:
-            await asyncio.sleep(0)
-        await session.main.append("x")
+        await session.main.chat("x", max_tokens=200)
         assert served.headers == ["Bearer t1", "Bearer t2"]
     async with serving(type(server)()) as served:
-        with pytest.raises(Unauthorized):
-            async with connect(served.url, token="t") as session:
-                served.close_with = 4401
+        async with connect(served.url, token="t") as session:
+            served.close_with = 4401
+            with pytest.raises(Unauthorized):
                 await session.main.chat("x", max_tokens=10**6)
 
 
@@ -317,8 +318,7 @@ async def test_a_server_that_breaks_the_protocol(server: Any) -> None:
 
         generation = session.main.generate(max_tokens=10**6)
         served.paused.clear()
-        while len(served.frames) < 2:
-            await asyncio.sleep(0)
+        await served.received.wait()
         served.push(Ok(id=1))
         with pytest.raises(Internal, match="only `done`"):
             await generation

@@ -313,7 +313,9 @@ def test_a_done_with_reason_error_is_an_error(server: Any) -> None:
     wire.core.next_frame()
     usage = server_usage(prompt=0)
     wire.core.receive(
-        Done(id=1, branch="main", position=0, reason="error", usage=usage, error="overloaded", message="x")
+        Done(
+            id=1, branch="main", position=0, reason="error", usage=usage, error="overloaded", message="x"
+        )
     )
     assert ticket.settled
     assert ticket.error is not None
@@ -344,14 +346,10 @@ def test_text_of_others_is_not_mine(server: Any) -> None:
     (stream,) = ticket.streams.values()
     wire.core.receive(Delta(branch="main", position=5, text="theirs"))
     assert stream.take().text == "theirs"
-    wire.core.receive(
-        Event(revision=9, op="generate", branch="main", by="d", details={"position": 5})
-    )
+    wire.core.receive(Event(revision=9, op="generate", branch="main", by="d", details={"position": 5}))
     assert stream.take().cut == len("theirs")
     wire.core.receive(Delta(branch="main", position=8, text="mine"))
-    wire.core.receive(
-        Done(id=1, branch="main", position=8, reason="stop", usage=server_usage(prompt=7))
-    )
+    wire.core.receive(Done(id=1, branch="main", position=8, reason="stop", usage=server_usage(prompt=7)))
     assert stream.text == "mine"
     assert stream.take().text == "mine"
 
@@ -415,12 +413,8 @@ def test_events_of_others_move_the_table(server: Any) -> None:
     )
     assert isinstance(note[0], Noted)
     assert heads["x"].position == heads["x"].received == 3
-    wire.core.receive(
-        Event(revision=5, op="append", branch="x", by="d", details={"position": 9})
-    )
-    wire.core.receive(
-        Event(revision=6, op="rollback", branch="x", by="d", details={"position": 2})
-    )
+    wire.core.receive(Event(revision=5, op="append", branch="x", by="d", details={"position": 9}))
+    wire.core.receive(Event(revision=6, op="rollback", branch="x", by="d", details={"position": 2}))
     assert (heads["x"].position, heads["x"].received) == (2, 2)
     wire.core.receive(Event(revision=7, op="drop", branch="x", by="d"))
     assert "x" not in heads

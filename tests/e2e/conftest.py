@@ -63,7 +63,6 @@ class Peer:
         self.tokens: dict[str, list[int]] = {}
         self.revision = 0
         self._chunks: dict[str, list[tuple[int, str]]] = {}
-        self._waiting: list[Message] = []
         self._seen = 0
 
     def text(self, branch: str = "main") -> str:
@@ -73,6 +72,17 @@ class Peer:
     def have(self) -> dict[str, int]:
         """For `open`."""
         return dict(self.position)
+
+    @staticmethod
+    def user(ident: int, content: str, **fields: Any) -> Message:
+        """An `append` of a user's turn."""
+        messages = [{"role": "user", "content": content}]
+        return {"type": "append", "id": ident, "messages": messages, **fields}
+
+    @staticmethod
+    def greedy(ident: int, **fields: Any) -> Message:
+        """A `generate` of 32 tokens."""
+        return {"type": "generate", "id": ident, "temperature": 0, "max_tokens": 32, **fields}
 
     async def send(self, *messages: Message) -> None:
         """One frame."""
@@ -120,7 +130,9 @@ class Peer:
 
     async def say(self, ident: int, content: str, branch: str = "main", **sampling: Any) -> Message:
         """A chat turn as ops `ident` and `ident + 1`; returns its `done`."""
-        await self.send(user(ident, content, branch=branch), greedy(ident + 1, branch=branch, **sampling))
+        await self.send(
+            self.user(ident, content, branch=branch), self.greedy(ident + 1, branch=branch, **sampling)
+        )
         return await self.terminal(ident + 1, branch)
 
     async def tree(self, ident: int, branch: str | None = None) -> dict[str, list[int]]:
@@ -174,14 +186,6 @@ class Peer:
         while chunks and chunks[-1][0] > to:
             chunks.pop()
         self.position[name] = to
-
-
-def user(ident: int, content: str, **fields: Any) -> Message:
-    return {"type": "append", "id": ident, "messages": [{"role": "user", "content": content}], **fields}
-
-
-def greedy(ident: int, **fields: Any) -> Message:
-    return {"type": "generate", "id": ident, "temperature": 0, "max_tokens": 32, **fields}
 
 
 # --- the oracle ------------------------------------------------------------------------------------
@@ -250,9 +254,6 @@ class Served:
         """Wait until every socket and session is gone."""
         await eventually(lambda: self.engine.gateway.sockets == 0, "sockets stay open")
         await eventually(lambda: self.engine.sessions == 0, "sessions stay")
-
-    def refuses_nothing(self) -> bool:
-        return self.engine.status.ready
 
 
 Serving = Callable[..., AbstractAsyncContextManager[Served]]

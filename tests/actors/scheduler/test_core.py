@@ -186,7 +186,7 @@ def test_settle_precedes_the_end(world):
 def test_logits_that_are_not_finite_end_their_request_only(world, expected):
     w = world()
     good = ident(2)
-    w.turn(w.submit(max_tokens=6), w.submit(request=2, max_tokens=6))
+    w.turn(w.submit(max_tokens=6), w.submit(request=2, tokens=(7, 8), max_tokens=6))
     w.cache_settles()
     w.result()
     result = w.executor.run()

@@ -1,0 +1,159 @@
+/**
+ * A chat as the page knows it: branches of turns, kept in step with the server by positions.
+ *
+ * Pure: no DOM, no socket. The server's tree is the truth; this is a copy to draw from. What the tree
+ * does not tell (what the user typed, before the chat template; what a generation cost) is in `notes`.
+ *
+ * @typedef {{kind: "input" | "output", role: string, start: number, end?: number, op?: number, text: string,
+ *   system?: string, usage?: object, reason?: string}} Turn  [start, end) are positions in tokens.
+ * @typedef {{name: string, parent?: string, at: number, turns: Turn[]}} Branch
+ */
+
+const MARKS = /<\|?[^<>|\n]{1,40}\|?>/g; // special tokens of chat templates, for turns nobody noted
+
+export class Conversation {
+  /** @param {{messages: Object<number, object[]>, bills: Object<string, object>}} notes */
+  constructor(notes = { messages: {}, bills: {} }) {
+    this.notes = notes;
+    /** @type {Map<string, Branch>} */ this.branches = new Map();
+  }
+
+  /** Take over the branches of a `state` that has text. */
+  load(state) {
+    this.branches = new Map(state.branches.map((each) => [each.branch, this.#branch(each)]));
+  }
+
+  #branch({ branch: name, parent, at = 0, turns = [], started_at: started = Infinity, reason }) {
+    const known = turns.filter((turn) => turn.start < started).map((turn) => this.#turn(name, turn)).filter(Boolean);
+    const last = known.at(-1);
+    if (last?.kind === "output" && last.end === turns.at(-1).end) last.reason ??= reason;
+    return { name, parent, at, turns: known };
+  }
+
+  /** A turn to show; null for what only the chat template wrote. */
+  #turn(branch, { kind, role, start, end, op, text = "" }) {
+    if (kind === "output") {
+      return { kind, role: "assistant", start, end, op, text, ...this.notes.bills[`${op} ${start}`] };
+    }
+    const noted = this.notes.messages[op];
+    const last = noted?.at(-1);
+    if (last && text.includes(last.content) && last.role === role) {
+      return { ...input(noted), kind: role === "assistant" ? "output" : "input", start, end, op };
+    }
+    if (role === "assistant") return null;
+    const plain = text.replace(MARKS, "").replace(/^\s*(system|user|tool)\s*\n/, "").trim();
+    return plain ? { kind, role: role ?? "user", start, end, op, text: plain } : null;
+  }
+
+  /** The user's turn goes onto `branch`; its end is not known before `ok`. @returns {Turn} */
+  append(name, messages) {
+    const branch = this.branches.get(name);
+    const turn = { ...input(messages), start: this.end(name) };
+    branch.turns.push(turn);
+    return turn;
+  }
+
+  /** An append was answered. */
+  appended(turn, messages, { id, position, result }) {
+    Object.assign(turn, { op: id, end: position }, result?.rebased !== undefined && { start: result.rebased });
+    this.notes.messages[id] = messages;
+  }
+
+  /** A generation ended: its text becomes a turn. @returns {Turn} */
+  answered(name, { id, position, reason, usage, text }) {
+    const branch = this.branches.get(name);
+    if (!branch) return null;
+    const start = usage?.prompt ?? this.end(name);
+    const bill = { reason, usage };
+    this.notes.bills[`${id} ${start}`] = bill;
+    const turn = { kind: "output", role: "assistant", start, end: position, op: id, text, ...bill };
+    const same = branch.turns.findIndex((each) => each.kind === "output" && each.start === start);
+    if (same >= 0) branch.turns.splice(same, 1, turn);
+    else branch.turns.push(turn);
+    return turn;
+  }
+
+  /** Children of `name` at position `at`. */
+  forked(name, children, at) {
+    const turns = this.branches.get(name).turns.filter((turn) => turn.end <= at);
+    for (const child of children) this.branches.set(child, { name: child, parent: name, at, turns: [...turns] });
+  }
+
+  rolledBack(name, to) {
+    const branch = this.branches.get(name);
+    branch.turns = branch.turns.filter((turn) => turn.end <= to);
+  }
+
+  /** Position after the last turn. */
+  end(name) {
+    return this.branches.get(name)?.turns.at(-1)?.end ?? 0;
+  }
+
+  /** Branches without a (living) parent. */
+  roots() {
+    return [...this.branches.values()].filter(({ parent }) => !this.branches.has(parent));
+  }
+
+  children(name) {
+    return [...this.branches.values()].filter(({ parent }) => parent === name);
+  }
+
+  /** Answers to choose from: children that fork where this branch ends with a question. */
+  answers(name) {
+    const branch = this.branches.get(name);
+    if (branch?.turns.at(-1)?.kind !== "input") return [];
+    return this.children(name).filter(({ at }) => at === this.end(name));
+  }
+
+  /** What is the branch's own, not inherited. */
+  own({ turns, at }) {
+    return turns.filter(({ start }) => start >= at);
+  }
+
+  /** A name for people: the branch's own first question, else its answer. */
+  label(branch) {
+    const own = this.own(branch);
+    return (own.find(({ kind }) => kind === "input") ?? own[0])?.text.trim().slice(0, 80) || null;
+  }
+
+  /** `count` names that no branch has. */
+  names(count) {
+    const names = [];
+    for (let i = 2; names.length < count; i += 1) if (!this.branches.has(`b${i}`)) names.push(`b${i}`);
+    return names;
+  }
+
+  /**
+   * The ops that make this tree again in an empty session, in order; the text counts, not the tokens.
+   * @returns {{op: "append" | "fork" | "root", branch?: string, as?: string, turn?: Turn}[]}
+   */
+  replay() {
+    const ops = [];
+    const grow = (branch, skip) => {
+      const children = this.children(branch.name);
+      const forkAt = (index) => {
+        for (const child of children.filter((each) => kept(each) === index)) {
+          ops.push({ op: "fork", branch: branch.name, as: child.name });
+        }
+      };
+      const kept = (child) => branch.turns.filter(({ end }) => end <= child.at).length;
+      for (let i = 0; i <= branch.turns.length; i += 1) {
+        if (i >= skip) forkAt(i);
+        if (i < branch.turns.length && i >= skip) ops.push({ op: "append", branch: branch.name, turn: branch.turns[i] });
+      }
+      for (const child of children) grow(child, kept(child));
+    };
+    for (const root of this.roots()) {
+      if (root.name !== "main") ops.push({ op: "root", as: root.name });
+      grow(root, 0);
+    }
+    return ops;
+  }
+}
+
+/** The turn that a list of messages shows as: the last one, with the system prompt beside it. */
+function input(messages) {
+  const last = messages.at(-1);
+  const system = messages.find(({ role }) => role === "system")?.content;
+  return { kind: "input", role: last.role, text: last.content, ...(system && { system }) };
+}

@@ -1,0 +1,114 @@
+"""The console script: exit codes, one-line errors, `info`, and that torch stays out."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.clients import cli
+from ramify.clients.commands import engine, info, serve
+from ramify.protocol.config import EngineConfig
+
+
+def run(*argv: str) -> int:
+    return cli.main(list(argv))
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run("--version")
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("ramify ")
+
+
+def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in ([], ["nope"], ["serve", "--port", "x"]):
+        with pytest.raises(SystemExit) as caught:
+            run(*argv)
+        assert caught.value.code == 2
+    capsys.readouterr()
+    assert run("serve", "--model", "m", "--host", "0.0.0.0") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ramify: --host 0.0.0.0")
+    assert error.count("\n") == 1
+    assert run("chat", "--session", "s") == 2
+    assert run("chat", "--set", "heat=1", "--url", "localhost:9") == 2
+
+
+def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("chat", "--url", "ws://127.0.0.1:9") == 1
+    assert "cannot connect" in capsys.readouterr().err
+    assert run("info", "--url", "ws://127.0.0.1:9") == 1
+    assert "cannot read http://127.0.0.1:9/v1/info" in capsys.readouterr().err
+
+
+def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "serve", interrupted)
+    monkeypatch.setattr(engine, "configure_log", lambda *_: None)
+    assert run("serve", "--model", "m") == 130
+
+
+def test_serve_shows_progress_and_the_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[EngineConfig] = []
+
+    def scripted(config: EngineConfig, progress: engine.Progress) -> None:
+        seen.append(config)
+        progress("loading weights", 0.1)
+        progress("loading weights", 0.6)
+        progress("ready at ws://127.0.0.1:5/v1/ws", 1.0)
+
+    monkeypatch.setattr(engine, "serve", scripted)
+    monkeypatch.setattr(engine, "configure_log", lambda *_: None)
+    assert run("serve", "--model", "some/folder", "--port", "0") == 0
+    out, err = capsys.readouterr()
+    assert seen[0].server.port == 0
+    assert out.startswith("model: folder\nready: ws://127.0.0.1:5/v1/ws\n")
+    assert "page http://127.0.0.1:5/" in out
+    assert err == "loading weights\n"
+
+
+def test_announce(capsys: pytest.CaptureFixture[str]) -> None:
+    serve.announce("ws://h:1/v1/ws")
+    assert "ramify chat --url ws://h:1/v1/ws" in capsys.readouterr().out
+
+
+def test_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    (tmp_path / "model.safetensors").write_bytes(bytes(1 << 20))
+    assert run("info", "--model", str(tmp_path)) == 0
+    out = capsys.readouterr().out
+    assert "  num_hidden_layers: 2\n" in out
+    assert "architectures: LlamaForCausalLM" in out
+    assert "1 files, 1.0 MiB" in out
+    assert "chat template: no" in out
+    assert "  websockets: " in out
+    (tmp_path / "config.json").write_text("{")
+    assert run("info", "--model", str(tmp_path)) == 2
+    assert "is not JSON" in capsys.readouterr().err
+    assert run("info", "--model", str(tmp_path / "none")) == 2
+
+
+def test_a_model_with_a_template(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    assert info.model_info(tmp_path)["chat template"] == "yes"
+
+
+def test_clients_do_not_load_torch() -> None:
+    code = (
+        "import atexit, gc; atexit.register(gc.freeze)\n"
+        "import sys, ramify.clients.cli\n"
+        "loaded = {'torch', 'transformers', 'ramify.actors', 'numpy'} & sys.modules.keys()\n"
+        "sys.exit(str(loaded) if loaded else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

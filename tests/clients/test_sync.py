@@ -1,0 +1,86 @@
+"""The synchronous facade: the same outcome without await, on a real socket."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.typing import Subprotocol
+
+from ramify.clients import connect_sync
+from ramify.clients.errors import ConnectionLost
+from ramify.clients.sync import SyncGeneration, SyncReply
+from ramify.protocol.codec import Codec
+from ramify.protocol.errors import NoBranch
+
+
+@pytest.fixture
+def url(server: Any) -> Iterator[str]:
+    """A model server in a thread."""
+    loop = asyncio.new_event_loop()
+    ready = threading.Event()
+    stop: list[Callable[[], None]] = []
+    urls: list[str] = []
+
+    async def handle(socket: ServerConnection) -> None:
+        codec = Codec("json")
+        async for data in socket:
+            server.receive(codec.decode_client(data))
+            while server.step() or server.out:
+                while server.out:
+                    await socket.send(codec.encode(server.out.popleft()), text=True)
+            if server.closing:
+                return
+
+    async def main() -> None:
+        done = asyncio.Event()
+        stop.append(lambda: loop.call_soon_threadsafe(done.set))
+        names = [Subprotocol("ramify.v1+json")]
+        async with serve(handle, "127.0.0.1", 0, subprotocols=names) as listener:
+            urls.append(f"ws://127.0.0.1:{next(iter(listener.sockets)).getsockname()[1]}")
+            ready.set()
+            await done.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
+    thread.start()
+    ready.wait()
+    yield urls[0]
+    stop[0]()
+    thread.join()
+    loop.close()
+
+
+def test_a_conversation(url: str) -> None:
+    with connect_sync(url) as session:
+        assert session.model == "model"
+        generation = session.main.chat("abc", max_tokens=2, seed=1)
+        assert "".join(delta.text for delta in generation) == "<3:1><4:1>"
+        assert generation.result().position == 5
+        assert generation.text == "<3:1><4:1>"
+        (child,) = session.main.fork("x")
+        assert child.position == 5
+        assert [g.result().text for g in child.generate(n=2, max_tokens=1)] == ["<5:None>"] * 2
+        assert session.main.rollback(to=3).position == 3
+        assert session.tree(text=True).branches[0].position == 3
+        assert child.tree().position == 5
+        reply, again = session.send(
+            [{"type": "append", "text": "q"}, {"type": "generate", "max_tokens": 1, "seed": 2}]
+        )
+        assert isinstance(reply, SyncReply)
+        assert isinstance(again, SyncGeneration)
+        assert reply.result()[0].id
+        assert again.result().text == "<4:2>"
+        assert child.set(name="y").id
+        assert child.name == "y"
+        assert child.drop().id
+        assert {branch.name for branch in session.root("r")} == {"r"}
+        with pytest.raises(NoBranch):
+            session.branch("nowhere").append("x")
+        assert session.error is None
+
+
+def test_no_server() -> None:
+    with pytest.raises(ConnectionLost), connect_sync("ws://127.0.0.1:9"):
+        pass
