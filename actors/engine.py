@@ -83,7 +83,7 @@ class EngineStatus:
             "started": self._started,
             "ready": self.ready,
             "phase": self.phase,
-            "model": msgspec.to_builtins(executor) if executor is not None else None,
+            "model": msgspec.structs.asdict(executor) if executor is not None else None,
             "limits": self._config.limits.wire(),
         }
 

@@ -250,8 +250,9 @@ class SessionCore:
         try:
             fresh = self._check_frame(attachment, ledger, ops, frame)
         except RamifyError as error:
-            attachment.out.append(_error(error, ident=(error.details or {}).get("id")))
+            attachment.out.extend(_refusals(error, ops))
             return
+        queued: list[Task] = []  # started together: an append sees whether a generation follows
         for op, tasks in fresh:
             match op:
                 case Credit():
@@ -259,10 +260,20 @@ class SessionCore:
                     attachment.credit(op.branch, op.upto)
                     if branch is not None:
                         attachment.flush(branch, self._now)
+                case Tree() | Cancel() | CloseSession():
+                    self._start(queued)
+                    queued = []
+                    if self._admit(attachment, ledger, op, tasks):
+                        self._run_now(attachment, op)
                 case Op():
-                    self._admit(attachment, ledger, op, tasks)
+                    if self._admit(attachment, ledger, op, tasks):
+                        for task in tasks:
+                            task.arrived = self._now
+                            self._program.add(task)
+                        queued.extend(tasks)
                 case _:
                     pass
+        self._start(queued)
 
     def _check_frame(
         self, attachment: Attachment, ledger: Ledger, ops: list[ClientMessage], frame: FrameRun
@@ -293,18 +304,22 @@ class SessionCore:
             )
         return out
 
-    def _admit(self, attachment: Attachment, ledger: Ledger, op: Op, tasks: list[Task]) -> None:
+    def _admit(self, attachment: Attachment, ledger: Ledger, op: Op, tasks: list[Task]) -> bool:
+        """Whether `op` is new. One that was seen gets its replies again, as far as there are any."""
         try:
             stored = ledger.seen(op.id)
         except RamifyError as error:
             attachment.out.append(_error(error, ident=op.id))
-            return
+            return False
         if stored is not None:
             for reply in stored:
                 branch = self.state.branches.get(getattr(reply, "branch", None) or "")
                 attachment.reply(branch, reply, self._now)
-            return
+            return False
         ledger.begin(op.id, sum(task.kind != "spawn" for task in tasks) or 1)
+        return True
+
+    def _run_now(self, attachment: Attachment, op: Tree | Cancel | CloseSession) -> None:
         match op:
             case Tree():
                 self._tree(attachment, op)
@@ -312,11 +327,6 @@ class SessionCore:
                 self._cancel_op(attachment, op)
             case CloseSession():
                 self._close(attachment, op)
-            case _:
-                for task in tasks:
-                    task.arrived = self._now
-                    self._program.add(task)
-                self._start(tasks)
 
     # --- tasks ---------------------------------------------------------------------------------
 
@@ -496,8 +506,11 @@ class SessionCore:
         """What this session's requests sampled in one step, and which of them ended."""
         self._now = now
         ended = {item.request: item for item in message.finished} if message.finished else None
-        for progress in message.progress:
-            self.generations.progress(progress, ended.get(progress.request) if ended else None)
+        # Two steps may arrive at once: only a request's last tokens are those that ended it.
+        last = {item.request: item for item in message.progress} if ended else {}
+        for item in message.progress:
+            end = ended.get(item.request) if ended and last[item.request] is item else None
+            self.generations.progress(item, end)
         for finished in message.finished:
             self.generations.finished(finished)
         if message.finished:
@@ -589,6 +602,16 @@ class _Skipped(RamifyError):
 
 class _Cancelled(RamifyError):
     code = "cancelled"
+
+
+def _refusals(error: RamifyError, ops: list[ClientMessage]) -> list[Error]:
+    """A frame is refused as a whole: the faulty op gets the error, the others `skipped`."""
+    faulty = (error.details or {}).get("id")
+    idents = [op.id for op in ops if isinstance(op, Op)]
+    skipped = _Skipped(f"the frame was refused because of op {faulty}")
+    return [_error(error if faulty in (None, ident) else skipped, ident=ident) for ident in idents] or [
+        _error(error)
+    ]
 
 
 def _error(

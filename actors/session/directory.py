@@ -197,6 +197,7 @@ class Directory:
             await actor.run()
         except Exception:
             log.exception("session crashed", session=identity.session)
+            actor.core.ended = "crashed"
             code, reason = Close.SERVER_BUG, "the session failed"
         finally:
             core = actor.core
@@ -212,4 +213,4 @@ class Directory:
                     self._gateway.tell(CloseSocket(socket, code, reason))
             except MailboxClosed:  # the engine is going down as a whole
                 pass
-            log.info("session ended", session=identity.session, reason=core.ended or "crashed")
+            log.info("session ended", session=identity.session, reason=core.ended or "stopped")

@@ -129,19 +129,21 @@ export class Conversation {
    */
   replay() {
     const ops = [];
-    const grow = (branch, skip) => {
-      const children = this.children(branch.name);
-      const forkAt = (index) => {
-        for (const child of children.filter((each) => kept(each) === index)) {
+    const grow = (branch, shared) => {
+      const children = this.children(branch.name).map((child) => ({ child, kept: common(branch, child) }));
+      for (let i = 0; i <= branch.turns.length; i += 1) {
+        for (const { child } of children.filter(({ kept }) => kept === i && kept >= shared)) {
           ops.push({ op: "fork", branch: branch.name, as: child.name });
         }
-      };
-      const kept = (child) => branch.turns.filter(({ end }) => end <= child.at).length;
-      for (let i = 0; i <= branch.turns.length; i += 1) {
-        if (i >= skip) forkAt(i);
-        if (i < branch.turns.length && i >= skip) ops.push({ op: "append", branch: branch.name, turn: branch.turns[i] });
+        if (i >= shared && i < branch.turns.length) {
+          ops.push({ op: "append", branch: branch.name, turn: branch.turns[i] });
+        }
       }
-      for (const child of children) grow(child, kept(child));
+      for (const { child, kept } of children) {
+        const forked = kept >= shared; // else it left before this branch began
+        if (!forked) ops.push({ op: "root", as: child.name });
+        grow(child, forked ? kept : 0);
+      }
     };
     for (const root of this.roots()) {
       if (root.name !== "main") ops.push({ op: "root", as: root.name });
@@ -149,6 +151,15 @@ export class Conversation {
     }
     return ops;
   }
+}
+
+/** How many turns `child` still shares with the branch it was forked off. */
+function common(branch, child) {
+  const differs = child.turns.findIndex((turn, i) => {
+    const mine = branch.turns[i];
+    return !mine || turn.end > child.at || turn.kind !== mine.kind || turn.text !== mine.text;
+  });
+  return differs < 0 ? child.turns.length : differs;
 }
 
 /** The turn that a list of messages shows as: the last one, with the system prompt beside it. */
