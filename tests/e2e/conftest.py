@@ -9,6 +9,8 @@ import asyncio
 import gc
 import json
 import os
+import socket
+import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -69,9 +71,9 @@ class Peer:
         return "".join(text for _, text in self._chunks.get(branch, ()))
 
     @property
-    def have(self) -> dict[str, int]:
-        """For `open`."""
-        return dict(self.position)
+    def seen(self) -> Message:
+        """`have` and `revision` for an `open` that resumes."""
+        return {"have": dict(self.position), "revision": self.revision}
 
     @staticmethod
     def user(ident: int, content: str, **fields: Any) -> Message:
@@ -179,6 +181,20 @@ class Peer:
         chunks.append((message["position"], message["text"]))
         self.position[name] = message["position"]
         self.tokens.setdefault(name, []).extend(message.get("tokens", ()))
+
+    def follow(self, earlier: "Peer") -> "Peer":
+        """Go on with what an earlier socket of the same client had received."""
+        self._chunks = {name: list(chunks) for name, chunks in earlier._chunks.items()}
+        self.position = dict(earlier.position)
+        self.tokens = {name: list(tokens) for name, tokens in earlier.tokens.items()}
+        self.revision = earlier.revision
+        return self
+
+    def abort(self) -> None:
+        """Drop the connection without a word: the server's next write meets a reset."""
+        sock = self.ws.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.ws.transport.abort()
 
     def truncate(self, name: str, to: int) -> None:
         """Cut the branch's text back to position `to`."""

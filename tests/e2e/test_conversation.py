@@ -256,7 +256,7 @@ async def test_priority_goes_first(serving: Any, executor: str) -> None:
 
 
 async def test_ignored_ends_and_going_on_after_length(serving: Any, executor: str) -> None:
-    async with serving(executor=executor, eos_every=10) as served, served.connect() as peer:
+    async with serving(executor=executor, eos_every=4) as served, served.connect() as peer:
         oracle = served.oracle
         prompt = oracle.turn("go")
         await peer.open(peer.user(1, "go"), peer.greedy(2, ignore_eos=True, max_tokens=20), tokens=True)

@@ -154,7 +154,8 @@ def test_a_refused_frame_uses_no_ids(sim: Callable[..., Any]) -> None:
     client.send(w.Append(id=1, text="a"), w.Append(id=2))
     engine.pump()
     assert engine.cores[1].state.branches["main"].position == 0
-    client.unanswered.clear()
+    assert [error(client, 1).code, error(client, 2).code] == ["skipped", "bad_request"]
+    client.replies.clear()
     client.send(w.Append(id=1, text="a"))
     engine.pump()
     assert isinstance(client.replies[1][0], w.Ok)
