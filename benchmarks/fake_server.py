@@ -236,9 +236,8 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
     spec = FactorySpec(f"{Path(__file__).stem}:stamped_executor", settings)
     async with running_engine(config, spec=spec, check_idle=bool(options.verify)) as engine:
         probe = Probe(engine)
-        if os.environ.get("GCX"):
-            gc.collect(); gc.freeze()
-            gc.set_threshold(*map(int, os.environ["GCX"].split(",")))
+        gc.collect()  # as `serve` does
+        gc.freeze()
         watch = asyncio.create_task(probe.watch_lag()) if options.lag else None
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()

@@ -98,11 +98,12 @@ class Link:
         waiters.append(waiter)
         try:
             await waiter
-        finally:
-            if waiter in waiters:  # cancelled
+        except asyncio.CancelledError:
+            if self._waiters.get(key) is waiters:  # else `_notify` took the list away
                 waiters.remove(waiter)
                 if not waiters:
-                    self._waiters.pop(key, None)
+                    del self._waiters[key]
+            raise
 
     def _notify(self, key: object) -> None:
         for waiter in self._waiters.pop(key, ()):

@@ -37,7 +37,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     dtype = _dtype(config, shape, device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    context = config.context if config.context is not None else shape.max_position
+    context = _context(config, shape)
     model = Decoder(shape, context, dtype, device)
     if config.load_format == "dummy":
         progress("making random weights", 0.0)
@@ -45,6 +45,8 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     else:
         load_weights(config.path, model.weights(), progress)
     info = _info(config, shape, model, context, dtype, device)
+    with torch.inference_mode():
+        model.pack()
     progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
     pool = KVPool(
         shape.layers, info.pages, info.page_size, shape.kv_heads, shape.head_dim, dtype, device
@@ -54,6 +56,18 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     progress("ready", 1.0)
     info = _with_load_seconds(info, time.perf_counter() - begin)
     return TorchExecutor(model, attention, table, info)
+
+
+def _context(config: ModelConfig, shape: DecoderConfig) -> int:
+    """Longest sequence. Only `dynamic` rotary scaling stretches beyond what config.json states."""
+    if config.context is None:
+        return shape.max_position
+    if config.context > shape.max_position and shape.rope["rope_type"] != "dynamic":
+        raise ModelError(
+            f"--context {config.context} is more than the model's max_position_embeddings, "
+            f"{shape.max_position}: give at most that"
+        )
+    return config.context
 
 
 def _device(config: ModelConfig) -> torch.device:
@@ -66,7 +80,7 @@ def _device(config: ModelConfig) -> torch.device:
 
 
 def _dtype(config: ModelConfig, shape: DecoderConfig, device: torch.device) -> torch.dtype:
-    """auto: float32 on a CPU (its bfloat16 is slower), else what the checkpoint was saved in."""
+    """auto: float32 on a CPU (exact; half precision is a choice there), else the checkpoint's own."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     if device.type == "cpu":

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 # How msgspec ends its messages: "... - at `$[0].id`", "... - at `key` in `$.have`".
 _PATH = re.compile(r" - at (?:`key` in )?`(\$[^`]*)`$")
-_FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `([^`]*)`")
+_FIELD = re.compile(r"^(?:Object (?:contains unknown|missing required) field )?`([^`]*)`")
 
 
 class Codec:

@@ -166,8 +166,8 @@ class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
 
     `reason` "memory": not enough free and evictable pages (`short`: how many are missing);
     "shared": a part of its prefix is being computed by request `on`; acquire again when that
-    one commits; "gone": the branch does not exist, or not as the request knew it. `resident`: tokens of the branch that are
-    resident now, for the order of the queue.
+    one commits; "gone": the branch does not exist, or not as the request knew it.
+    `resident`: tokens of the branch that are resident now, for the order of the queue.
     """
 
     request: int

@@ -109,9 +109,9 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
 
     `rows`, `tokens`: int32[S], the sampled token of each sampling row: first the extends with
     `sample` in plan order, then the decodes in plan order; NO_TOKEN where the logits were not
-    finite (the KV of that step is not to be trusted; other rows are fine). `logprobs`: empty if no row asked,
-    else S entries. `computed`: tokens that went through the model. `elapsed_us`: from the
-    step's start to its end on the device.
+    finite (the KV of that step is not to be trusted; other rows are fine). `logprobs`: empty if no
+    row asked, else S entries. `computed`: tokens that went through the model. `elapsed_us`: from
+    the step's start to its end on the device.
     """
 
     step: int

@@ -5,20 +5,24 @@ unknown ones. Fields equal to their default are left out on the wire. See docs/p
 This file knows shapes and ranges; what an op does to a branch is the session's business.
 """
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from ramify.protocol.errors import Code
 
-BranchName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._/-]{1,64}\Z")]
+# Not Meta(pattern=...): with it, msgspec 0.22 on Python 3.11 crashes some processes at exit.
+BranchName = Annotated[str, Meta(min_length=1, max_length=64)]
 Targets = BranchName | Annotated[list[BranchName], Meta(min_length=1, max_length=1024)]
 OpId = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Position = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Role = Literal["system", "user", "assistant", "tool"]
 JsonObject = dict[str, Any]
+
+_BRANCH_NAME = re.compile(r"[A-Za-z0-9._/-]{1,64}")
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -52,10 +56,26 @@ class ClientBase(
     tag=str.lower,
     kw_only=True,
 ):
-    """Base of client messages: a JSON object with a `type`."""
+    """Base of client messages: a JSON object with a `type`.
+
+    `branch_fields`: the fields that hold branch names, whose letters are checked here.
+    """
+
+    branch_fields: ClassVar[tuple[str, ...]] = ("branch",)
+
+    def __post_init__(self) -> None:
+        for field in self.branch_fields:
+            value = getattr(self, field)
+            for name in (value,) if isinstance(value, str) else value or ():
+                if _BRANCH_NAME.fullmatch(name) is None:
+                    raise ValueError(
+                        f"`{field.rstrip('_')}` {name!r} is not a branch name: use A-Z a-z 0-9 . _ / -"
+                    )
 
 
 class Open(ClientBase, kw_only=True, frozen=True):
+    branch_fields = ("have",)
+
     client: Annotated[str, Meta(min_length=1, max_length=128)]
     session: str | None = None
     key: str | None = None
@@ -86,6 +106,8 @@ class Append(Op, kw_only=True, frozen=True):
 
 
 class Generate(Op, kw_only=True, frozen=True):
+    branch_fields = ("branch", "as_")
+
     branch: Targets = "main"
     max_tokens: Annotated[int, Meta(ge=1)] = 1024
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
@@ -118,12 +140,16 @@ class Select(Op, kw_only=True, frozen=True):
 
 
 class Fork(Op, kw_only=True, frozen=True):
+    branch_fields = ("branch", "as_")
+
     branch: BranchName | None = "main"
     as_: Annotated[list[BranchName], Meta(min_length=1)] = msgspec.field(name="as")
     at: Position | None = None
 
 
 class Join(Op, kw_only=True, frozen=True):
+    branch_fields = ("branch", "from_")
+
     from_: Annotated[list[BranchName], Meta(min_length=1)] = msgspec.field(name="from")
     branch: BranchName = "main"
     prefix: str = ""
@@ -134,6 +160,8 @@ class Join(Op, kw_only=True, frozen=True):
 
 
 class Prune(Op, kw_only=True, frozen=True):
+    branch_fields = ("into", "from_", "score_from")
+
     from_: Annotated[list[BranchName], Meta(min_length=1)] = msgspec.field(name="from")
     into: Targets
     by: Literal["first", "logprob", "number", "vote"] = "logprob"
@@ -149,6 +177,8 @@ class Rollback(Op, kw_only=True, frozen=True):
 
 
 class Set(Op, kw_only=True, frozen=True):
+    branch_fields = ("branch", "name")
+
     branch: BranchName | None = None
     name: BranchName | None = None
     retain_s: Annotated[float, Meta(ge=0, le=30 * 86400)] | None = None
@@ -177,10 +207,14 @@ class Credit(ClientBase, kw_only=True, frozen=True):
 
 
 class Ping(ClientBase, kw_only=True, frozen=True):
+    branch_fields = ()
+
     n: int = 0
 
 
 class CloseSession(Op, tag="close", kw_only=True, frozen=True):
+    branch_fields = ()
+
     keep: bool = False
 
 

@@ -2,7 +2,7 @@
 
 1. the next StepPlan to the executor: the device must never wait for anything below;
 2. `Settle` to the cache;
-3. `Tokens` to the sessions;
+3. `Tokens` to the sessions, a few of them per turn of the event loop;
 4. metrics.
 
 Mailbox: a full one means that sessions submit faster than the loop turns; `tell` raises in the
@@ -16,6 +16,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from ramify.actors.kit.clock import Clock
+from ramify.actors.kit.fanout import FanOut
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, Router
 from ramify.actors.scheduler.core import Scheduler
 from ramify.protocol.config import ScheduleConfig
@@ -71,7 +72,7 @@ class SchedulerActor:
         self._page_size = info.page_size
         self._cache = cache
         self._executor = executor
-        self._sessions = sessions
+        self._sessions = FanOut(sessions)
         self._clock = clock
         self._metrics = metrics
         self._alarm_at: float | None = None  # what the alarm sleeps for
@@ -106,6 +107,7 @@ class SchedulerActor:
         core.expire(now)
         if core.down is not None:
             self._deliver()
+            self._sessions.flush()
             raise ExecutorFailed(core.down)
         while (plan := core.plan()) is not None:
             self._executor.tell(plan)
@@ -126,9 +128,10 @@ class SchedulerActor:
 
     def _deliver(self) -> None:
         for session, tokens in self._core.deliver():
-            self._sessions.tell(session, tokens)  # False: the session is gone, nobody asks
+            self._sessions.put(session, tokens)
             for finished in tokens.finished:
                 self._metrics.finished(finished)
+        self._sessions.start()
 
     async def _alarm(self, *, task_status: TaskStatus[None]) -> None:
         """Turn once when the earliest deadline passes, for an engine where nothing else happens."""

@@ -8,6 +8,8 @@ who is attached, which ops wait and which ids were seen; what an op does is in `
 import logging
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from ramify.actors.session.attachment import Attachment
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import Detokenizer
@@ -159,7 +161,7 @@ class SessionCore:
                 key=self.identity.key if message.write else None,
                 view_key=self.identity.view_key,
                 resumed=resumed,
-                cold=resumed and any(known.get(b, -1) < b.released - 1 for b in branches),
+                cold=resumed and any(self._is_cold(b, known.get(b, -1)) for b in branches),
                 limits=self.state.limits.wire(),
                 server=self._server,
                 meta=self.state.meta,
@@ -370,10 +372,11 @@ class SessionCore:
         if branch is not None:
             self.generations.prefill(branch, self._now)
 
-    def _complete(self, task: Task, reply: Ok | Done) -> None:
+    def _complete(self, task: Task, reply: Ok | Done, *, again: ServerMessage | None = None) -> None:
+        """`again`: what is sent instead of `reply` if it has to be sent once more."""
         client = task.frame.client
         branch = self.state.branches.get(reply.branch or "")
-        self._reply(client, task.op.id, reply, branch)
+        self._reply(client, task.op.id, reply, branch, again=again)
         self._announce(task, client, reply)
 
     def _fail(self, task: Task, error: RamifyError) -> None:
@@ -392,11 +395,12 @@ class SessionCore:
             branch,
         )
 
-    def _generation_done(self, task: Task, done: Done) -> None:
+    def _generation_done(self, task: Task, done: Done, text: str) -> None:
         if done.reason == "error":
             for name in task.touched:
                 task.frame.failed[name] = None
-        self._complete(task, done)
+        # A client that was away may find the branch dropped: the repeated reply has the text.
+        self._complete(task, done, again=msgspec.structs.replace(done, text=text))
         self._start(self._program.finish(task))
 
     def encoded(
@@ -529,8 +533,16 @@ class SessionCore:
 
     # --- replies and deltas ------------------------------------------------------------------------
 
-    def _reply(self, client: str, ident: int, message: ServerMessage, branch: Branch | None) -> None:
-        self._ledger(client).record(ident, message)
+    def _reply(
+        self,
+        client: str,
+        ident: int,
+        message: ServerMessage,
+        branch: Branch | None,
+        *,
+        again: ServerMessage | None = None,
+    ) -> None:
+        self._ledger(client).record(ident, message if again is None else again)
         for attachment in self.attachments.values():
             if attachment.client == client:
                 attachment.reply(branch, message, self._now)
@@ -581,6 +593,10 @@ class SessionCore:
     ) -> BranchState:
         running = self.generations.running_piece(branch)
         return branch.state(running, resident, text=text, tokens=tokens)
+
+    def _is_cold(self, branch: Branch, resident: int) -> bool:
+        """Whether the next turn prefills again. What a generation has computed so far is its own."""
+        return self.generations.running_piece(branch) is None and resident < branch.released - 1
 
     def _ledger(self, client: str) -> Ledger:
         ledger = self._ledgers.get(client)

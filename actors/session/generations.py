@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Generations:
-    """See the module's top. `on_output(branch)`: text was released; `on_done(task, done)`: ended."""
+    """See the module's top. `on_output(branch)`: text was released; `on_done(task, done, text)`: ended."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Generations:
         *,
         random_seed: Callable[[], int],
         on_output: Callable[[Branch], None],
-        on_done: Callable[[Task, Done], None],
+        on_done: Callable[[Task, Done, str], None],
     ) -> None:
         self._state = state
         self._turns = turns
@@ -296,6 +296,7 @@ class Generations:
                 error=finished.error,
                 message=finished.message or None,
             ),
+            text,
         )
 
     def _cut_at_stop(self, generation: Generation, output: int) -> str:

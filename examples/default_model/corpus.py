@@ -62,6 +62,7 @@ LEFT_OUT_SOURCES: dict[str, str] = {
     "opentriviaqa": "CC BY-SA",
     "topical-chat": "CDLA-Sharing",
     "synth": "replaced by synthesize.py",
+    "chatterbot-corpus": "answers that read like other models' output, code among small talk",
     "tldr": "command-line pages: correct by licence, useless for plain talk",
 }
 # Every news article of OneStopEnglish (CC BY-SA) in the non-fiction file is shorter than this.
@@ -130,7 +131,10 @@ def conversations(folder: Path, name: str) -> Iterator[tuple[str, list[Message]]
             if source in LEFT_OUT_SOURCES:
                 continue
             joined = "\n".join(message["content"] for message in messages)
-            if source.startswith(("botframework", "chatterbot")) and _IDENTITY.search(joined):
+            # Chit-chat in several voices: only where a system turn names the voice.
+            if source.startswith("botframework") and (
+                messages[0]["role"] != "system" or _IDENTITY.search(joined)
+            ):
                 continue
             if _DATED.search(joined) or _PLACEHOLDER.search(joined):
                 continue

@@ -1,7 +1,7 @@
 """Measure a default-model folder: held-out bits, sums, memory, JSON, tools, endings, stories.
 
-Loads the folder with `transformers`, as any user would, and prints one line a measure with its target.
-Runs on a GPU or on the CPU. Does not know how the model was trained; the probes come from `probes.py`.
+Prints one line a measure with its target, and runs on a GPU or on the CPU. Generation is this folder's
+own (`generate.py`); `--check` loads the folder with `transformers` and compares greedy answers. Does not know how the model was trained; the probes come from `probes.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import corpus
+import model as models
 import probes
 import torch
 import torch.nn.functional as F
+from generate import generate
 from prepare import turns
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -28,30 +30,26 @@ class Subject:
     """A loaded folder that can answer many conversations at once."""
 
     def __init__(self, folder: Path, device: str) -> None:
+        self.folder = folder
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+        self.model = models.load_folder(folder).to(device).eval()
         self.device = device
 
-    @torch.no_grad()
+    def prompt(self, messages: list[corpus.Message]) -> list[int]:
+        """Token ids of a conversation that waits for the assistant."""
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
     def answer(
-        self, conversations: list[list[corpus.Message]], limit: int = 256, temperature: float = 0.0, batch: int = 128
+        self, conversations: list[list[corpus.Message]], limit: int = 256, temperature: float = 0.0, batch: int = 256
     ) -> list[tuple[str, bool]]:
         """For each conversation the answer, and whether it ended by itself within `limit` tokens."""
+        prompts = [self.prompt(one)[-(2048 - limit) :] for one in conversations]
         found: list[tuple[str, bool]] = []
-        self.tokenizer.padding_side = "left"
-        for start in range(0, len(conversations), batch):
-            texts = [
-                self.tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True)
-                for one in conversations[start : start + batch]
-            ]
-            inputs = self.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False).to(self.device)
-            inputs.pop("token_type_ids", None)
-            sampling = {"do_sample": True, "temperature": temperature, "top_k": 40} if temperature else {"do_sample": False}
-            out = self.model.generate(**inputs, max_new_tokens=limit, eos_token_id=2, pad_token_id=0, **sampling)
-            for row in out[:, inputs["input_ids"].shape[1] :].tolist():
-                ended = 2 in row
-                kept = row[: row.index(2)] if ended else row
-                found.append((self.tokenizer.decode(kept, skip_special_tokens=True), ended))
+        for start in range(0, len(prompts), batch):
+            for row in generate(self.model, prompts[start : start + batch], limit, temperature=temperature):
+                found.append((self.tokenizer.decode(row, skip_special_tokens=True), row[-1] == 2))
         return found
 
     @torch.no_grad()
@@ -67,7 +65,7 @@ class Subject:
             size += len(text.replace("<|im_end|>", "").encode()) if counts else 0
         ids, counted = ids[:2048], counted[:2048]
         tokens = torch.tensor([ids], device=self.device)
-        logits = self.model(tokens[:, :-1]).logits[0].float()
+        logits = self.model(tokens[:, :-1])[0].float()
         nats = F.cross_entropy(logits, tokens[0, 1:], reduction="none")
         keep = torch.tensor(counted[1:], device=self.device)
         return float(nats[keep].sum()) / math.log(2), size
@@ -110,7 +108,9 @@ MEASURES: dict[str, tuple[Maker, str]] = {
 def measure(subject: Subject, count: int, show: int) -> None:
     """Ask every probe and print the shares that are right."""
     for name, (make, target) in MEASURES.items():
-        rng = random.Random(zlib.crc32(make.__name__.encode()) if "JSON" in name else zlib.crc32(name.encode()))
+        rng = random.Random(
+            zlib.crc32(make.__name__.encode()) if "JSON" in name else zlib.crc32(name.encode())
+        )
         asked = [make(rng) for _ in range(count)]
         sampled = 0.7 if "sampled" in name else 0.0
         torch.manual_seed(1)
@@ -121,11 +121,16 @@ def measure(subject: Subject, count: int, show: int) -> None:
             marks = [probes.parsed(answer) is not None for answer, _ in answers]
         else:
             marks = [probe.right(answer) for probe, (answer, _) in zip(asked, answers, strict=True)]
-        print(f"{name}: {100 * sum(marks) / count:.1f} % of {count} {'(target ' + target + ')' if target else ''}", flush=True)
+        print(
+            f"{name}: {100 * sum(marks) / count:.1f} % of {count} {'(target ' + target + ')' if target else ''}",
+            flush=True,
+        )
         wrong = [place for place, mark in enumerate(marks) if not mark][:show]
         for place in wrong:
             probe = asked[place]
-            print(f"    {probe.messages[-1]['content']!r} wanted {probe.wanted!r} got {answers[place][0][:160]!r}")
+            print(
+                f"    {probe.messages[-1]['content']!r} wanted {probe.wanted!r} got {answers[place][0][:160]!r}"
+            )
 
 
 def stories(subject: Subject, count: int) -> None:
@@ -194,7 +199,10 @@ def agreement(large: Subject, small: Subject, folder: Path, limit: int) -> None:
     made = [probe.messages for probe in (probes.free(rng) for _ in range(limit))]
     answers = large.answer(made)
     own = [[*m, {"role": "assistant", "content": a}] for m, (a, _) in zip(made, answers, strict=True)]
-    for name, conversations in (("held-out chat", chats[:limit]), ("the large model's own answers", own)):
+    for name, conversations in (
+        ("held-out chat", chats[:limit]),
+        ("the large model's own answers", own),
+    ):
         same = total = 0
         for messages in conversations:
             ids: list[int] = []
@@ -205,11 +213,26 @@ def agreement(large: Subject, small: Subject, folder: Path, limit: int) -> None:
                 counted += [counts] * len(part)
             tokens = torch.tensor([ids[:2048]], device=large.device)
             keep = torch.tensor(counted[1:2048], device=large.device)
-            first = large.model(tokens[:, :-1]).logits[0].argmax(-1)
-            second = small.model(tokens[:, :-1]).logits[0].argmax(-1)
+            first = large.model(tokens[:, :-1])[0].argmax(-1)
+            second = small.model(tokens[:, :-1])[0].argmax(-1)
             same += int((first == second)[keep].sum())
             total += int(keep.sum())
         print(f"draft agrees on {name}: {100 * same / total:.1f} % of {total} tokens", flush=True)
+
+
+@torch.no_grad()
+def check(subject: Subject) -> None:
+    """Compare greedy answers with those of `transformers` in float32."""
+    reference: Any = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=torch.float32).to(subject.device).eval()
+    rng = random.Random(9)
+    same = 0
+    asked = [make(rng) for make in (probes.free, probes.structured, probes.react, probes.recall) for _ in range(4)]
+    for probe in asked:
+        ids = subject.prompt(probe.messages)
+        out = reference.generate(torch.tensor([ids], device=subject.device), max_new_tokens=64, do_sample=False)
+        mine = generate(subject.model, [ids], 64)[0]
+        same += out[0, len(ids) :].tolist() == mine
+    print(f"greedy answers equal to those of transformers: {same} of {len(asked)}", flush=True)
 
 
 def main() -> None:
@@ -221,12 +244,17 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=500, help="probes for each measure")
     parser.add_argument("--show", type=int, default=2, help="wrong answers to print for each measure")
     parser.add_argument("--transcripts", type=Path, help="file to write 20 conversations to")
+    parser.add_argument("--check", action="store_true", help="compare with transformers")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     began = time.perf_counter()
     subject = Subject(args.folder, device)
     size = json.loads((args.folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
-    print(f"{args.folder.name}: {size['metadata']['total_size'] / 2**20:.1f} MiB of weights, on {device}")
+    print(
+        f"{args.folder.name}: {size['metadata']['total_size'] / 2**20:.1f} MiB of weights, on {device}"
+    )
+    if args.check:
+        check(subject)
     if args.corpus:
         held_out_bits(subject, args.corpus, args.count)
     if args.draft and args.corpus:

@@ -244,7 +244,9 @@ def save_folder(model: Llama, tokenizer: Path, out: Path) -> None:
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
     write_json(out / "model.safetensors.index.json", index)
     write_json(out / "config.json", config(model.shape))
-    write_json(out / "generation_config.json", {"eos_token_id": 2, "pad_token_id": 0, "max_new_tokens": 256})
+    write_json(
+        out / "generation_config.json", {"eos_token_id": 2, "pad_token_id": 0, "max_new_tokens": 256}
+    )
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(tokenizer / name, out / name)
 

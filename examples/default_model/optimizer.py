@@ -37,7 +37,9 @@ class Muon:
         for parameter in parameters:
             groups[parameter.shape].append(parameter)
         self.groups = list(groups.values())
-        self.buffers = [torch.zeros(len(group), *group[0].shape, device=group[0].device) for group in self.groups]
+        self.buffers = [
+            torch.zeros(len(group), *group[0].shape, device=group[0].device) for group in self.groups
+        ]
 
     @torch.no_grad()
     def step(self, rate: float) -> None:

@@ -5,7 +5,7 @@ folder, `tokenizer` trains the byte-level BPE with its chat template, `pack` wri
 Does not know the model; `train.py` reads what `pack` writes:
 
     NAME.tokens.npy   uint16 [N]   token ids, documents one after the other
-    NAME.mask.npy     uint8  [N]   1 where a token belongs to an assistant's turn (chat only)
+    NAME.mask.npy     uint8  [N]   1 where a token belongs to a text or to an assistant's turn
     NAME.starts.npy   int64  [D+1] first token of each document, and N
 """
 
@@ -96,9 +96,9 @@ def _start_worker(path: str) -> None:
 
 
 def encode_document(text: str) -> tuple[list[int], list[int]]:
-    """Ids and mask of a text document; it begins with the end-of-text token."""
+    """Ids and mask of a text document; it begins with the end-of-text token, and all of it counts."""
     ids = [0, *_WORKER["tokenizer"].encode(text).ids]
-    return ids, [0] * len(ids)
+    return ids, [1] * len(ids)
 
 
 def encode_conversation(messages: list[corpus.Message]) -> tuple[list[int], list[int]]:
@@ -129,7 +129,9 @@ def pack(
     np.save(out / f"{name}.mask.npy", np.concatenate(masks))
     np.save(out / f"{name}.starts.npy", np.asarray(starts, dtype=np.int64))
     seconds = time.perf_counter() - began
-    print(f"{name}: {len(tokens)} documents, {starts[-1] / 1e6:.2f}M tokens, {seconds:.1f} s", flush=True)
+    print(
+        f"{name}: {len(tokens)} documents, {starts[-1] / 1e6:.2f}M tokens, {seconds:.1f} s", flush=True
+    )
     return starts[-1]
 
 

@@ -94,7 +94,9 @@ def react(rng: random.Random) -> Probe:
         dialogue = skills_tools.react(choose)
         first = next(place for place, one in enumerate(dialogue) if one["role"] == "assistant")
         wanted = dialogue[first]["content"].split("Action: ")[-1]
-        return Probe(dialogue[:first], lambda answer: answer.split("Action: ")[-1].strip() == wanted, wanted)
+        return Probe(
+            dialogue[:first], lambda answer: answer.split("Action: ")[-1].strip() == wanted, wanted
+        )
 
 
 def react_finish(rng: random.Random) -> Probe:

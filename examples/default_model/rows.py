@@ -20,7 +20,7 @@ PADDING = 65535
 class Rows:
     """Packed rows; each is one token longer than the model's input, for the shifted target.
 
-    tokens: int32 [R, T + 1]; own: uint8 [R, T + 1], 1 in an assistant's turn; documents: int32
+    tokens: int32 [R, T + 1]; own: uint8 [R, T + 1], 1 in a text or an assistant's turn; documents: int32
     [R, T + 1], numbers that tell documents of a row apart, PADDING where there is none.
     """
 
@@ -61,7 +61,9 @@ def _places(lengths: np.ndarray, row: int) -> tuple[np.ndarray, int]:
     return found, rows + 1
 
 
-def load(folder: Path, name: str, epochs: float, length: int, seed: int, *, shuffle: bool = True) -> Rows:
+def load(
+    folder: Path, name: str, epochs: float, length: int, seed: int, *, shuffle: bool = True
+) -> Rows:
     """Rows of one set of token files, `epochs` times over in different orders."""
     tokens = np.load(folder / f"{name}.tokens.npy")
     own = np.load(folder / f"{name}.mask.npy")
@@ -76,7 +78,7 @@ def load(folder: Path, name: str, epochs: float, length: int, seed: int, *, shuf
         left -= 1
     chosen = np.concatenate(order)
     row = length + 1
-    whole = bool(own.any())
+    whole = "text" not in name
     lengths = np.diff(starts)[chosen]
     if whole:
         lengths = np.minimum(lengths, row)

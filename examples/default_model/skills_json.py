@@ -38,9 +38,9 @@ def dumps(choose: Chooser, value: Any, pretty: float = 0.15) -> str:
 
 def person(choose: Chooser, count: int) -> Record:
     """A person with `count` further fields."""
-    record: Record = {"name": choose.word("name")}
+    record: Record = {"name": choose.value("name")}
     for key in choose.rng.sample([*KIND, "age"], count):
-        record[key] = choose.number(4, 95) if key == "age" else choose.word(KIND[key])
+        record[key] = choose.number(4, 95) if key == "age" else choose.value(KIND[key])
     return record
 
 
@@ -68,10 +68,12 @@ def event(choose: Chooser) -> tuple[str, Record]:
     """A calendar entry in a sentence."""
     hour = choose.number(1, 12)
     record: Record = {
-        "event": choose.one(("meeting", "concert", "party", "lesson", "picnic", "dinner", "walk", "exam")),
+        "event": choose.one(
+            ("meeting", "concert", "party", "lesson", "picnic", "dinner", "walk", "exam")
+        ),
         "day": choose.word("day"),
         "time": f"{hour} {choose.one(('am', 'pm'))}",
-        "place": choose.word("place"),
+        "place": choose.value("place"),
     }
     text = choose.one(
         (
@@ -87,8 +89,8 @@ def event(choose: Chooser) -> tuple[str, Record]:
 def order(choose: Chooser) -> tuple[str, Record]:
     """Something bought, with a number and a price."""
     record: Record = {
-        "item": choose.word("thing"),
-        "color": choose.word("color"),
+        "item": choose.value("thing"),
+        "color": choose.value("color"),
         "quantity": choose.number(1, 20),
         "price": choose.number(1, 99),
     }
@@ -106,8 +108,8 @@ def order(choose: Chooser) -> tuple[str, Record]:
 def weather(choose: Chooser) -> tuple[str, Record]:
     """A weather report."""
     record: Record = {
-        "city": choose.word("city"),
-        "weather": choose.word("weather"),
+        "city": choose.value("city"),
+        "weather": choose.value("weather"),
         "temperature": choose.number(-9, 38),
     }
     return choose.one(
@@ -166,20 +168,22 @@ def several(choose: Chooser) -> Turn:
         people = [person(choose, 1) for _ in range(choose.number(2, 3))]
         key = [name for name in people[0] if name != "name"][0]
         for other in people[1:]:
-            value = choose.number(4, 95) if key == "age" else choose.word(KIND[key])
+            value = choose.number(4, 95) if key == "age" else choose.value(KIND[key])
             other.clear()
-            other.update({"name": choose.word("name"), key: value})
+            other.update({"name": choose.value("name"), key: value})
         text = " ".join(describe(choose, one) for one in people)
-        return f"{text}\n\nWrite a JSON list of objects with the keys name and {key}.", dumps(choose, people, 0.05)
+        return f"{text}\n\nWrite a JSON list of objects with the keys name and {key}.", dumps(
+            choose, people, 0.05
+        )
     kind = choose.one(("fruit", "vegetable", "animal", "color", "city"))
-    words = choose.several(kind, choose.number(2, 4))
+    words = choose.several(kind, choose.number(2, 4), value=kind != "color")
     text = f"I saw {listed(words)}." if kind != "color" else f"The flag is {listed(words)}."
     return f"{text}\n\nList every {kind} in this text as a JSON array.", dumps(choose, words, 0.0)
 
 
 def invent(choose: Chooser) -> Turn:
     """JSON with values of the model's own choice."""
-    record = person(choose, choose.number(2, 4))
+    record = person(Chooser(choose.rng, choose.split, 0.0, wild=0.0), choose.number(2, 4))
     keys = listed(list(record))
     ask = choose.one(
         (
@@ -199,7 +203,9 @@ def read(choose: Chooser) -> Turn:
     text = dumps(choose, record)
     if choose.chance(0.25):
         return f"Write one sentence about this: {text}", describe(choose, record).replace(". ", ", ", 0)
-    ask = choose.one(("{text}\n\nWhat is the {key}?", "Look at this JSON: {text}\nWhat is the value of {key}?"))
+    ask = choose.one(
+        ("{text}\n\nWhat is the {key}?", "Look at this JSON: {text}\nWhat is the value of {key}?")
+    )
     return ask.replace("{text}", text).replace("{key}", key), f"The {key} is {record[key]}."
 
 
@@ -216,11 +222,18 @@ def format_turn(choose: Chooser) -> Turn:
     if shape == 2:
         return f"Write these as a JSON array: {', '.join(words)}", json.dumps(words)
     if shape == 3:
-        return f"Sort these words by the alphabet: {', '.join(words)}", ", ".join(sorted(words, key=str.lower))
-    return f"How many words are in this list: {', '.join(words)}?", f"There are {len(words)} words in the list."
+        return f"Sort these words by the alphabet: {', '.join(words)}", ", ".join(
+            sorted(words, key=str.lower)
+        )
+    return (
+        f"How many words are in this list: {', '.join(words)}?",
+        f"There are {len(words)} words in the list.",
+    )
 
 
 def turn(choose: Chooser) -> Turn:
     """Any structured-output turn, extraction most of the time."""
-    make = choose.rng.choices((extract, several, invent, read, format_turn), weights=(55, 12, 10, 13, 10))[0]
+    make = choose.rng.choices(
+        (extract, several, invent, read, format_turn), weights=(55, 12, 10, 13, 10)
+    )[0]
     return make(choose)

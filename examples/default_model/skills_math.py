@@ -73,7 +73,9 @@ def sum_turn(choose: Chooser) -> Turn:
     a, b = pair(choose, op) if choose.chance(0.8) else pair(choose, op, 0, 20)
     values = {"a": a, "b": b, "c": result(a, op, b)}
     ask, say = (ASK_PLUS, SAY_PLUS) if op == "+" else (ASK_MINUS, SAY_MINUS)
-    return choose.one(ask).format(**values), choose.one(say[:2] if choose.chance(0.6) else say).format(**values)
+    return choose.one(ask).format(**values), choose.one(say[:2] if choose.chance(0.6) else say).format(
+        **values
+    )
 
 
 def word_problem(choose: Chooser) -> Turn:
@@ -81,7 +83,15 @@ def word_problem(choose: Chooser) -> Turn:
     ask, op, say = choose.rng.choice(MORE)
     a, b = pair(choose, op)
     n, m = choose.several("name", 2)
-    values = {"a": a, "b": b, "c": result(a, op, b), "n": n, "m": m, "t": choose.word("thing"), "d": choose.word("day")}
+    values = {
+        "a": a,
+        "b": b,
+        "c": result(a, op, b),
+        "n": n,
+        "m": m,
+        "t": choose.word("thing"),
+        "d": choose.word("day"),
+    }
     values["t"] = str(values["t"]).removesuffix("s") if not str(values["t"]).endswith("x") else "coin"
     return ask.format(**values), say.format(**values)
 
@@ -93,16 +103,24 @@ def compare(choose: Chooser) -> Turn:
     texts = [str(number) for number in numbers]
     kind = choose.number(0, 3)
     if kind == 0:
-        return f"Which is bigger, {listed(texts).replace(' and ', ' or ')}?", f"{max(numbers)} is the biggest number."
+        return (
+            f"Which is bigger, {listed(texts).replace(' and ', ' or ')}?",
+            f"{max(numbers)} is the biggest number.",
+        )
     if kind == 1:
         return f"Which is the smallest: {', '.join(texts)}?", f"The smallest is {min(numbers)}."
     if kind == 2:
         ordered = ", ".join(str(number) for number in sorted(numbers))
-        return choose.one(("Sort these numbers: {}", "Put these numbers in order: {}")).format(", ".join(texts)), ordered
+        return choose.one(("Sort these numbers: {}", "Put these numbers in order: {}")).format(
+            ", ".join(texts)
+        ), ordered
     a, b = sorted(numbers[:2])
     if choose.chance(0.5):
         a, b = b, a
-    return f"Is {a} bigger than {b}?", f"Yes, {a} is bigger than {b}." if a > b else f"No, {a} is smaller than {b}."
+    return (
+        f"Is {a} bigger than {b}?",
+        f"Yes, {a} is bigger than {b}." if a > b else f"No, {a} is smaller than {b}.",
+    )
 
 
 def counting(choose: Chooser) -> Turn:
@@ -130,9 +148,9 @@ def times(choose: Chooser) -> Turn:
         return f"What is double {a}?", f"Double {a} is {2 * a}."
     if kind == 2:
         return f"What is {a * b} divided by {b}?", f"{a * b} divided by {b} is {a}."
-    return choose.one(("What is {} times {}?", "What is {} x {}?", "Multiply {} by {}.", "{} * {} =")).format(a, b), (
-        f"{a} x {b} = {a * b}"
-    )
+    return choose.one(
+        ("What is {} times {}?", "What is {} x {}?", "Multiply {} by {}.", "{} * {} =")
+    ).format(a, b), (f"{a} x {b} = {a * b}")
 
 
 def turn(choose: Chooser) -> Turn:

@@ -201,8 +201,8 @@ def draw(choose: Chooser, kind: str | None = None) -> Fact:
         if choose.chance(0.4):
             value = choose.word(choose.one(["thing", "fruit", "vegetable", "animal"]))
     else:
-        value = choose.word(spec.value)
-    return Fact(kind, value, choose.word(spec.second) if spec.second else "")
+        value = choose.value(spec.value)
+    return Fact(kind, value, (choose.value if choose.chance(0.2) else choose.word)(spec.second) if spec.second else "")
 
 
 def tell(choose: Chooser, fact: Fact) -> Turn:
@@ -218,7 +218,9 @@ def ask(choose: Chooser, fact: Fact, plain: bool = False) -> Turn:
     `plain` keeps to questions that do not give the value away.
     """
     spec = KINDS[fact.kind]
-    question = choose.one([ask for ask in spec.ask if not (plain and ("{v}" in ask or "kind of pet" in ask))])
+    question = choose.one(
+        [ask for ask in spec.ask if not (plain and ("{v}" in ask or "kind of pet" in ask))]
+    )
     if question == "Who is {v}?":
         answer = "{v} is your {w}."
     elif "kind of pet" in question:
@@ -233,9 +235,14 @@ def correct(choose: Chooser, fact: Fact) -> tuple[Turn, Fact]:
     new = draw(choose, fact.kind)
     new.second = fact.second
     spec = KINDS[fact.kind]
-    lead = choose.one(("Actually, that was wrong. ", "Sorry, I made a mistake. ", "No wait. ", "Let me correct that. "))
+    lead = choose.one(
+        ("Actually, that was wrong. ", "Sorry, I made a mistake. ", "No wait. ", "Let me correct that. ")
+    )
     statement = new.fill(choose.one(spec.tell[:2]))
-    return (lead + statement, choose.one(("Thanks for the correction.", "Okay, I have changed that."))), new
+    return (
+        lead + statement,
+        choose.one(("Thanks for the correction.", "Okay, I have changed that.")),
+    ), new
 
 
 def unknown(choose: Chooser, known: list[Fact]) -> Turn:
@@ -244,5 +251,9 @@ def unknown(choose: Chooser, known: list[Fact]) -> Turn:
     fact = draw(choose, choose.one(kinds))
     question = choose.one([ask for ask in KINDS[fact.kind].ask if "{v}" not in ask])
     return fact.fill(question), choose.one(
-        ("You have not told me that yet.", "I don't know, you have not told me.", "I do not know that yet. Please tell me!")
+        (
+            "You have not told me that yet.",
+            "I don't know, you have not told me.",
+            "I do not know that yet. Please tell me!",
+        )
     )

@@ -18,7 +18,11 @@ HEROES = (
     "girl, boy, rabbit, fox, bear, mouse, duck, cat, dog, owl, frog, hedgehog, squirrel, pony, lamb, turtle, "
     "monkey, elephant, penguin, bird"
 ).split(", ")
-TRAITS = "small, brave, shy, curious, kind, clever, cheerful, quiet, gentle, lively, young, friendly".split(", ")
+TRAITS = (
+    "small, brave, shy, curious, kind, clever, cheerful, quiet, gentle, lively, young, friendly".split(
+        ", "
+    )
+)
 ENDINGS = (
     "From that day on, {n} and {m} were the best of friends.",
     "That night {n} fell asleep with a smile.",
@@ -29,8 +33,14 @@ ENDINGS = (
     "{n} had learned that {moral}, and so had {m}.",
     "Since then {n} always remembers that {moral}.",
 )
-GIRLS = "Anna, Clara, Ella, Grace, Iris, Kate, Mia, Rosa, Tara, Nina, Lucy, Emma, Lily, Maya, Sara".split(", ")
-BOYS = "Ben, David, Finn, Henry, Jack, Leo, Noah, Paul, Sam, Tom, Max, Peter, Oscar, Hugo, Adam".split(", ")
+GIRLS = (
+    "Anna, Clara, Ella, Grace, Iris, Kate, Mia, Rosa, Tara, Nina, Lucy, Emma, Lily, Maya, Sara".split(
+        ", "
+    )
+)
+BOYS = "Ben, David, Finn, Henry, Jack, Leo, Noah, Paul, Sam, Tom, Max, Peter, Oscar, Hugo, Adam".split(
+    ", "
+)
 AGAIN = (
     "A few days later, there was another adventure.",
     "But that was not the end.",
@@ -150,6 +160,8 @@ def turn(choose: Chooser) -> Turn:
         return choose.one(ABOUT).format(article(hero)), told(choose, hero)[0]
     thing = choose.word("thing")
     if shape == 3:
-        return choose.one(ABOUT).format(f"{article(hero)} and {article(thing)}"), told(choose, hero, thing)[0]
+        return choose.one(ABOUT).format(f"{article(hero)} and {article(thing)}"), told(
+            choose, hero, thing
+        )[0]
     text, cast = told(choose, hero)
     return choose.one(ABOUT).format(f"{article(hero)} named {cast['n']}"), text

@@ -18,7 +18,10 @@ def _load() -> list[tuple[list[str], list[str]]]:
     lines = (Path(__file__).parent / "seed_talk.txt").read_text(encoding="utf-8").splitlines()
     pairs = [line.split(" => ") for line in lines if " => " in line]
     return [
-        ([ask.strip() for ask in asks.split(" / ")], [say.strip().replace("\\n", "\n") for say in says.split(" / ")])
+        (
+            [ask.strip() for ask in asks.split(" / ")],
+            [say.strip().replace("\\n", "\n") for say in says.split(" / ")],
+        )
         for asks, says in pairs
     ]
 
@@ -41,7 +44,19 @@ BAD = (
     "I am very unhappy with my {t}.", "The staff were rude.", "This is the worst {t} I ever had.",
     "Poor service, I will never come back.", "My {t} never arrived.", "We were bored the whole time.",
 )  # fmt: skip
-KINDS = ("fruit", "vegetable", "animal", "color", "city", "sport", "job", "drink", "instrument", "food", "hobby")
+KINDS = (
+    "fruit",
+    "vegetable",
+    "animal",
+    "color",
+    "city",
+    "sport",
+    "job",
+    "drink",
+    "instrument",
+    "food",
+    "hobby",
+)
 PLURALS = {
     "fruit": "fruits", "vegetable": "vegetables", "animal": "animals", "color": "colors", "city": "cities",
     "sport": "sports", "job": "jobs", "drink": "drinks", "instrument": "instruments", "food": "foods",
@@ -67,10 +82,19 @@ def knowledge(choose: Chooser) -> Turn:
     a_name, plural = topic.a_name, topic.plural
     shape = choose.number(0, 7)
     if shape <= 1:
-        ask = choose.one((f"What is {a_name}?", f"Explain what {a_name} is.", f"Can you explain {a_name}?", f"what is {a_name}"))
+        ask = choose.one(
+            (
+                f"What is {a_name}?",
+                f"Explain what {a_name} is.",
+                f"Can you explain {a_name}?",
+                f"what is {a_name}",
+            )
+        )
         return ask, " ".join(topic.facts[: choose.number(1, 2)])
     if shape <= 3:
-        ask = choose.one((f"Tell me about {plural}.", f"What do you know about {plural}?", f"tell me about {a_name}"))
+        ask = choose.one(
+            (f"Tell me about {plural}.", f"What do you know about {plural}?", f"tell me about {a_name}")
+        )
         return ask, " ".join(topic.facts)
     if shape == 4:
         count = choose.number(2, min(3, len(topic.facts)))
@@ -80,7 +104,9 @@ def knowledge(choose: Chooser) -> Turn:
     if shape == 5:
         return f"Describe {a_name} in one sentence.", topic.facts[0]
     if shape == 6:
-        return choose.one((f"Tell me a fact about {plural}.", f"Tell me something about {plural}.")), choose.one(topic.facts)
+        return choose.one(
+            (f"Tell me a fact about {plural}.", f"Tell me something about {plural}.")
+        ), choose.one(topic.facts)
     return reading(choose, topic)
 
 
@@ -91,17 +117,23 @@ def reading(choose: Chooser, topic: Topic) -> Turn:
     choose.rng.shuffle(texts)
     if choose.chance(0.3):
         return f"Summarize this text in one sentence: {' '.join(topic.facts)}", topic.facts[0]
-    ask = choose.one(("Use the text to answer the question.", "Answer the question with the help of these texts."))
+    ask = choose.one(
+        ("Use the text to answer the question.", "Answer the question with the help of these texts.")
+    )
     context = "\n".join(f"[{place}] {text}" for place, text in enumerate(texts, 1))
     return f"{ask}\n\n{context}\n\nQuestion: What is {topic.a_name}?", topic.facts[0]
 
 
 def passage(choose: Chooser) -> Turn:
     """A small invented text and a question whose answer is one of its words."""
-    names = choose.several("name", choose.number(2, 4))
-    kind, verb = choose.one((("city", "lives in"), ("food", "likes"), ("job", "works as"), ("hobby", "enjoys")))
-    values = choose.several(kind, len(names))
-    said = [f"{n} {verb} {article(v) if kind == 'job' else v}." for n, v in zip(names, values, strict=True)]
+    names = choose.several("name", choose.number(2, 4), value=True)
+    kind, verb = choose.one(
+        (("city", "lives in"), ("food", "likes"), ("job", "works as"), ("hobby", "enjoys"))
+    )
+    values = choose.several(kind, len(names), value=True)
+    said = [
+        f"{n} {verb} {article(v) if kind == 'job' else v}." for n, v in zip(names, values, strict=True)
+    ]
     place = choose.number(0, len(names) - 1)
     ask = {
         "city": f"Where does {names[place]} live?", "food": f"What does {names[place]} like?",
@@ -113,42 +145,58 @@ def passage(choose: Chooser) -> Turn:
 
 def instruction(choose: Chooser) -> Turn:
     """Short orders that must be followed to the letter."""
-    word = choose.word(choose.one(["thing", "fruit", "animal", "name", "city"]))
+    word = choose.value(choose.one(["thing", "fruit", "animal", "name", "city"]))
     phrase = choose.one(
         (
-            f"the {choose.word('animal')} sleeps in the {choose.word('place')}",
-            f"{choose.word('name')} likes {choose.word('food')}",
-            f"I see a {choose.word('color')} {choose.word('thing')}",
-            f"on {choose.word('day')} we go to {choose.word('city')}",
+            f"the {choose.value('animal')} sleeps in the {choose.value('place')}",
+            f"{choose.value('name')} likes {choose.value('food')}",
+            f"I see a {choose.value('color')} {choose.value('thing')}",
+            f"on {choose.value('day')} we go to {choose.value('city')}",
         )
     )
     shape = choose.number(0, 10)
     if shape == 0:
-        return choose.one((f"Repeat after me: {phrase}", f"Say this: {phrase}", f"Repeat: {phrase}")), phrase
+        return choose.one(
+            (f"Repeat after me: {phrase}", f"Say this: {phrase}", f"Repeat: {phrase}")
+        ), phrase
     if shape == 1:
         return f"Write this in capital letters: {phrase}", phrase.upper()
     if shape == 2:
         return f"Write this in small letters: {phrase.upper()}", phrase.lower()
     if shape == 3:
-        return choose.one((f"Answer with one word: {word}", f"Say only the word {word}.", f"Say {word}.")), word
+        return choose.one(
+            (f"Answer with one word: {word}", f"Say only the word {word}.", f"Say {word}.")
+        ), word
     if shape == 4:
         times = choose.number(2, 5)
         return f"Say the word {word} {NUMBER[times]} times.", " ".join([word] * times)
     if shape == 5:
-        return f"What is the first letter of {word}?", f"The first letter of {word} is {word[0].upper()}."
+        return (
+            f"What is the first letter of {word}?",
+            f"The first letter of {word} is {word[0].upper()}.",
+        )
     if shape == 6:
         a, b = choose.rng.choice(PAIRS)
         if choose.chance(0.4):
             a, b = b, a
-        return choose.one((f"What is the opposite of {a}?", f"Give me the opposite of {a}.")), f"The opposite of {a} is {b}."
+        return choose.one(
+            (f"What is the opposite of {a}?", f"Give me the opposite of {a}.")
+        ), f"The opposite of {a} is {b}."
     if shape == 7:
-        return f"How many words are in this sentence: {phrase}", f"There are {len(phrase.split())} words."
+        return (
+            f"How many words are in this sentence: {phrase}",
+            f"There are {len(phrase.split())} words.",
+        )
     if shape == 8:
         return f"Use the word {word} in a sentence.", choose.one(
-            (f"I can see {word} from here.", f"Do you know {word}?", f"We talked about {word} yesterday.")
+            (
+                f"I can see {word} from here.",
+                f"Do you know {word}?",
+                f"We talked about {word} yesterday.",
+            )
         )
     if shape == 9:
-        other = choose.word("color")
+        other = choose.value("color")
         return f"Do not tell me about {word}. Just say {other}.", other
     first, second = choose.several("fruit", 2)
     return f"First I wanted you to say {first}, but now say {second}.", second
@@ -167,8 +215,16 @@ def listing(choose: Chooser) -> Turn:
             f"{place}. {word.capitalize()}" for place, word in enumerate(words, 1)
         )
     if shape == 1:
-        return f"Make a bullet list with {NUMBER[count]} {plural}.", "\n".join(f"- {word.capitalize()}" for word in words)
-    ask = choose.one((f"Name {NUMBER[count]} {plural}.", f"List {NUMBER[count]} {plural}.", f"Tell me {NUMBER[count]} {plural}."))
+        return f"Make a bullet list with {NUMBER[count]} {plural}.", "\n".join(
+            f"- {word.capitalize()}" for word in words
+        )
+    ask = choose.one(
+        (
+            f"Name {NUMBER[count]} {plural}.",
+            f"List {NUMBER[count]} {plural}.",
+            f"Tell me {NUMBER[count]} {plural}.",
+        )
+    )
     return ask, (listed(words) + ".").capitalize() if kind != "city" else listed(words) + "."
 
 
@@ -190,7 +246,10 @@ def choice(choose: Chooser) -> Turn:
     if shape == 1:
         word = choose.word(kinds[0])
         if word == "orange" or choose.chance(0.5):
-            return f"Is {article(word)} {article(kinds[0])}?", f"Yes, {article(word)} is {article(kinds[0])}."
+            return (
+                f"Is {article(word)} {article(kinds[0])}?",
+                f"Yes, {article(word)} is {article(kinds[0])}.",
+            )
         return f"Is {article(word)} {article(kinds[1])}?", f"No, {article(word)} is {article(kinds[0])}."
     if shape == 2:
         topic = choose.rng.choice(TOPICS)
@@ -209,7 +268,10 @@ def choice(choose: Chooser) -> Turn:
     word = choose.word(kinds[0])
     pair = list(kinds)
     choose.rng.shuffle(pair)
-    return f"Is {word} {article(pair[0])} or {article(pair[1])}?", f"{word[0].upper()}{word[1:]} is {article(kinds[0])}."
+    return (
+        f"Is {word} {article(pair[0])} or {article(pair[1])}?",
+        f"{word[0].upper()}{word[1:]} is {article(kinds[0])}.",
+    )
 
 
 def skeleton(choose: Chooser) -> list[Turn]:
@@ -219,9 +281,18 @@ def skeleton(choose: Chooser) -> list[Turn]:
     points = "\n".join(f"{place}. {head}" for place, head in enumerate(heads, 1))
     place = choose.number(1, 3)
     ask = choose.one(
-        (f"Write a skeleton with three points about {topic.plural}.", f"Give me three short points about {topic.plural}.")
+        (
+            f"Write a skeleton with three points about {topic.plural}.",
+            f"Give me three short points about {topic.plural}.",
+        )
     )
-    more = choose.one((f"Write more about point {place}.", f"Expand point {place}.", f"Please continue with point {place}."))
+    more = choose.one(
+        (
+            f"Write more about point {place}.",
+            f"Expand point {place}.",
+            f"Please continue with point {place}.",
+        )
+    )
     return [(ask, points), (more, topic.facts[place - 1])]
 
 

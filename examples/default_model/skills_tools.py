@@ -40,22 +40,36 @@ def _question(choose: Chooser) -> tuple[str, str, str, str, str]:
         a, b = pair(choose, op)
         value = str(result(a, op, b))
         word = "plus" if op == "+" else "minus"
-        ask = choose.one((f"What is {a} {op} {b}?", f"How much is {a} {word} {b}?", f"Calculate {a} {op} {b}."))
+        ask = choose.one(
+            (f"What is {a} {op} {b}?", f"How much is {a} {word} {b}?", f"Calculate {a} {op} {b}.")
+        )
         return ask, "calculate", f"{a} {op} {b}", value, value
-    name, place = choose.word("name"), choose.word("city")
+    name, place = choose.value("name"), choose.value("city")
     if kind == 1:
-        job = choose.word("job")
-        ask = choose.one((f"What is the job of {name}?", f"What does {name} do for a living?", f"What is {name}'s job?"))
+        job = choose.value("job")
+        ask = choose.one(
+            (
+                f"What is the job of {name}?",
+                f"What does {name} do for a living?",
+                f"What is {name}'s job?",
+            )
+        )
         return ask, "search", name, f"{name} is a {job} who lives in {place}.", job
     if kind == 2:
         ask = choose.one((f"Where does {name} live?", f"In which city does {name} live?"))
-        return ask, "search", name, f"{name} is a {choose.word('job')} from {place}.", place
+        return ask, "search", name, f"{name} is a {choose.value('job')} from {place}.", place
     if kind == 3:
         number = choose.number(2, 900)
-        thing = choose.word("thing")
-        ask = f"How many {thing}s are in the {choose.word('place')} of {place}?"
-        return ask, "search", f"{thing}s in {place}", f"There are {number} {thing}s in {place}.", str(number)
-    weather = choose.word("weather")
+        thing = choose.value("thing")
+        ask = f"How many {thing}s are in the {choose.value('place')} of {place}?"
+        return (
+            ask,
+            "search",
+            f"{thing}s in {place}",
+            f"There are {number} {thing}s in {place}.",
+            str(number),
+        )
+    weather = choose.value("weather")
     degrees = choose.number(-5, 35)
     return (
         choose.one((f"What is the weather in {place}?", f"How is the weather in {place} today?")),
@@ -67,11 +81,23 @@ def react(choose: Chooser) -> Dialogue:
     """One or two tool steps and a finish, as ReAct text."""
     ask, tool, given, seen, answer = _question(choose)
     thoughts = {
-        "calculate": ("I need to calculate this.", "I should use calculate.", "This is a sum, so I calculate it."),
-        "search": (f"I need to search for {given}.", f"I should search {given}.", "I do not know this, so I search."),
+        "calculate": (
+            "I need to calculate this.",
+            "I should use calculate.",
+            "This is a sum, so I calculate it.",
+        ),
+        "search": (
+            f"I need to search for {given}.",
+            f"I should search {given}.",
+            "I do not know this, so I search.",
+        ),
     }
     done = choose.one(
-        (f"The answer is {answer}.", f"Now I know the answer: {answer}.", f"The observation says {answer}.")
+        (
+            f"The answer is {answer}.",
+            f"Now I know the answer: {answer}.",
+            f"The observation says {answer}.",
+        )
     )
     first = f"Thought: {choose.one(thoughts[tool])}\nAction: {tool}[{given}]"
     last = f"Thought: {done}\nAction: finish[{answer}]"
@@ -86,7 +112,9 @@ def react(choose: Chooser) -> Dialogue:
     if tool == "search" and choose.chance(0.25):
         dialogue += [
             message("assistant", first),
-            message(role, prefix + choose.one(("Nothing found.", "No result.", "Error: the search failed."))),
+            message(
+                role, prefix + choose.one(("Nothing found.", "No result.", "Error: the search failed."))
+            ),
         ]
         first = f"Thought: {choose.one(('That did not work. I try again.', 'I found nothing, so I search again.'))}\nAction: search[{given}]"
     return [
@@ -101,7 +129,11 @@ def _tool(name: str, description: str, parameter: str, kind: str = "string") -> 
     return {
         "name": name,
         "description": description,
-        "parameters": {"type": "object", "properties": {parameter: {"type": kind}}, "required": [parameter]},
+        "parameters": {
+            "type": "object",
+            "properties": {parameter: {"type": kind}},
+            "required": [parameter],
+        },
     }
 
 
@@ -122,29 +154,49 @@ TOOLS_LEAD = (
 def _request(choose: Chooser) -> tuple[str, str, dict[str, str], str, str]:
     """question, tool, arguments, tool result, final answer."""
     tool = choose.one(list(TOOLS))
-    city, name = choose.word("city"), choose.word("name")
+    city, name = choose.value("city"), choose.value("name")
     if tool == "get_weather":
-        weather, degrees = choose.word("weather"), choose.number(-8, 36)
-        ask = choose.one((f"What is the weather in {city}?", f"Is it warm in {city}?", f"How is the weather in {city} now?"))
+        weather, degrees = choose.value("weather"), choose.number(-8, 36)
+        ask = choose.one(
+            (
+                f"What is the weather in {city}?",
+                f"Is it warm in {city}?",
+                f"How is the weather in {city} now?",
+            )
+        )
         seen = json.dumps({"weather": weather, "temperature": degrees})
         return ask, tool, {"city": city}, seen, f"It is {weather} in {city}, with {degrees} degrees."
     if tool == "calculator":
         op = choose.one("+-")
         a, b = pair(choose, op)
         ask = choose.one((f"What is {a} {op} {b}?", f"Please calculate {a} {op} {b}."))
-        return ask, tool, {"expression": f"{a} {op} {b}"}, str(result(a, op, b)), f"{a} {op} {b} = {result(a, op, b)}"
+        return (
+            ask,
+            tool,
+            {"expression": f"{a} {op} {b}"},
+            str(result(a, op, b)),
+            f"{a} {op} {b} = {result(a, op, b)}",
+        )
     if tool == "search":
-        job = choose.word("job")
+        job = choose.value("job")
         ask = choose.one((f"Who is {name}?", f"Find out what {name} does.", f"Look up {name}."))
-        return ask, tool, {"query": name}, f"{name} is a {job} in {city}.", f"{name} is a {job} in {city}."
+        return (
+            ask,
+            tool,
+            {"query": name},
+            f"{name} is a {job} in {city}.",
+            f"{name} is a {job} in {city}.",
+        )
     if tool == "get_time":
         clock = f"{choose.number(0, 23):02d}:{choose.number(0, 59):02d}"
         ask = choose.one((f"What time is it in {city}?", f"Tell me the time in {city}."))
         return ask, tool, {"city": city}, clock, f"It is {clock} in {city}."
     if tool == "send_message":
-        ask = choose.one((f"Send a message to {name}.", f"Please write to {name}.", f"Message {name} for me."))
+        ask = choose.one(
+            (f"Send a message to {name}.", f"Please write to {name}.", f"Message {name} for me.")
+        )
         return ask, tool, {"name": name}, "sent", f"I have sent a message to {name}."
-    instrument = choose.word("instrument")
+    instrument = choose.value("instrument")
     ask = choose.one((f"Play some {instrument} music.", f"I want to hear {instrument} music."))
     return ask, tool, {"instrument": instrument}, "playing", f"Now playing {instrument} music."
 
@@ -156,13 +208,17 @@ def tool_call(choose: Chooser) -> Dialogue:
     choose.rng.shuffle(names)
     system = TOOLS_LEAD + "\n".join(json.dumps(TOOLS[name]) for name in names)
     if choose.chance(0.4):
-        system = choose.one(("You are a helpful assistant.", "Help the user. Be brief.")) + "\n\n" + system
+        system = (
+            choose.one(("You are a helpful assistant.", "Help the user. Be brief.")) + "\n\n" + system
+        )
     call = json.dumps({"name": tool, "arguments": arguments})
     dialogue = [message("system", system)]
     if choose.chance(0.2):
         dialogue += [
             message("user", choose.one(("Hello", "Hi there!", "Good morning."))),
-            message("assistant", choose.one(("Hello! How can I help you?", "Hi! What can I do for you?"))),
+            message(
+                "assistant", choose.one(("Hello! How can I help you?", "Hi! What can I do for you?"))
+            ),
         ]
     return [
         *dialogue,
@@ -182,11 +238,19 @@ def _answers(choose: Chooser, topic: Topic) -> tuple[str, int, str]:
     if kind == 1:
         return topic.facts[0], choose.number(7, 8), "The answer is correct but short."
     if kind == 2:
-        return choose.one(topic.facts[1:]), choose.number(5, 6), "The answer is true but does not say everything."
+        return (
+            choose.one(topic.facts[1:]),
+            choose.number(5, 6),
+            "The answer is true but does not say everything.",
+        )
     if kind == 3:
         return " ".join(other.facts[:2]), choose.number(1, 2), "The answer is about something else."
     if kind == 4:
-        return choose.one(("I don't know.", "No idea.", "Maybe.", "Hmm.")), 1, "The answer does not help."
+        return (
+            choose.one(("I don't know.", "No idea.", "Maybe.", "Hmm.")),
+            1,
+            "The answer does not help.",
+        )
     return topic.name.capitalize() + ".", choose.number(2, 3), "The answer is much too short."
 
 
@@ -194,7 +258,13 @@ def score(choose: Chooser) -> Dialogue:
     """Rate one answer from 1 to 10."""
     topic = choose.rng.choice(topic_pool(choose.split))
     answer, points, reason = _answers(choose, topic)
-    ask = choose.one((f"What is {topic.a_name}?", f"Tell me about {topic.a_name}.", f"Explain what {topic.a_name} is."))
+    ask = choose.one(
+        (
+            f"What is {topic.a_name}?",
+            f"Tell me about {topic.a_name}.",
+            f"Explain what {topic.a_name} is.",
+        )
+    )
     prompt = choose.one(
         (
             "Rate the answer from 1 to 10.\n\nQuestion: {q}\nAnswer: {a}",
@@ -207,8 +277,13 @@ def score(choose: Chooser) -> Dialogue:
     if prompt.endswith("only."):
         reply = str(points)
     else:
-        reply = choose.one((f"{reason}\nScore: {points}", f"{reason} Score: {points}", f"Score: {points}\n{reason}"))
-    return [message("user", prompt.replace("{q}", ask).replace("{a}", answer)), message("assistant", reply)]
+        reply = choose.one(
+            (f"{reason}\nScore: {points}", f"{reason} Score: {points}", f"Score: {points}\n{reason}")
+        )
+    return [
+        message("user", prompt.replace("{q}", ask).replace("{a}", answer)),
+        message("assistant", reply),
+    ]
 
 
 def duel(choose: Chooser) -> Dialogue:

@@ -77,12 +77,17 @@ def recall(choose: Chooser, facts: int, between: int) -> list[Turn]:
 def compressed(choose: Chooser) -> list[Turn]:
     """Several facts told in one turn, then asked for."""
     facts: list[skills_recall.Fact] = []
-    for kind in choose.rng.sample(["name", "city", "color", "food", "job", "hobby", "pet", "sport"], choose.number(2, 3)):
+    for kind in choose.rng.sample(
+        ["name", "city", "color", "food", "job", "hobby", "pet", "sport"], choose.number(2, 3)
+    ):
         facts.append(skills_recall.draw(choose, kind))
     told = " ".join(skills_recall.tell(choose, fact)[0].rstrip(".!") + "." for fact in facts)
     turns: list[Turn] = [(told, choose.one(skills_recall.NODS))]
     turns += [filler(choose) for _ in range(choose.number(0, 4))]
-    return turns + [skills_recall.ask(choose, fact) for fact in choose.rng.sample(facts, choose.number(1, len(facts)))]
+    return turns + [
+        skills_recall.ask(choose, fact)
+        for fact in choose.rng.sample(facts, choose.number(1, len(facts)))
+    ]
 
 
 def mixed(choose: Chooser) -> list[Turn]:

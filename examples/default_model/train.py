@@ -23,7 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # Times that each set of token files is seen in a stage.
-MIXES: dict[str, dict[str, float]] = json.loads((Path(__file__).parent / "mixes.json").read_text(encoding="utf-8"))
+MIXES: dict[str, dict[str, float]] = json.loads(
+    (Path(__file__).parent / "mixes.json").read_text(encoding="utf-8")
+)
 
 
 @dataclass
@@ -41,7 +43,9 @@ class Plan:
         if step < self.warmup:
             return self.rate * (step + 1) / self.warmup
         start = int(self.steps * self.decay_from)
-        return self.rate if step < start else self.rate * (self.steps - step) / max(1, self.steps - start)
+        return (
+            self.rate if step < start else self.rate * (self.steps - step) / max(1, self.steps - start)
+        )
 
 
 def load_mix(folder: Path, mix: dict[str, float], length: int, seed: int) -> rows.Rows:
@@ -63,7 +67,9 @@ def wanted(batch: rows.Rows, own_only: bool) -> Tensor:
 class Trainer:
     """The model, its loss and its measurements on one device."""
 
-    def __init__(self, model: models.Llama, teacher: models.Llama | None, own_only: bool, device: str) -> None:
+    def __init__(
+        self, model: models.Llama, teacher: models.Llama | None, own_only: bool, device: str
+    ) -> None:
         self.model, self.teacher, self.own_only, self.device = model, teacher, own_only, device
         self.loss_of = torch.compile(self._loss, dynamic=False) if device == "cuda" else self._loss
 
@@ -93,12 +99,16 @@ class Trainer:
         """Held-out bits for each byte of the text that counts."""
         nats = bytes_ = 0.0
         for start in range(0, len(held), batch):
-            part = held.take(torch.arange(start, min(start + batch, len(held)), device=held.tokens.device))
+            part = held.take(
+                torch.arange(start, min(start + batch, len(held)), device=held.tokens.device)
+            )
             tokens = part.tokens.long()
             with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
                 dense = _dense_mask(part.documents[:, :-1])
                 logits = self.model(tokens[:, :-1], dense)
-            each = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+            each = F.cross_entropy(
+                logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none"
+            )
             count = wanted(part, own_only).flatten()
             nats += float((each * count).sum())
             bytes_ += float((table[tokens[:, 1:].flatten()] * count).sum())
@@ -124,7 +134,10 @@ def train(args: argparse.Namespace) -> None:
     data = load_mix(args.data, MIXES[args.mix], length, args.seed).to(device)
     steps = min(args.steps or 10**9, len(data) // args.batch)
     plan = Plan(steps, args.batch, args.rate, args.warmup, args.decay_from)
-    print(f"{steps} steps of {args.batch * length} positions, {steps * args.batch * length / 1e6:.0f}M in all", flush=True)
+    print(
+        f"{steps} steps of {args.batch * length} positions, {steps * args.batch * length / 1e6:.0f}M in all",
+        flush=True,
+    )
     trainer = Trainer(model, teacher, args.own_only, device)
     learner = optimizer.Optimizer(model, args.decay, muon=not args.adam)
     first = 0
@@ -134,7 +147,10 @@ def train(args: argparse.Namespace) -> None:
         model.load_state_dict(saved["model"])
         learner.restore(saved["learner"])
         first = saved["step"]
-    held = {name: rows.load(args.data, name, 1, length, 0, shuffle=False).to(device) for name in ("valid_text", "valid_chat")}
+    held = {
+        name: rows.load(args.data, name, 1, length, 0, shuffle=False).to(device)
+        for name in ("valid_text", "valid_chat")
+    }
     table = rows.byte_lengths(args.tokenizer).to(device)
     args.out.mkdir(parents=True, exist_ok=True)
     began = last = time.perf_counter()
@@ -148,16 +164,23 @@ def train(args: argparse.Namespace) -> None:
             now = time.perf_counter()
             speed = args.report * args.batch * length / (now - last)
             last = now
-            print(f"step {step + 1}/{steps} loss {value:.4f} rate {plan.rate_at(step):.2e} {speed / 1e6:.2f}M tokens/s {now - began:.0f} s", flush=True)
+            print(
+                f"step {step + 1}/{steps} loss {value:.4f} rate {plan.rate_at(step):.2e} {speed / 1e6:.2f}M tokens/s {now - began:.0f} s",
+                flush=True,
+            )
         if (step + 1) % args.measure == 0 or step + 1 == steps:
             text = trainer.bits_per_byte(held["valid_text"], table, False, 8)
             chat = trainer.bits_per_byte(held["valid_chat"], table, True, 8)
             print(f"held-out bits per byte at {step + 1}: text {text:.4f}, chat {chat:.4f}", flush=True)
             last = time.perf_counter()
         if args.save_every and (step + 1) % args.save_every == 0:
-            torch.save({"model": model.state_dict(), "learner": learner.state(), "step": step + 1}, checkpoint)
+            torch.save(
+                {"model": model.state_dict(), "learner": learner.state(), "step": step + 1}, checkpoint
+            )
         if args.seconds and time.perf_counter() - began > args.seconds:
-            torch.save({"model": model.state_dict(), "learner": learner.state(), "step": step + 1}, checkpoint)
+            torch.save(
+                {"model": model.state_dict(), "learner": learner.state(), "step": step + 1}, checkpoint
+            )
             print("out of time: saved; go on with --resume", flush=True)
             return
     models.save_folder(model, args.tokenizer, args.out)
@@ -181,7 +204,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="0: as many as the mix has")
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--warmup", type=int, default=100)
-    parser.add_argument("--decay-from", type=float, default=0.5, help="where the learning rate starts to fall")
+    parser.add_argument(
+        "--decay-from", type=float, default=0.5, help="where the learning rate starts to fall"
+    )
     parser.add_argument("--decay", type=float, default=0.1, help="weight decay")
     parser.add_argument("--report", type=int, default=50)
     parser.add_argument("--measure", type=int, default=500)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import random
 import zlib
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 Split = Literal["train", "held"]
@@ -110,7 +112,9 @@ _LISTS: dict[str, list[str]] = {
         "football, tennis, basketball, volleyball, rugby, hockey, golf, cricket, swimming, rowing, cycling,"
         " boxing, judo, skiing, running, baseball, badminton, fencing"
     ),
-    "instrument": _words("piano, guitar, violin, flute, drum, trumpet, cello, harp, clarinet, organ, banjo"),
+    "instrument": _words(
+        "piano, guitar, violin, flute, drum, trumpet, cello, harp, clarinet, organ, banjo"
+    ),
     "drink": _words("tea, coffee, milk, water, juice, lemonade, cocoa, soda, apple juice, iced tea"),
     "weather": _words("sunny, rainy, cloudy, windy, snowy, foggy, stormy, warm, cold, mild"),
 }
@@ -133,19 +137,30 @@ def invented(rng: random.Random, split: Split) -> str:
     """A made-up name of two or three syllables, such as `Tramolk`; copying it needs attention."""
     while True:
         parts = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(1, 2))]
-        word = "".join(parts) + rng.choice(_ONSETS[:20]) + rng.choice("aeiou") + rng.choice(["", *_CODAS])
+        word = (
+            "".join(parts) + rng.choice(_ONSETS[:20]) + rng.choice("aeiou") + rng.choice(["", *_CODAS])
+        )
         if held(word) == (split == "held"):
             return word.capitalize()
+
+
+@cache
+def _wild(line: int, split: Split) -> list[str]:
+    """Ordinary words (line 0) or proper names (line 1) out of old books, of one split."""
+    text = (Path(__file__).parent / "seed_words.txt").read_text(encoding="utf-8")
+    return [word for word in text.splitlines()[line].split() if held("wild" + word) == (split == "held")]
 
 
 class Chooser:
     """Random choices for one conversation, from one split.
 
-    `made_up` is the share of names that are invented rather than taken from the list.
+    `made_up` is the share of names that are invented rather than taken from the list. `wild` is the
+    share of other values that are any word at all, so that copying does not lean on the lists.
     """
 
-    def __init__(self, rng: random.Random, split: Split = "train", made_up: float = 0.3) -> None:
+    def __init__(self, rng: random.Random, split: Split = "train", made_up: float = 0.3, wild: float = 0.3) -> None:
         self.rng = rng
+        self.wild = wild
         self.split: Split = split
         self.made_up = made_up
 
@@ -155,11 +170,22 @@ class Chooser:
             return invented(self.rng, self.split)
         return self.rng.choice(pool(kind, self.split))
 
-    def several(self, kind: str, count: int) -> list[str]:
+    def value(self, kind: str) -> str:
+        """A word of the kind for the place of a value; now and then any word or proper name."""
+        if kind in ("day", "month", "relative", "weather") or self.rng.random() >= self.wild:
+            return self.word(kind)
+        if kind in ("name", "city"):
+            if self.rng.random() < 0.3:
+                return invented(self.rng, self.split)
+            return self.rng.choice(_wild(1, self.split))
+        count = 2 if self.rng.random() < 0.15 else 1
+        return " ".join(self.rng.choice(_wild(0, self.split)) for _ in range(count))
+
+    def several(self, kind: str, count: int, value: bool = False) -> list[str]:
         """Different words of one kind."""
         found: list[str] = []
         while len(found) < count:
-            word = self.word(kind)
+            word = self.value(kind) if value else self.word(kind)
             if word not in found:
                 found.append(word)
         return found

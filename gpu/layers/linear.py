@@ -2,9 +2,10 @@
 
 Merged weights (q, k and v; gate and up) are one matrix whose row blocks are the checkpoint's
 tensors, so that a step launches one product instead of three. `blocks` gives the loader the views
-to fill.
+to fill; `pack` then lays the weight out for the CPU.
 """
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,10 +20,36 @@ class Linear:
 
     weight: Tensor
     bias: Tensor | None = None
+    packed: bool = False  # weight is in oneDNN's own layout and good for nothing else
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
+        if self.packed:
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            return y
         return F.linear(x, self.weight, self.bias)
+
+    def pack(self) -> None:
+        """Reorder the weight for oneDNN where it is the faster library; afterwards it is opaque.
+
+        A float32 product of 1 to 128 rows takes a third of what torch's default (MKL) takes on a
+        Zen 5, and rows need not be many for it. These are the operators of torch's own compiler.
+        """
+        if not self.packed and _onednn_serves(self.weight):
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
+            self.packed = True
+
+
+def _onednn_serves(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if weight.dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return weight.dtype == torch.float32
 
 
 def empty_linear(

@@ -71,6 +71,13 @@ class Decoder:
         logits: Tensor = self.head(self.norm(residual)).float()
         return logits
 
+    def pack(self) -> None:
+        """Lay the loaded weights out for speed. `weights` cannot be called any more."""
+        for layer in self.layers:
+            for linear in (layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down):
+                linear.pack()
+        self.head.pack()  # a copy if it is tied: the embedding is looked up row by row
+
     def weights(self) -> dict[str, Tensor]:
         """What the loader fills: a view for each tensor, by its name in checkpoints."""
         config = self.config

@@ -149,6 +149,20 @@ async def test_forks_programs_and_children(server: Any) -> None:
         assert {branch.name for branch in session.branches} >= {"main", "c", "r"}
 
 
+async def test_children_are_read_side_by_side(server: Any) -> None:
+    """They share an op: no reader may swallow the wake-up of another."""
+
+    async def read(generation: Generation) -> str:
+        return "".join([delta.text async for delta in generation])
+
+    async with serving(server) as served, connect(served.url) as session:
+        await session.main.append("abc")
+        children = session.main.generate(n=5, max_tokens=20, seed=1)
+        async with asyncio.timeout(10):
+            texts = await asyncio.gather(*map(read, children))
+        assert texts == ["".join(f"<{i}:1>" for i in range(3, 23))] * 5
+
+
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
 async def test_drops_are_not_seen(server: Any, every: int) -> None:
     async with serving(server) as served, connect(served.url) as session:
@@ -271,11 +285,10 @@ async def test_fresh_tokens(server: Any) -> None:
         served.close_with = 4401
         await session.main.chat("x", max_tokens=200)
         assert served.headers == ["Bearer t1", "Bearer t2"]
-    async with serving(type(server)()) as served:
-        async with connect(served.url, token="t") as session:
-            served.close_with = 4401
-            with pytest.raises(Unauthorized):
-                await session.main.chat("x", max_tokens=10**6)
+    async with serving(type(server)()) as served, connect(served.url, token="t") as session:
+        served.close_with = 4401
+        with pytest.raises(Unauthorized):
+            await session.main.chat("x", max_tokens=10**6)
 
 
 async def test_no_server() -> None:

@@ -147,6 +147,15 @@ class Peer:
             for b in state["branches"]
         }
 
+    async def nothing_runs(self) -> None:
+        """Wait until no generation of the session runs or waits."""
+        ident = 1 << 20
+        while True:
+            await self.send({"type": "tree", "id": ident})
+            if not any("running" in b for b in (await self.terminal(ident))["branches"]):
+                return
+            ident += 1
+
     async def closed(self) -> int:
         """Read on until the server closes; returns the close code."""
         async with asyncio.timeout(PATIENCE):
@@ -257,14 +266,84 @@ class Served:
         async with websockets.connect(self.engine.url, **options) as ws:
             yield Peer(ws, codec or "json")
 
+    @asynccontextmanager
+    async def undisturbed(self) -> AsyncIterator[None]:
+        """Meanwhile another client chats, and gets exactly what it should, all the time."""
+        stop = asyncio.Event()
+        chatting = asyncio.create_task(self._chat_until(stop))
+        try:
+            yield
+        finally:
+            stop.set()
+            turns = await chatting
+        assert turns > 0
+
+    async def _chat_until(self, stop: asyncio.Event) -> int:
+        prompt = self.oracle.turn("Do not disturb.")
+        text = self.oracle.text(self.oracle.output(prompt, 40))
+        turns = 0
+        async with self.connect() as peer:
+            await peer.open(client="bystander")
+            while not (turns and stop.is_set()):
+                shown = len(peer.text())
+                done = await peer.say(3 * turns + 1, "Do not disturb.", max_tokens=40)
+                assert done["reason"] == "length", done
+                assert peer.text()[shown:] == text
+                await peer.send({"type": "rollback", "id": 3 * turns + 3, "to": 0})
+                assert (await peer.terminal(3 * turns + 3))["type"] == "ok"
+                peer.position.clear()
+                turns += 1
+            await peer.send({"type": "close", "id": 3 * turns + 4})
+            assert await peer.closed() == 1000
+        return turns
+
+    async def request(
+        self, method: str, path: str, headers: Mapping[str, str] = {}, host: str | None = None
+    ) -> tuple[int, Any]:
+        """An HTTP request: status, and the body (parsed if it is JSON)."""
+        name = host if host is not None else f"127.0.0.1:{self.engine.port}"
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {name}", "Connection: close"]
+        lines += [f"{key}: {value}" for key, value in headers.items()]
+        answer = await self.tcp("\r\n".join([*lines, "", ""]).encode())
+        head, _, body = answer.partition(b"\r\n\r\n")
+        status = int(head.split(b" ", 2)[1])
+        return status, json.loads(body) if b"application/json" in head else body.decode()
+
+    async def tcp(self, data: bytes, *, half_close: bool = False) -> bytes:
+        """Send bytes on a bare connection and return everything that comes back."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.engine.port)
+        try:
+            writer.write(data)
+            if half_close:
+                writer.write_eof()
+            async with asyncio.timeout(PATIENCE):
+                return await reader.read()
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.close()
+
+    def unsent(self) -> int:
+        """The most bytes that wait for one socket, inside this process."""
+        connections: Any = self.engine.gateway._hub.connections.values()
+        return max(c._transport.get_write_buffer_size() for c in connections)
+
     async def quiet(self) -> None:
         """Wait until nothing runs; then every page must be free or evictable."""
         engine = self.engine
         assert engine.cache is not None
         cache = engine.cache
-        await eventually(lambda: not engine.metrics.running, "generations still run")
+        metrics = engine.metrics
+        await eventually(lambda: not metrics.running + metrics.waiting, "generations still run")
         await eventually(lambda: cache.referenced == 0 and not cache.runs, "pages are still referenced")
         assert cache.free + cache.evictable == cache.total
+
+    async def until_alone(self, *, sessions: int = 1, sockets: int | None = None) -> None:
+        """Wait until only `sessions` sessions are left, or `sockets` sockets."""
+        if sockets is not None:
+            await eventually(lambda: self.engine.gateway.sockets == sockets, "sockets stay open")
+        else:
+            await eventually(lambda: self.engine.sessions <= sessions, "sessions stay")
 
     async def deserted(self) -> None:
         """Wait until every socket and session is gone."""

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.gpu.executor import Executor
 from ramify.gpu.fake import FakeExecutor, FakeModel
-from ramify.protocol.plan import ExtendRow, StepPlan, pack
+from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, StepResult, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
 PROMPT = [5, 9, 2, 400, 7, 7, 7, 31]
@@ -22,14 +23,15 @@ def test_requests_in_any_chunks_and_any_company(data: st.DataObject) -> None:
     executor = FakeExecutor(page_size=page_size, pages=200, context=64, verify=verify)
     free = list(range(200))
     random.Random(data.draw(st.integers(0, 99))).shuffle(free)
-    plan_step = lambda **plan: executor.launch(StepPlan(step=0, **plan)).result()  # noqa: E731
+
+    def plan_step(**plan: Any) -> StepResult:
+        return executor.launch(StepPlan(step=0, **plan)).result()
+
     prompts = data.draw(st.lists(st.lists(st.integers(0, 999), min_size=1, max_size=20), max_size=5))
     params = [
         SamplingParams(temperature=data.draw(st.sampled_from([0.0, 1.0])), seed=row)
         for row in range(len(prompts))
     ]
-    from ramify.protocol.plan import OpenRow, unpack
-
     opens = []
     for row, sampling in enumerate(params):
         pages = [free.pop() for _ in range(-(-40 // page_size))] if page_size > 1 else free[:40]
@@ -125,7 +127,5 @@ def test_a_step_takes_its_time_after_the_one_before() -> None:
 
 @pytest.mark.parametrize("verify", [False, True])
 def test_the_interface_is_the_executors(verify: bool) -> None:
-    from ramify.gpu.executor import Executor
-
     executor: Executor = FakeExecutor(verify=verify)
     executor.close()

@@ -1,0 +1,78 @@
+"""Fan-out in slices: tells many addressees without keeping the event loop to itself.
+
+A step's tokens go to hundreds of sessions. Told at once, all of them run, and all their sockets
+are written, before the loop gets to the executor's next result, and the device waits. Told a few
+per turn of the loop, the next result overtakes them. What comes for an addressee that still waits
+joins its turn, so a loop that is behind does less work per message.
+
+This file does not know what is told.
+"""
+
+import asyncio
+from collections import deque
+from typing import Generic, TypeVar
+
+from ramify.actors.kit.mailbox import MailboxFull, Router
+
+T = TypeVar("T")
+
+import os
+WIDTH = int(os.environ.get('FANW','16'))  # addressees a turn: some 200 us of sessions and sockets
+
+
+class FanOut(Generic[T]):
+    """Messages on their way to the addressees of a router; to each in order.
+
+    An addressee whose mailbox is full gets the rest in a later turn.
+    """
+
+    def __init__(self, router: Router[T], width: int = WIDTH) -> None:
+        self._router = router
+        self._width = width
+        self._waiting: dict[int, list[T]] = {}
+        self._order: deque[int] = deque()
+        self._turn: asyncio.Handle | None = None
+
+    def __len__(self) -> int:
+        """Addressees that wait for their turn."""
+        return len(self._order)
+
+    def put(self, key: int, message: T) -> None:
+        """Queue a message; `start` sends. One whose addressee is gone by then is dropped."""
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            self._waiting[key] = [message]
+            self._order.append(key)
+        else:
+            waiting.append(message)
+
+    def start(self) -> None:
+        """Send to the first few now, unless some were sent in this turn, the rest in later turns."""
+        if self._turn is None:
+            self._run()
+
+    def flush(self) -> None:
+        """Send everything now."""
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        self._send(len(self._order))
+
+    def _run(self) -> None:
+        self._turn = None
+        self._send(min(self._width, len(self._order)))
+        if self._order:
+            self._turn = asyncio.get_running_loop().call_soon(self._run)
+
+    def _send(self, count: int) -> None:
+        tell, waiting, order = self._router.tell, self._waiting, self._order
+        for _ in range(count):
+            key = order.popleft()
+            messages = waiting.pop(key)
+            try:
+                while messages:
+                    tell(key, messages[0])
+                    del messages[0]
+            except MailboxFull:  # once it has worked off what it has
+                waiting[key] = messages
+                order.append(key)

@@ -1,0 +1,26 @@
+"""A story, forked into two endings that are written at once; the shared part is computed once."""
+
+import argparse
+import asyncio
+
+from ramify.clients import connect
+
+
+async def main(url: str) -> None:
+    async with connect(url) as session:
+        async for delta in session.main.chat("Tell me a very short story.", max_tokens=120, seed=1):
+            print(delta.text, end="", flush=True)
+        happy, sad = await session.main.fork("happy", "sad")
+        endings = await asyncio.gather(
+            happy.chat("Give it a happy end.", max_tokens=60, seed=2),
+            sad.chat("Give it a sad end.", max_tokens=60, seed=2),
+        )
+        for ending in endings:
+            print(f"\n\n{ending.branch}: {ending.text}")
+            print(f"  ({ending.usage.cached} of {ending.usage.prompt} prompt tokens were cached)")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", default="ws://127.0.0.1:8765/v1/ws")
+    asyncio.run(main(parser.parse_args().url))
