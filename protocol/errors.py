@@ -4,6 +4,7 @@ Tree:
 
     RamifyError                 code, message, details, retry_ms
     |-- BadRequest              bad_request: the frame or a field of it is wrong
+    |   `-- InvalidField        also a ValueError: a message that cannot be made
     |-- Unauthorized            unauthorized: no token, or a wrong one
     |-- Forbidden               forbidden: known, but not allowed (a view key that writes)
     |-- NoSession, NoBranch     no_session, no_branch
@@ -61,6 +62,10 @@ class RamifyError(Exception):
 
 class BadRequest(RamifyError):
     code = "bad_request"
+
+
+class InvalidField(BadRequest, ValueError):
+    """A field that types alone do not catch; raised where the message is made or decoded."""
 
 
 class Unauthorized(RamifyError):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from ramify.protocol.errors import Code
+from ramify.protocol.errors import Code, InvalidField
 
 # Not Meta(pattern=...): with it, msgspec 0.22 on Python 3.11 crashes some processes at exit.
 BranchName = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -68,7 +68,7 @@ class ClientBase(
             value = getattr(self, field)
             for name in (value,) if isinstance(value, str) else value or ():
                 if _BRANCH_NAME.fullmatch(name) is None:
-                    raise ValueError(
+                    raise InvalidField(
                         f"`{field.rstrip('_')}` {name!r} is not a branch name: use A-Z a-z 0-9 . _ / -"
                     )
 

@@ -155,7 +155,7 @@ def turn(choose: Chooser) -> Turn:
         return choose.one(ASKS), told(choose)[0]
     if choose.chance(0.2):
         return choose.one(LONG), told(choose, long=True)[0]
-    hero = choose.one([one for one in HEROES if held("hero" + one) == (choose.split == "held")])
+    hero = choose.one([one for one in HEROES if choose.split == "held" or not held("hero" + one)])
     if shape <= 2:
         return choose.one(ABOUT).format(article(hero)), told(choose, hero)[0]
     thing = choose.word("thing")
