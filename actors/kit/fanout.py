@@ -16,8 +16,7 @@ from ramify.actors.kit.mailbox import MailboxFull, Router
 
 T = TypeVar("T")
 
-import os
-WIDTH = int(os.environ.get('FANW','16'))  # addressees a turn: some 200 us of sessions and sockets
+WIDTH = 8  # addressees a turn: some 100 us of sessions and sockets
 
 
 class FanOut(Generic[T]):

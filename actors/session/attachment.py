@@ -141,6 +141,8 @@ class Attachment:
                 cursor = piece.mark_position(last)
             if not complete:
                 break
+        if complete:  # also past input, so that the next look begins there
+            cursor = max(cursor, min(upto, branch.released))
         self._cursors[name] = cursor
         return complete
 
