@@ -9,6 +9,7 @@ requests have got their end and the sockets were closed with 1012: nothing conti
 may be wrong.
 """
 
+import gc
 import secrets
 import signal
 import time
@@ -297,6 +298,9 @@ async def serve(config: EngineConfig, *, progress: Progress | None = None) -> No
     """Serve until SIGINT or SIGTERM, then drain. A second signal stops at once."""
     report = progress if progress is not None else lambda what, done: None
     async with running_engine(config, progress=report) as engine:
+        # What start-up made stays for good: no later collection needs to walk through it.
+        gc.collect()
+        gc.freeze()
         if progress is not None:
             progress(f"ready at {engine.url}", 1.0)
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

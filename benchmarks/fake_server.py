@@ -277,9 +277,10 @@ def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
 def main() -> None:
     options = _arguments()
     configure(LogConfig(level="warning"))
-    with tempfile.TemporaryDirectory() as folder, asyncio.Runner(
-        loop_factory=_loop_factory(options.loop)
-    ) as runner:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        asyncio.Runner(loop_factory=_loop_factory(options.loop)) as runner,
+    ):
         runner.run(_serve(options, Path(folder)))
 
 

@@ -23,6 +23,11 @@ _DONE = b'"type":"done"'
 TEXT, CLOSE, PING, PONG = 0x1, 0x8, 0x9, 0xA
 
 
+def upgrade_request(port: int) -> bytes:
+    """The HTTP request that asks for a WebSocket."""
+    return _UPGRADE % port
+
+
 def client_frame(payload: bytes, opcode: int = TEXT) -> bytes:
     """A frame of a client: FIN, and a mask of zeros."""
     length = len(payload)
@@ -64,7 +69,6 @@ class Recorder(asyncio.Protocol):
         self.chunks: list[tuple[float, bytes]] = []
         self.dones = 0
         self.sent_at = 0.0
-        self.lost = False
         self._tail = b""
         self._transport: asyncio.Transport
         self._waiter: asyncio.Future[None] | None = None
@@ -75,7 +79,7 @@ class Recorder(asyncio.Protocol):
         """Connect and upgrade."""
         loop = asyncio.get_running_loop()
         _, self = await loop.create_connection(cls, "127.0.0.1", port)
-        self._transport.write(_UPGRADE % port)
+        self._transport.write(upgrade_request(port))
         await self.until(b"\r\n\r\n")
         head = b"".join(data for _, data in self.chunks)
         if not head.startswith(b"HTTP/1.1 101"):
@@ -99,6 +103,14 @@ class Recorder(asyncio.Protocol):
         """Wait for so many `done` messages from now on."""
         await self.until(_DONE, count)
 
+    async def end_session(self) -> None:
+        """Close the session, then the connection."""
+        waiting = asyncio.ensure_future(self.until(b'"type":"ok"'))
+        await asyncio.sleep(0)
+        self.send({"type": "close", "id": 1 << 20})
+        await waiting
+        self._transport.abort()
+
     def messages(self) -> list[tuple[float, dict[str, Any]]]:
         """What came since the last call, in order, each with its time."""
         reader = FrameReader()
@@ -110,9 +122,6 @@ class Recorder(asyncio.Protocol):
                     out += [(when, m) for m in (frame if isinstance(frame, list) else [frame])]
         self.chunks.clear()
         return out
-
-    def close(self) -> None:
-        self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -137,6 +146,5 @@ class Recorder(asyncio.Protocol):
                 waiter.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lost = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(ConnectionError("the server closed the socket"))

@@ -32,7 +32,6 @@ from load import Recorder
 from report import headline, machine, percentile, spread, table, write_json
 
 PROMPT = "abcd" * 16
-TARGETS = {"cpu_us": (256, 40.0), "plan_p50_us": (64, 150.0)}
 
 
 @dataclass
@@ -108,9 +107,7 @@ async def run(server: FakeServer, shape: Shape) -> Run:
     gc.enable()
     ttft, itl, frames = _latencies(sockets, shape)
     for socket in sockets:
-        socket.send({"type": "close", "id": 10})
-    while server.snapshot()["sessions"]:
-        await asyncio.sleep(0.02)
+        await socket.end_session()
     total = shape.generations * shape.tokens
     plan, thread = after["plan"], after["from_thread"]
     return Run(

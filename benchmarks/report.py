@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ PACKAGES = ("ramify", "msgspec", "numpy", "websockets")
 def machine(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
     """Where and with what the numbers were made. `load`: of the last minute, ours included."""
     return {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": _cpu_model(),
         "cpus": os.cpu_count(),
         "system": f"{platform.system()} {platform.release()}",

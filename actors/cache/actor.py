@@ -12,6 +12,7 @@ from anyio.abc import TaskStatus
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.kit.clock import Clock, MonotonicClock
+from ramify.actors.kit.fanout import FanOut
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, Router
 from ramify.protocol import messages as m
 
@@ -32,7 +33,7 @@ class CacheActor:
         self.mailbox = mailbox
         self.cache = cache
         self._scheduler = scheduler
-        self._sessions = sessions
+        self._sessions = FanOut(sessions)
         self._clock: Clock = clock if clock is not None else MonotonicClock()
         self._check_idle = check_idle
 
@@ -46,6 +47,7 @@ class CacheActor:
                 return
             for message in messages:
                 self._handle(message)
+            self._sessions.start()
             if self._check_idle and not self.cache.runs and not len(self.mailbox):
                 check(self.cache)
 
@@ -67,5 +69,4 @@ class CacheActor:
             case m.DropBranches():
                 cache.drop_branches(message)
             case m.Inspect():
-                # False if the session has ended since: nobody waits for the answer.
-                self._sessions.tell(message.session, cache.inspect(message))
+                self._sessions.put(message.session, cache.inspect(message))

@@ -29,7 +29,7 @@ _LOG = logging.getLogger("ramify.gateway")
 
 HEAD_TIMEOUT_S = 10.0  # from the connection to a complete request
 CLOSE_TIMEOUT_S = 5.0  # from our close frame or response to the end of the connection
-FLOOD_FACTOR = 8  # times queued_bytes in the write buffer: the socket is cut off
+FLOOD_FACTOR = 8  # times queued_bytes beyond what filled the write buffer: the socket is cut off
 
 
 class Phase(enum.Enum):
@@ -49,6 +49,7 @@ class Connection(asyncio.Protocol):
         "_bye",
         "_codec",
         "_deadline",
+        "_flood",
         "_guard",
         "_heard",
         "_hub",
@@ -78,6 +79,7 @@ class Connection(asyncio.Protocol):
         self._message: bytearray | None = None  # a fragmented message, as far as received
         self._out: list[bytes] = []
         self._throttled = False
+        self._flood = 0  # bytes in the write buffer of a throttled socket that end it
         self._bye = False
 
     # --- asyncio.Protocol ---------------------------------------------------------------------
@@ -123,6 +125,9 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._throttled = True
+        # One merged delta can be long; it is what comes on top, unread, that must have an end.
+        waiting = self._transport.get_write_buffer_size()
+        self._flood = waiting + FLOOD_FACTOR * self._hub.limits.queued_bytes
         if self._attachment is not None:
             self._attachment.throttle(True)
 
@@ -175,7 +180,7 @@ class Connection(asyncio.Protocol):
         out.clear()
         if self._throttled:
             waiting = self._transport.get_write_buffer_size()
-            if waiting > FLOOD_FACTOR * self._hub.limits.queued_bytes:
+            if waiting > self._flood:
                 _LOG.warning("socket %d reads nothing: %d bytes wait, cut off", self.id, waiting)
                 self.abort()
 

@@ -219,18 +219,27 @@ class SessionCore:
                 attachment.flush(branch, now)
 
     def tick(self, now: float) -> None:
-        """Time has passed: flush what waited for `tick_ms`; expire."""
+        """Time has passed: flush what waited for `tick_ms`; expire.
+
+        There is one timer, for the earliest time that was asked for: what is later asks again.
+        """
         self._now = now
         for attachment in self.attachments.values():
-            if attachment.opened.tick_ms and now >= attachment.next_tick:
-                for branch in self.state.branches.values():
-                    attachment.flush(branch, now)
-        if self._expires is not None and now >= self._expires:
-            if self.generations.busy:  # a detached generation may finish
-                self._expires = now + self._ttl
-                self.state.out.wake(self._expires)
-            else:
-                self.ended = "expired"
+            if not attachment.opened.tick_ms:
+                continue
+            if now < attachment.next_tick:
+                self.state.out.wake(attachment.next_tick)
+                continue
+            for branch in self.state.branches.values():
+                attachment.flush(branch, now)
+        if self._expires is None:
+            return
+        if now >= self._expires and not self.generations.busy:
+            self.ended = "expired"
+            return
+        if now >= self._expires:  # a detached generation may finish
+            self._expires = now + self._ttl
+        self.state.out.wake(self._expires)
 
     # --- frames --------------------------------------------------------------------------------
 

@@ -65,6 +65,8 @@ LEFT_OUT_SOURCES: dict[str, str] = {
     "chatterbot-corpus": "answers that read like other models' output, code among small talk",
     "tldr": "command-line pages: correct by licence, useless for plain talk",
 }
+# The system turn of dialogues between people.
+PERSON = "Chat like a person."
 # Every news article of OneStopEnglish (CC BY-SA) in the non-fiction file is shorter than this.
 NONFICTION_MINIMUM = 6000
 
@@ -136,6 +138,9 @@ def conversations(folder: Path, name: str) -> Iterator[tuple[str, list[Message]]
                 messages[0]["role"] != "system" or _IDENTITY.search(joined)
             ):
                 continue
+            # Talk between people is marked as such, so that without the mark the model is itself.
+            if source in ("self-dialogue", "synthetic-persona-chat") and messages[0]["role"] != "system":
+                messages = [{"role": "system", "content": PERSON}, *messages]
             if _DATED.search(joined) or _PLACEHOLDER.search(joined):
                 continue
             yield source, messages

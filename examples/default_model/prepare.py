@@ -184,7 +184,7 @@ def pack_all(source: Path, tokenizer: Path, out: Path, synthetic: int, workers: 
     held_chat = (messages for _, messages in corpus.conversations(source, "valid_chat.jsonl"))
     pack("valid_chat", held_chat, encode_conversation, path, out, workers)
     for name, number in (("synthetic", 1), ("synthetic_chat", 2)):
-        made = synthesize.parallel(synthetic, seed + number, workers)
+        made = synthesize.parallel(synthetic * number, seed + number, workers)
         pack(name, made, encode_conversation, path, out, workers)
 
 
@@ -202,7 +202,7 @@ def main() -> None:
             command.add_argument("--share", type=float, default=0.12, help="share of the text files")
         if name == "pack":
             command.add_argument("--tokenizer", type=Path, required=True)
-            command.add_argument("--synthetic", type=int, default=400_000, help="conversations")
+            command.add_argument("--synthetic", type=int, default=400_000, help="conversations for pretraining; twice as many for the chat stage")
             command.add_argument("--workers", type=int, default=multiprocessing.cpu_count())
     args = parser.parse_args()
     if args.command == "clean":

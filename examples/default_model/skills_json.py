@@ -166,7 +166,7 @@ def several(choose: Chooser) -> Turn:
     """A JSON list of small objects or of words."""
     if choose.chance(0.5):
         people = [person(choose, 1) for _ in range(choose.number(2, 3))]
-        key = [name for name in people[0] if name != "name"][0]
+        key = next(name for name in people[0] if name != "name")
         for other in people[1:]:
             value = choose.number(4, 95) if key == "age" else choose.value(KIND[key])
             other.clear()

@@ -70,7 +70,8 @@ def result(a: int, op: str, b: int) -> int:
 def sum_turn(choose: Chooser) -> Turn:
     """A sum or a difference, mostly of two-digit numbers."""
     op = choose.one(["+", "-"])
-    a, b = pair(choose, op) if choose.chance(0.8) else pair(choose, op, 0, 20)
+    low, high = choose.rng.choices(((10, 99), (0, 20), (100, 999)), weights=(70, 14, 16))[0]
+    a, b = pair(choose, op, low, high)
     values = {"a": a, "b": b, "c": result(a, op, b)}
     ask, say = (ASK_PLUS, SAY_PLUS) if op == "+" else (ASK_MINUS, SAY_MINUS)
     return choose.one(ask).format(**values), choose.one(say[:2] if choose.chance(0.6) else say).format(

@@ -71,8 +71,8 @@ SYSTEMS = (
 
 
 def small_talk(choose: Chooser) -> Turn:
-    """Greetings, feelings, identity, common questions."""
-    asks, says = choose.rng.choice(TALK)
+    """Greetings, feelings, identity, common questions; the first ones more often."""
+    asks, says = choose.rng.choice(TALK[:24] if choose.chance(0.3) else TALK)
     return choose.one(asks), choose.one(says)
 
 
@@ -299,6 +299,6 @@ def skeleton(choose: Chooser) -> list[Turn]:
 def turn(choose: Chooser) -> Turn:
     """Any single turn of plain talk."""
     make = choose.rng.choices(
-        (small_talk, knowledge, passage, instruction, listing, choice), weights=(34, 26, 8, 14, 8, 10)
+        (small_talk, knowledge, passage, instruction, listing, choice), weights=(36, 24, 8, 16, 7, 9)
     )[0]
     return make(choose)

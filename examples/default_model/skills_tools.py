@@ -204,7 +204,8 @@ def _request(choose: Chooser) -> tuple[str, str, dict[str, str], str, str]:
 def tool_call(choose: Chooser) -> Dialogue:
     """Tools in the system turn, a call as JSON, its result, and an answer from the result."""
     ask, tool, arguments, seen, answer = _request(choose)
-    names = choose.rng.sample([name for name in TOOLS if name != tool], choose.number(0, 3)) + [tool]
+    others = [name for name in TOOLS if name != tool]
+    names = [*choose.rng.sample(others, choose.number(0, 3)), tool]
     choose.rng.shuffle(names)
     system = TOOLS_LEAD + "\n".join(json.dumps(TOOLS[name]) for name in names)
     if choose.chance(0.4):

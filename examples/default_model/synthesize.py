@@ -16,6 +16,7 @@ from pathlib import Path
 
 import skills_json
 import skills_math
+import skills_open
 import skills_recall
 import skills_story
 import skills_talk
@@ -36,7 +37,7 @@ def _messages(turns: list[Turn]) -> list[Message]:
 def filler(choose: Chooser) -> Turn:
     """One turn of any skill but stories and tools."""
     make = choose.rng.choices(
-        (skills_talk.turn, skills_math.turn, skills_json.turn), weights=(70, 20, 10)
+        (skills_talk.turn, skills_math.turn, skills_json.turn, skills_open.turn), weights=(58, 17, 9, 16)
     )[0]
     return make(choose)
 
@@ -97,6 +98,8 @@ def mixed(choose: Chooser) -> list[Turn]:
         turns.insert(choose.number(0, len(turns)), skills_story.turn(choose))
     if choose.chance(0.1):
         turns += skills_talk.skeleton(choose)
+    if choose.chance(0.12):
+        turns += skills_open.more(choose)
     return turns
 
 
@@ -126,7 +129,8 @@ def conversation(choose: Chooser) -> list[Message]:
     elif kind == "math":
         turns = [skills_math.turn(choose) for _ in range(choose.number(1, 6))]
     else:
-        turns = [skills_talk.turn(choose) for _ in range(choose.number(1, 4))]
+        make = skills_open.turn if choose.chance(0.35) else skills_talk.turn
+        turns = [make(choose) for _ in range(choose.number(1, 4))]
     messages = _messages(turns)
     if choose.chance(0.12):
         messages.insert(0, {"role": "system", "content": choose.one(skills_talk.SYSTEMS)})

@@ -403,8 +403,9 @@ def test_a_session_without_sockets_expires(sim: Callable[..., Any]) -> None:
     client.drop()
     engine.pump()
     core = engine.cores[1]
-    core.tick(engine.now + 40)
+    core.tick(engine.now + 40)  # by a timer of an earlier, shorter absence
     assert core.ended is None
+    assert core.state.out.wake_at == engine.now + 50
     core.tick(engine.now + 51)
     assert core.ended == "expired"
 
