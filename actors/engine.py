@@ -198,9 +198,9 @@ class Engine:
             clock=self.clock,
             metrics=self.metrics,
         )
-        executor.connect(self._to_scheduler)
         await group.start(self._core("cache", cache.run))
         await group.start(self._core("scheduler", scheduler.run))
+        executor.connect(scheduler)
         await group.start(self._core("directory", directory.run))
         group.start_soon(watch_loop, self.clock, self.metrics)
         self.status.executor = info

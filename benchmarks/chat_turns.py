@@ -10,7 +10,8 @@ socket of its own; the answers are the served model's, greedy, at most --output 
     each turn       from the second on, `usage.cached` is what the turn before ran: its prompt and
                     its output but the last token, which was sampled and never run. That is the
                     branch's position less one, but where a stop token ended the turn that is not the
-                    template's own: it leaves the branch, and the template's end of turn comes;
+                    template's own: it leaves the branch, and the template's end of turn comes.
+                    Only conversations that begin with the same text may find more: each other's;
                     cached + computed = prompt, and the position is prompt + output (but as above)
     all together    the tokens that the executor says it ran (the sum of StepResult.computed) are the
                     turns' `computed`, one less than the output tokens of each turn, and at most one
@@ -43,6 +44,7 @@ from ramify.protocol.errors import TooLong
 
 DATA = "mt_bench_101.jsonl"
 Conversation = list[str]  # what the user says, turn by turn
+LAST: Conversation = ["(the last step)"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Turn:
 class Run:
     """Conversations that were held. `executor`: tokens that went through the model."""
 
+    conversations: list[Conversation]
     chats: list[list[Turn]]
     executor: int
     unfinished: int  # conversations that outgrew the context
@@ -131,9 +134,9 @@ async def hold(
         chats = await asyncio.gather(*map(one, conversations))
         seconds = time.perf_counter() - begin
         # Steps come back in order: once this one has, so have those that were still under way.
-        chats.append(await _chat(engine.url, ["."], 1))
+        chats.append(await _chat(engine.url, LAST, 1))
         executor = _executor_tokens(engine) - before
-    return Run(chats, executor, len(unfinished), seconds)
+    return Run([*conversations, LAST], chats, executor, len(unfinished), seconds)
 
 
 async def _chat(url: str, conversation: Conversation, output: int) -> list[Turn]:
@@ -179,15 +182,19 @@ def faults(run: Run, *, evicting: bool = False) -> list[str]:
     `evicting`: the pool is too small, so a turn may find less than its history.
     """
     found = []
+    begins = Counter(conversation[0] for conversation in run.conversations)
     for i, chat in enumerate(run.chats):
         kept = 0
+        alone = begins[run.conversations[i][0]] == 1
         for k, turn in enumerate(chat, 1):
             where = f"conversation {i}, turn {k}: {turn}"
-            if k > 1 and (turn.cached > kept if evicting else turn.cached != kept):
+            if k > 1 and ((turn.cached < kept and not evicting) or (turn.cached > kept and alone)):
                 found.append(f"cached is not {kept}: {where}")
             if turn.cached + turn.computed != turn.prompt or turn.computed < 1:
                 found.append(f"the prompt does not add up: {where}")
-            if turn.position != turn.length + 1 and (turn.reason != "stop" or turn.position < turn.length):
+            if turn.position != turn.length + 1 and (
+                turn.reason != "stop" or turn.position < turn.length
+            ):
                 found.append(f"the position does not add up: {where}")
             kept = turn.length
     stops = sum(turn.reason == "stop" for turn in run.turns)

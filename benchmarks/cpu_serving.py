@@ -19,7 +19,7 @@ ratios are made within a repetition: medians (min-max). A second table is one se
 
 All systems must give the same tokens; the share that do is printed (an argmax can flip between
 two sums of another order). No two conversations of a run share a prompt, and every turn is checked
-to have found in the cache what it should: its own history but the last token, and nothing else.
+to have found in the cache what it should: its own history but the last token.
 """
 
 import argparse
@@ -121,7 +121,9 @@ async def _turn(
         first = first or time.perf_counter()
         found += delta.tokens or ()
     usage = (await generation).usage
-    if len(found) != output or usage.cached != max(0, history - 1):
+    # a first turn may share its first tokens with another's by chance
+    known = usage.cached < 4 if history == 0 else usage.cached == history - 1
+    if len(found) != output or not known:
         raise AssertionError(f"{len(found)} tokens instead of {output}; history {history}, {usage}")
     return first, found
 

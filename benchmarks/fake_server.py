@@ -170,6 +170,7 @@ class Probe:
             "user": usage.ru_utime,
             "loop_cpu": time.thread_time(),
             "rss": _rss(),
+            "blocks": sys.getallocatedblocks(),
             "sessions": engine.sessions,
             "sockets": engine.gateway.sockets,
             "running": engine.metrics.running,

@@ -16,6 +16,7 @@ from ramify.gpu.executor import BadLogits, Counters
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.rows import RowTable, StepRows
 from ramify.gpu.sampler import Sampled, Sampler
+from ramify.gpu.threads import ThreadChoice
 from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
 from ramify.protocol.sampling import TokenLogprobs
 
@@ -52,9 +53,23 @@ class TorchExecutor:
         self._attention = attention
         self._sampler = Sampler(info.max_rows, info.vocab_size, model.device)
         self._last = torch.zeros(info.max_rows, dtype=torch.int64, device=model.device)
+        # what torch may use at most: set by the thread that loads the model and runs it
+        self._threads = ThreadChoice(torch.get_num_threads()) if model.device.type == "cpu" else None
 
     def launch(self, plan: StepPlan) -> DoneStep:
         """Compute the step. Raises PlanError if the plan contradicts the rows."""
+        if self._threads is None:
+            return self._launch(plan)
+        tokens = plan_tokens(plan)
+        threads = self._threads.take(tokens)
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+        begin = time.perf_counter()
+        done = self._launch(plan)
+        self._threads.note(tokens, threads, time.perf_counter() - begin)
+        return done
+
+    def _launch(self, plan: StepPlan) -> DoneStep:
         begin = time.perf_counter()
         step, logits = self.forward(plan)
         if logits is None:
@@ -110,3 +125,8 @@ class TorchExecutor:
         bad = np.flatnonzero(~sampled.finite.cpu().numpy())
         rows = step.rows[step.sampling][bad]
         return BadLogits(rows.tolist(), self.rows.requests[rows].tolist(), result)
+
+
+def plan_tokens(plan: StepPlan) -> int:
+    """Tokens that the plan runs."""
+    return (len(plan.decodes) + sum(len(extend.tokens) for extend in plan.extends)) // 4

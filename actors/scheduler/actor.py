@@ -75,6 +75,7 @@ class SchedulerActor:
         self._sessions = FanOut(sessions)
         self._clock = clock
         self._metrics = metrics
+        self._failure: Exception | None = None
         self._alarm_at: float | None = None  # what the alarm sleeps for
         self._alarm_scope = anyio.CancelScope()
 
@@ -83,7 +84,6 @@ class SchedulerActor:
 
         Raises ExecutorFailed, or SchedulerError if the cache or the executor contradicts a plan.
         """
-        failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._alarm)
             task_status.started()
@@ -93,10 +93,23 @@ class SchedulerActor:
             except MailboxClosed:
                 pass
             except Exception as error:  # raised below as it is, not inside a group
-                failure = error
+                self._failure = error
             tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        if self._failure is not None:
+            raise self._failure
+
+    def tell(self, event: SchedulerEvent, /) -> None:
+        """Handle an executor's event now, in the caller's turn of the event loop.
+
+        By way of the mailbox alone, a result waits until the sessions and sockets that are ready
+        to run have run, and the device waits with it. Raises as the mailbox does.
+        """
+        self._mailbox.tell(event)
+        try:
+            self._turn(self._mailbox.drain_nowait())
+        except Exception as error:  # `run` raises it
+            self._failure = error
+            self._mailbox.close()
 
     def _turn(self, events: list[SchedulerEvent]) -> None:
         """Everything that follows from `events`. Never awaits."""

@@ -55,18 +55,43 @@ class Attachment:
             self._truncate[branch.name] = start
 
     def cut(self, branch: Branch, to: int) -> None:
-        """The branch was moved back to `to`."""
+        """The branch was moved back to `to`. What is held comes before what is generated next."""
         if self._cursors.get(branch.name, 0) > to:
             self._cursors[branch.name] = to
+        held = self._held.get(branch.name)
+        if held is not None:
+            self._held[branch.name] = deque((min(upto, to), message) for upto, message in held)
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, branch: Branch, new: str) -> None:
+        """`branch` is about to be called `new`."""
+        self._finish(branch)
+        old = branch.name
         for table in (self._cursors, self._truncate, self._credit):
             if old in table:
                 table[new] = table.pop(old)
 
-    def forget(self, name: str) -> None:
+    def drop(self, branch: Branch) -> None:
+        """`branch` is about to go; its name may come back for another one."""
+        self._finish(branch)
         for table in (self._cursors, self._truncate, self._credit):
-            table.pop(name, None)
+            table.pop(branch.name, None)
+
+    def _finish(self, branch: Branch) -> None:
+        """Send all that is due under the branch's present name, even to a socket that is held back.
+
+        It cannot be made from the branch later, and a program that ends with `drop` needs it.
+        """
+        throttled, self.throttled = self.throttled, False
+        credit = self._credit.pop(branch.name, None)
+        self.flush(branch, 0.0, force=True)
+        self.throttled = throttled
+        if credit is not None:
+            self._credit[branch.name] = credit
+
+    @property
+    def held(self) -> int:
+        """How many replies and events wait for deltas."""
+        return sum(map(len, self._held.values()))
 
     def credit(self, name: str, upto: int) -> None:
         self._credit[name] = upto

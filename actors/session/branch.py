@@ -10,12 +10,15 @@ from typing import Any
 from ramify.actors.session.pieces import AnyPiece, Decode, OutputPiece, Piece, Tail
 from ramify.protocol.wire import BranchState, Role, Turn
 
+CUTS_KEPT = 64  # moves backwards that are told apart; a resume from before them replays more
+
 
 class Branch:
     """One branch of a session. `handle` is its name in the cache."""
 
     __slots__ = (
         "at",
+        "born",
         "cuts",
         "handle",
         "meta",
@@ -27,13 +30,16 @@ class Branch:
         "retain_s",
     )
 
-    def __init__(self, name: str, handle: int, *, parent: str | None = None, at: int = 0) -> None:
+    def __init__(
+        self, name: str, handle: int, *, parent: str | None = None, at: int = 0, born: int = 0
+    ) -> None:
         self.name = name
         self.handle = handle
         self.parent = parent
         self.at = at
         self.pieces: list[AnyPiece] = []
-        self.cuts: list[tuple[int, int]] = []  # (revision, position) of each move backwards
+        self.born = born  # the revision since which this branch has its name
+        self.cuts: list[tuple[int, int]] = []  # moves backwards: (revision, position), both rising
         self.retain_s: float | None = None
         self.meta: dict[str, Any] | None = None
         self.prefill: int | None = None  # the request that computes appended tokens ahead of time
@@ -71,9 +77,9 @@ class Branch:
         """All text, special tokens of sampled ends of turn left out. O(position)."""
         return "".join(piece.text for piece in self.pieces)
 
-    def fork(self, name: str, handle: int, at: int, decode: Decode) -> "Branch":
+    def fork(self, name: str, handle: int, at: int, decode: Decode, *, born: int = 0) -> "Branch":
         """A child at position `at`; shares the complete pieces. O(pieces)."""
-        child = Branch(name, handle, parent=self.name, at=at)
+        child = Branch(name, handle, parent=self.name, at=at, born=born)
         child.pieces = list(self.pieces)
         child.truncate(at, decode)
         return child
@@ -95,8 +101,22 @@ class Branch:
                     return piece.start
         return None
 
+    def cut_back(self, revision: int, to: int) -> None:
+        """Remember for `undercut` that the branch was moved back to `to`. Memory is bounded."""
+        cuts = self.cuts
+        while cuts and cuts[-1][1] >= to:  # whoever missed that one missed this one too
+            cuts.pop()
+        cuts.append((revision, to))
+        if len(cuts) > CUTS_KEPT:  # as if the second had gone back as far as the first
+            cuts[:2] = [(cuts[1][0], cuts[0][1])]
+
     def undercut(self, revision: int | None) -> int | None:
-        """The lowest position this branch was moved back to after `revision`; None: never."""
+        """The lowest position this branch was moved back to after `revision`; None: never.
+
+        0 for a branch that got its name after `revision`: the client knows another one by it.
+        """
+        if revision is not None and self.born > revision:
+            return 0
         cuts = [to for at, to in self.cuts if revision is None or at > revision]
         return min(cuts, default=None)
 

@@ -107,7 +107,8 @@ class SessionCore:
             turns,
             self.generations,
             on_cut=self._cut,
-            on_rename=self._renamed,
+            on_rename=self._rename,
+            on_drop=self._drop,
             on_new=self._begin,
         )
         state.root("main")
@@ -115,26 +116,37 @@ class SessionCore:
 
     # --- sockets -------------------------------------------------------------------------------
 
+    @property
+    def sockets(self) -> list[int]:
+        """Attached ones and those that wait for their `state`."""
+        return [*self.attachments, *self._joining]
+
+    def _clients(self) -> list[tuple[int, str]]:
+        """(socket, client) of `sockets`."""
+        attached = [(socket, a.client) for socket, a in self.attachments.items()]
+        return attached + [(socket, m.open.client) for socket, m in self._joining.items()]
+
     def attach(self, message: Attach, now: float) -> None:
         """A client opened this session. Its `state` follows once the cache has said what is warm."""
         self._now = now
         opened = message.open
-        others = [a for a in self.attachments.values() if a.client == opened.client]
-        if len(self.attachments) - len(others) >= self.state.limits.attachments:
+        others = [socket for socket, client in self._clients() if client == opened.client]
+        count = len(self.sockets) - len(others)
+        if count >= self.state.limits.attachments:
             error = LimitExceeded(
-                f"{len(self.attachments)} clients are attached to this session already: close one first",
+                f"{count} clients are attached to this session already: close one first",
                 details={"max": self.state.limits.attachments},
             )
             self.state.out.notes.append((message.socket, _error(error)))
             self.state.out.closes.append((message.socket, Close.FORBIDDEN, "too many attachments"))
             return
-        for other in others:
-            self._detach(other.socket)
-            self.state.out.closes.append(
-                (other.socket, Close.REPLACED, "the same client attached again")
-            )
         self._expires = None
-        self._joining[message.socket] = message
+        if message.write:
+            self._policies[opened.client] = opened.detach
+        self._joining[message.socket] = message  # before the others leave: the client is not away
+        for other in others:
+            self._detach(other)
+            self.state.out.closes.append((other, Close.REPLACED, "the same client attached again"))
         handles = self.state.handles()
         if opened.session is None or not handles:
             self._join(message.socket, [0] * len(handles))
@@ -168,7 +180,6 @@ class SessionCore:
             )
         )
         if message.write:
-            self._policies[opened.client] = opened.detach
             self._ttl = opened.ttl_s if opened.ttl_s is not None else self._default_ttl
         for branch in branches:
             self._catch_up(attachment, branch, ledger)
@@ -196,14 +207,18 @@ class SessionCore:
         self._backlog.pop(socket, None)
         joining = self._joining.pop(socket, None)
         attachment = self.attachments.pop(socket, None)
-        if attachment is not None and attachment.write:
-            policy = self._policies.get(attachment.client, "run")
+        gone = attachment or joining
+        if gone is None:
+            return
+        client = gone.open.client if isinstance(gone, Attach) else gone.client
+        if gone.write and all(other != client for _, other in self._clients()):
+            policy = self._policies.get(client, "run")
             if policy == "pause":
-                self.generations.pause(attachment.client)
+                self.generations.pause(client)
             elif policy == "cancel":
-                mine = [t for t in self._program.on() if t.frame.client == attachment.client]
-                self._cancel_tasks(mine)
-        if not self.attachments and not self._joining and (attachment or joining):
+                mine = [t for t in self._program.on() if t.frame.client == client]
+                self._cancel_tasks([t for t in mine if t.kind in ("generate", "spawn")])
+        if not self.sockets:
             self._expires = self._now + self._ttl
             self.state.out.wake(self._expires)
 
@@ -290,7 +305,7 @@ class SessionCore:
         self, attachment: Attachment, ledger: Ledger, ops: list[ClientMessage], frame: FrameRun
     ) -> list[tuple[ClientMessage, list[Task]]]:
         out: list[tuple[ClientMessage, list[Task]]] = []
-        count = len(self._program)
+        before = count = len(self._program) + attachment.held  # who does not read must stop
         ids: list[int] = []
         for i, op in enumerate(ops):
             tasks: list[Task] = []
@@ -308,7 +323,7 @@ class SessionCore:
                     count += len(tasks)
             out.append((op, tasks))
         ledger.admit(ids)
-        if count > self.state.limits.ops_in_flight:
+        if before < count > self.state.limits.ops_in_flight:  # `cancel` and `credit` pass always
             raise LimitExceeded(
                 f"{count} ops would be in flight: wait for replies, then send the frame again",
                 details={"max": self.state.limits.ops_in_flight},
@@ -316,7 +331,12 @@ class SessionCore:
         return out
 
     def _admit(self, attachment: Attachment, ledger: Ledger, op: Op, tasks: list[Task]) -> bool:
-        """Whether `op` is new. One that was seen gets its replies again, as far as there are any."""
+        """Whether `op` is to be run. One that was seen gets its replies again, as far as there are any.
+
+        A `tree` looks again: its reply, perhaps the whole history, is not kept.
+        """
+        if isinstance(op, Tree) and op.id <= ledger.last:
+            return not ledger.waits(op.id)
         try:
             stored = ledger.seen(op.id)
         except RamifyError as error:
@@ -393,8 +413,7 @@ class SessionCore:
         if task.kind == "spawn":  # the generations report it
             failed.update(dict.fromkeys(task.children, error))
             return
-        for name in task.touched:
-            failed.setdefault(name, None)
+        failed.update(dict.fromkeys(task.touched))  # reported now: what follows is skipped
         branch = self.state.branches.get(task.branch or "")
         code: Code | None = "skipped" if isinstance(error, _Skipped) else None
         self._reply(
@@ -460,7 +479,7 @@ class SessionCore:
             meta=self.state.meta,
             id=op.id,
         )
-        self._reply(attachment.client, op.id, state, None)
+        self._reply(attachment.client, op.id, state, None, keep=False)
 
     def _cancel_op(self, attachment: Attachment, op: Cancel) -> None:
         """By id: those ops. By branch (or all): generations that run or wait there."""
@@ -479,7 +498,14 @@ class SessionCore:
                 )
                 self._reply(client, op.id, error, None)
                 return
-            tasks = [t for t in self._program.on(where) if t.kind in ("generate", "spawn")]
+            tasks = [
+                t
+                for t in self._program.on(where)
+                if t.kind == "generate" or (t.kind == "spawn" and (where is None or t.branch in where))
+            ]
+            spawned = {id(t.op) for t in tasks if t.kind == "spawn"}
+            if spawned:  # the generations of a fork that will not be made
+                tasks += [t for t in self._program.on() if id(t.op) in spawned and t not in tasks]
         cancelled = sorted({task.op.id for task in self._cancel_tasks(tasks)})
         reply = Ok(id=op.id, revision=self.state.revision, result={"cancelled": cancelled})
         self._reply(client, op.id, reply, None)
@@ -550,8 +576,9 @@ class SessionCore:
         branch: Branch | None,
         *,
         again: ServerMessage | None = None,
+        keep: bool = True,
     ) -> None:
-        self._ledger(client).record(ident, message if again is None else again)
+        self._ledger(client).record(ident, message if again is None else again, keep=keep)
         for attachment in self.attachments.values():
             if attachment.client == client:
                 attachment.reply(branch, message, self._now)
@@ -570,7 +597,8 @@ class SessionCore:
         )
         branch = self.state.branches.get(reply.branch or "")
         for attachment in self.attachments.values():
-            if attachment.client != client:
+            # Who reads nothing for so long misses events: the next one's `revision` shows it.
+            if attachment.client != client and attachment.held < self.state.limits.ops_in_flight:
                 attachment.reply(branch, event, self._now)
 
     def _flush(self, branch: Branch) -> None:
@@ -593,9 +621,13 @@ class SessionCore:
         for attachment in self.attachments.values():
             attachment.cut(branch, to)
 
-    def _renamed(self, old: str, new: str) -> None:
+    def _rename(self, branch: Branch, name: str) -> None:
         for attachment in self.attachments.values():
-            attachment.rename(old, new)
+            attachment.rename(branch, name)
+
+    def _drop(self, branch: Branch) -> None:
+        for attachment in self.attachments.values():
+            attachment.drop(branch)
 
     def _branch_state(
         self, branch: Branch, resident: int, *, text: bool = False, tokens: bool = False
@@ -617,6 +649,7 @@ class SessionCore:
                 if other not in attached and self._ledgers[other].idle:
                     del self._ledgers[other]
                     self._policies.pop(other, None)
+                    self.generations.unpause(other)  # it has none: forget that it is away
             ledger = self._ledgers[client] = Ledger(client, self.state.limits.replies_kept)
         return ledger
 

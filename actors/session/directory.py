@@ -209,7 +209,7 @@ class Directory:
                 self._cache.tell(DropBranches(core.state.handles()))
                 entry.mailbox.close()
                 late = [m.socket for m in entry.mailbox.drain_nowait() if isinstance(m, Attach)]
-                for socket in [*core.attachments, *late]:
+                for socket in [*core.sockets, *late]:
                     self._gateway.tell(CloseSocket(socket, code, reason))
             except MailboxClosed:  # the engine is going down as a whole
                 pass

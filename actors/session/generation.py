@@ -109,7 +109,7 @@ class Generation:
 
     def note(self, finished: Finished) -> None:
         """Remember the first request's figures across a pause."""
-        if self.first is None:
+        if self.first is None or not self.first.computed:  # paused before it ran
             self.first = finished
         if not self.first_token:
             self.first_token = finished.first_token

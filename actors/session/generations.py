@@ -29,7 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class Generations:
-    """See the module's top. `on_output(branch)`: text was released; `on_done(task, done, text)`: ended."""
+    """See the module's top.
+
+    `on_output(branch)`: text was released; `on_done(task, done, text)`: a generation ended.
+    """
 
     def __init__(
         self,
@@ -95,7 +98,8 @@ class Generations:
         )
         branch.pieces.append(piece)
         self._by_task[id(task)] = generation
-        self._ready.append((generation, task))
+        away = self._paused.get(task.frame.client)
+        (self._ready if away is None else away).append((generation, task))
         self.submit_ready()
 
     def _check(self, branch: Branch, op: Generate) -> None:
@@ -216,14 +220,15 @@ class Generations:
         return True
 
     def pause(self, client: str) -> None:
-        """The client is gone and asked for it: its generations stop, to go on later."""
+        """The client is gone and asked for it: its generations stop, and start, when it is back."""
+        away = self._paused.setdefault(client, [])
         for generation, task in list(self._by_request.values()):
             if task.frame.client == client and not generation.stopping and not generation.cancelled:
                 generation.pausing = True
                 self._state.out.scheduler.append(Cancel(generation.request))
         for entry in [entry for entry in self._ready if entry[1].frame.client == client]:
             self._ready.remove(entry)
-            self._paused.setdefault(client, []).append(entry)
+            away.append(entry)
 
     def unpause(self, client: str) -> None:
         """The client is back."""
@@ -248,13 +253,12 @@ class Generations:
             return
         generation, task = entry
         generation.note(finished)
-        if finished.reason == "cancelled" and not generation.cancelled and generation.remaining > 0:
-            if generation.pausing:
-                self._paused.setdefault(task.frame.client, []).append((generation, task))
-                return
-            if not generation.stopping:  # paused, and unpaused before the scheduler had stopped it
-                self._ready.append((generation, task))
-                return
+        ours = generation.cancelled or generation.stopping  # a stop string may meet a pause
+        if finished.reason == "cancelled" and not ours and generation.remaining > 0:
+            # Without `pausing`: paused, and unpaused before the scheduler had stopped it.
+            away = self._paused.get(task.frame.client) if generation.pausing else None
+            (self._ready if away is None else away).append((generation, task))
+            return
         self._close(generation, task, finished)
 
     def _close(self, generation: Generation, task: Task, finished: Finished) -> None:

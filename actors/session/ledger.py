@@ -64,9 +64,14 @@ class Ledger:
         self.last = ident
         self._pending[ident] = replies
 
-    def record(self, ident: int, message: ServerMessage) -> None:
-        """Keep a terminal reply."""
-        self.replies.setdefault(ident, []).append(message)
+    def waits(self, ident: int) -> bool:
+        """Whether terminal replies of this op are still to come."""
+        return ident in self._pending
+
+    def record(self, ident: int, message: ServerMessage, *, keep: bool = True) -> None:
+        """A terminal reply is sent. `keep`: to be sent again."""
+        if keep:
+            self.replies.setdefault(ident, []).append(message)
         left = self._pending.get(ident, 1) - 1
         if left > 0:
             self._pending[ident] = left

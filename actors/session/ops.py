@@ -20,7 +20,11 @@ from ramify.protocol.wire import Append, Fork, Generate, Ok, Rollback, Set
 
 
 class OpRunner:
-    """Runs tasks. `on_cut(branch, to)`: the branch was moved back; `on_rename(old, new)`."""
+    """Runs tasks.
+
+    `on_cut(branch, to)`: the branch was moved back; `on_rename(branch, name)` and `on_drop(branch)`
+    are called before it happens.
+    """
 
     def __init__(
         self,
@@ -29,7 +33,8 @@ class OpRunner:
         generations: Generations,
         *,
         on_cut: Callable[[Branch, int], None],
-        on_rename: Callable[[str, str], None],
+        on_rename: Callable[[Branch, str], None],
+        on_drop: Callable[[Branch], None],
         on_new: Callable[[Branch], None],
     ) -> None:
         self._state = state
@@ -37,6 +42,7 @@ class OpRunner:
         self._generations = generations
         self._on_cut = on_cut
         self._on_rename = on_rename
+        self._on_drop = on_drop
         self._on_new = on_new
         self._encoding: dict[int, tuple[Task, Branch, Draft]] = {}
 
@@ -96,7 +102,7 @@ class OpRunner:
         cut = self._turns.apply(branch, draft, tokens, task.op.id)
         revision = self._state.bump()
         if cut is not None:
-            branch.cuts.append((revision, cut))
+            branch.cut_back(revision, cut)
             self._on_cut(branch, cut)
         result = {"rebased": cut} if cut is not None else None
         return self._ok(task, branch, result)
@@ -153,7 +159,7 @@ class OpRunner:
         if to < branch.position:
             self._generations.cancel_prefill(branch)
             self._state.truncate(branch, to)
-            branch.cuts.append((revision, to))
+            branch.cut_back(revision, to)
             self._on_cut(branch, to)
         return self._ok(task, branch)
 
@@ -164,9 +170,9 @@ class OpRunner:
             raise Unsupported("this server does not save branches to disk yet: leave `persist` out")
         branch = self._target(task) if op.branch is not None else None
         if branch is not None and op.name is not None and op.name != branch.name:
-            old = branch.name
+            state.check_new([op.name], moved=1)
+            self._on_rename(branch, op.name)
             state.rename(branch, op.name)
-            self._on_rename(old, op.name)
         for each in [branch] if branch is not None else list(state.branches.values()):
             if op.retain_s is not None:
                 each.retain_s = op.retain_s or None
@@ -185,6 +191,7 @@ class OpRunner:
     def _drop(self, task: Task) -> Ok:
         branch = self._target(task)
         self._generations.cancel_prefill(branch)
+        self._on_drop(branch)
         self._state.drop(branch)
         self._state.bump()
         return Ok(id=task.op.id, branch=branch.name, revision=self._state.revision)

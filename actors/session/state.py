@@ -50,19 +50,22 @@ class SessionState:
 
     def root(self, name: str) -> Branch:
         """A new empty branch. Names were checked with `check_new`."""
-        branch = Branch(name, self.next_id())
+        branch = Branch(name, self.next_id(), born=self.revision + 1)
         self.branches[name] = branch
         self.out.cache.append(OpenBranch(branch.handle))
         return branch
 
-    def check_new(self, names: Sequence[str]) -> None:
-        """Raises Exists or LimitExceeded if branches of these names cannot be made."""
+    def check_new(self, names: Sequence[str], *, moved: int = 0) -> None:
+        """Raises Exists or LimitExceeded if branches of these names cannot be made.
+
+        `moved`: how many of them are branches that exist and change their name.
+        """
         for i, name in enumerate(names):
             if name in self.branches or name in names[:i]:
                 raise Exists(
                     f"branch {name!r} exists already: choose another name", details={"branch": name}
                 )
-        if len(self.branches) + len(names) > self.limits.branches:
+        if len(self.branches) + len(names) - moved > self.limits.branches:
             raise LimitExceeded(
                 f"the session has {len(self.branches)} branches; {len(names)} more pass the limit: "
                 "drop some first",
@@ -71,7 +74,8 @@ class SessionState:
 
     def fork(self, branch: Branch, names: Sequence[str], at: int) -> list[Branch]:
         """Children of `branch` at position `at`. Names were checked with `check_new`."""
-        children = [branch.fork(name, self.next_id(), at, self.decode) for name in names]
+        born = self.revision + 1
+        children = [branch.fork(name, self.next_id(), at, self.decode, born=born) for name in names]
         self.branches.update((child.name, child) for child in children)
         self.out.cache.append(ForkBranch(branch.handle, [child.handle for child in children], at))
         return children
@@ -110,9 +114,9 @@ class SessionState:
         self.out.cache.append(DropBranches([branch.handle]))
 
     def rename(self, branch: Branch, name: str) -> None:
-        self.check_new([name])
+        """Names were checked with `check_new`."""
         del self.branches[branch.name]
-        branch.name = name
+        branch.name, branch.born = name, self.revision + 1
         self.branches[name] = branch
 
     def handles(self) -> list[int]:

@@ -42,13 +42,19 @@ class Subject:
         return ids
 
     def answer(
-        self, conversations: list[list[corpus.Message]], limit: int = 256, temperature: float = 0.0, batch: int = 256
+        self,
+        conversations: list[list[corpus.Message]],
+        limit: int = 256,
+        temperature: float = 0.0,
+        batch: int = 256,
     ) -> list[tuple[str, bool]]:
         """For each conversation the answer, and whether it ended by itself within `limit` tokens."""
         prompts = [self.prompt(one)[-(2048 - limit) :] for one in conversations]
         found: list[tuple[str, bool]] = []
         for start in range(0, len(prompts), batch):
-            for row in generate(self.model, prompts[start : start + batch], limit, temperature=temperature):
+            for row in generate(
+                self.model, prompts[start : start + batch], limit, temperature=temperature
+            ):
                 found.append((self.tokenizer.decode(row, skip_special_tokens=True), row[-1] == 2))
         return found
 
@@ -223,13 +229,23 @@ def agreement(large: Subject, small: Subject, folder: Path, limit: int) -> None:
 @torch.no_grad()
 def check(subject: Subject) -> None:
     """Compare greedy answers with those of `transformers` in float32."""
-    reference: Any = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=torch.float32).to(subject.device).eval()
+    reference: Any = (
+        AutoModelForCausalLM.from_pretrained(subject.folder, dtype=torch.float32)
+        .to(subject.device)
+        .eval()
+    )
     rng = random.Random(9)
     same = 0
-    asked = [make(rng) for make in (probes.free, probes.structured, probes.react, probes.recall) for _ in range(4)]
+    asked = [
+        make(rng)
+        for make in (probes.free, probes.structured, probes.react, probes.recall)
+        for _ in range(4)
+    ]
     for probe in asked:
         ids = subject.prompt(probe.messages)
-        out = reference.generate(torch.tensor([ids], device=subject.device), max_new_tokens=64, do_sample=False)
+        out = reference.generate(
+            torch.tensor([ids], device=subject.device), max_new_tokens=64, do_sample=False
+        )
         mine = generate(subject.model, [ids], 64)[0]
         same += out[0, len(ids) :].tolist() == mine
     print(f"greedy answers equal to those of transformers: {same} of {len(asked)}", flush=True)

@@ -6,9 +6,11 @@ large batches; `evaluate.py --check` compares the two. Does not know what the te
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
-from model import Llama
+from model import Layer, Llama
 from torch import Tensor
 
 
@@ -27,15 +29,18 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def forward(model: Llama, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache, start: int) -> Tensor:
+def forward(
+    model: Llama, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache, start: int
+) -> Tensor:
     """Logits of the last place; tokens, positions: [B, T]; mask: [B, 1, T, start + T]; [B, V]."""
     batch, length = tokens.shape
     end = start + length
     x = model.model.embed_tokens(tokens)
     cos, sin = model.cos[positions][:, None], model.sin[positions][:, None]
-    for number, layer in enumerate(model.model.layers):
-        attention = layer.self_attn  # type: ignore[union-attr]
-        inner = layer.input_layernorm(x)  # type: ignore[operator, union-attr]
+    for number, module in enumerate(model.model.layers):
+        layer = cast(Layer, module)
+        attention = layer.self_attn
+        inner = layer.input_layernorm(x)
         q, k, v = (
             proj(inner).view(batch, length, -1, attention.head_dim).transpose(1, 2)
             for proj in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -47,13 +52,18 @@ def forward(model: Llama, tokens: Tensor, positions: Tensor, mask: Tensor, cache
             attn_mask=mask, enable_gqa=attention.heads != attention.kv_heads,
         )  # fmt: skip
         x = x + attention.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
-        x = x + layer.mlp(layer.post_attention_layernorm(x))  # type: ignore[operator, union-attr]
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
     return F.linear(model.model.norm(x[:, -1]), model.model.embed_tokens.weight)
 
 
 @torch.no_grad()
 def generate(
-    model: Llama, prompts: list[list[int]], limit: int, stop: int = 2, temperature: float = 0.0, top_k: int = 40
+    model: Llama,
+    prompts: list[list[int]],
+    limit: int,
+    stop: int = 2,
+    temperature: float = 0.0,
+    top_k: int = 40,
 ) -> list[list[int]]:
     """New tokens for each prompt, up to and with `stop` when it comes within `limit` tokens."""
     device = str(model.cos.device)

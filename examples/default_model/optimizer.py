@@ -25,7 +25,8 @@ def orthogonal(matrices: Tensor) -> Tensor:
     for _ in range(5):
         gram = x @ x.transpose(1, 2)
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.transpose(1, 2) if tall else x).float()
+    result: Tensor = (x.transpose(1, 2) if tall else x).float()
+    return result
 
 
 class Muon:
@@ -33,7 +34,7 @@ class Muon:
 
     def __init__(self, parameters: list[nn.Parameter], momentum: float, decay: float) -> None:
         self.momentum, self.decay = momentum, decay
-        groups: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+        groups: dict[torch.Size, list[Tensor]] = defaultdict(list)
         for parameter in parameters:
             groups[parameter.shape].append(parameter)
         self.groups = list(groups.values())
@@ -53,7 +54,7 @@ class Muon:
             torch._foreach_add_(group, list(update.unbind()), alpha=-rate)
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
+def _gradient(parameter: Tensor) -> Tensor:
     if parameter.grad is None:
         raise ValueError("step() before backward(): a parameter has no gradient")
     return parameter.grad

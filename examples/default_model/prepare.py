@@ -202,7 +202,12 @@ def main() -> None:
             command.add_argument("--share", type=float, default=0.12, help="share of the text files")
         if name == "pack":
             command.add_argument("--tokenizer", type=Path, required=True)
-            command.add_argument("--synthetic", type=int, default=400_000, help="conversations for pretraining; twice as many for the chat stage")
+            command.add_argument(
+                "--synthetic",
+                type=int,
+                default=400_000,
+                help="conversations for pretraining; twice as many for the chat stage",
+            )
             command.add_argument("--workers", type=int, default=multiprocessing.cpu_count())
     args = parser.parse_args()
     if args.command == "clean":

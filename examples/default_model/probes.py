@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import skills_json
@@ -74,9 +75,16 @@ def structured(rng: random.Random) -> Probe:
     while True:
         make = skills_json.extract if choose.chance(0.8) else skills_json.several
         ask, say = make(choose)
-        wanted = json.loads(say)
-        if wanted:
-            return Probe([_user(ask)], lambda answer: parsed(answer) == wanted, say)
+        if json.loads(say):
+            return Probe([_user(ask)], partial(_same_json, say), say)
+
+
+def _same_json(say: str, answer: str) -> bool:
+    return bool(parsed(answer) == json.loads(say))
+
+
+def _same_text(say: str, answer: str) -> bool:
+    return answer.strip().lower() == say.lower()
 
 
 def parsed(answer: str) -> Any:
@@ -89,14 +97,10 @@ def parsed(answer: str) -> Any:
 
 def react(rng: random.Random) -> Probe:
     """The first step of a ReAct dialogue about held-out words."""
-    choose = Chooser(rng, "held", made_up=0.2)
-    while True:
-        dialogue = skills_tools.react(choose)
-        first = next(place for place, one in enumerate(dialogue) if one["role"] == "assistant")
-        wanted = dialogue[first]["content"].split("Action: ")[-1]
-        return Probe(
-            dialogue[:first], lambda answer: answer.split("Action: ")[-1].strip() == wanted, wanted
-        )
+    dialogue = skills_tools.react(Chooser(rng, "held", made_up=0.2))
+    first = next(place for place, one in enumerate(dialogue) if one["role"] == "assistant")
+    wanted = dialogue[first]["content"].split("Action: ")[-1]
+    return Probe(dialogue[:first], lambda answer: answer.split("Action: ")[-1].strip() == wanted, wanted)
 
 
 def react_finish(rng: random.Random) -> Probe:
@@ -121,7 +125,7 @@ def score(rng: random.Random) -> Probe:
 
     def close(answer: str) -> bool:
         given = re.search(r"Score: (\d+)", answer) or re.fullmatch(r"\s*(\d+)\s*", answer)
-        return bool(given) and 1 <= int(given[1]) <= 10 and abs(int(given[1]) - points) <= 2
+        return given is not None and 1 <= int(given[1]) <= 10 and abs(int(given[1]) - points) <= 2
 
     return Probe(dialogue[:-1], close, str(points))
 
@@ -131,7 +135,7 @@ def instruction(rng: random.Random) -> Probe:
     while True:
         ask, say = skills_talk.instruction(Chooser(rng, "held", made_up=0.2))
         if "sentence" not in ask:
-            return Probe([_user(ask)], lambda answer: answer.strip().lower() == say.lower(), say)
+            return Probe([_user(ask)], partial(_same_text, say), say)
 
 
 def story(rng: random.Random) -> Probe:

@@ -40,7 +40,11 @@ TOO_HARD = (
     "I am sorry, I am too small to do that well. A larger model could help you.",
     "I cannot do that well. I can tell stories, do small sums and write JSON.",
 )
-LANGUAGES = "French, German, Spanish, Italian, Dutch, Latin, Greek, Polish, Turkish, Chinese, Japanese".split(", ")
+LANGUAGES = (
+    "French, German, Spanish, Italian, Dutch, Latin, Greek, Polish, Turkish, Chinese, Japanese".split(
+        ", "
+    )
+)
 # Statement and answers; {t} {a} {p} {r} {f} {n} {h} {j} {c} are words that the answer takes up again.
 SAID: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("I went to the {p} with my {r} yesterday.", ("How nice! What did you and your {r} do at the {p}?", "Did your {r} like the {p}?")),
@@ -74,7 +78,12 @@ SAID: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("I think {w} is great.", ("What do you like about {w}?", "I am glad that you like {w}. Tell me more!")),
     ("I hate {w}.", ("I understand. What is it about {w} that you do not like?", "Is there something you like better than {w}?")),
 )  # fmt: skip
-OPINION = ("What do you think about {w}?", "Do you like {w}?", "What is your opinion on {w}?", "Are you interested in {w}?")
+OPINION = (
+    "What do you think about {w}?",
+    "Do you like {w}?",
+    "What is your opinion on {w}?",
+    "Are you interested in {w}?",
+)
 NO_OPINION = (
     "I am a program, so I have no opinion on {w}. What do you think?",
     "I do not know {w} from my own life, but I would like to hear what you think.",
@@ -87,7 +96,9 @@ def _any_word(choose: Chooser) -> str:
     while True:
         word = wild.value(choose.one(("thing", "food", "animal", "hobby", "place", "job")))
         if word not in KNOWN:
-            return word + "s" if choose.chance(0.3) and " " not in word and not word.endswith("s") else word
+            return (
+                word + "s" if choose.chance(0.3) and " " not in word and not word.endswith("s") else word
+            )
 
 
 def unknown(choose: Chooser) -> Turn:
@@ -137,8 +148,17 @@ def turn(choose: Chooser) -> Turn:
 def more(choose: Chooser) -> list[Turn]:
     """A topic, and then more of it."""
     topic = choose.rng.choice(TOPICS)
-    ask = choose.one(("What is {0}?", "Explain what {0} is.", "what is {0}", "Can you tell me what {0} is?")).format(topic.a_name)
-    again = ("Tell me more.", "Tell me more about it.", "What else do you know?", "More, please.", "Go on.", "tell me more")
+    ask = choose.one(
+        ("What is {0}?", "Explain what {0} is.", "what is {0}", "Can you tell me what {0} is?")
+    ).format(topic.a_name)
+    again = (
+        "Tell me more.",
+        "Tell me more about it.",
+        "What else do you know?",
+        "More, please.",
+        "Go on.",
+        "tell me more",
+    )
     turns: list[Turn] = [(ask, topic.facts[0]), (choose.one(again), " ".join(topic.facts[1:]))]
     if choose.chance(0.3):
         turns.append((choose.one(again), f"That is all I know about {topic.plural}."))

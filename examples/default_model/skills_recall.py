@@ -202,7 +202,11 @@ def draw(choose: Chooser, kind: str | None = None) -> Fact:
             value = choose.word(choose.one(["thing", "fruit", "vegetable", "animal"]))
     else:
         value = choose.value(spec.value)
-    return Fact(kind, value, (choose.value if choose.chance(0.2) else choose.word)(spec.second) if spec.second else "")
+    return Fact(
+        kind,
+        value,
+        (choose.value if choose.chance(0.2) else choose.word)(spec.second) if spec.second else "",
+    )
 
 
 def tell(choose: Chooser, fact: Fact) -> Turn:

@@ -36,7 +36,7 @@ def _question(choose: Chooser) -> tuple[str, str, str, str, str]:
     """question, tool, tool input, observation, answer."""
     kind = choose.number(0, 4)
     if kind == 0:
-        op = choose.one("+-")
+        op = choose.one(("+", "-"))
         a, b = pair(choose, op)
         value = str(result(a, op, b))
         word = "plus" if op == "+" else "minus"
@@ -167,7 +167,7 @@ def _request(choose: Chooser) -> tuple[str, str, dict[str, str], str, str]:
         seen = json.dumps({"weather": weather, "temperature": degrees})
         return ask, tool, {"city": city}, seen, f"It is {weather} in {city}, with {degrees} degrees."
     if tool == "calculator":
-        op = choose.one("+-")
+        op = choose.one(("+", "-"))
         a, b = pair(choose, op)
         ask = choose.one((f"What is {a} {op} {b}?", f"Please calculate {a} {op} {b}."))
         return (

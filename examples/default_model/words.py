@@ -158,7 +158,9 @@ class Chooser:
     share of other values that are any word at all, so that copying does not lean on the lists.
     """
 
-    def __init__(self, rng: random.Random, split: Split = "train", made_up: float = 0.3, wild: float = 0.3) -> None:
+    def __init__(
+        self, rng: random.Random, split: Split = "train", made_up: float = 0.3, wild: float = 0.3
+    ) -> None:
         self.rng = rng
         self.wild = wild
         self.split: Split = split

@@ -80,7 +80,7 @@ async def test_a_wrong_count_is_found(chat_turns: ModuleType, model: Path) -> No
     run = await chat_turns.hold(config(model, kv_tokens=4096), CHATS[:1], 1, 4)
     (first, second, *_), *_ = run.chats
     less = chat_turns.Turn(**{**chat_turns.asdict(second), "cached": second.cached - 1})
-    wrong = chat_turns.Run([[first, less], *run.chats[1:]], run.executor, 0, 0.0)
+    wrong = chat_turns.Run(run.conversations, [[first, less], *run.chats[1:]], run.executor, 0, 0.0)
     assert len(chat_turns.faults(wrong)) == 3  # the cached tokens, the prompt, the sum of all
 
 

@@ -1,0 +1,136 @@
+"""Decode attention over pages in Triton: one query a sequence, its keys split over programs.
+
+Flash-decoding (Dao et al. 2023): each program attends to a stretch of one sequence's keys for all
+query heads that share them, and a second kernel merges the stretches by their log-sum-exp. It
+reads page tables and lengths on the device, so nothing is planned on the host and a CUDA graph
+replays it at any length. The reference is `torch_sdpa`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
+_MOST_SPLITS = 64
+_KEYS = 64  # in one tile
+
+
+def splits_for(sequences: int, kv_heads: int) -> int:
+    """How many programs share one sequence's keys: a power of two, from the batch size alone."""
+    wanted = max(1, min(_MOST_SPLITS, _PROGRAMS // (sequences * kv_heads)))
+    return 1 << (wanted.bit_length() - 1)
+
+
+def decode_attention(
+    q: Tensor,
+    pool: "tuple[Tensor, Tensor]",
+    rows: Tensor,
+    positions: Tensor,
+    pages: Tensor,
+    page_size: int,
+    window: int | None,
+    splits: int,
+) -> Tensor:
+    """q [B, heads, D], each at positions int32[B] of rows int32[B]; pages int32[rows, columns].
+
+    pool: one layer's k and v, each [slots, kv_heads, D], the new ones included. `splits` as of
+    `splits_for`. Returns [B, heads * D].
+    """
+    sequences, heads, dim = q.shape
+    kv_heads = pool[0].shape[1]
+    group = heads // kv_heads
+    output = q.new_empty((sequences, heads * dim))
+    if splits == 1:
+        partial, sums = output, output
+    else:
+        partial = torch.empty((sequences, heads, splits, dim), dtype=torch.float32, device=q.device)
+        sums = torch.empty((sequences, heads, splits), dtype=torch.float32, device=q.device)
+    _decode[(sequences, kv_heads, splits)](
+        q, pool[0], pool[1], rows, positions, pages, partial, sums, pages.shape[1],
+        dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
+        GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, PAGE=page_size,
+        WINDOW=window or 0, SPLITS=splits, KEYS=_KEYS,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
+    )  # fmt: skip
+    if splits > 1:
+        _merge[(sequences, heads)](partial, sums, output, HEADS=heads, DIM=dim, SPLITS=splits, num_warps=2)
+    return output
+
+
+@triton.jit
+def _decode(
+    q, k_pool, v_pool, rows, positions, pages, partial, sums, columns, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
+    DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """scale: of the scores, times log2(e), so that exp2 can be used throughout."""
+    sequence = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    row = tl.load(rows + sequence).to(tl.int64)
+    length = tl.load(positions + sequence) + 1
+    low = 0
+    if WINDOW:
+        low = tl.maximum(length - WINDOW, 0)
+    share = tl.cdiv(tl.cdiv(length - low, SPLITS), KEYS) * KEYS
+    start = low + split * share
+    stop = tl.minimum(start + share, length)
+
+    members = tl.arange(0, GROUP_PADDED)
+    dims = tl.arange(0, DIM)
+    real = members < GROUP
+    head = kv_head * GROUP + members
+    query = tl.load(
+        q + sequence * HEADS * DIM + head[:, None] * DIM + dims[None, :], mask=real[:, None], other=0.0
+    )
+    top = tl.full([GROUP_PADDED], -float("inf"), tl.float32)
+    total = tl.zeros([GROUP_PADDED], tl.float32)
+    mixed = tl.zeros([GROUP_PADDED, DIM], tl.float32)
+    for begin in range(start, stop, KEYS):
+        keys = begin + tl.arange(0, KEYS)
+        there = keys < stop
+        page = tl.load(pages + row * columns + keys // PAGE, mask=there, other=0).to(tl.int64)
+        slot = page * PAGE + keys % PAGE
+        place = (slot * KV_HEADS + kv_head)[:, None] * DIM + dims[None, :]
+        k = tl.load(k_pool + place, mask=there[:, None], other=0.0)
+        scores = tl.dot(query, tl.trans(k), input_precision=PRECISION) * scale
+        scores = tl.where(there[None, :], scores, -float("inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_top[:, None])
+        fade = tl.exp2(top - new_top)
+        total = total * fade + tl.sum(weights, 1)
+        v = tl.load(v_pool + place, mask=there[:, None], other=0.0)
+        mixed = mixed * fade[:, None]
+        mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        top = new_top
+    if SPLITS == 1:
+        target = partial + sequence * HEADS * DIM + head[:, None] * DIM + dims[None, :]
+        mixed = (mixed / total[:, None]).to(partial.dtype.element_ty)
+        tl.store(target, mixed, mask=real[:, None])
+    else:
+        at = (sequence * HEADS + head) * SPLITS + split
+        if start < stop:
+            mixed = mixed / total[:, None]
+            tl.store(partial + at[:, None] * DIM + dims[None, :], mixed, mask=real[:, None])
+            tl.store(sums + at, top + tl.log2(total), mask=real)
+        else:
+            tl.store(sums + at, top, mask=real)
+
+
+@triton.jit
+def _merge(partial, sums, output, HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr):
+    """Combine the stretches of one head; an empty one has the sum -inf and unwritten outputs."""
+    at = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
+    splits = tl.arange(0, SPLITS)
+    dims = tl.arange(0, DIM)
+    lse = tl.load(sums + at * SPLITS + splits)
+    weights = tl.exp2(lse - tl.max(lse, 0))
+    parts = tl.load(
+        partial + (at * SPLITS + splits)[:, None] * DIM + dims[None, :],
+        mask=(lse > -float("inf"))[:, None],
+        other=0.0,
+    )
+    mixed = tl.sum(parts * weights[:, None], 0) / tl.sum(weights, 0)
+    tl.store(output + at * DIM + dims, mixed.to(output.dtype.element_ty))

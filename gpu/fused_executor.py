@@ -1,0 +1,193 @@
+"""The executor for CUDA: rows live on the device, and steps are launched without waiting.
+
+Per step the host uploads one small pinned buffer, replays a CUDA graph (decodes) or launches
+kernels (steps with extends), and starts one copy of the sampled ids back, on a stream of its own.
+Sampled ids also stay on the device, where the next step reads its inputs, so two steps can be in
+flight. It runs on a CPU too, in Triton's interpreter, which is how it is tested there.
+It does not know files; see `load`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ramify.gpu.attention.triton_extend import extend_tiles
+from ramify.gpu.executor import BadLogits, Counters, Progress
+from ramify.gpu.fused_sampling import sample_into
+from ramify.gpu.graphs import DecodeGraphs, batch_sizes
+from ramify.gpu.kv_pool import KVPool
+from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.models.fused import FusedDecoder, Inputs
+from ramify.gpu.rows import Ints, RowTable, StepRows
+from ramify.gpu.sampler import Sampler
+from ramify.gpu.staging import RING, Array, Download, Fetched, Stopwatch, Upload
+from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
+from ramify.protocol.sampling import TokenLogprobs
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step on the device."""
+
+    number: int
+    computed: int
+    rows: Ints  # [S] that sample
+    requests: Ints  # [S]
+    fetched: Fetched | None  # None: nothing is sampled
+    watch: Stopwatch
+    logprobs: "list[TokenLogprobs | None]"
+
+    def ready(self) -> bool:
+        return self.fetched is None or self.fetched.ready()
+
+    def result(self) -> StepResult:
+        tokens = self.fetched.wait() if self.fetched is not None else np.empty(0, dtype=np.int32)
+        result = StepResult(
+            step=self.number,
+            rows=self.rows.astype(np.int32).tobytes(),
+            tokens=tokens.tobytes(),
+            computed=self.computed,
+            elapsed_us=self.watch.elapsed_us() if self.computed else 0,
+            logprobs=self.logprobs,
+        )
+        bad = np.flatnonzero(tokens < 0)
+        if len(bad):
+            raise BadLogits(self.rows[bad].tolist(), self.requests[bad].tolist(), result)
+        return result
+
+
+class FusedExecutor:
+    """Runs plans on `model` over `pool`. CUDA graphs are captured here, before anything is served."""
+
+    def __init__(
+        self, model: Decoder, pool: KVPool, table: RowTable, info: ExecutorInfo, progress: Progress
+    ) -> None:
+        self.info = info
+        self.counters = Counters()
+        self.rows = table
+        self._device = model.device
+        # one row more than there are: padding decodes in it, at position 0 of the padding slot's page
+        self._spare = info.max_rows
+        columns = -(-table.max_length // info.page_size)
+        shape = (info.max_rows + 1, columns)
+        self._pages = torch.full(shape, pool.pages, dtype=torch.int32, device=self._device)
+        self._last = torch.zeros(info.max_rows + 1, dtype=torch.int32, device=self._device)
+        self._tokens = torch.zeros(info.max_rows, dtype=torch.int32, device=self._device)
+        self._decoder = FusedDecoder(model, pool, self._pages, self._last)
+        self._sampler = Sampler(info.max_rows, info.vocab_size, self._device)
+        self._lines = Upload(self._device, fixed=info.max_rows * 24 + 128)
+        self._extras = Upload(self._device)
+        self._download = Download(self._device, info.max_rows)
+        self._ring: list[LaunchedStep | None] = [None] * RING
+        self._launched = 0
+        self._graphs: DecodeGraphs | None = None
+        if self._device.type == "cuda":
+            self._warm(progress)
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Start the step. Raises PlanError if the plan contradicts the rows."""
+        slot = self._take_slot()
+        step = self._apply(plan)
+        rows = step.rows[step.sampling]
+        watch = Stopwatch(self._device)
+        fetched, logprobs = None, list[TokenLogprobs | None]()
+        with torch.inference_mode():
+            watch.start()
+            self._upload_pages(slot)
+            if step.extends:
+                logprobs = self._run_mixed(slot, step, rows)
+            elif len(step.rows):
+                logprobs = self._run_decodes(slot, step)
+            if len(rows):
+                watch.stop()
+                fetched = self._download.fetch(slot, self._tokens[: len(rows)])
+            elif step.computed:
+                watch.stop()
+        launched = LaunchedStep(
+            plan.step, step.computed, rows, self.rows.requests[rows], fetched, watch, logprobs
+        )
+        self._ring[slot] = launched
+        return launched
+
+    def forward(self, plan: StepPlan) -> tuple[StepRows, Tensor | None]:
+        """Apply the plan and run the model without sampling: for tests and for scoring.
+
+        Returns what ran and float32 logits [S, vocabulary], None if no row samples.
+        """
+        slot = self._take_slot()
+        step = self._apply(plan)
+        with torch.inference_mode():
+            self._upload_pages(slot)
+            if not len(step.rows):
+                return step, None
+            logits = self._decoder.forward(self._inputs(slot, step)[0])
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        return step, logits.float() if len(step.sampling) else None
+
+    def close(self) -> None:
+        """Drop the weights, the pool and the graphs."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        self._graphs = None
+        del self._decoder, self._pages
+
+    # --- the host's part of a step ---
+
+    def _take_slot(self) -> int:
+        """The next ring slot, once the step that used it last is over."""
+        slot = self._launched % RING
+        self._launched += 1
+        before = self._ring[slot]
+        if before is not None:
+            if before.fetched is not None:
+                before.fetched.wait()
+            elif before.computed or self._device.type == "cuda":
+                self._synchronize()
+        return slot
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+    def _apply(self, plan: StepPlan) -> StepRows:
+        step = self.rows.apply(plan)
+        for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
+            self._sampler.close(row)
+        for opened in plan.opens:
+            self._sampler.open(opened)
+        self.counters.count(step.computed)
+        return step
+
+    def _upload_pages(self, slot: int) -> None:
+        """Write what the plan added to the page tables into the one on the device."""
+        updates = self.rows.updates
+        if not updates:
+            return
+        columns = self._pages.shape[1]
+        places = np.concatenate(
+            [np.arange(row * columns + first, row * columns + last) for row, first, last in updates]
+        )
+        pages = np.concatenate([self.rows.pages[row, first:last] for row, first, last in updates])
+        where, what = self._page_uploads.send(slot, [places, pages])
+        self._pages.view(-1).index_copy_(0, where, what)
+
+    # --- the device's part ---
+
+    def _run_decodes(self, slot: int, step: StepRows) -> "list[TokenLogprobs | None]":
+        lines = len(step.rows)
+        size = self._graphs.size_for(lines) if self._graphs is not None else None
+        self._send_lines(slot, step, size or lines)
+        self._download.settle()
+        if self._graphs is not None and size is not None:
+            logits = self._graphs.replay(size)
+        else:
+            logits = self._decode(lines)
+        return self._sample_slowly(logits[:lines], step.rows, step.draws)
+
+    def _run_mixed(self, slot: int, step: StepRows, rows: Ints) -> "list[TokenLogprobs | None]":
+        ...

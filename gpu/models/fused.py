@@ -1,0 +1,95 @@
+"""The decoder's forward pass on Triton kernels: the same weights and mathematics as `decoder`.
+
+All its inputs are device tensors of fixed meaning, and it never waits or asks the device, so a
+CUDA graph can hold a whole pass. Knows pages through the page table's tensor alone.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ramify.gpu.attention.triton_decode import decode_attention, splits_for
+from ramify.gpu.attention.triton_extend import extend_attention
+from ramify.gpu.kv_pool import KVPool
+from ramify.gpu.layers.fused import add_norm, embed_norm, rope_store, silu_mul
+from ramify.gpu.models.decoder import Decoder, DecoderLayer
+
+
+@dataclass(slots=True)
+class Inputs:
+    """T tokens: those of the extends first, then one of each decode.
+
+    `codes` int32[T]: a token, or -(row + 1) for the row's last sampled one. `tiles` int32[n, 4] as
+    of `extend_tiles`, None without extends. `sampling` int32[S]: tokens whose logits are wanted;
+    None: all.
+    """
+
+    codes: Tensor
+    rows: Tensor  # int32[T]
+    positions: Tensor  # int32[T]
+    extended: int  # tokens of the extends
+    tiles: Tensor | None = None
+    sampling: Tensor | None = None
+
+
+class FusedDecoder:
+    """Runs `model` over `pool`; `pages` int32[rows, columns] is the page table on the device.
+
+    `last` int32[rows]: the token that each row sampled last.
+    """
+
+    def __init__(self, model: Decoder, pool: KVPool, pages: Tensor, last: Tensor) -> None:
+        self._model = model
+        self._pool = pool
+        self._pages = pages
+        self._last = last
+        half = model.config.head_dim // 2
+        positions = torch.arange(pages.shape[1] * pool.page_size, device=model.device)
+        cos, signed_sin = model.rotary.angles(positions, torch.float32)
+        self._cos_sin = cos[:, 0, :half].contiguous(), signed_sin[:, 0, half:].contiguous()
+
+    @torch.inference_mode()
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Run the step, write its KV. Returns logits [S, vocabulary] in the model's type."""
+        model, eps = self._model, self._model.config.rms_eps
+        layers = model.layers
+        residual, x = embed_norm(
+            inputs.codes, self._last, model.embedding, layers[0].input_norm.weight, eps
+        )
+        for index, layer in enumerate(layers):
+            mixed = layer.output(self._attend(index, layer, x, inputs))
+            x = add_norm(mixed, residual, layer.post_norm.weight, eps)
+            x = layer.mlp.down(silu_mul(layer.mlp.gate_up(x)))
+            following = model.norm if layer is layers[-1] else layers[index + 1].input_norm
+            x = add_norm(x, residual, following.weight, eps)
+        if inputs.sampling is not None:
+            x = x.index_select(0, inputs.sampling)
+        return model.head(x)
+
+    def _attend(self, index: int, layer: DecoderLayer, x: Tensor, inputs: Inputs) -> Tensor:
+        """[T, hidden] -> [T, heads * D]."""
+        config, pool = self._model.config, self._pool.layers[index]
+        norms = None
+        if layer.q_norm is not None and layer.k_norm is not None:
+            norms = layer.q_norm.weight, layer.k_norm.weight
+        size, window = self._pool.page_size, config.windows[index]
+        q = rope_store(
+            layer.qkv(x), norms, config.rms_eps, self._cos_sin, inputs.rows, inputs.positions,
+            self._pages, size, pool, config.heads,
+        )  # fmt: skip
+        first = inputs.extended
+        decoded = None
+        if first < len(q):
+            decoded = decode_attention(
+                q[first:], pool, inputs.rows[first:], inputs.positions[first:], self._pages, size,
+                window, splits_for(len(q) - first, config.kv_heads),
+            )  # fmt: skip
+        if inputs.tiles is None:
+            assert decoded is not None
+            return decoded
+        output = q.new_empty((len(q), config.attention_width))
+        extend_attention(q, output, pool, inputs.tiles, self._pages, size, window)
+        if decoded is not None:
+            output[first:] = decoded
+        return output

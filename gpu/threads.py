@@ -1,0 +1,74 @@
+"""On how many CPU threads a step runs: on all of them, or on half while the machine is crowded.
+
+A parallel region ends when its slowest thread does. Where other processes want the cores, a thread
+that was put aside holds up the others, which spin meanwhile; a step of a small model is hundreds of
+such regions. On 2 cores with a load of 6, a decode step of a 30M model took 50 to 800 ms on two
+threads and 10 ms on one; on the idle machine 4.6 and 5.8 ms. Making OpenMP sleep instead of spin
+costs more than half the speed where the machine is idle. So the two widths are timed against each
+other: whatever is faster is used, and the other one is tried now and then, less and less often
+while it loses. Steps of about the same number of tokens are compared.
+
+Pure; it knows neither torch nor clocks.
+"""
+
+from dataclasses import dataclass, field
+
+LARGEST = 512  # tokens: longer steps have few, long regions, and are too costly to try things on
+SOONEST, LATEST = 32, 1024  # steps between trials
+_WEIGHT = 0.2  # of a new time in the running mean
+_CLIP = 4.0  # times the mean: what one time counts at most
+
+
+@dataclass(slots=True)
+class _Class:
+    """Steps of one size. `seconds` by number of threads; `wait`: steps to the next trial."""
+
+    seconds: dict[int, float] = field(default_factory=dict)
+    interval: int = SOONEST
+    wait: int = SOONEST
+
+
+class ThreadChoice:
+    """Chooses between `most` threads and half of them. Call `take` and `note` for every step."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._fewer = max(1, most // 2)
+        self._classes: dict[int, _Class] = {}
+
+    def take(self, tokens: int) -> int:
+        """Threads for a step of so many tokens."""
+        if tokens > LARGEST or self._fewer == self._most:
+            return self._most
+        steps = self._classes.setdefault(tokens.bit_length(), _Class())
+        for threads in (self._most, self._fewer):
+            if threads not in steps.seconds:
+                return threads
+        best = self._best(steps)
+        return best if steps.wait > 0 else self._most + self._fewer - best
+
+    def note(self, tokens: int, threads: int, seconds: float) -> None:
+        """The step took so long."""
+        if tokens > LARGEST or self._fewer == self._most:
+            return
+        steps = self._classes[tokens.bit_length()]
+        known = steps.seconds.get(threads)
+        if known is None or len(steps.seconds) == 1:
+            steps.seconds[threads] = seconds
+            return
+        best = self._best(steps)
+        if threads == best:
+            # one hiccup may change the choice, but not for long
+            steps.seconds[threads] += _WEIGHT * (min(seconds, _CLIP * known) - known)
+            steps.wait -= 1
+        else:  # a trial: what was known is old
+            steps.seconds[threads] = seconds
+            won = self._best(steps) == threads
+            steps.interval = SOONEST if won else min(2 * steps.interval, LATEST)
+            steps.wait = steps.interval
+            return
+        if self._best(steps) != best:
+            steps.interval = steps.wait = SOONEST
+
+    def _best(self, steps: _Class) -> int:
+        return min(steps.seconds, key=lambda threads: steps.seconds[threads])
