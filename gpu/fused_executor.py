@@ -7,7 +7,6 @@ flight. It runs on a CPU too, in Triton's interpreter, which is how it is tested
 It does not know files; see `load`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +50,7 @@ class LaunchedStep:
             rows=self.rows.astype(np.int32).tobytes(),
             tokens=tokens.tobytes(),
             computed=self.computed,
-            elapsed_us=self.watch.elapsed_us() if self.computed else 0,
+            elapsed_us=self.watch.elapsed_us(),
             logprobs=self.logprobs,
         )
         bad = np.flatnonzero(tokens < 0)
@@ -81,6 +80,10 @@ class FusedExecutor:
         self._sampler = Sampler(info.max_rows, info.vocab_size, self._device)
         self._lines = Upload(self._device, fixed=info.max_rows * 24 + 128)
         self._extras = Upload(self._device)
+        self._page_uploads = Upload(self._device)
+        self._padding = (
+            np.int32(-1 - self._spare), np.int32(self._spare), np.int32(0), np.float32(0), np.float64(0)
+        )  # fmt: skip
         self._download = Download(self._device, info.max_rows)
         self._ring: list[LaunchedStep | None] = [None] * RING
         self._launched = 0
@@ -102,11 +105,9 @@ class FusedExecutor:
                 logprobs = self._run_mixed(slot, step, rows)
             elif len(step.rows):
                 logprobs = self._run_decodes(slot, step)
+            watch.stop()
             if len(rows):
-                watch.stop()
                 fetched = self._download.fetch(slot, self._tokens[: len(rows)])
-            elif step.computed:
-                watch.stop()
         launched = LaunchedStep(
             plan.step, step.computed, rows, self.rows.requests[rows], fetched, watch, logprobs
         )
@@ -119,6 +120,7 @@ class FusedExecutor:
         Returns what ran and float32 logits [S, vocabulary], None if no row samples.
         """
         slot = self._take_slot()
+        self._ring[slot] = None
         step = self._apply(plan)
         with torch.inference_mode():
             self._upload_pages(slot)
@@ -144,15 +146,10 @@ class FusedExecutor:
         self._launched += 1
         before = self._ring[slot]
         if before is not None:
+            before.watch.wait()
             if before.fetched is not None:
                 before.fetched.wait()
-            elif before.computed or self._device.type == "cuda":
-                self._synchronize()
         return slot
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
 
     def _apply(self, plan: StepPlan) -> StepRows:
         step = self.rows.apply(plan)
@@ -181,13 +178,105 @@ class FusedExecutor:
     def _run_decodes(self, slot: int, step: StepRows) -> "list[TokenLogprobs | None]":
         lines = len(step.rows)
         size = self._graphs.size_for(lines) if self._graphs is not None else None
-        self._send_lines(slot, step, size or lines)
+        arrays = _decode_lines(step, *self._sampler.draws_for(step.rows, step.draws))
+        if size is not None:
+            arrays = [_pad(array, size, fill) for array, fill in zip(arrays, self._padding, strict=True)]
+        views = self._lines.send(slot, arrays)
         self._download.settle()
         if self._graphs is not None and size is not None:
             logits = self._graphs.replay(size)
         else:
-            logits = self._decode(lines)
-        return self._sample_slowly(logits[:lines], step.rows, step.draws)
+            logits = self._decode(views)
+        return self._sample_by_sort(logits[:lines], step.rows, step.draws)
+
+    def _decode(self, views: list[Tensor]) -> Tensor:
+        """Issue a decode step, its sampler included; `views` as of `_decode_lines`."""
+        codes, rows, positions, temperatures, uniforms = views
+        logits = self._decoder.forward(Inputs(codes, rows, positions, extended=0))
+        sample_into(logits, rows, temperatures, uniforms, self._last, self._tokens)
+        return logits
 
     def _run_mixed(self, slot: int, step: StepRows, rows: Ints) -> "list[TokenLogprobs | None]":
-        ...
+        inputs, (sampled, temperatures, uniforms) = self._inputs(slot, step)
+        self._download.settle()
+        logits = self._decoder.forward(inputs)
+        if not len(rows):
+            return []
+        sample_into(logits, sampled, temperatures, uniforms, self._last, self._tokens)
+        return self._sample_by_sort(logits, rows, step.draws)
+
+    def _inputs(self, slot: int, step: StepRows) -> tuple[Inputs, list[Tensor]]:
+        """Upload a step of any kind. Also the sampling rows, their temperatures and uniforms."""
+        ends = np.cumsum(step.counts)
+        sampling = (ends - 1)[step.sampling]
+        rows = np.repeat(step.rows, step.counts)
+        positions = np.arange(len(rows)) - np.repeat(ends - step.counts - step.starts, step.counts)
+        codes = np.concatenate([step.tokens, -1 - step.rows[step.extends :]])
+        settings = self._sampler.draws_for(step.rows[step.sampling], step.draws)
+        integers = (codes, rows, positions, sampling, step.rows[step.sampling])
+        views = self._extras.send(
+            slot, [*(array.astype(np.int32) for array in integers), extend_tiles(step), *settings]
+        )
+        inputs = Inputs(
+            codes=views[0],
+            rows=views[1],
+            positions=views[2],
+            extended=len(step.tokens),
+            tiles=views[5] if step.extends else None,
+            sampling=views[3],
+        )
+        return inputs, [views[4], *views[6:]]
+
+    def _sample_by_sort(
+        self, logits: Tensor, rows: Ints, draws: Ints
+    ) -> "list[TokenLogprobs | None]":
+        """Sample again, on torch, the lines that ask for more than the kernel does. This waits."""
+        lines = np.flatnonzero(~self._sampler.plain(rows))
+        if not len(lines):
+            return []
+        index = torch.from_numpy(lines).to(self._device)
+        sampled = self._sampler.sample(logits[index].float(), rows[lines], draws[lines])
+        tokens = sampled.tokens.int()
+        self._tokens[index] = torch.where(sampled.finite, tokens, -1)
+        self._last[torch.from_numpy(rows[lines]).to(self._device)] = tokens
+        if not sampled.logprobs:
+            return []
+        logprobs: list[TokenLogprobs | None] = [None] * len(rows)
+        for line, own in zip(lines.tolist(), sampled.logprobs, strict=True):
+            logprobs[line] = own
+        return logprobs
+
+    # --- before anything is served ---
+
+    @torch.inference_mode()
+    def _warm(self, progress: Progress) -> None:
+        """Compile every kernel and capture the graphs, on the spare row."""
+        sizes = batch_sizes(self.info.max_rows)
+        views = {
+            size: self._lines.send(
+                0, [np.full(size, fill, dtype=fill.dtype) for fill in self._padding]
+            )
+            for size in sizes
+        }
+        spare = torch.tensor([[self._spare, 0, 1, 0]], dtype=torch.int32, device=self._device)
+        codes, rows, positions, *settings = (view[:2] for view in views[sizes[-1]])
+        if len(codes) == 2:  # an extend and a decode in one step
+            sampling = torch.arange(2, device=self._device)
+            inputs = Inputs(codes, rows, positions, extended=1, tiles=spare, sampling=sampling)
+            logits = self._decoder.forward(inputs)
+            sample_into(logits, rows, *settings, self._last, self._tokens)
+        self._graphs = DecodeGraphs(lambda size: self._decode(views[size]), sizes, progress)
+
+
+def _decode_lines(
+    step: StepRows, temperatures: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64]
+) -> list[Array]:
+    """What a decode step is: codes, rows, positions, temperatures, uniforms, a line for each row."""
+    rows = step.rows.astype(np.int32)
+    return [-1 - rows, rows, step.starts.astype(np.int32), temperatures, uniforms]
+
+
+def _pad(array: Array, size: int, fill: np.generic) -> Array:
+    padded = np.full(size, fill, dtype=array.dtype)
+    padded[: len(array)] = array
+    return padded

@@ -3,6 +3,8 @@
 The one place that knows all parts. Progress is reported throughout, because a person waits.
 """
 
+import importlib.util
+import os
 import time
 
 import msgspec
@@ -44,7 +46,8 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
         fill_random(model.weights())
     else:
         load_weights(config.path, model.weights(), progress)
-    info = _info(config, shape, model, context, dtype, device)
+    attention = _attention(config, shape, device)
+    info = _info(config, shape, model, context, dtype, device, attention)
     with torch.inference_mode():
         model.pack()
     progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
@@ -52,10 +55,41 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
         shape.layers, info.pages, info.page_size, shape.kv_heads, shape.head_dim, dtype, device
     )
     table = RowTable(info)
-    attention = TorchAttention(pool, table, shape.heads, shape.windows)
+    executor: Executor
+    if attention == "triton":
+        from ramify.gpu.fused_executor import FusedExecutor
+
+        executor = FusedExecutor(model, pool, table, info, progress)
+    else:
+        executor = TorchExecutor(
+            model, TorchAttention(pool, table, shape.heads, shape.windows), table, info
+        )
     progress("ready", 1.0)
-    info = _with_load_seconds(info, time.perf_counter() - begin)
-    return TorchExecutor(model, attention, table, info)
+    executor.info = _with_load_seconds(info, time.perf_counter() - begin)
+    return executor
+
+
+def _attention(config: ModelConfig, shape: DecoderConfig, device: torch.device) -> str:
+    """Which back end: as asked, or what this machine has."""
+    if config.attention == "torch" or (config.attention == "auto" and device.type == "cpu"):
+        return "torch"
+    obstacle = _triton_obstacle(shape, device)
+    if obstacle is None:
+        return "triton"
+    if config.attention == "triton":
+        raise ModelError(f"--attention triton: {obstacle}; give --attention torch")
+    return "torch"
+
+
+def _triton_obstacle(shape: DecoderConfig, device: torch.device) -> str | None:
+    """Why the Triton kernels cannot serve this model here, None if they can."""
+    if shape.head_dim not in (16, 32, 64, 128, 256):
+        return f"the kernels know head sizes 16, 32, 64, 128 and 256, not {shape.head_dim}"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "on a CPU the kernels run only in Triton's interpreter (TRITON_INTERPRET=1), for tests"
+    return None
 
 
 def _context(config: ModelConfig, shape: DecoderConfig) -> int:
@@ -95,11 +129,13 @@ def _info(
     context: int,
     dtype: torch.dtype,
     device: torch.device,
+    attention: str,
 ) -> ExecutorInfo:
     per_token = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, dtype)
     pages = plan_pages(
-        config.kv_tokens, context, config.page_size, per_token, free_bytes(device), device
-    )
+        config.kv_tokens, context, config.page_size, per_token, free_bytes(device), device,
+        config.kv_fraction,
+    )  # fmt: skip
     return ExecutorInfo(
         model=config.name if config.name is not None else config.path.resolve().name,
         architecture=shape.architecture,
@@ -113,7 +149,7 @@ def _info(
         step_tokens=config.step_tokens,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-        attention="torch",
+        attention=attention,
         eos_token_ids=list(shape.eos_token_ids),
         kv_bytes_per_token=per_token,
         load_seconds=0.0,

@@ -8,7 +8,6 @@ from ramify.protocol.errors import ModelError
 
 _CPU_TOKENS = 65536
 _CPU_SHARE = 0.25  # of the free memory: the machine is somebody's desk, not ours alone
-_DEVICE_SHARE = 0.9  # of what is free on an accelerator once the weights are there
 _FALLBACK_BYTES = 2 << 30  # where the system does not say what is free
 
 
@@ -33,23 +32,25 @@ def plan_pages(
     bytes_per_token: int,
     free: int,
     device: torch.device,
+    fraction: float = 0.9,
 ) -> int:
     """Pages of the pool: `wanted_tokens` of them if given, else sized from `free` bytes.
 
+    On an accelerator the default is `fraction` of what is free once the weights are there.
     On a CPU the default stops at 65,536 tokens or one whole context, whichever is more. Raises
     ModelError if not even two pages, or not what was asked for, fit.
     """
     if wanted_tokens is not None:
         pages = wanted_tokens // page_size
         if pages * page_size * bytes_per_token > free:
-            fits = int(free * _DEVICE_SHARE) // bytes_per_token
+            fits = int(free * fraction) // bytes_per_token
             raise ModelError(
                 f"--kv-tokens {wanted_tokens} does not fit: a token takes {bytes_per_token} bytes, "
                 f"{free >> 20} MiB are free; give at most {fits}"
             )
         return pages
     on_cpu = device.type == "cpu"
-    tokens = int(free * (_CPU_SHARE if on_cpu else _DEVICE_SHARE)) // bytes_per_token
+    tokens = int(free * (_CPU_SHARE if on_cpu else fraction)) // bytes_per_token
     if on_cpu:
         tokens = min(tokens, max(_CPU_TOKENS, context))
     if tokens < 2 * page_size:

@@ -71,6 +71,8 @@ class RowTable:
         self.requests: Ints = np.full(info.max_rows, -1, dtype=np.int64)  # -1: the row is closed
         self._decodable = np.zeros(info.max_rows, dtype=np.bool_)  # its last token was sampled here
         self._broken: str | None = None
+        # what the last plan wrote: (row, first, last) of `pages`, for a copy on a device
+        self.updates: list[tuple[int, int, int]] = []
 
     @property
     def open_rows(self) -> int:
@@ -84,6 +86,7 @@ class RowTable:
         """
         if self._broken is not None:
             raise PlanError(f"step {plan.step}: an earlier plan failed: {self._broken}")
+        self.updates = []
         try:
             if plan.closes:
                 self._close(np.frombuffer(plan.closes, dtype=np.int32))
@@ -157,6 +160,7 @@ class RowTable:
             self._widen(new)
         self.pages[row, old:new] = added
         self.page_counts[row] = new
+        self.updates.append((row, old, new))
 
     def _widen(self, columns: int) -> None:
         """Make room for at least `columns` pages a row; doubles, so the copies stay rare."""

@@ -57,6 +57,20 @@ class Sampler:
         """Forget the row's history."""
         self._penalties.close(row)
 
+    def plain(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """bool[S]: rows that ask for nothing but a temperature."""
+        plain: npt.NDArray[np.bool_] = (self._top_k[rows] == 0) & (self._top_p[rows] >= 1)
+        plain &= (self._min_p[rows] == 0) & (self._logprobs[rows] == 0)
+        if self._penalties:
+            plain &= np.array([row not in self._penalties for row in rows.tolist()], dtype=np.bool_)
+        return plain
+
+    def draws_for(
+        self, rows: Ints, draws: Ints
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
+        """Temperature and random number of each row's output token `draws`: both [S]."""
+        return self._temperature[rows].astype(np.float32), uniforms(self._seeds[rows], draws)
+
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Ints, draws: Ints) -> Sampled:
         """logits float32[S, V] of `rows` int64[S]; `draws`: the index of each row's output token."""

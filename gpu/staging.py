@@ -107,16 +107,18 @@ class Fetched:
     def __init__(self, host: Tensor, event: "torch.cuda.Event | None") -> None:
         self._host = host
         self._event = event
+        self._tokens: npt.NDArray[np.int32] | None = None
 
     def ready(self) -> bool:
         return self._event is None or bool(self._event.query())
 
     def wait(self) -> npt.NDArray[np.int32]:
-        """A copy of the tokens, once they are there."""
-        if self._event is not None:
-            self._event.synchronize()
-        copy: npt.NDArray[np.int32] = self._host.numpy().copy()
-        return copy
+        """The tokens, once they are there; a copy, for the ring slot is used again."""
+        if self._tokens is None:
+            if self._event is not None:
+                self._event.synchronize()
+            self._tokens = self._host.numpy().copy()
+        return self._tokens
 
 
 class Stopwatch:
@@ -136,9 +138,14 @@ class Stopwatch:
         if self._events is not None:
             self._events[1].record()
 
+    def wait(self) -> None:
+        """Wait for the second point."""
+        if self._events is not None:
+            self._events[1].synchronize()
+
     def elapsed_us(self) -> int:
-        """Only after something later on the stream has been waited for. 0 on a CPU."""
+        """Waits for the second point. 0 on a CPU, where it is not measured."""
         if self._events is None:
             return 0
-        self._events[1].synchronize()
+        self.wait()
         return int(1000 * self._events[0].elapsed_time(self._events[1]))

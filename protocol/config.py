@@ -67,9 +67,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     context: int | None = None  # default: the model's own
     page_size: int = 1
     kv_tokens: int | None = None  # default: sized from memory
+    kv_fraction: float = 0.9  # of the GPU memory that is free after loading, for the KV cache
     max_rows: int = 256
     step_tokens: int = 2048  # most tokens in one step (the budget of chunked prefill)
-    attention: Literal["auto", "torch"] = "auto"
+    attention: Literal["auto", "triton", "torch"] = "auto"  # auto: triton where it runs, on CUDA
     threads: int | None = None  # torch CPU threads
     load_format: Literal["auto", "dummy"] = "auto"
 
@@ -78,6 +79,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         _require(self.max_rows >= 1, f"--max-rows is {self.max_rows}: must be at least 1")
         _require(self.step_tokens >= 16, f"--step-tokens is {self.step_tokens}: must be at least 16")
         _require(self.context is None or self.context >= 2, f"--context is {self.context}: at least 2")
+        _require(
+            0 < self.kv_fraction < 1, f"--kv-fraction is {self.kv_fraction}: must be between 0 and 1"
+        )
         if self.kv_tokens is not None:
             floor = 2 * self.page_size
             _require(self.kv_tokens >= floor, f"--kv-tokens is {self.kv_tokens}: at least {floor}")

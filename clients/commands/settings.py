@@ -23,12 +23,15 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--context", type=int, metavar="N", help="context length (default: the model's)")
     group.add_argument("--page-size", type=int, default=1, metavar="N", help="tokens in a KV page")
     group.add_argument("--kv-tokens", type=int, metavar="N", help="size of the KV cache in tokens")
+    group.add_argument(
+        "--kv-fraction", type=float, default=0.9, metavar="X", help="of free GPU memory, for the KV cache"
+    )
     group.add_argument("--max-rows", type=int, default=256, metavar="N", help="most requests in a step")
     group.add_argument(
         "--step-tokens", type=int, default=2048, metavar="N", help="most tokens in a step"
     )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads of torch")
-    group.add_argument("--attention", choices=["auto", "torch"], default="auto")
+    group.add_argument("--attention", choices=["auto", "triton", "torch"], default="auto")
     group.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
     group.add_argument("--executor", choices=["auto", "thread", "process"], default="auto")
 
@@ -77,6 +80,7 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
         context=args.context,
         page_size=args.page_size,
         kv_tokens=args.kv_tokens,
+        kv_fraction=args.kv_fraction,
         max_rows=args.max_rows,
         step_tokens=args.step_tokens,
         attention=args.attention,

@@ -154,7 +154,7 @@ async def test_detach_cancel(serving: Any, executor: str) -> None:
             done = await again.terminal(2)
             assert done["reason"] == "cancelled"
             await again.send(again.user(3, "queued"))
-            assert (await again.terminal(3))["code"] == "cancelled"
+            assert (await again.terminal(3))["type"] == "ok"  # generations end; what was queued runs
 
 
 async def test_detach_pause_goes_on_exactly(serving: Any, executor: str) -> None:

@@ -172,3 +172,33 @@ async def test_tokens_for_a_session_that_is_gone_are_dropped(world):
             await stage.done.wait()
         stage.mailbox.close()
     stage.w.cache.check_idle()
+
+
+async def test_an_event_of_the_executor_is_handled_at_once(world):
+    stage = Stage(world, auto=False)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(stage.actor.run)
+        w = stage.w
+        stage.mailbox.tell(w.submit(1, [1], max_tokens=9))
+        await anyio.wait_all_tasks_blocked()
+        stage.mailbox.tell(w.cache.settle(stage.log[0]))
+        await anyio.wait_all_tasks_blocked()
+        w.executor.plans.append(stage.log[1])
+        stage.log.clear()
+        stage.actor.tell(w.executor.run())
+        assert [type(m) for m in stage.log] == [StepPlan, Settle, Tokens]
+        stage.mailbox.close()
+
+
+async def test_what_fails_at_once_is_raised_by_run(world):
+    stage = Stage(world)
+
+    async def report() -> None:
+        await anyio.wait_all_tasks_blocked()
+        stage.actor.tell(StepResult(3, b"", b"", 0, 0))
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(report)
+            with pytest.raises(SchedulerError, match="step 3"):
+                await stage.actor.run()

@@ -66,7 +66,8 @@ def test_a_renamed_branch_keeps_no_reply_back(sim: Callable[..., Any]) -> None:
     engine.post_session(1, m.Drained(client.socket))
     engine.pump()
     assert order == ["delta", "done 2", "ok 3"]
-    assert client.text("main") and not client.text("trunk")
+    assert client.text("main")
+    assert not client.text("trunk")
 
 
 def test_a_branch_can_be_renamed_when_the_session_is_full(sim: Callable[..., Any]) -> None:
