@@ -1,8 +1,9 @@
 """A Ramify server with the fake executor in a process of its own, and what it costs.
 
 `FakeServer` starts this file as a script, on which `_serve` runs the real engine. Each line on the
-script's stdin is answered by one JSON line on stdout: a snapshot of CPU time, memory and latencies
-since the snapshot before. At the end of stdin the server stops.
+script's stdin ("snapshot", or "collect" for one after a garbage collection) is answered by one JSON
+line on stdout: CPU time, memory, and latencies since the snapshot before. At the end of stdin the
+server stops.
 
 It does not know what its clients do.
 """
@@ -55,10 +56,10 @@ class FakeServer:
         self.port: int = self._answer()["port"]
         self.pid = self._process.pid
 
-    def snapshot(self) -> dict[str, Any]:
-        """See `Probe.snapshot`."""
+    def snapshot(self, *, collect: bool = False) -> dict[str, Any]:
+        """See `Probe.snapshot`. `collect`: after a full garbage collection."""
         assert self._process.stdin is not None
-        self._process.stdin.write("snapshot\n")
+        self._process.stdin.write("collect\n" if collect else "snapshot\n")
         self._process.stdin.flush()
         return self._answer()
 
@@ -244,7 +245,9 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         _say({"port": engine.port})
-        while await reader.readline():
+        while command := await reader.readline():
+            if command == b"collect\n":
+                gc.collect()
             _say(probe.snapshot())
         if watch is not None:
             watch.cancel()

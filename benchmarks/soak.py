@@ -34,6 +34,7 @@ from report import headline, machine, percentile, table, write_json
 
 TTL_S = 5.0  # of sessions whose client never comes back
 PATIENCE_S = 60.0
+LONGEST = 800  # tokens of a session that then starts anew: lengths settle within half a minute
 MEMORY_GROWTH = 0.05  # of the memory after warm-up, at most
 LAG_P99_S = 0.1
 BRANCHES = ("main", "a", "b", "c", "d")
@@ -146,9 +147,9 @@ class Client:
         kind = choose.choices(
             ["plain", "fork", "slow", "deaf", "drop", "vanish", "anew"], [40, 10, 15, 8, 17, 5, 5]
         )[0]
-        self._tally.counts[kind] += 1
-        if max(self._position.values(), default=0) > 3000:
+        if max(self._position.values(), default=0) > LONGEST:
             kind = "anew"
+        self._tally.counts[kind] += 1
         if kind == "anew":
             self._close()
             return
@@ -384,10 +385,11 @@ async def quiet(server: FakeServer, empty: dict[str, Any]) -> dict[str, Any]:
         state = await asyncio.to_thread(server.snapshot)
         left = {k: state[k] for k in ("sessions", "sockets", "running")}
         if not any(left.values()) and state["tasks"] <= empty["tasks"]:
-            return state
+            break
         if time.perf_counter() > deadline:
-            return state
+            break
         await asyncio.sleep(0.5)
+    return await asyncio.to_thread(server.snapshot, collect=True)
 
 
 def _line(s: Sample, tally: Tally) -> str:
@@ -449,7 +451,7 @@ def main() -> None:
     print(headline(about), flush=True)
     tally = Tally()
     with FakeServer(step_ms=options.step_ms, ttl=TTL_S, lag=1, loop=options.loop) as server:
-        empty = server.snapshot()
+        empty = server.snapshot(collect=True)
         samples = asyncio.run(soak(server, options, tally))
         end = asyncio.run(quiet(server, empty))
     figures, wrong = judge(samples, empty, end, tally)

@@ -8,6 +8,7 @@ Flow control is the transport's: above `queued_bytes` in its write buffer asynci
 """
 
 import asyncio
+import contextlib
 import enum
 import logging
 from typing import cast
@@ -349,7 +350,8 @@ class Connection(asyncio.Protocol):
         reset can overtake our close frame or response.
         """
         if not self._transport.is_closing():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # the peer has gone already
+                self._transport.write_eof()
 
     def _closing(self) -> None:
         self._phase = Phase.CLOSING

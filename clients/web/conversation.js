@@ -102,7 +102,7 @@ export class Conversation {
   answers(name) {
     const branch = this.branches.get(name);
     if (branch?.turns.at(-1)?.kind !== "input") return [];
-    return this.children(name).filter(({ at }) => at === this.end(name));
+    return this.children(name).filter(({ at }) => at >= this.end(name)); // the template's prompt may lie between
   }
 
   /** What is the branch's own, not inherited. */

@@ -229,11 +229,8 @@ def agreement(large: Subject, small: Subject, folder: Path, limit: int) -> None:
 @torch.no_grad()
 def check(subject: Subject) -> None:
     """Compare greedy answers with those of `transformers` in float32."""
-    reference: Any = (
-        AutoModelForCausalLM.from_pretrained(subject.folder, dtype=torch.float32)
-        .to(subject.device)
-        .eval()
-    )
+    loaded: Any = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=torch.float32)
+    reference = loaded.to(subject.device).eval()
     rng = random.Random(9)
     same = 0
     asked = [

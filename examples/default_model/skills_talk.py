@@ -127,9 +127,8 @@ def reading(choose: Chooser, topic: Topic) -> Turn:
 def passage(choose: Chooser) -> Turn:
     """A small invented text and a question whose answer is one of its words."""
     names = choose.several("name", choose.number(2, 4), value=True)
-    kind, verb = choose.one(
-        (("city", "lives in"), ("food", "likes"), ("job", "works as"), ("hobby", "enjoys"))
-    )
+    kind = choose.one(("city", "food", "job", "hobby"))
+    verb = {"city": "lives in", "food": "likes", "job": "works as", "hobby": "enjoys"}[kind]
     values = choose.several(kind, len(names), value=True)
     said = [
         f"{n} {verb} {article(v) if kind == 'job' else v}." for n, v in zip(names, values, strict=True)

@@ -107,7 +107,7 @@ def conversation(choose: Chooser) -> list[Message]:
     """One conversation of a random make-up."""
     kind = choose.rng.choices(
         ("mixed", "recall", "compressed", "tools", "story", "json", "math", "talk"),
-        weights=(20, 20, 6, 16, 8, 20, 8, 12),
+        weights=(20, 24, 6, 14, 9, 10, 12, 10),
     )[0]
     if kind == "tools":
         dialogue = skills_tools.dialogue(choose)
@@ -141,7 +141,7 @@ def conversations(count: int, seed: int, split: Split = "train") -> Iterator[lis
     """`count` conversations of one split."""
     rng = random.Random(seed)
     for _ in range(count):
-        yield conversation(Chooser(rng, split, wild=0.45))
+        yield conversation(Chooser(rng, split))
 
 
 def _part(job: tuple[int, int]) -> list[list[Message]]:

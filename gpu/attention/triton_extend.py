@@ -115,5 +115,5 @@ def _extend(
         mixed = mixed * fade[:, None]
         mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         top = new_top
-    mixed = mixed / total[:, None]
+    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]  # lines past the run have seen nothing
     tl.store(output + places, mixed.to(output.dtype.element_ty), mask=real[:, None])

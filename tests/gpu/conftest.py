@@ -1,5 +1,6 @@
 """Fixtures of the executor's tests: tiny checkpoints made by `transformers`, and plans for them."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from ramify.gpu.load import load_executor
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -84,13 +88,22 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where `drive` of the same test runs the model."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return str(request.param)
+
+
 @pytest.fixture
-def drive() -> Callable[..., Driver]:
+def drive(request: pytest.FixtureRequest) -> Callable[..., Driver]:
     """drive(folder, **ModelConfig fields) or drive(executor)."""
+    where = request.getfixturevalue("device") if "device" in request.fixturenames else "cpu"
 
     def make(source: Any, **settings: Any) -> Driver:
         if isinstance(source, Path):
-            settings = {"device": "cpu", "kv_tokens": 4096} | settings
+            settings = {"device": where, "kv_tokens": 4096} | settings
             source = load_executor(ModelConfig(path=source, **settings), lambda what, share: None)
         return Driver(source)
 

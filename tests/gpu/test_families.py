@@ -115,7 +115,7 @@ def reference(model: Any, prompt: list[int], n: int = 64) -> list[int]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_agrees_with_transformers(case: str, tmp_path: Path, drive: Any) -> None:
+def test_agrees_with_transformers(case: str, tmp_path: Path, device: str, drive: Any) -> None:
     family, changes, settings = CASES[case]
     model = save(tmp_path, family, changes)
     first, second, third = prompts()
@@ -130,7 +130,7 @@ def test_agrees_with_transformers(case: str, tmp_path: Path, drive: Any) -> None
         for start, stop in ((0, 30), (30, 31), (31, 57)):
             plan = StepPlan(step=0, extends=[ExtendRow(0, start, pack(first[start:stop]), True)])
             _, ours = d.executor.forward(plan)
-            torch.testing.assert_close(ours[0], logits[stop - 1], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(ours[0].cpu(), logits[stop - 1], atol=1e-4, rtol=1e-4)
         d.step(closes=[0])
         # alone
         assert d.generate(0, first, 64, d.pages(1024, 192)) == wanted[0]
@@ -164,7 +164,7 @@ def test_agrees_with_transformers(case: str, tmp_path: Path, drive: Any) -> None
 @pytest.mark.parametrize("case", ["llama-gqa", "mistral", "qwen3"])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_shared_prefix_is_read_from_the_cache(
-    case: str, page_size: int, tmp_path: Path, drive: Any
+    case: str, page_size: int, tmp_path: Path, device: str, drive: Any
 ) -> None:
     family, changes, settings = CASES[case]
     model = save(tmp_path, family, changes)
@@ -210,7 +210,7 @@ def test_half_precision_and_sharded_checkpoints(tmp_path: Path, drive: Any, dtyp
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_runs_in_half_precision(tmp_path: Path, drive: Any, dtype: Any) -> None:
+def test_runs_in_half_precision(tmp_path: Path, device: str, drive: Any, dtype: Any) -> None:
     model = save(tmp_path, "Qwen3", {"head_dim": 32, "initializer_range": 0.05})
     first, second, _ = prompts()
     d = drive(tmp_path, dtype=dtype)
@@ -220,7 +220,7 @@ def test_runs_in_half_precision(tmp_path: Path, drive: Any, dtype: Any) -> None:
     _, ours = d.executor.forward(StepPlan(step=0, extends=extends))
     with torch.inference_mode():
         wanted = torch.stack([model(torch.tensor([p])).logits[0, -1] for p in (first, second)])
-    assert (ours - wanted).abs().max() < 0.05 * wanted.abs().max()
+    assert (ours.cpu() - wanted).abs().max() < 0.05 * wanted.abs().max()
 
 
 def test_the_old_spelling_of_rope_settings(tmp_path: Path, drive: Any) -> None:
