@@ -252,20 +252,20 @@ class FusedExecutor:
     def _warm(self, progress: Progress) -> None:
         """Compile every kernel and capture the graphs, on the spare row."""
         sizes = batch_sizes(self.info.max_rows)
-        views = {
-            size: self._lines.send(
-                0, [np.full(size, fill, dtype=fill.dtype) for fill in self._padding]
-            )
-            for size in sizes
-        }
-        spare = torch.tensor([[self._spare, 0, 1, 0]], dtype=torch.int32, device=self._device)
-        codes, rows, positions, *settings = (view[:2] for view in views[sizes[-1]])
-        if len(codes) == 2:  # an extend and a decode in one step
+        if self.info.max_rows > 1:  # an extend and a decode in one step
+            spare = torch.tensor([[self._spare, 0, 1, 0]], dtype=torch.int32, device=self._device)
+            codes, rows, positions, *settings = self._padded_lines(2)
             sampling = torch.arange(2, device=self._device)
             inputs = Inputs(codes, rows, positions, extended=1, tiles=spare, sampling=sampling)
             logits = self._decoder.forward(inputs)
             sample_into(logits, rows, *settings, self._last, self._tokens)
-        self._graphs = DecodeGraphs(lambda size: self._decode(views[size]), sizes, progress)
+        self._graphs = DecodeGraphs(self._padded_lines, self._decode, sizes, progress)
+
+    def _padded_lines(self, size: int) -> list[Tensor]:
+        """A decode step of `size` lines that are all padding."""
+        torch.cuda.synchronize()  # the ring slot may be in use
+        arrays = [np.full(size, fill, dtype=fill.dtype) for fill in self._padding]
+        return self._lines.send(0, arrays)
 
 
 def _decode_lines(

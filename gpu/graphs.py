@@ -1,7 +1,7 @@
 """CUDA graphs of whole decode steps, sampler included, at padded batch sizes.
 
 A replay costs the host some microseconds whatever the model, where launching its kernels one by
-one costs milliseconds. It does not know what a step computes: `run(size)` is captured as it is.
+one costs milliseconds. It does not know what a step computes: `run` is captured as it is.
 """
 
 from bisect import bisect_left
@@ -20,19 +20,29 @@ def batch_sizes(most: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """`run(size)` issues a step of `size` lines and returns its logits; it must not wait."""
+    """`prepare(size)` uploads a step of `size` lines; `run` issues what it returned.
 
-    def __init__(self, run: Callable[[int], Tensor], sizes: list[int], progress: Progress) -> None:
+    `run` must not wait. It returns the logits.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[int], list[Tensor]],
+        run: Callable[[list[Tensor]], Tensor],
+        sizes: list[int],
+        progress: Progress,
+    ) -> None:
         self._sizes = sizes
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         pool = None
         for done, size in enumerate(sorted(sizes, reverse=True)):  # the largest fixes the memory
             progress(f"capturing CUDA graphs (batch {size})", done / len(sizes))
-            run(size)  # compiles kernels, lets cuBLAS choose
+            inputs = prepare(size)
+            run(inputs)  # compiles kernels, lets cuBLAS choose
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                logits = run(size)
+                logits = run(inputs)
             pool = graph.pool()
             self._graphs[size] = graph, logits
 
