@@ -214,7 +214,8 @@ def main() -> None:
         "shape": args.shape, "dtype": executor.info.dtype, "attention": executor.info.attention,
         "page_size": args.page_size, "temperature": args.temperature, "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
-        "ready_s": round(time.perf_counter() - begin, 2), "kv_tokens": executor.info.pages * args.page_size,
+        "ready_s": round(time.perf_counter() - begin, 2),
+        "kv_tokens": executor.info.pages * args.page_size,
         "decode": [], "prefill": [], "profile": [],
     }  # fmt: skip
     bench = Bench(executor, args.temperature)

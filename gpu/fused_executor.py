@@ -81,7 +81,7 @@ class FusedExecutor:
         self._lines = Upload(self._device, fixed=info.max_rows * 24 + 128)
         self._extras = Upload(self._device)
         self._page_uploads = Upload(self._device)
-        self._padding = (
+        self._padding: tuple[np.generic, ...] = (
             np.int32(-1 - self._spare), np.int32(self._spare), np.int32(0), np.float32(0), np.float64(0)
         )  # fmt: skip
         self._download = Download(self._device, info.max_rows)
@@ -227,9 +227,7 @@ class FusedExecutor:
         )
         return inputs, [views[4], *views[6:]]
 
-    def _sample_by_sort(
-        self, logits: Tensor, rows: Ints, draws: Ints
-    ) -> "list[TokenLogprobs | None]":
+    def _sample_by_sort(self, logits: Tensor, rows: Ints, draws: Ints) -> "list[TokenLogprobs | None]":
         """Sample again, on torch, the lines that ask for more than the kernel does. This waits."""
         lines = np.flatnonzero(~self._sampler.plain(rows))
         if not len(lines):
@@ -254,11 +252,11 @@ class FusedExecutor:
         sizes = batch_sizes(self.info.max_rows)
         if self.info.max_rows > 1:  # an extend and a decode in one step
             spare = torch.tensor([[self._spare, 0, 1, 0]], dtype=torch.int32, device=self._device)
-            codes, rows, positions, *settings = self._padded_lines(2)
+            codes, rows, positions, temperatures, uniforms = self._padded_lines(2)
             sampling = torch.arange(2, device=self._device)
             inputs = Inputs(codes, rows, positions, extended=1, tiles=spare, sampling=sampling)
             logits = self._decoder.forward(inputs)
-            sample_into(logits, rows, *settings, self._last, self._tokens)
+            sample_into(logits, rows, temperatures, uniforms, self._last, self._tokens)
         self._graphs = DecodeGraphs(self._padded_lines, self._decode, sizes, progress)
 
     def _padded_lines(self, size: int) -> list[Tensor]:

@@ -5,6 +5,8 @@ for rows that ask for neither truncation nor penalties. It can be part of a CUDA
 logits are not finite get -1, and 0 as their next input.
 """
 
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
 import torch
 import triton
 import triton.language as tl
@@ -30,7 +32,7 @@ def sample_into(
     )
     _choose[(lines,)](
         logits, temperatures, uniforms, rows, tops, masses, ids, last, tokens, vocabulary, blocks,
-        BLOCK=_BLOCK, BLOCKS=triton.next_power_of_2(blocks), num_warps=8,
+        BLOCK=_BLOCK, BLOCKS=max(32, triton.next_power_of_2(blocks)), num_warps=8,
     )  # fmt: skip
 
 

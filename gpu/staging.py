@@ -5,6 +5,8 @@ CPU (where the kernels run in Triton's interpreter) the same code copies at once
 what the arrays mean.
 """
 
+# mypy: disable-error-code="no-untyped-call"
+
 from collections.abc import Sequence
 
 import numpy as np
@@ -75,9 +77,7 @@ class Download:
 
     def __init__(self, device: torch.device, size: int) -> None:
         self._cuda = device.type == "cuda"
-        self._hosts = [
-            torch.empty(size, dtype=torch.int32, pin_memory=self._cuda) for _ in range(RING)
-        ]
+        self._hosts = [torch.empty(size, dtype=torch.int32, pin_memory=self._cuda) for _ in range(RING)]
         self._copied: torch.cuda.Event | None = None
         if self._cuda:
             self._stream = torch.cuda.Stream(device)

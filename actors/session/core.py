@@ -101,6 +101,7 @@ class SessionCore:
             random_seed=random_seed,
             on_output=self._flush,
             on_done=self._generation_done,
+            on_refused=self._generation_refused,
         )
         self._ops = OpRunner(
             state,
@@ -429,6 +430,10 @@ class SessionCore:
                 task.frame.failed[name] = None
         # A client that was away may find the branch dropped: the repeated reply has the text.
         self._complete(task, done, again=msgspec.structs.replace(done, text=text))
+        self._start(self._program.finish(task))
+
+    def _generation_refused(self, task: Task, error: RamifyError) -> None:
+        self._fail(task, error)
         self._start(self._program.finish(task))
 
     def encoded(

@@ -18,13 +18,14 @@ from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.actors.session.toolcalls import parse
 from ramify.actors.session.turns import Turns
-from ramify.protocol.errors import BadRequest, TooLong, Unsupported
+from ramify.protocol.errors import BadRequest, Overloaded, RamifyError, TooLong, Unsupported
 from ramify.protocol.messages import Cancel, Finished, Progress, Submit
 from ramify.protocol.plan import unpack
 from ramify.protocol.sampling import SamplingParams
 from ramify.protocol.wire import Done, Generate
 
 PREFILL_PRIORITY = -8
+RETRY_MS = 1000  # when a full queue may be tried again
 log = logging.getLogger(__name__)
 
 
@@ -43,6 +44,7 @@ class Generations:
         random_seed: Callable[[], int],
         on_output: Callable[[Branch], None],
         on_done: Callable[[Task, Done, str], None],
+        on_refused: Callable[[Task, RamifyError], None],
     ) -> None:
         self._state = state
         self._turns = turns
@@ -50,6 +52,7 @@ class Generations:
         self._random_seed = random_seed
         self._on_output = on_output
         self._on_done = on_done
+        self._on_refused = on_refused
         self._by_request: dict[int, tuple[Generation, Task]] = {}
         self._by_task: dict[int, Generation] = {}
         self._ready: deque[tuple[Generation, Task]] = deque()
@@ -264,6 +267,11 @@ class Generations:
     def _close(self, generation: Generation, task: Task, finished: Finished) -> None:
         """Bring piece, handle and text to their final state, and reply."""
         piece, branch = generation.piece, generation.branch
+        if finished.reason == "error" and not piece.tokens:
+            branch.pieces.remove(piece)
+            del self._by_task[id(task)]
+            self._on_refused(task, _refusal(finished))
+            return
         reason = finished.reason
         stop: str | int | None = None
         output = generation.before + finished.output
@@ -341,6 +349,16 @@ def _mean(generation: Generation) -> float | None:
 
 def _either(given: float | None, default: float) -> Any:
     return default if given is None else given
+
+
+def _refusal(finished: Finished) -> RamifyError:
+    match finished.error:
+        case "overloaded":
+            return Overloaded(finished.message, retry_ms=RETRY_MS)
+        case "too_long":
+            return TooLong(finished.message)
+        case _:
+            return RamifyError(finished.message or "the engine failed")
 
 
 def _never_ran(generation: Generation, now: float) -> Finished:

@@ -24,7 +24,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--page-size", type=int, default=1, metavar="N", help="tokens in a KV page")
     group.add_argument("--kv-tokens", type=int, metavar="N", help="size of the KV cache in tokens")
     group.add_argument(
-        "--kv-fraction", type=float, default=0.9, metavar="X", help="of free GPU memory, for the KV cache"
+        "--kv-fraction",
+        type=float,
+        default=0.9,
+        metavar="X",
+        help="of the free GPU memory for KV",
     )
     group.add_argument("--max-rows", type=int, default=256, metavar="N", help="most requests in a step")
     group.add_argument(

@@ -6,6 +6,8 @@ reads page tables and lengths on the device, so nothing is planned on the host a
 replays it at any length. The reference is `torch_sdpa`.
 """
 
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
 import torch
 import triton
 import triton.language as tl
@@ -54,7 +56,9 @@ def decode_attention(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
-        _merge[(sequences, heads)](partial, sums, output, HEADS=heads, DIM=dim, SPLITS=splits, num_warps=2)
+        _merge[(sequences, heads)](
+            partial, sums, output, HEADS=heads, DIM=dim, SPLITS=splits, num_warps=2
+        )
     return output
 
 

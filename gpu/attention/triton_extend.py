@@ -5,6 +5,8 @@ and one head. The host cuts the runs into tiles; all else is read on the device.
 `torch_sdpa`.
 """
 
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
 import numpy as np
 import numpy.typing as npt
 import torch

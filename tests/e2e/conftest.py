@@ -89,7 +89,9 @@ class Peer:
     async def send(self, *messages: Message) -> None:
         """One frame."""
         frame = messages[0] if len(messages) == 1 else list(messages)
-        await self.ws.send(msgspec.msgpack.encode(frame) if self.codec == "msgpack" else json.dumps(frame))
+        await self.ws.send(
+            msgspec.msgpack.encode(frame) if self.codec == "msgpack" else json.dumps(frame)
+        )
 
     async def until(self, found: Found) -> Message:
         """The next message that fits; those before it were passed over (see `log`)."""
@@ -226,9 +228,7 @@ class Oracle:
 
     def turn(self, content: str, role: str = "user") -> list[int]:
         """A turn on an empty branch or behind a complete turn, and the generation prompt."""
-        return self.tokenizer.encode(
-            f"<|im_start|>{role}\n{content}<|im_end|>\n<|im_start|>assistant\n"
-        )
+        return self.tokenizer.encode(f"<|im_start|>{role}\n{content}<|im_end|>\n<|im_start|>assistant\n")
 
     def output(
         self, tokens: Sequence[int], n: int = 32, *, seed: int | None = None, eos: bool = True

@@ -131,7 +131,9 @@ async def test_cancel_in_mid_stream_then_append_at_once(serving: Any, executor: 
         oracle = served.oracle
         await peer.open(peer.user(1, "count"), peer.greedy(2, max_tokens=3000), tokens=True)
         await peer.next("delta")
-        await peer.send({"type": "cancel", "id": 3}, peer.user(4, "enough"), peer.greedy(5, max_tokens=8))
+        await peer.send(
+            {"type": "cancel", "id": 3}, peer.user(4, "enough"), peer.greedy(5, max_tokens=8)
+        )
         assert (await peer.terminal(3))["result"] == {"cancelled": [2]}
         done = await peer.terminal(2)
         assert done["reason"] == "cancelled"

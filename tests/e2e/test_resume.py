@@ -133,6 +133,7 @@ async def test_ops_that_are_sent_again_run_once(serving: Any, executor: str) -> 
             done = await again.terminal(2)
             await again.send(*program)
             repeated = await again.until(lambda m: m["type"] == "done")
+            assert repeated.pop("text") == again.text()  # sent again, it carries the whole text
             assert repeated == done
             branch = (await again.tree(3))["main"]
             prompt = served.oracle.turn("hi")
@@ -143,7 +144,10 @@ async def test_detach_cancel(serving: Any, executor: str) -> None:
     async with serving(executor=executor, fake=SLOW) as served:
         async with served.connect() as peer:
             state = await peer.open(
-                peer.user(1, "long"), peer.greedy(2, max_tokens=3000), peer.user(3, "queued"), detach="cancel"
+                peer.user(1, "long"),
+                peer.greedy(2, max_tokens=3000),
+                peer.user(3, "queued"),
+                detach="cancel",
             )
             await peer.next("delta")
             peer.abort()

@@ -88,10 +88,16 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param("cuda", marks=pytest.mark.gpu),
+        pytest.param("cuda triton", marks=pytest.mark.gpu),
+    ]
+)
 def device(request: pytest.FixtureRequest) -> str:
-    """Where `drive` of the same test runs the model."""
-    if request.param == "cuda" and not torch.cuda.is_available():
+    """Where `drive` of the same test runs the model, and on which attention if not torch's."""
+    if request.param != "cpu" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return str(request.param)
 
@@ -99,11 +105,12 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def drive(request: pytest.FixtureRequest) -> Callable[..., Driver]:
     """drive(folder, **ModelConfig fields) or drive(executor)."""
-    where = request.getfixturevalue("device") if "device" in request.fixturenames else "cpu"
+    chosen = request.getfixturevalue("device") if "device" in request.fixturenames else "cpu"
+    where, _, attention = chosen.partition(" ")
 
     def make(source: Any, **settings: Any) -> Driver:
         if isinstance(source, Path):
-            settings = {"device": where, "kv_tokens": 4096} | settings
+            settings = {"device": where, "kv_tokens": 4096, "attention": attention or "auto"} | settings
             source = load_executor(ModelConfig(path=source, **settings), lambda what, share: None)
         return Driver(source)
 
