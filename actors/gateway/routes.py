@@ -76,7 +76,7 @@ class Routes:
             return error_response(
                 403,
                 "forbidden",
-                f"Origin {origin!r} is not on the allow-list: start with --allow-origin",
+                f"Origin {origin!r} is not on the allow-list: start with --allowed-origin",
             )
         return None
 
@@ -130,7 +130,7 @@ class Routes:
 
 
 def _forbidden(header: str, value: str | None) -> Response:
-    flag = f"--allow-{header.lower()}"
+    flag = f"--allowed-{header.lower()}"
     return error_response(
         403, "forbidden", f"{header} {value!r} is not on the allow-list: {flag} adds it"
     )

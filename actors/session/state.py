@@ -116,6 +116,9 @@ class SessionState:
     def rename(self, branch: Branch, name: str) -> None:
         """Names were checked with `check_new`."""
         del self.branches[branch.name]
+        for other in self.branches.values():
+            if other.parent == branch.name:
+                other.parent = name
         branch.name, branch.born = name, self.revision + 1
         self.branches[name] = branch
 

@@ -1,411 +1,360 @@
 /**
- * The chat page: draws a `Conversation`, sends what the user does as ops of a `Session`.
+ * The chat page: draws a `Conversation`, and sends what the user does as ops of a `Session`.
  *
  * The server's tree is the truth. After a refresh the page asks for it and goes on with the generations
- * that still run. Model text reaches the DOM as text nodes only (see markdown.js).
+ * that still run; where the server has forgotten the session, the page builds the same tree again.
  */
 
-import { connect, mintToken } from "./ramify.js";
 import { Conversation } from "./conversation.js";
-import { Markdown } from "./markdown.js";
+import { $ } from "./page.js";
+import { askToken, dismiss, drawer, notice, sampling, setUp, showModel, showStatus, systemPrompt } from "./panels.js";
+import { connect, mintToken } from "./ramify.js";
+import { LiveAnswer, answerTurn, arrange, button, card, divider, make, tree, userTurn } from "./view.js";
 
-const $ = (id) => document.getElementById(id);
-const NOTES = "ramify chat notes";
-const SETTINGS = "ramify chat settings";
+const KEPT = "ramify chat";
 const EXAMPLES = ["Tell me a short story about a fox.", "What is 27 + 48?", "What can you do?"];
 
 let session;
-let current = "main";
-let bearer = null;
-let busyTree = null;
-const conversation = new Conversation(read(sessionStorage, NOTES, undefined));
-const settings = read(localStorage, SETTINGS, { system: "", temperature: "", maxTokens: "", seed: "" });
-/** branch -> {generation, text: Markdown, node} of answers that are being written */
+let { conversation, current, bearer } = restored();
+/** @type {Map<string, LiveAnswer>} branch -> the answer that is being written */
 const live = new Map();
+const nodes = new WeakMap(); // turn -> its node
+let following = true; // the view stays at the end of the conversation
 
-function read(storage, key, fallback) {
-  try { return JSON.parse(storage.getItem(key)) ?? fallback; } catch { return fallback; }
-}
-function keepNotes() {
-  sessionStorage.setItem(NOTES, JSON.stringify(conversation.notes));
+// --- kept over a refresh ---------------------------------------------------------------------------
+
+function restored() {
+  let kept = null;
+  try { kept = JSON.parse(sessionStorage.getItem(KEPT)); } catch { /* damaged: start fresh */ }
+  return { conversation: new Conversation(kept?.conversation), current: kept?.current ?? "main", bearer: kept?.bearer ?? "" };
 }
 
-/** @param {string} tag @param {object} fields properties; `class` and `on` are special */
-function make(tag, { class: name, on = {}, ...fields } = {}, ...children) {
-  const element = document.createElement(tag);
-  if (name) element.className = name;
-  Object.assign(element, fields);
-  for (const [event, action] of Object.entries(on)) element.addEventListener(event, action);
-  element.append(...children.filter((child) => child !== null));
-  return element;
+function keep() {
+  try {
+    sessionStorage.setItem(KEPT, JSON.stringify({ conversation: conversation.snapshot(), current, bearer }));
+  } catch { /* storage is full: only a server restart together with a refresh would need it */ }
 }
-const button = (label, action, name = "") => make("button", { type: "button", class: name, on: { click: action } }, label);
 
-// --- connection ---------------------------------------------------------------------------------
+// --- connection --------------------------------------------------------------------------------------
 
 function start() {
-  const url = `${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/v1/ws`;
-  session = connect({ url, token: bearer ? () => mintToken(location.origin, bearer) : undefined, open: { tick_ms: 30 } });
-  session.addEventListener("status", ({ detail }) => showStatus(detail));
-  session.addEventListener("state", attached);
-  session.addEventListener("tree", () => refresh());
-  session.addEventListener("lost", restore);
+  const url = new URL("/v1/ws", location.href);
+  url.protocol = location.protocol === "https:" ? "wss:" : "ws:";
+  session = connect({ url: url.href, token: bearer ? token : undefined, open: { tick_ms: 30 } });
+  const mine = session;
+  const on = (name, action) => session.addEventListener(name, ({ detail }) => { if (session === mine) action(detail); });
+  on("status", showStatus);
+  on("status", ({ status, error }) => { if (status === "closed") ended(error); });
+  on("state", attached);
+  on("tree", refresh);
+  on("lost", forgotten);
+}
+
+/** Single-use, so that the long-lived token stays out of URLs and frames. */
+async function token() {
+  try {
+    return await mintToken(location.origin, bearer);
+  } catch (error) {
+    if (error.code === "unsupported") return undefined; // the server has no tokens
+    throw error;
+  }
 }
 
 async function attached() {
+  showModel(bearer);
   await refresh();
   for (const generation of session.running()) follow(generation);
 }
 
-/** Take the server's tree over and draw it. */
+/** Take over the server's tree and draw it. */
 async function refresh() {
-  busyTree ??= session.tree({ text: true }).finally(() => { busyTree = null; });
-  try {
-    conversation.load(await busyTree);
-  } catch (error) {
-    return fail(error);
-  }
-  if (!conversation.branches.has(current)) current = conversation.roots()[0]?.name ?? "main";
+  const state = await session.tree({ text: true }).catch(fail);
+  if (!state) return;
+  conversation.load(state);
+  if (!conversation.branches.has(current)) current = conversation.roots()[0]?.name;
+  keep();
   draw();
 }
 
-/** The server restarted: build the same tree again, from text. */
-function restore() {
-  const ops = conversation.replay();
-  live.clear();
-  for (const { op, branch, as, turn } of ops) {
-    if (op === "root") session.fork([as], { branch: null }).catch(fail);
-    else if (op === "fork") session.fork([as], { branch }).catch(fail);
-    else session.append(messagesOf(turn), { branch }).catch(fail);
+/** The session is gone (the server restarted, or it expired): build the same tree in the new one. */
+function forgotten() {
+  for (const [branch, { generation }] of live) {
+    const { id, text } = generation;
+    if (text) conversation.answered(branch, { id, position: conversation.end(branch), reason: "interrupted", text });
   }
-  notice("The server had restarted; the conversation was sent again.", null, true);
+  live.clear();
+  const ops = conversation.replay();
+  for (const { op, branch, as, turn } of ops) {
+    if (op === "append") {
+      const messages = [...(turn.system ? [{ role: "system", content: turn.system }] : []), { role: turn.role, content: turn.text }];
+      session.append(messages, { branch }).then((ok) => conversation.appended(turn, messages, ok), fail);
+    } else {
+      session.fork([as], { branch: op === "root" ? null : branch }).catch(fail);
+    }
+  }
+  if (!conversation.branches.has("main") && ops.length) session.drop("main").catch(fail);
+  if (ops.length) notice("The server no longer had this conversation; it was sent again from this page.", { mild: true });
 }
 
-function messagesOf({ kind, text, system }) {
-  const turn = { role: kind === "output" ? "assistant" : "user", content: text };
-  return system ? [{ role: "system", content: system }, turn] : [turn];
+async function ended(error) {
+  if (error.code === "unauthorized") {
+    const given = await askToken(bearer ? error.message : "");
+    if (!given) return notice("This server needs a token.", { action: ["Enter it", () => ended(error)] });
+    bearer = given;
+    keep();
+    start();
+  } else if (error.code === "replaced") {
+    notice("This chat is open in another tab.", { action: ["Use it here", start], mild: true });
+  } else if (error.code !== "closed") {
+    notice(`${error.message}.`, { action: ["New chat", newChat] });
+  }
 }
 
-function showStatus({ status, error }) {
-  const words = { open: "Connected", connecting: "Connecting", waiting: "Connection lost, trying again", offline: "Offline", draining: "The server is stopping", closed: "Closed" };
-  $("status").dataset.status = status;
-  $("status-text").textContent = words[status] ?? status;
-  if (status !== "closed" || !error) return;
-  if (error.code === "unauthorized") return login(error.message);
-  notice(error.message, ["New chat", () => newChat()]);
-}
+// --- what the user does --------------------------------------------------------------------------------
 
-function login(message) {
-  $("login-error").textContent = bearer ? message : "";
-  $("login").showModal();
-}
-
-async function showModel() {
-  try {
-    const answer = await fetch("/v1/info", bearer ? { headers: { Authorization: `Bearer ${bearer}` } } : {});
-    const { model } = await answer.json();
-    const demo = model.model === "default_model";
-    $("model").textContent = demo ? "Ramify's small demonstration model" : model.model;
-    $("welcome-note").textContent = demo
-      ? "This is the small demonstration model that comes with Ramify: it chats, tells stories and does small sums. Serve a model of your own with --model."
-      : `${model.model}, ${(model.parameters / 1e6).toFixed(0)}M parameters, on ${model.device}`;
-  } catch { $("model").textContent = ""; }
-}
-
-// --- what the user does ---------------------------------------------------------------------------
-
-function options() {
-  const number = (text) => (text === "" ? undefined : Number(text));
-  return { temperature: number(settings.temperature), max_tokens: number(settings.maxTokens), seed: number(settings.seed) };
-}
-
+/** Append the user's message and generate: one frame, no round trip in between. */
 function send(text, branch = current) {
   const messages = [{ role: "user", content: text }];
-  if (!conversation.branches.get(branch)?.turns.length && settings.system) {
-    messages.unshift({ role: "system", content: settings.system });
+  if (!conversation.branches.get(branch).turns.length && systemPrompt()) {
+    messages.unshift({ role: "system", content: systemPrompt() });
   }
   const turn = conversation.append(branch, messages);
-  session.append(messages, { branch }).then(
-    (ok) => { conversation.appended(turn, messages, ok); keepNotes(); draw(); },
-    (error) => { conversation.branches.get(branch)?.turns.splice(-1); fail(error); draw(); },
-  );
-  answer(branch, Number($("answers").value));
-}
-
-/** Generate on the branch, or `count` answers on children of it. */
-function answer(branch, count = 1) {
-  if (count > 1) {
-    const names = conversation.names(count);
-    const position = conversation.branches.get(branch).turns.at(-1)?.end;
-    for (const generation of session.generate({ branch, n: count, as: names, ...options() })) {
-      follow(generation, { parent: branch, at: position });
-    }
-  } else {
-    follow(session.generate({ branch, ...options() }));
-  }
-  draw();
-  toEnd();
-}
-
-/** Show a generation as it comes, then put it into the conversation. */
-async function follow(generation, child = null) {
-  const { branch } = generation;
-  if (live.has(branch)) return;
-  const text = make("div", { class: "text" });
-  live.set(branch, { generation, child, text, markdown: new Markdown(text), started: performance.now() });
-  draw();
-  try {
-    for await (const _ of generation) {
-      const entry = live.get(branch);
-      if (entry?.generation !== generation) return;
-      const low = atEnd();
-      entry.markdown.show(generation.text);
-      if (low) toEnd();
-    }
-    const done = await generation.result;
-    if (live.get(branch)?.generation === generation) live.delete(branch);
-    if (done.reason === "error") fail(new Error(done.message ?? "the generation failed"));
-    conversation.answered(branch, done);
-    $("announce").textContent = done.text.slice(0, 400);
-    keepNotes();
-    await refresh();
-  } catch (error) {
-    if (live.get(branch)?.generation === generation) live.delete(branch);
+  const appended = session.append(messages, { branch });
+  const known = answer(branch, appended.then(({ position }) => position));
+  appended.then((ok) => {
+    conversation.appended(turn, messages, ok);
+    known();
+  }, (error) => {
+    conversation.refused(branch, turn);
+    if (!$("input").value) $("input").value = text;
     fail(error);
     draw();
+  });
+}
+
+/** Generate on the branch, or as many answers as chosen on children of it. Returns what to call once the
+ *  branch's position is known, which names the children's place in the tree. */
+function answer(branch, position) {
+  const count = Number($("answers").value);
+  following = true;
+  if (count === 1) {
+    follow(session.generate({ branch, ...sampling() }));
+    return () => { keep(); draw(); };
+  }
+  const as = conversation.names(count);
+  const generations = session.generate({ branch, n: count, as, ...sampling() });
+  for (const generation of generations) follow(generation);
+  return async () => {
+    conversation.forked(branch, as, await position);
+    keep();
+    draw();
+  };
+}
+
+/** Show a generation as it comes, then make it a turn. */
+async function follow(generation) {
+  const { branch } = generation;
+  const mine = () => live.get(branch)?.generation === generation;
+  if (mine()) return;
+  const entry = new LiveAnswer(generation, conversation.end(branch) || undefined);
+  live.set(branch, entry);
+  draw();
+  try {
+    for await (const { position } of generation) {
+      if (!mine()) return; // a new chat, or the session was lost
+      entry.show(generation.text, position);
+      if (following) toEnd();
+    }
+    const done = await generation.result;
+    if (!mine()) return;
+    live.delete(branch);
+    conversation.answered(branch, done);
+    $("announce").textContent = done.text;
+  } catch (error) {
+    if (!mine()) return;
+    live.delete(branch);
+    if (error.code !== "skipped") fail(error); // else the append has said why
+  }
+  keep();
+  draw();
+}
+
+/** Back to `turn.start`, then `next`. */
+async function back(turn, next) {
+  const branch = current;
+  const to = turn.start;
+  try {
+    const rolled = session.rollback({ branch, to });
+    conversation.rolledBack(branch, to);
+    next(branch);
+    await rolled;
+  } catch (error) {
+    fail(error);
+    refresh();
   }
 }
 
-async function retry(turn) {
-  const branch = current;
-  try {
-    await session.rollback({ branch, to: turn.start });
-    conversation.rolledBack(branch, turn.start);
-    answer(branch);
-  } catch (error) { fail(error); }
+const retry = (turn) => back(turn, (branch) => answer(branch, turn.start)());
+
+function edit(turn, text, apart) {
+  if (!apart) return back(turn, (branch) => send(text, branch));
+  const name = fork(turn.start);
+  return send(text, name);
 }
 
-async function edit(turn, text) {
-  const branch = current;
-  try {
-    await session.rollback({ branch, to: turn.start });
-    conversation.rolledBack(branch, turn.start);
-    send(text, branch);
-  } catch (error) { fail(error); }
-}
-
-async function branchFrom(turn) {
+/** A new branch at `at` of the one shown, which is then shown. @returns {string} its name */
+function fork(at) {
   const [name] = conversation.names(1);
-  try {
-    await session.fork([name], { branch: current, at: turn.end });
-    conversation.forked(current, [name], turn.end);
-    show(name);
-    $("input").focus();
-  } catch (error) { fail(error); }
+  session.fork([name], { branch: current, at }).catch((error) => { fail(error); refresh(); });
+  conversation.forked(current, [name], at);
+  show(name);
+  return name;
 }
 
 async function drop(name) {
   const gone = [name];
   for (const each of gone) gone.push(...conversation.children(each).map((child) => child.name));
-  live.forEach(({ generation }, branch) => { if (gone.includes(branch)) generation.cancel().catch(() => {}); });
+  if (gone.length === conversation.branches.size) return newChat();
+  if (gone.length > 1 && !confirm(`Delete this branch and the ${gone.length - 1} that left it?`)) return;
+  const running = gone.filter((each) => live.has(each));
+  if (running.length) session.cancel({ branch: running }).catch(fail);
+  const parent = conversation.branches.get(name).parent;
   await session.drop(gone).catch(fail);
-  if (gone.includes(current)) current = "main";
+  if (gone.includes(current)) current = parent ?? "main";
   await refresh();
 }
 
 async function newChat() {
+  const old = session;
   live.clear();
-  await session.close();
-  sessionStorage.removeItem(NOTES);
-  conversation.notes = { messages: {}, bills: {} };
-  conversation.branches = new Map([["main", { name: "main", at: 0, turns: [] }]]);
+  conversation = new Conversation();
   current = "main";
   dismiss();
+  keep();
+  await old.close();
   start();
-  draw();
+  show("main");
   $("input").focus();
 }
 
-function stopAll() {
-  for (const { generation } of live.values()) generation.cancel().catch(fail);
+/** Branches that are written to in what is shown. */
+function writing() {
+  return [current, ...conversation.answers(current).map(({ name }) => name)].filter((name) => live.has(name));
 }
 
-// --- drawing ----------------------------------------------------------------------------------------
+function stop() {
+  if (writing().length) session.cancel({ branch: writing() }).catch(fail);
+}
+
+function fail(error) {
+  if (!["cancelled", "closed", "no_session"].includes(error.code)) notice(error.message);
+}
+
+// --- drawing ---------------------------------------------------------------------------------------------
 
 function show(name) {
   current = name;
+  following = true;
   drawer(false);
+  keep();
   draw();
-  toEnd();
 }
 
 function draw() {
   const branch = conversation.branches.get(current);
-  const turns = branch?.turns ?? [];
   const choices = conversation.answers(current);
-  const writing = [...live.entries()].filter(([, { child }]) => child?.parent === current);
-  const cards = [...choices.filter(({ name }) => !live.has(name)).map(card), ...writing.map(writingCard)];
-  const nodes = turns.map((turn, i) => (turn.kind === "input" ? userTurn(turn) : answerTurn(turn, i === turns.length - 1)));
-  if (live.has(current)) nodes.push(liveTurn(live.get(current)));
-  if (cards.length) nodes.push(make("div", { class: "answers" }, ...cards));
-  $("turns").replaceChildren(...nodes);
-  $("turns").classList.toggle("compare", cards.length > 0);
-  $("welcome").hidden = nodes.length > 0;
-  $("title").textContent = (branch && conversation.label(branch)) || "New chat";
-  $("stop").hidden = live.size === 0;
-  $("send").hidden = live.has(current);
-  drawTree();
+  const shown = branch.turns.map(nodeOf);
+  if (branch.parent) {
+    const inherited = branch.turns.length - conversation.own(branch).length;
+    shown.splice(inherited, 0, origin(branch));
+  }
+  if (live.has(current)) shown.push(live.get(current).asTurn());
+  if (choices.length) shown.push(make("div", { class: "answers" }, ...choices.map(choice)));
+  arrange($("turns"), shown);
+  shown.forEach((node, i) => node.classList.toggle("last", i === shown.length - 1));
+  $("turns").classList.toggle("compare", choices.length > 0);
+  $("welcome").hidden = branch.turns.length > 0;
+  $("title").textContent = conversation.label(branch) ?? "New chat";
+  $("stop").hidden = !writing().length;
+  $("send").hidden = writing().length > 0;
+  $("send").disabled = $("input").disabled = choices.length > 0;
+  $("input").placeholder = choices.length ? "Choose an answer to go on with" : "Send a message";
+  $("tree").replaceChildren(tree(conversation, { current, busy: (name) => live.has(name), pick: show, drop }));
+  if (following) toEnd();
 }
 
-function userTurn(turn) {
-  const bubble = make("div", { class: "bubble" }, turn.text);
-  const node = make("article", { class: "turn user", ariaLabel: "You" });
-  const under = make("div", { class: "under" }, button("Edit", () => editor(node, turn)));
-  node.append(...(turn.system ? [make("div", { class: "system" }, turn.system)] : []), bubble, under);
-  return node;
+function nodeOf(turn) {
+  if (!nodes.has(turn)) {
+    nodes.set(turn, turn.kind === "input"
+      ? userTurn(turn, { edit: (text, apart) => edit(turn, text, apart) })
+      : answerTurn(turn, {
+        retry: () => retry(turn),
+        goOn: () => follow(session.generate({ branch: current, ...sampling() })),
+        branch: () => { fork(turn.end); $("input").focus(); },
+      }));
+  }
+  return nodes.get(turn);
 }
 
-function editor(node, turn) {
-  const area = make("textarea", { value: turn.text, rows: 3, ariaLabel: "Edit your message" });
-  const form = make("form", { on: { submit: (event) => { event.preventDefault(); edit(turn, area.value.trim()); } } },
-    area,
-    make("div", { class: "buttons" }, button("Cancel", draw), make("button", { class: "primary", type: "submit" }, "Send")));
-  node.replaceChildren(form);
-  area.focus();
+function choice({ name }, i) {
+  const title = `Answer ${i + 1}`;
+  if (live.has(name)) return live.get(name).asCard(title);
+  const turn = conversation.own(conversation.branches.get(name)).find(({ kind }) => kind === "output");
+  return card({ title, turn, choose: () => { show(name); $("input").focus(); } });
 }
 
-function answerTurn(turn, last) {
-  const text = make("div", { class: "text" });
-  if (turn.text) new Markdown(text).show(turn.text);
-  else text.append(make("p", { class: "empty" }, "No answer"));
-  return make("article", { class: "turn", ariaLabel: "Answer" }, text,
-    make("div", { class: "under" },
-      make("span", { class: "stats" }, stats(turn)),
-      button("Branch from here", () => branchFrom(turn)),
-      last ? button("Retry", () => retry(turn)) : null));
-}
-
-function liveTurn({ text }) {
-  return make("article", { class: "turn live", ariaLabel: "Answer", ariaBusy: "true" }, text, make("div", { class: "under" }));
-}
-
-function card({ name, turns }) {
-  const turn = turns.at(-1);
-  const text = make("div", { class: "text" });
-  new Markdown(text).show(turn?.text ?? "");
-  return make("section", { class: "card" }, make("h3", {}, name), text,
-    make("div", { class: "under" }, make("span", { class: "stats" }, turn ? stats(turn) : ""), button("Continue with this", () => show(name), "choose")));
-}
-
-function writingCard([name, { text }]) {
-  return make("section", { class: "card live" }, make("h3", {}, name), text, make("div", { class: "under" }));
-}
-
-/** Tokens, speed, time to the first token, cached tokens. */
-function stats({ usage, reason }) {
-  if (!usage) return "";
-  const seconds = (usage.total_ms - (usage.ttft_ms ?? 0)) / 1000;
-  const parts = [`${usage.output} tokens`];
-  if (usage.output > 1 && seconds > 0) parts.push(`${((usage.output - 1) / seconds).toFixed(0)} tok/s`);
-  if (usage.ttft_ms != null) parts.push(`first after ${usage.ttft_ms.toFixed(0)} ms`);
-  parts.push(`${usage.cached ?? 0} of ${usage.prompt} cached`);
-  if (reason && reason !== "stop") parts.push(reason);
-  return parts.join(" · ");
-}
-
-function drawTree() {
-  const item = (branch) => {
-    const row = make("div", { class: branch.name === current ? "current" : "" },
-      make("button", { type: "button", class: `pick${live.has(branch.name) ? " busy" : ""}`, title: branch.name, on: { click: () => show(branch.name) } },
-        make("span", {}, conversation.label(branch) ?? (branch.name === "main" ? "New chat" : branch.name))),
-      branch.name === "main" ? null : make("button", { type: "button", class: "icon drop", ariaLabel: `Delete ${branch.name}`, on: { click: () => drop(branch.name) } }, "×"));
-    const children = conversation.children(branch.name);
-    return make("li", {}, row, children.length ? make("ul", {}, ...children.map(item)) : null);
-  };
-  $("tree").replaceChildren(make("ul", {}, ...conversation.roots().map(item)));
+/** Where the branch shown comes from, with the way back. */
+function origin({ parent }) {
+  const others = conversation.answers(parent).length;
+  const from = conversation.branches.get(parent);
+  const label = others > 1 ? `One of ${others} answers: compare` : "Branched off here: go back";
+  return divider(from ? label : "Branched off here", () => { if (from) show(parent); });
 }
 
 const atEnd = () => $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 60;
+
 function toEnd() {
   $("log").scrollTop = $("log").scrollHeight;
 }
 
-function notice(text, action = null, mild = false) {
-  $("notice").hidden = false;
-  $("notice").classList.toggle("mild", mild);
-  $("notice-text").textContent = text;
-  $("notice-action").hidden = !action;
-  if (action) {
-    $("notice-action").textContent = action[0];
-    $("notice-action").onclick = () => { dismiss(); action[1](); };
-  }
-}
-function dismiss() {
-  $("notice").hidden = true;
-}
-function fail(error) {
-  if (error?.code !== "cancelled") notice(error?.message ?? String(error));
-}
-
-function drawer(open) {
-  document.body.classList.toggle("drawer", open); // only narrow pages have one
-  $("menu").setAttribute("aria-expanded", String(open));
-}
-
-// --- events -----------------------------------------------------------------------------------------
-
-$("composer").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const text = $("input").value.trim();
-  if (!text || live.has(current)) return;
-  $("input").value = "";
-  grow();
-  send(text);
-});
-$("input").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    $("composer").requestSubmit();
-  }
-});
 function grow() {
   $("input").style.height = "auto";
   $("input").style.height = `${$("input").scrollHeight}px`;
 }
+
+// --- events ------------------------------------------------------------------------------------------------
+
+$("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = $("input").value.trim();
+  if (!text || writing().length || conversation.answers(current).length) return;
+  $("input").value = "";
+  grow();
+  dismiss();
+  send(text);
+});
+$("input").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  $("composer").requestSubmit();
+});
 $("input").addEventListener("input", grow);
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && live.size && !document.querySelector("dialog[open]")) stopAll();
+  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+  if (document.body.classList.contains("drawer")) drawer(false);
+  else stop();
 });
-$("stop").addEventListener("click", stopAll);
+$("stop").addEventListener("click", stop);
 $("new-chat").addEventListener("click", newChat);
-$("menu").addEventListener("click", () => drawer(!document.body.classList.contains("drawer")));
-$("shade").addEventListener("click", () => drawer(false));
-$("notice-close").addEventListener("click", dismiss);
-$("latest").addEventListener("click", toEnd);
-$("log").addEventListener("scroll", () => { $("latest").hidden = atEnd(); });
-$("open-settings").addEventListener("click", () => {
-  $("system").value = settings.system;
-  $("temperature").value = settings.temperature;
-  $("max-tokens").value = settings.maxTokens;
-  $("seed").value = settings.seed;
-  $("settings").showModal();
-});
-$("settings").addEventListener("close", () => {
-  Object.assign(settings, { system: $("system").value.trim(), temperature: $("temperature").value, maxTokens: $("max-tokens").value, seed: $("seed").value });
-  localStorage.setItem(SETTINGS, JSON.stringify(settings));
-});
-$("login").addEventListener("close", () => {
-  bearer = $("bearer").value.trim();
-  $("bearer").value = "";
-  if (bearer) {
-    start();
-    showModel();
-  }
+$("try-now").addEventListener("click", () => session.reconnect());
+$("latest").addEventListener("click", () => { following = true; toEnd(); });
+$("log").addEventListener("scroll", () => {
+  following = atEnd();
+  $("latest").hidden = following;
 });
 for (const example of EXAMPLES) $("examples").append(button(example, () => send(example)));
 
-conversation.branches.set("main", { name: "main", at: 0, turns: [] });
-showModel();
+setUp();
 start();
 draw();
 $("input").focus();

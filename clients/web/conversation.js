@@ -5,41 +5,54 @@
  * does not tell (what the user typed, before the chat template; what a generation cost) is in `notes`.
  *
  * @typedef {{kind: "input" | "output", role: string, start: number, end?: number, op?: number, text: string,
- *   system?: string, usage?: object, reason?: string}} Turn  [start, end) are positions in tokens.
+ *   system?: string, usage?: object, reason?: string, message?: string}} Turn
+ *   [start, end) are positions in tokens; `end` is not known before the server has answered.
  * @typedef {{name: string, parent?: string, at: number, turns: Turn[]}} Branch
  */
 
 const MARKS = /<\|?[^<>|\n]{1,40}\|?>/g; // special tokens of chat templates, for turns nobody noted
 
 export class Conversation {
-  /** @param {{messages: Object<number, object[]>, bills: Object<string, object>}} notes */
-  constructor(notes = { messages: {}, bills: {} }) {
-    this.notes = notes;
+  /** @param {ReturnType<Conversation["snapshot"]>} [kept] */
+  constructor(kept) {
+    this.notes = kept?.notes ?? { messages: {}, bills: {} };
     /** @type {Map<string, Branch>} */ this.branches = new Map();
+    for (const branch of kept?.branches ?? [{ name: "main", at: 0, turns: [] }]) this.branches.set(branch.name, branch);
   }
 
-  /** Take over the branches of a `state` that has text. */
+  /** What a refreshed page needs, also where the server has forgotten the session; plain data. */
+  snapshot() {
+    return { notes: this.notes, branches: [...this.branches.values()] };
+  }
+
+  /** Take over the branches of a `state` that has text. Turns that stay the same stay the same objects. */
   load(state) {
-    this.branches = new Map(state.branches.map((each) => [each.branch, this.#branch(each)]));
+    const before = this.branches;
+    this.branches = new Map(state.branches.map((each) => [each.branch, this.#branch(each, before.get(each.branch))]));
   }
 
-  #branch({ branch: name, parent, at = 0, turns = [], started_at: started = Infinity, reason }) {
-    const known = turns.filter((turn) => turn.start < started).map((turn) => this.#turn(name, turn)).filter(Boolean);
+  #branch({ branch: name, parent, at = 0, turns = [], started_at: started = Infinity, reason }, before) {
+    const known = [];
+    for (const piece of turns) {
+      if (piece.start >= started) break; // it is being written: its stream has the text
+      const turn = this.#turn(piece);
+      const last = known.at(-1);
+      if (turn) known.push(same(before?.turns[known.length], turn) ?? turn);
+      else if (last) last.end = piece.end; // the template's prompt or end of turn belongs to the turn before
+    }
     const last = known.at(-1);
     if (last?.kind === "output" && last.end === turns.at(-1).end) last.reason ??= reason;
     return { name, parent, at, turns: known };
   }
 
   /** A turn to show; null for what only the chat template wrote. */
-  #turn(branch, { kind, role, start, end, op, text = "" }) {
+  #turn({ kind, role, start, end, op, text = "" }) {
     if (kind === "output") {
       return { kind, role: "assistant", start, end, op, text, ...this.notes.bills[`${op} ${start}`] };
     }
     const noted = this.notes.messages[op];
     const last = noted?.at(-1);
-    if (last && text.includes(last.content) && last.role === role) {
-      return { ...input(noted), kind: role === "assistant" ? "output" : "input", start, end, op };
-    }
+    if (last?.role === role && text.includes(last.content.trim())) return { ...shown(noted), start, end, op };
     if (role === "assistant") return null;
     const plain = text.replace(MARKS, "").replace(/^\s*(system|user|tool)\s*\n/, "").trim();
     return plain ? { kind, role: role ?? "user", start, end, op, text: plain } : null;
@@ -48,7 +61,7 @@ export class Conversation {
   /** The user's turn goes onto `branch`; its end is not known before `ok`. @returns {Turn} */
   append(name, messages) {
     const branch = this.branches.get(name);
-    const turn = { ...input(messages), start: this.end(name) };
+    const turn = { ...shown(messages), start: this.end(name) };
     branch.turns.push(turn);
     return turn;
   }
@@ -59,18 +72,23 @@ export class Conversation {
     this.notes.messages[id] = messages;
   }
 
-  /** A generation ended: its text becomes a turn. @returns {Turn} */
-  answered(name, { id, position, reason, usage, text }) {
+  /** The append failed: nothing is on the branch. */
+  refused(name, turn) {
+    const turns = this.branches.get(name)?.turns ?? [];
+    if (turns.includes(turn)) turns.splice(turns.indexOf(turn), 1);
+  }
+
+  /** A generation ended: its text becomes a turn. */
+  answered(name, { id, position, reason, usage, text, message }) {
     const branch = this.branches.get(name);
-    if (!branch) return null;
+    if (!branch) return;
     const start = usage?.prompt ?? this.end(name);
-    const bill = { reason, usage };
+    const bill = { reason, ...(usage && { usage }), ...(message && { message }) };
     this.notes.bills[`${id} ${start}`] = bill;
     const turn = { kind: "output", role: "assistant", start, end: position, op: id, text, ...bill };
-    const same = branch.turns.findIndex((each) => each.kind === "output" && each.start === start);
-    if (same >= 0) branch.turns.splice(same, 1, turn);
+    const known = branch.turns.findIndex((each) => each.kind === "output" && each.start === start);
+    if (known >= 0) branch.turns.splice(known, 1, turn);
     else branch.turns.push(turn);
-    return turn;
   }
 
   /** Children of `name` at position `at`. */
@@ -102,7 +120,7 @@ export class Conversation {
   answers(name) {
     const branch = this.branches.get(name);
     if (branch?.turns.at(-1)?.kind !== "input") return [];
-    return this.children(name).filter(({ at }) => at >= this.end(name)); // the template's prompt may lie between
+    return this.children(name).filter(({ at }) => at === this.end(name));
   }
 
   /** What is the branch's own, not inherited. */
@@ -162,9 +180,15 @@ function common(branch, child) {
   return differs < 0 ? child.turns.length : differs;
 }
 
+/** The turn that was known before, if it is the one that the server has. */
+function same(before, turn) {
+  if (!before || before.op !== turn.op || before.text !== turn.text || before.start !== turn.start) return null;
+  return Object.assign(before, { end: turn.end });
+}
+
 /** The turn that a list of messages shows as: the last one, with the system prompt beside it. */
-function input(messages) {
-  const last = messages.at(-1);
-  const system = messages.find(({ role }) => role === "system")?.content;
-  return { kind: "input", role: last.role, text: last.content, ...(system && { system }) };
+function shown(messages) {
+  const { role, content } = messages.at(-1);
+  const system = messages.find((each) => each.role === "system")?.content;
+  return { kind: role === "assistant" ? "output" : "input", role, text: content, ...(system && { system }) };
 }

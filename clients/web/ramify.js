@@ -324,7 +324,6 @@ export class Session extends EventTarget {
     const final = FINAL[code];
     const retry = code === 4401 && typeof this.#options.token === "function" && this.#attempt < 3;
     if (final && !retry) {
-      if (code === 4403 || code === 4401) this.#storage?.removeItem(this.#place);
       return this.#end(this.#refusal ?? new RamifyError(final[0], reason ? `${final[1]}: ${reason}` : final[1]));
     }
     if (code === 4429) this.#floor = RATE_DELAY_MS;

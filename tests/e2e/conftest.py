@@ -9,24 +9,28 @@ import asyncio
 import gc
 import json
 import os
+import shutil
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 import websockets
+from transformers import LlamaConfig, LlamaForCausalLM
 from websockets.asyncio.client import ClientConnection
 
-from ramify.actors.engine import Engine, running_engine
+from ramify.actors.engine import Engine, EngineFailed, running_engine
 from ramify.actors.executor.spec import ExecutorSpec, FakeSpec
 from ramify.actors.tokenizer import Tokenizer
 from ramify.gpu.fake import FakeModel
 from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ScheduleConfig, ServerConfig
+from ramify.protocol.errors import RamifyError
 from ramify.protocol.sampling import SamplingParams
 
 PATIENCE = 30.0  # seconds; the machine may be busy
@@ -370,8 +374,12 @@ def serving(tokenizer_folder: Path) -> Serving:
         eos_every: int = 0,
         spec: ExecutorSpec | None = None,
         real: bool = False,
+        idle_at_end: bool = True,
     ) -> AsyncIterator[Served]:
-        """`fake`: settings of FakeExecutor. `real`: run the model folder instead of the fake."""
+        """`fake`: settings of FakeExecutor. `real`: run the model folder instead of the fake.
+
+        `idle_at_end`: wait for running generations before the engine is stopped.
+        """
         config = EngineConfig(
             model=ModelConfig(**{"path": tokenizer_folder} | dict(model)),
             server=ServerConfig(**{"port": 0, "grace_s": 0.5} | dict(server)),
@@ -386,12 +394,68 @@ def serving(tokenizer_folder: Path) -> Serving:
             )
         oracle = Oracle(config.model.path, eos_every)
         before = Resources()
-        async with running_engine(config, spec=spec, check_idle=True) as engine:
-            yield Served(engine, oracle)
-            await Served(engine, oracle).quiet()
+        try:
+            async with running_engine(config, spec=spec, check_idle=True) as engine:
+                yield Served(engine, oracle)
+                if idle_at_end:
+                    await Served(engine, oracle).quiet()
+        except EngineFailed:
+            await before.returned()
+            raise
         await before.returned()
 
     return run
+
+
+Starting = Callable[..., Awaitable[RamifyError]]
+
+
+@pytest.fixture
+def starting(tokenizer_folder: Path) -> Starting:
+    """`error = await starting(kind, ...)`: an engine that cannot be started, and leaves nothing."""
+
+    async def run(
+        kind: type[RamifyError], *, path: Path | None = None, port: int = 0, executor: Any = "thread"
+    ) -> RamifyError:
+        """`path`: a model folder to load; without it the fake model runs."""
+        config = EngineConfig(
+            model=ModelConfig(path=path or tokenizer_folder, device="cpu", threads=1),
+            server=ServerConfig(port=port),
+            executor=executor,
+        )
+        before = Resources()
+        with pytest.raises(kind) as caught:
+            async with running_engine(config, spec=None if path else FakeSpec()):
+                pass
+        await before.returned()
+        return caught.value
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with random weights, float32, 512 tokens of context."""
+    folder = tmp_path_factory.mktemp("llama") / "tiny"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer_folder / name, folder)
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=EOS,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    return folder
 
 
 class Resources:

@@ -1,0 +1,131 @@
+"""Who may connect: tokens, minted tokens, Host and Origin; and the HTTP pages beside the socket."""
+
+import base64
+from typing import Any
+
+import pytest
+import websockets
+
+SECRET = "correct horse / battery ä"
+GUARDED = {"tokens": (SECRET, "second")}
+BEARER = {"Authorization": f"Bearer {SECRET}".encode().decode("latin-1")}
+
+
+def subprotocol(token: str) -> str:
+    return "ramify.bearer." + base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+
+
+async def status_of(served: Any, **options: Any) -> int:
+    """The HTTP status of a handshake that is refused."""
+    with pytest.raises(websockets.InvalidStatus) as refusal:
+        async with served.connect(**options):
+            pass
+    status: int = refusal.value.response.status_code
+    return status
+
+
+async def test_a_token_opens_in_three_ways(serving: Any) -> None:
+    async with serving(server=GUARDED) as served:
+        async with served.connect(additional_headers={"Authorization": "bearer second"}) as peer:
+            await peer.open()
+        async with served.connect(subprotocols=[subprotocol(SECRET)]) as peer:
+            assert peer.ws.subprotocol is None  # never echoed
+            await peer.open()
+        offered = ["ramify.v1+msgpack", subprotocol("second")]
+        async with served.connect("msgpack", subprotocols=offered) as peer:
+            assert peer.ws.subprotocol == "ramify.v1+msgpack"
+            await peer.open()
+        async with served.connect() as peer:
+            state = await peer.open(token=SECRET)
+            assert SECRET not in str(state)
+            assert (await peer.say(1, "hello", max_tokens=3))["reason"] == "length"
+
+
+async def test_no_token_and_wrong_tokens(serving: Any) -> None:
+    async with serving(server=GUARDED) as served:
+        assert await status_of(served, additional_headers={"Authorization": "Bearer wrong"}) == 401
+        assert await status_of(served, additional_headers={"Authorization": "Basic second"}) == 401
+        assert await status_of(served, subprotocols=[subprotocol("wrong")]) == 401
+        assert await status_of(served, subprotocols=["ramify.bearer.%%%"]) == 401
+        for first in (
+            {"type": "open", "client": "peer"},
+            {"type": "open", "client": "peer", "token": "wrong"},
+            {"type": "append", "id": 1, "text": "x"},
+        ):
+            async with served.connect() as peer:
+                await peer.send(first)
+                assert (await peer.next("error"))["code"] == "unauthorized"
+                assert await peer.closed() == 4401
+        async with served.connect() as peer:  # strangers may not send much
+            await peer.send({"type": "open", "client": "peer", "token": "x" * 9000})
+            assert await peer.closed() == 1009
+        assert served.engine.sessions == 0
+
+
+async def test_minted_tokens_work_once(serving: Any) -> None:
+    async with serving(server=GUARDED) as served:
+        status, refusal = await served.request("POST", "/v1/tokens")
+        assert (status, refusal["error"]["code"]) == (401, "unauthorized")
+        bearer = {"Authorization": "Bearer second"}
+        tokens = []
+        for _ in range(3):
+            status, minted = await served.request("POST", "/v1/tokens", bearer)
+            assert (status, minted["expires_s"]) == (201, 60.0)
+            tokens.append(minted["token"])
+        assert len(set(tokens)) == 3
+        async with served.connect() as peer:
+            await peer.open(token=tokens[0])
+        async with served.connect() as peer:
+            await peer.send({"type": "open", "client": "peer", "token": tokens[0]})
+            assert await peer.closed() == 4401
+        async with served.connect(subprotocols=[subprotocol(tokens[1])]) as peer:
+            await peer.open()
+        assert await status_of(served, subprotocols=[subprotocol(tokens[1])]) == 401
+        minted_bearer = {"Authorization": f"Bearer {tokens[2]}"}  # which does not mint
+        assert (await served.request("POST", "/v1/tokens", minted_bearer))[0] == 401
+        async with served.connect(additional_headers=minted_bearer) as peer:
+            await peer.open()
+
+
+async def test_host_and_origin(serving: Any) -> None:
+    settings = {"allowed_hosts": ("models.example",), "allowed_origins": ("https://chat.example",)}
+    async with serving(server=settings) as served:
+        port = served.engine.port
+        assert await status_of(served, origin="https://evil.example") == 403
+        assert await status_of(served, origin="null") == 403
+        for origin in ("https://chat.example", f"http://127.0.0.1:{port}"):
+            async with served.connect(origin=origin) as peer:
+                await peer.open()
+        for host, status in (
+            ("models.example", 200),
+            (f"localhost:{port}", 200),
+            ("evil.example", 403),
+            (f"127.0.0.1:{port + 1}", 403),
+        ):
+            assert (await served.request("GET", "/v1/info", host=host))[0] == status, host
+
+
+async def test_the_pages_beside_the_socket(serving: Any) -> None:
+    async with serving() as served:
+        assert await served.request("GET", "/healthz") == (200, {"ok": True})
+        assert (await served.request("GET", "/readyz"))[1]["ready"] is True
+        status, info = await served.request("GET", "/v1/info")
+        assert (status, info["ready"]) == (200, True)
+        assert info["protocol"] == ["ramify.v1+json", "ramify.v1+msgpack"]
+        assert info["limits"]["frame_bytes"] == 1 << 20
+        async with served.connect() as peer:
+            await peer.open()
+            await peer.say(1, "count me", max_tokens=7)
+            status, text = await served.request("GET", "/metrics")
+            metrics = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+            assert float(metrics["ramify_sockets"]) == float(metrics["ramify_sessions"]) == 1
+            assert float(metrics["ramify_output_tokens_total"]) == 7
+            assert float(metrics['ramify_requests_total{reason="length"}']) == 1
+        for method, path, expected in (
+            ("GET", "/nothing", 404),
+            ("GET", "/../../etc/passwd", 404),
+            ("DELETE", "/healthz", 405),
+            ("GET", "/v1/ws", 426),
+            ("POST", "/v1/tokens", 404),  # no tokens, nothing to mint
+        ):
+            assert (await served.request(method, path))[0] == expected, path
