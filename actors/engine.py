@@ -206,7 +206,14 @@ class Engine:
         self.status.executor = info
         self.status.phase = "ready"
         self.status.ready = True
-        log.info("ready", url=self.url, model=info.model, device=info.device, pages=info.pages)
+        log.info(
+            "ready",
+            url=self.url,
+            model=info.model,
+            device=info.device,
+            attention=info.attention,
+            pages=info.pages,
+        )
 
     def _core(self, name: str, run: Runner) -> Runner:
         """An actor whose failure is the engine's."""

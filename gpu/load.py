@@ -70,13 +70,15 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
 
 
 def _attention(config: ModelConfig, shape: DecoderConfig, device: torch.device) -> str:
-    """Which back end: as asked. `auto` is torch, the one whose tests have passed everywhere."""
-    if config.attention != "triton":
+    """Which back end: as asked. `auto` is the Triton kernels on CUDA where they know the model."""
+    if config.attention == "torch" or (config.attention == "auto" and device.type != "cuda"):
         return "torch"
     obstacle = _triton_obstacle(shape, device)
-    if obstacle is not None:
-        raise ModelError(f"--attention triton: {obstacle}; give --attention torch")
-    return "triton"
+    if obstacle is None:
+        return "triton"
+    if config.attention == "auto":
+        return "torch"
+    raise ModelError(f"--attention triton: {obstacle}; give --attention torch")
 
 
 def _triton_obstacle(shape: DecoderConfig, device: torch.device) -> str | None:

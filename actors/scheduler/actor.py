@@ -28,7 +28,10 @@ from ramify.protocol.messages import (
     SessionMessage,
     Settled,
 )
-from ramify.protocol.plan import ExecutorInfo, StepResult
+from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepResult
+
+HOPS = 4  # turns of the event loop from a request's end to what its session submits next
+LAST_TURNS = 1000  # at most so many turns after the executor's end
 
 
 class ExecutorFailed(Exception):
@@ -92,6 +95,9 @@ class SchedulerActor:
                     self._turn(await self._mailbox.drain())
             except MailboxClosed:
                 pass
+            except ExecutorFailed as error:
+                self._failure = error
+                await self._refuse_rest()
             except Exception as error:  # raised below as it is, not inside a group
                 self._failure = error
             tasks.cancel_scope.cancel()
@@ -105,6 +111,8 @@ class SchedulerActor:
         to run have run, and the device waits with it. Raises as the mailbox does.
         """
         self._mailbox.tell(event)
+        if type(event) is ExecutorDown:  # `run` takes it: it has to wait for what follows
+            return
         try:
             self._turn(self._mailbox.drain_nowait())
         except Exception as error:  # `run` raises it
@@ -138,6 +146,20 @@ class SchedulerActor:
         deadline = core.next_deadline()
         if deadline is not None and (self._alarm_at is None or deadline < self._alarm_at):
             self._alarm_scope.cancel()
+
+    async def _refuse_rest(self) -> None:
+        """End what sessions submit because others have ended, until nothing comes any more."""
+        quiet = 0
+        for _ in range(LAST_TURNS):
+            await anyio.lowlevel.checkpoint()
+            events = self._mailbox.drain_nowait()
+            quiet = 0 if events else quiet + 1
+            if quiet > HOPS:
+                return
+            for event in events:
+                self._core.handle(event, self._clock.now())
+            self._deliver()
+            self._sessions.flush()
 
     def _deliver(self) -> None:
         for session, tokens in self._core.deliver():

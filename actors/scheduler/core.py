@@ -122,7 +122,8 @@ class Scheduler:
 
     def deliver(self) -> list[tuple[int, Tokens]]:
         """What sessions are to be told now: one message for each, in order of its events."""
-        return self._outbox.take(ends=not self._ledger.finals)
+        # Once the executor is down the cache is not told anything: nobody waits for it.
+        return self._outbox.take(ends=not self._ledger.finals or self.down is not None)
 
     # --- the life of a request ----------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The session actor: drains its mailbox into the core, then sends what the core wants sent.
 
-A thin shell: the order of sending (cache, scheduler, sockets), one frame for each socket and
+A thin shell: the order of sending (sockets, cache, scheduler), one frame for each socket and
 drain, the timer, and the thread that tokenizes long text.
 
 Mailbox: a full one (a client that sends faster than its session can work) makes the gateway answer
@@ -100,14 +100,7 @@ class SessionActor:
     def _send(self) -> None:
         core = self.core
         out = core.state.out
-        if out.cache:
-            for to_cache in out.cache:
-                self._cache.tell(to_cache)
-            out.cache.clear()
-        if out.scheduler:
-            for to_scheduler in out.scheduler:
-                self._scheduler.tell(to_scheduler)
-            out.scheduler.clear()
+        # Sockets first: when the engine goes down, telling the others raises, and ends must be heard.
         for attachment in core.attachments.values():
             if attachment.out:
                 self._gateway.tell(Deliver(attachment.socket, attachment.out))
@@ -118,6 +111,14 @@ class SessionActor:
         for socket, code, reason in out.closes:
             self._gateway.tell(CloseSocket(socket, code, reason))
         out.closes.clear()
+        if out.cache:
+            for to_cache in out.cache:
+                self._cache.tell(to_cache)
+            out.cache.clear()
+        if out.scheduler:
+            for to_scheduler in out.scheduler:
+                self._scheduler.tell(to_scheduler)
+            out.scheduler.clear()
         for job in out.encode:
             self._encode(job)
         out.encode.clear()

@@ -12,6 +12,7 @@ import { connect, mintToken } from "./ramify.js";
 import { LiveAnswer, answerTurn, arrange, button, card, divider, make, tree, userTurn } from "./view.js";
 
 const KEPT = "ramify chat";
+const CHUNK = 200; // ops in a frame and in a second: below the server's limits
 const EXAMPLES = ["Tell me a short story about a fox.", "What is 27 + 48?", "What can you do?"];
 
 let session;
@@ -68,8 +69,9 @@ async function attached() {
 
 /** Take over the server's tree and draw it. */
 async function refresh() {
-  const state = await session.tree({ text: true }).catch(fail);
-  if (!state) return;
+  const asked = session;
+  const state = await asked.tree({ text: true }).catch(fail);
+  if (!state || session !== asked) return;
   conversation.load(state);
   if (!conversation.branches.has(current)) current = conversation.roots()[0]?.name;
   keep();
@@ -77,23 +79,30 @@ async function refresh() {
 }
 
 /** The session is gone (the server restarted, or it expired): build the same tree in the new one. */
-function forgotten() {
+async function forgotten() {
   for (const [branch, { generation }] of live) {
     const { id, text } = generation;
     if (text) conversation.answered(branch, { id, position: conversation.end(branch), reason: "interrupted", text });
   }
   live.clear();
   const ops = conversation.replay();
-  for (const { op, branch, as, turn } of ops) {
-    if (op === "append") {
-      const messages = [...(turn.system ? [{ role: "system", content: turn.system }] : []), { role: turn.role, content: turn.text }];
-      session.append(messages, { branch }).then((ok) => conversation.appended(turn, messages, ok), fail);
-    } else {
-      session.fork([as], { branch: op === "root" ? null : branch }).catch(fail);
-    }
+  if (!ops.length) return;
+  const spare = conversation.branches.has("main") ? null : "main"; // a new session has it
+  notice("The server no longer had this conversation; it was sent again from this page.", { mild: true });
+  for (let i = 0; i < ops.length; i += CHUNK) {
+    if (i) await new Promise((resolve) => { setTimeout(resolve, 1000); });
+    ops.slice(i, i + CHUNK).forEach(again);
   }
-  if (!conversation.branches.has("main") && ops.length) session.drop("main").catch(fail);
-  if (ops.length) notice("The server no longer had this conversation; it was sent again from this page.", { mild: true });
+  if (spare) session.drop(spare).catch(fail);
+  if (spare || ops.length > CHUNK) refresh();
+}
+
+/** One op of `Conversation.replay`. */
+function again({ op, branch, as, turn }) {
+  if (op !== "append") return session.fork([as], { branch: op === "root" ? null : branch }).catch(fail);
+  const messages = [{ role: turn.role, content: turn.text }];
+  if (turn.system) messages.unshift({ role: "system", content: turn.system });
+  return session.append(messages, { branch }).then((ok) => conversation.appended(turn, messages, ok), fail);
 }
 
 async function ended(error) {
@@ -114,6 +123,10 @@ async function ended(error) {
 
 /** Append the user's message and generate: one frame, no round trip in between. */
 function send(text, branch = current) {
+  if (session.status === "closed") {
+    $("input").value = text;
+    return notice("Not connected.", { action: ["New chat", newChat] });
+  }
   const messages = [{ role: "user", content: text }];
   if (!conversation.branches.get(branch).turns.length && systemPrompt()) {
     messages.unshift({ role: "system", content: systemPrompt() });
@@ -121,7 +134,7 @@ function send(text, branch = current) {
   const turn = conversation.append(branch, messages);
   const appended = session.append(messages, { branch });
   const known = answer(branch, appended.then(({ position }) => position));
-  appended.then((ok) => {
+  return appended.then((ok) => {
     conversation.appended(turn, messages, ok);
     known();
   }, (error) => {
@@ -139,13 +152,19 @@ function answer(branch, position) {
   following = true;
   if (count === 1) {
     follow(session.generate({ branch, ...sampling() }));
-    return () => { keep(); draw(); };
+    return async () => {
+      live.get(branch)?.startsAt(await position);
+      keep();
+      draw();
+    };
   }
   const as = conversation.names(count);
   const generations = session.generate({ branch, n: count, as, ...sampling() });
   for (const generation of generations) follow(generation);
   return async () => {
-    conversation.forked(branch, as, await position);
+    const at = await position;
+    conversation.forked(branch, as, at);
+    for (const name of as) live.get(name)?.startsAt(at);
     keep();
     draw();
   };
@@ -156,7 +175,7 @@ async function follow(generation) {
   const { branch } = generation;
   const mine = () => live.get(branch)?.generation === generation;
   if (mine()) return;
-  const entry = new LiveAnswer(generation, conversation.end(branch) || undefined);
+  const entry = new LiveAnswer(generation);
   live.set(branch, entry);
   draw();
   try {
@@ -274,10 +293,11 @@ function draw() {
   shown.forEach((node, i) => node.classList.toggle("last", i === shown.length - 1));
   $("turns").classList.toggle("compare", choices.length > 0);
   $("welcome").hidden = branch.turns.length > 0;
-  $("title").textContent = conversation.label(branch) ?? "New chat";
+  $("title").textContent = conversation.label(branch);
   $("stop").hidden = !writing().length;
   $("send").hidden = writing().length > 0;
   $("send").disabled = $("input").disabled = choices.length > 0;
+  $("hint").hidden = choices.length > 0;
   $("input").placeholder = choices.length ? "Choose an answer to go on with" : "Send a message";
   $("tree").replaceChildren(tree(conversation, { current, busy: (name) => live.has(name), pick: show, drop }));
   if (following) toEnd();

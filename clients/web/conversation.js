@@ -125,13 +125,16 @@ export class Conversation {
 
   /** What is the branch's own, not inherited. */
   own({ turns, at }) {
-    return turns.filter(({ start }) => start >= at);
+    return turns.filter(({ end }) => end === undefined || end > at);
   }
 
   /** A name for people: the branch's own first question, else its answer. */
   label(branch) {
     const own = this.own(branch);
-    return (own.find(({ kind }) => kind === "input") ?? own[0])?.text.trim().slice(0, 80) || null;
+    const text = (own.find(({ kind }) => kind === "input") ?? own[0])?.text.trim().slice(0, 80);
+    if (text) return text;
+    const place = branch.parent ? this.answers(branch.parent).indexOf(branch) : -1;
+    return place >= 0 ? `Answer ${place + 1}` : branch.parent ? "New branch" : "New chat";
   }
 
   /** `count` names that no branch has. */

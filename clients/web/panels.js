@@ -24,7 +24,7 @@ export function showStatus({ status, retryAt }) {
   const count = () => {
     const seconds = Math.ceil((retryAt - Date.now()) / 1000);
     const again = status === "waiting" && seconds > 0 ? `; next try in ${seconds} s` : "";
-    $("bar-text").textContent = `${WORDS[status]}${again}. Answers go on by themselves.`;
+    $("bar-text").textContent = `${WORDS[status]}${again}. Answers that run will be here when it is back.`;
   };
   count();
   if (status === "waiting") clock = setInterval(count, 500);

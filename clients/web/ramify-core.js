@@ -4,100 +4,9 @@
  * Pure: no socket, no clock, no DOM. `ramify.js` is the shell that connects it to a WebSocket.
  * After a lost connection `openMessage` says what is here already and `unanswered` gives the ops to
  * send again, so that every op runs once and no text is lost or doubled (docs/protocol.md, rules 3, 6).
- *
- * @typedef {{position: number, text: string}} Part  Text up to `position` (absolute, in tokens).
- * @typedef {{branch: string, position: number, text: string, cut: number}} TextDelta
- *   New text since the last read; `cut`: characters of earlier text to take back first.
  */
 
-/** An error of the server, or of the connection. `code`: see docs/protocol.md. */
-export class RamifyError extends Error {
-  /** @param {string} code @param {string} message @param {object} [more] branch, details, retryMs */
-  constructor(code, message, more = {}) {
-    super(message);
-    this.name = "RamifyError";
-    this.code = code;
-    Object.assign(this, more);
-  }
-}
-
-/** The text of one generation on one branch. */
-export class Stream {
-  /** @param {string} branch @param {number} [start] deltas up to here are an earlier generation's */
-  constructor(branch, start = 0) {
-    this.branch = branch;
-    this.start = start;
-    /** @type {Part[]} */ this.parts = [];
-    this.taken = 0;
-    this.cut = 0;
-    this.done = null;
-    this.error = null;
-    this.broken = false; // a rollback cut into it: what follows on the branch is not its text
-    this.onchange = () => {};
-  }
-
-  get settled() {
-    return this.done !== null || this.error !== null;
-  }
-
-  get text() {
-    return this.parts.map((part) => part.text).join("");
-  }
-
-  /** Take off the parts that end after `to`; returns them. */
-  cutBack(to) {
-    let kept = this.parts.length;
-    while (kept && this.parts[kept - 1].position > to) kept -= 1;
-    const over = this.parts.splice(kept);
-    this.cut += length(over.slice(0, Math.max(0, this.taken - kept)));
-    this.taken = Math.min(this.taken, kept);
-    return over;
-  }
-
-  /** The generation starts at `start`: what came before it is not its text. */
-  beginAt(start) {
-    this.start = start;
-    const early = this.parts.filter((part) => part.position <= start).length;
-    if (!early) return;
-    this.cut += length(this.parts.slice(0, this.taken));
-    this.taken = 0; // the reader starts over
-    this.parts.splice(0, early);
-  }
-
-  /** The generation ended. Returns parts past its end: text of a later generation. */
-  finish(done) {
-    const over = this.cutBack(done.position);
-    this.beginAt(done.usage.prompt);
-    if (done.text !== undefined && done.text !== this.text) { // quiet: all of the text is in `done`
-      this.cut += length(this.parts.slice(0, this.taken));
-      this.parts = [{ position: done.position, text: done.text }];
-      this.taken = 0;
-    }
-    this.done = done;
-    this.onchange();
-    return over;
-  }
-
-  fail(error) {
-    this.error = error;
-    this.onchange();
-  }
-
-  /** Everything that was not read yet, as one delta. @returns {TextDelta | null} */
-  take() {
-    if (this.taken === this.parts.length && !this.cut) return null;
-    const fresh = this.parts.slice(this.taken);
-    const delta = {
-      branch: this.branch,
-      position: this.parts.at(-1)?.position ?? this.start,
-      text: fresh.map((part) => part.text).join(""),
-      cut: this.cut,
-    };
-    this.taken = this.parts.length;
-    this.cut = 0;
-    return delta;
-  }
-}
+import { RamifyError, Stream } from "./ramify-stream.js";
 
 /** A sent op and the branches that still owe its terminal reply. */
 class Ticket {
@@ -293,11 +202,7 @@ export class Core {
     this.heads.set(branch, head);
     for (const { stream } of this.running()) {
       if (stream.branch !== branch) continue;
-      if (truncate !== undefined) {
-        stream.broken ||= (stream.parts.at(-1)?.position ?? 0) > truncate;
-        stream.cutBack(truncate);
-      }
-      if (stream.broken) continue;
+      if (truncate !== undefined) stream.cutBack(truncate); // should another's text follow, `done` tells
       if (position > stream.start) stream.parts.push({ position, text });
       stream.onchange();
       return;
@@ -377,9 +282,4 @@ function targets(op) {
   if (op.type === "generate" && op.as) return op.as;
   if (!["generate", "append", "drop"].includes(op.type)) return [null];
   return [op.branch ?? "main"].flat();
-}
-
-/** Characters of some parts. @param {Part[]} parts */
-function length(parts) {
-  return parts.reduce((sum, part) => sum + part.text.length, 0);
 }

@@ -11,9 +11,10 @@
  * messages mean is in `ramify-core.js`. It knows nothing of chats.
  */
 
-import { Core, RamifyError } from "./ramify-core.js";
+import { Core } from "./ramify-core.js";
+import { Generation, RamifyError } from "./ramify-stream.js";
 
-export { RamifyError };
+export { Generation, RamifyError };
 
 const FIRST_DELAY_MS = 100;
 const LAST_DELAY_MS = 10_000;
@@ -60,51 +61,6 @@ export async function mintToken(base, bearer) {
   const body = await answer.json();
   if (!answer.ok) throw new RamifyError(body.code, body.message);
   return body.token;
-}
-
-/** One generation: iterate for the text as it comes, `await .result` for the end. */
-export class Generation {
-  #ticket;
-  #stream;
-  #wake = () => {};
-
-  constructor(session, ticket, stream) {
-    this.session = session;
-    this.#ticket = ticket;
-    this.#stream = stream;
-    /** @type {Promise<object>} the `done` message with the whole `text`; rejects with RamifyError */
-    this.result = new Promise((resolve, reject) => {
-      stream.onchange = () => {
-        this.#wake();
-        if (stream.done) resolve({ ...stream.done, text: stream.text });
-        else if (stream.error) reject(stream.error);
-      };
-    });
-    this.result.catch(() => {}); // whoever awaits it is told; nobody has to
-    stream.onchange(); // it may have ended before anybody looked
-  }
-
-  get id() { return this.#ticket.op.id; }
-  get branch() { return this.#stream.branch; }
-  /** The text so far. */
-  get text() { return this.#stream.text; }
-  get ended() { return this.#stream.settled; }
-
-  /** @returns {AsyncGenerator<import("./ramify-core.js").TextDelta>} */
-  async *[Symbol.asyncIterator]() {
-    for (;;) {
-      const delta = this.#stream.take();
-      if (delta) yield delta;
-      else if (this.#stream.error) throw this.#stream.error;
-      else if (this.#stream.done) return;
-      else await new Promise((resolve) => { this.#wake = resolve; });
-    }
-  }
-
-  /** Stop it; it then ends with reason "cancelled" and keeps its text. */
-  cancel() {
-    return this.session.cancel({ branch: this.branch });
-  }
 }
 
 /**

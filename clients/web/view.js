@@ -83,16 +83,15 @@ function answerText(turn) {
   return text;
 }
 
-/** An answer that is being written; `base`: the branch's position before it, if known. */
+/** An answer that is being written. */
 export class LiveAnswer {
-  constructor(generation, base) {
+  constructor(generation) {
     this.generation = generation;
-    this.base = base;
+    this.base = undefined; // the branch's position before it; not known at once
     this.text = make("div", { class: "text" });
     this.markdown = new Markdown(this.text);
     this.stats = make("span", { class: "stats" });
-    const under = () => make("div", { class: "under" }, this.stats);
-    this.body = make("div", { class: "live", ariaBusy: "true" }, this.text, under());
+    this.body = make("div", { class: "live", ariaBusy: "true" }, this.text, make("div", { class: "under" }, this.stats));
     this.turn = make("article", { class: "turn", ariaLabel: "Answer" });
     this.section = make("section", { class: "card" });
   }
@@ -108,6 +107,10 @@ export class LiveAnswer {
     this.section.replaceChildren(make("h3", {}, title), this.body);
     this.section.ariaLabel = title;
     return this.section;
+  }
+
+  startsAt(position) {
+    this.base = position;
   }
 
   /** The text so far; `position`: the branch's length now. */
@@ -150,7 +153,7 @@ export function tree(conversation, { current, busy, pick, drop }) {
   const only = conversation.branches.size === 1;
   const item = (branch) => {
     const { name } = branch;
-    const label = conversation.label(branch) ?? (branch.parent ? "New branch" : "New chat");
+    const label = conversation.label(branch);
     const choose = make("button", { type: "button", class: `pick${busy(name) ? " busy" : ""}`, title: label, on: { click: () => pick(name) } },
       make("span", {}, label));
     if (name === current) choose.setAttribute("aria-current", "true");

@@ -16,6 +16,7 @@ from torch import Tensor
 _PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
 _MOST_SPLITS = 64
 _KEYS = 64  # in one tile
+_CROWDED = 1024  # programs
 
 
 def splits_for(sequences: int, kv_heads: int) -> int:
@@ -48,12 +49,15 @@ def decode_attention(
     else:
         partial = torch.empty((sequences, heads, splits, dim), dtype=torch.float32, device=q.device)
         sums = torch.empty((sequences, heads, splits), dtype=torch.float32, device=q.device)
+    exact = q.dtype == torch.float32
+    # Measured on an H200 (docs/log.md): few programs want larger tiles, many want more of them.
+    keys, stages = (32, 4) if sequences * kv_heads >= _CROWDED and not exact else (_KEYS, 3)
     _decode[(sequences, kv_heads, splits)](
         q, pool[0], pool[1], rows, positions, pages, partial, sums, pages.shape[1],
         dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, PAGE=page_size,
-        WINDOW=window or 0, SPLITS=splits, KEYS=_KEYS,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
+        WINDOW=window or 0, SPLITS=splits, KEYS=keys, PRECISION="ieee" if exact else "tf32",
+        num_warps=4 if exact else 2, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
         _merge[(sequences, heads)](

@@ -62,7 +62,8 @@ def extend_attention(
         q, pool[0], pool[1], tiles, pages, output, pages.shape[1],
         dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=page_size,
         WINDOW=window or 0, TILE=_TILE, KEYS=_KEYS,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=8,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=8 if q.dtype == torch.float32 else 4,
         num_stages=2 if q.dtype == torch.float32 else 3,
     )  # fmt: skip
 

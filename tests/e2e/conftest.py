@@ -219,6 +219,19 @@ class Peer:
         self.position[name] = to
 
 
+@asynccontextmanager
+async def socket_to(url: str, codec: str | None = None, **options: Any) -> AsyncIterator[Peer]:
+    """Connect. `options`: of `websockets.connect`."""
+    async with websockets.connect(url, max_size=None, open_timeout=PATIENCE, **options) as ws:
+        yield Peer(ws, codec or "json")
+
+
+@pytest.fixture
+def peers() -> Callable[..., AbstractAsyncContextManager[Peer]]:
+    """`async with peers(url) as peer`, for a server that runs elsewhere."""
+    return socket_to
+
+
 # --- the oracle ------------------------------------------------------------------------------------
 
 
@@ -266,9 +279,9 @@ class Served:
     async def connect(self, codec: str | None = None, **options: Any) -> AsyncIterator[Peer]:
         """A socket. Without `codec` no subprotocol is offered."""
         offered = None if codec is None else [f"ramify.v1+{codec}"]
-        options = {"subprotocols": offered, "max_size": None, "open_timeout": PATIENCE} | options
-        async with websockets.connect(self.engine.url, **options) as ws:
-            yield Peer(ws, codec or "json")
+        options = {"subprotocols": offered} | options
+        async with socket_to(self.engine.url, codec, **options) as peer:
+            yield peer
 
     @asynccontextmanager
     async def undisturbed(self) -> AsyncIterator[None]:
@@ -331,6 +344,11 @@ class Served:
         """The most bytes that wait for one socket, inside this process."""
         connections: Any = self.engine.gateway._hub.connections.values()
         return max(c._transport.get_write_buffer_size() for c in connections)
+
+    def drop_connections(self) -> None:
+        """Cut every connection, as a broken network does."""
+        for connection in list(self.engine.gateway._hub.connections.values()):
+            connection.abort()
 
     async def quiet(self) -> None:
         """Wait until nothing runs; then every page must be free or evictable."""

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +33,7 @@ def chat_turns(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer_folder: Path) -> Path:
+def model(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama. Its end of sequence is sampled now and then: several ids count as one."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -48,8 +49,10 @@ def model(tokenizer_folder: Path) -> Path:
         eos_token_id=[2, *range(40, 60)],
         tie_word_embeddings=True,
     )
-    LlamaForCausalLM(config).save_pretrained(tokenizer_folder)
-    return tokenizer_folder
+    folder = tmp_path_factory.mktemp("model") / "llama"
+    shutil.copytree(tokenizer_folder, folder)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 def config(model: Path, **settings: Any) -> EngineConfig:

@@ -6,15 +6,33 @@ import re
 import shutil
 import subprocess
 import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
 
 from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FakeSpec
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
 
 WEB = Path(__file__).resolve().parents[2] / "clients/web"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+QUIET = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-port=0",
+]
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -59,49 +77,249 @@ def test_model_text_is_never_markup() -> None:
         )
 
 
-def test_every_id_that_the_script_uses_is_on_the_page() -> None:
+def test_every_id_that_the_scripts_use_is_on_the_page() -> None:
     page = set(re.findall(r'id="([^"]+)"', (WEB / "index.html").read_text()))
-    used = set(re.findall(r'\$\("([^"]+)"\)', (WEB / "chat.js").read_text()))
-    assert used
-    assert used <= page, used - page
+    for path in WEB.glob("*.js"):
+        used = set(re.findall(r'\$\("([^"]+)"\)', path.read_text()))
+        assert used <= page, (path.name, used - page)
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-@pytest.mark.parametrize("path", sorted(WEB.glob("*.js")), ids=lambda path: path.name)
-def test_the_scripts_parse(path: Path) -> None:
-    source = path.read_bytes()
-    command = ["node", "--input-type=module", "--check", "-"]
-    result = subprocess.run(command, input=source, capture_output=True, check=False)
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts where every version of node takes them for modules."""
+    folder = tmp_path_factory.mktemp("web")
+    for path in WEB.glob("*.js"):
+        shutil.copy(path, folder)
+    (folder / "package.json").write_text('{"type": "module"}')
+    return folder
+
+
+def node(modules: Path, script: str) -> Any:
+    """What `script` prints, which is JSON."""
+    (modules / "script.js").write_text(script)
+    result = subprocess.run(["node", "script.js"], cwd=modules, capture_output=True, check=False)
+    assert result.returncode == 0, result.stderr.decode()
+    return json.loads(result.stdout)
+
+
+@needs_node
+@pytest.mark.parametrize("name", sorted(path.name for path in WEB.glob("*.js")))
+def test_the_scripts_parse(modules: Path, name: str) -> None:
+    result = subprocess.run(["node", "--check", name], cwd=modules, capture_output=True, check=False)
     assert result.returncode == 0, result.stderr.decode()
 
 
-CORE = """
+OPENED = """
 import { Core } from "./ramify-core.js";
 const core = new Core({ client: "t" });
-core.receive({ type: "state", session: "s", key: "k", op: 0, revision: 1,
-  branches: [{ branch: "main", position: 0 }] });
+const state = (more) =>
+  ({ type: "state", session: "s", key: "k", revision: 1, op: 0, branches: [], ...more });
+const main = (more) => ({ branch: "main", position: 0, ...more });
+core.receive(state({ branches: [main()] }));
+const delta = (position, text, more) => ({ type: "delta", branch: "main", position, text, ...more });
+const done = (position, prompt, more) =>
+  ({ type: "done", id: 1, branch: "main", position, reason: "stop", usage: { prompt }, ...more });
 const ticket = core.submit({ type: "generate", branch: "main" }, 1);
 const stream = ticket.streams.get("main");
-core.receive({ type: "delta", branch: "main", position: 5, text: "Hel" });
-const again = core.openMessage();
-core.receive([
-  { type: "state", session: "s", op: 1, revision: 2, resumed: true,
-    branches: [{ branch: "main", position: 8, running: 1, started_at: 2 }] },
-  { type: "delta", branch: "main", position: 8, text: "lo" },
-  { type: "done", id: 1, branch: "main", position: 8, reason: "stop", usage: {} },
-]);
-const { have, session } = again;
-console.log(JSON.stringify({ have, session, text: stream.text, done: stream.done.reason }));
 """
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_the_core_resumes_where_it_was() -> None:
-    command = ["node", "--input-type=module", "-e", CORE]
-    result = subprocess.run(command, cwd=WEB, capture_output=True, check=True)
-    assert json.loads(result.stdout) == {
+@needs_node
+def test_the_core_resumes_where_it_was(modules: Path) -> None:
+    script = """
+core.receive(delta(5, "Hel"));
+const { have, session } = core.openMessage();
+const again = core.unanswered();
+const running = main({ position: 8, running: 1, started_at: 2 });
+core.receive([state({ op: 1, revision: 2, branches: [running] }), delta(8, "lo"), done(8, 2)]);
+core.receive(done(8, 2, { text: "Hello" })); // the op was sent again: answered twice, counted once
+const { text } = stream;
+const left = core.unanswered();
+console.log(JSON.stringify({ have, session, again, text, left, tickets: core.tickets.size }));
+"""
+    assert node(modules, OPENED + script) == {
         "have": {"main": 5},
         "session": "s",
+        "again": [[{"type": "generate", "branch": "main", "id": 1}]],
         "text": "Hello",
-        "done": "stop",
+        "left": [],
+        "tickets": 0,
     }
+
+
+@needs_node
+def test_truncate_takes_text_back_before_more_is_added(modules: Path) -> None:
+    script = """
+core.receive([delta(4, "On"), delta(6, "ce up")]);
+const first = stream.take();
+core.receive(delta(9, "One day", { truncate: 0 }));
+const second = stream.take();
+core.receive(done(9, 2));
+console.log(JSON.stringify([first.text, second.cut, second.text, stream.text]));
+"""
+    assert node(modules, OPENED + script) == ["Once up", 7, "One day", "One day"]
+
+
+@needs_node
+def test_a_repeated_done_replaces_the_text_of_another_generation(modules: Path) -> None:
+    script = """
+core.receive(delta(4, "mine"));
+core.receive([state({ op: 1, revision: 9, branches: [main({ position: 30 })] }),
+  delta(30, "not mine", { truncate: 2 }), done(8, 2, { text: "mine, all" })]);
+console.log(JSON.stringify(stream.text));
+"""
+    assert node(modules, OPENED + script) == "mine, all"
+
+
+@needs_node
+def test_a_refreshed_page_adopts_what_still_runs(modules: Path) -> None:
+    script = """
+const page = new Core({ client: "t" }, core.saved);
+const { have, session, key } = page.openMessage();
+const running = main({ position: 9, running: 1, started_at: 7 });
+page.receive([state({ op: 1, branches: [running] }), delta(9, "so far")]);
+const [{ stream: adopted }] = page.running();
+page.receive([delta(11, ", so good"), done(11, 7)]);
+const again = page.unanswered();
+const next = page.submit({ type: "tree" }, 1).op.id;
+const { text } = adopted;
+console.log(JSON.stringify({ have, session, key, text, again, next }));
+"""
+    assert node(modules, OPENED + script) == {
+        "have": {},
+        "session": "s",
+        "key": "k",
+        "text": "so far, so good",
+        "again": [],
+        "next": 2,
+    }
+
+
+@needs_node
+def test_a_conversation_can_be_built_again_from_its_text(modules: Path) -> None:
+    """Replayed into an empty tree, the ops give the same branches, turns and children."""
+    script = """
+import { Conversation } from "./conversation.js";
+const talk = new Conversation();
+let id = 0;
+const say = (name, content, position) => {
+  const messages = [{ role: "user", content }];
+  talk.appended(talk.append(name, messages), messages, { id: ++id, position });
+};
+const reply = (name, text, position, prompt) =>
+  talk.answered(name, { id: ++id, position, reason: "stop", usage: { prompt }, text });
+say("main", "one", 5); reply("main", "1", 7, 5); say("main", "two", 12);
+talk.forked("main", ["b2", "b3"], 12);
+reply("b2", "2", 14, 12); reply("b3", "zwei", 15, 12);
+talk.forked("b2", ["b4"], 7); say("b4", "other", 11);
+const shape = [...talk.branches.values()].map(({ name, turns }) => [name, turns.map(({ text }) => text)]);
+const built = new Map([["main", []]]);
+for (const { op, branch, as, turn } of talk.replay()) {
+  if (op === "root") built.set(as, []);
+  else if (op === "fork") built.set(as, [...built.get(branch)]);
+  else built.get(branch).push(turn.text);
+}
+const answers = talk.answers("main").map(({ name }) => name);
+console.log(JSON.stringify({ built: [...built].sort(), shape: shape.sort(), answers }));
+"""
+    result = node(modules, script)
+    assert result["built"] == result["shape"]
+    assert result["answers"] == ["b2", "b3"]
+
+
+class Browser:
+    """A page of a headless Chromium, over the DevTools protocol."""
+
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+        self._last = 0
+
+    async def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self._last += 1
+        await self._socket.send(json.dumps({"id": self._last, "method": method, "params": params}))
+        while True:
+            answer = json.loads(await asyncio.wait_for(self._socket.recv(), 20))
+            if answer.get("id") == self._last:
+                return answer
+
+    async def value(self, expression: str) -> Any:
+        """The value of a JavaScript expression; a promise is waited for."""
+        answer = await self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
+        result = answer.get("result", {})
+        assert "exceptionDetails" not in result, result
+        return result.get("result", {}).get("value")
+
+    async def until(self, condition: str) -> None:
+        """Wait for a JavaScript condition, also while the page is loading."""
+        poll = (
+            f"setInterval(() => {{ if ({condition}) {{ clearInterval(timer); resolve(true); }} }}, 10)"
+        )
+        for _ in range(100):
+            if await self.value(f"new Promise((resolve) => {{ const timer = {poll}; }})"):
+                return
+        raise AssertionError(f"the page never got to {condition}")
+
+
+@asynccontextmanager
+async def browser(folder: Path) -> AsyncIterator[Browser]:
+    assert CHROMIUM is not None
+    process = await asyncio.create_subprocess_exec(
+        CHROMIUM, *QUIET, f"--user-data-dir={folder}", "about:blank", stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stderr is not None
+        async for line in process.stderr:
+            if found := re.search(rb"listening on ws://([^/]+)/", line):
+                break
+        else:
+            pytest.skip("chromium does not start here")
+        _, _, body = await asyncio.to_thread(fetch, f"http://{found[1].decode()}/json/list")
+        page = next(each for each in json.loads(body) if each["type"] == "page")
+        async with connect(page["webSocketDebuggerUrl"], max_size=None) as socket:
+            yield Browser(socket)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+async def test_the_page_streams_through_a_refresh(tokenizer_folder: Path, tmp_path: Path) -> None:
+    config = EngineConfig(model=ModelConfig(path=tokenizer_folder), server=ServerConfig(port=0))
+    spec = FakeSpec(
+        settings={"step_seconds": 0.01},
+        model={"vocab_size": 384, "eos": 2, "first": 3, "eos_every": 9999},
+    )
+    ask = """(text, answers) => {
+      document.getElementById("answers").value = answers;
+      document.getElementById("input").value = text;
+      document.getElementById("composer").requestSubmit();
+    }"""
+    texts = "[...document.querySelectorAll('#turns .text')].map((each) => each.textContent)"
+    opened = "document.getElementById('status')?.dataset.status === 'open'"
+    async with running_engine(config, spec=spec) as engine, browser(tmp_path) as page:
+        await page.call("Page.navigate", url=f"http://127.0.0.1:{engine.port}/")
+        await page.until(opened)
+        await page.value("localStorage.setItem('ramify chat settings', '{\"max-tokens\": \"150\"}')")
+        await page.call("Page.reload")
+        await page.until(f"{opened} && document.activeElement.id === 'input'")
+        await page.value(f"({ask})('<b>Hello</b>', 1)")
+        await page.until(f"{texts}[0]?.length > 40")
+        (before,) = await page.value(texts)
+        await page.call("Page.reload")
+        await page.until(f"{opened} && {texts}[0]?.length > {len(before)}")
+        await page.until("document.querySelector('#turns .stats') && !document.querySelector('.live')")
+        (after,) = await page.value(texts)
+        assert after.startswith(before)
+        assert await page.value("document.querySelector('.bubble').textContent") == "<b>Hello</b>"
+        assert "150 tokens" in await page.value("document.querySelector('#turns .stats').textContent")
+
+        await page.value(f"({ask})('Two, please', 2)")
+        await page.until("document.querySelectorAll('.card .choose').length === 2")
+        answers = (await page.value(texts))[1:]
+        await page.value("document.querySelectorAll('.card .choose')[1].click()")
+        assert (await page.value(texts))[1:] == [answers[1]]
+        assert await page.value("document.querySelectorAll('#tree .pick').length") == 3

@@ -1,0 +1,179 @@
+"""What breaks inside: an executor that is killed, a session or a core actor that raises, a signal."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.actors.cache.cache import RadixCache
+from ramify.actors.engine import EngineFailed
+from ramify.actors.session.core import SessionCore
+from ramify.protocol.wire import Append
+
+SLOW = {"step_seconds": 0.002}
+PATIENCE = 30.0
+
+
+class Running:
+    """An engine in a task of its own, so that its failure does not cancel the test's clients."""
+
+    def __init__(self, serving: Any, **settings: Any) -> None:
+        self._serving = serving
+        self._settings = settings
+
+    async def __aenter__(self) -> Any:
+        started: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.task = asyncio.create_task(self._run(started))
+        await asyncio.wait([self.task, started], return_when=asyncio.FIRST_COMPLETED)
+        return await started
+
+    async def _run(self, started: asyncio.Future[Any]) -> None:
+        async with self._serving(**self._settings) as served:
+            started.set_result(served)
+            await asyncio.Event().wait()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+    async def failure(self) -> BaseException | None:
+        """The engine's, which must come within seconds."""
+        done, _ = await asyncio.wait([self.task], timeout=PATIENCE)
+        assert done
+        return self.task.exception()
+
+
+def is_internal(end: dict[str, Any]) -> bool:
+    """An end that says that it is the server's fault."""
+    return end.get("error" if end["type"] == "done" else "code") == "internal"
+
+
+async def test_a_killed_executor_ends_everything_in_order(serving: Any) -> None:
+    """Each request gets its end, each socket 1012, the engine EngineFailed; nothing stays."""
+    engine = Running(serving, executor="process", fake=SLOW, limits={"running": 2})
+    async with engine as served:
+        async with (
+            served.connect() as peer,
+            served.connect("msgpack") as other,
+            served.connect() as idle,
+        ):
+            names = [f"b{i}" for i in range(9)]  # of which two run and the rest wait in the session
+            await idle.open(client="idle")
+            await other.open(other.user(1, "me too"), other.greedy(2, max_tokens=3000), client="other")
+            await peer.open(
+                peer.user(1, "go"),
+                {"type": "fork", "id": 2, "as": names},
+                peer.greedy(3, branch=names, max_tokens=3000),
+                peer.user(4, "queued", branch="b0"),
+            )
+            for each in (peer, other):
+                await each.next("delta")
+            os.kill(served.engine.executor.pid, signal.SIGKILL)
+            ends = await peer.terminals(3, names)
+            assert all(map(is_internal, ends.values()))
+            assert is_internal(await other.terminal(2))
+            assert (await peer.terminal(4))["code"] == "skipped"
+            prompt = served.oracle.turn("go")
+            text = served.oracle.text(served.oracle.output(prompt, 3000))
+            assert text.startswith(peer.text("b0").rstrip("\ufffd"))
+            for each in (peer, other, idle):
+                assert await each.closed() == 1012
+        failure = await engine.failure()
+        assert isinstance(failure, EngineFailed)
+        assert "SIGKILL" in str(failure)
+
+
+async def test_a_core_actor_that_raises_ends_the_engine(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Running(serving, fake=SLOW)
+    async with engine as served:
+        async with served.connect() as peer:
+            await peer.open(peer.user(1, "go"), peer.greedy(2, max_tokens=3000))
+            await peer.next("delta")
+
+            def broken(*_: object) -> None:
+                raise RuntimeError("injected")
+
+            monkeypatch.setattr(RadixCache, "settle", broken)
+            assert await peer.closed() == 1012
+        failure = await engine.failure()
+        assert isinstance(failure, EngineFailed)
+        assert "the cache failed: injected" in str(failure)
+
+
+async def test_a_session_that_raises_takes_nobody_along(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = SessionCore.frame
+
+    def frame(core: SessionCore, socket: int, ops: list[Any], now: float) -> None:
+        if any(isinstance(op, Append) and op.text == "crash" for op in ops):
+            raise RuntimeError("injected")
+        real(core, socket, ops, now)
+
+    monkeypatch.setattr(SessionCore, "frame", frame)
+    async with serving(fake=SLOW) as served, served.undisturbed():
+        async with served.connect() as peer, served.connect() as other:
+            state = await peer.open(peer.user(1, "go"), peer.greedy(2, max_tokens=3000))
+            login = {"session": state["session"], "key": state["key"]}
+            await other.open(client="other", **login)
+            await peer.next("delta")
+            await peer.send({"type": "append", "id": 3, "text": "crash"})
+            assert await peer.closed() == 1011
+            assert await other.closed() == 1011
+        async with served.connect() as late:
+            await late.send({"type": "open", "client": "peer", **login})
+            assert (await late.next("error"))["code"] == "no_session"
+
+
+@asynccontextmanager
+async def command(folder: Path, *flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """`ramify serve` in a process, once it is ready; and its URL."""
+    arguments = ("-m", "ramify.clients.cli", "serve", "--model", str(folder), "--device", "cpu")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, *arguments, "--threads", "1", *flags),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said = ""
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            while (ready := re.search(r"ready: (ws://\S+)", said)) is None:
+                line = await process.stdout.readline()
+                assert line, said
+                said += line.decode()
+        yield process, ready[1]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_sigterm_drains_and_the_port_can_be_used_again(peers: Any, llama_folder: Path) -> None:
+    async with command(llama_folder, "--port", "0", "--grace", "20") as (process, url):
+        async with peers(url) as peer:
+            await peer.open(peer.user(1, "last words"), peer.greedy(2, max_tokens=300, ignore_eos=True))
+            await peer.next("delta")
+            process.send_signal(signal.SIGTERM)
+            assert (await peer.next("bye"))["after_ms"] > 0
+            done = await peer.terminal(2)
+            assert (done["reason"], done["usage"]["output"]) == ("length", 300)
+            assert await peer.closed() == 1001
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+    port = url.rsplit(":", 1)[1].split("/")[0]
+    async with command(llama_folder, "--port", port) as (process, again):
+        assert again == url
+        async with peers(url) as peer:
+            assert (await peer.open())["branches"] == [{"branch": "main", "position": 0, "resident": 0}]
+            process.send_signal(signal.SIGINT)
+            assert (await peer.next("bye"))["type"] == "bye"
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
