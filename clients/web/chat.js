@@ -20,6 +20,7 @@ let { conversation, current, bearer } = restored();
 /** @type {Map<string, LiveAnswer>} branch -> the answer that is being written */
 const live = new Map();
 const nodes = new WeakMap(); // turn -> its node
+let seen = 0; // where it was scrolled to last
 let following = true; // the view stays at the end of the conversation
 
 // --- kept over a refresh ---------------------------------------------------------------------------
@@ -368,10 +369,13 @@ $("stop").addEventListener("click", stop);
 $("new-chat").addEventListener("click", newChat);
 $("try-now").addEventListener("click", () => session.reconnect());
 $("latest").addEventListener("click", () => { following = true; toEnd(); });
-$("log").addEventListener("scroll", () => {
-  following = atEnd();
+$("log").addEventListener("scroll", () => { // what scrolls up is the reader; the page itself only goes down
+  const { scrollTop } = $("log");
+  following = atEnd() || (following && scrollTop >= seen);
+  seen = scrollTop;
   $("latest").hidden = following;
 });
+new ResizeObserver(() => { if (following) toEnd(); }).observe($("log"));
 for (const example of EXAMPLES) $("examples").append(button(example, () => send(example)));
 
 setUp();

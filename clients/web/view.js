@@ -56,7 +56,7 @@ export function userTurn(turn, { edit }) {
 
 /** An answer that is complete. Actions: retry, goOn, branch. */
 export function answerTurn(turn, { retry, goOn, branch }) {
-  const open = ["length", "cancelled", "deadline", "interrupted"].includes(turn.reason);
+  const open = ["length", "cancelled", "deadline"].includes(turn.reason);
   return make("article", { class: "turn", ariaLabel: "Answer" }, answerText(turn),
     turn.message ? make("p", { class: "failed" }, turn.message) : null,
     make("div", { class: "under" },

@@ -212,7 +212,8 @@ say("main", "one", 5); reply("main", "1", 7, 5); say("main", "two", 12);
 talk.forked("main", ["b2", "b3"], 12);
 reply("b2", "2", 14, 12); reply("b3", "zwei", 15, 12);
 talk.forked("b2", ["b4"], 7); say("b4", "other", 11);
-const shape = [...talk.branches.values()].map(({ name, turns }) => [name, turns.map(({ text }) => text)]);
+const shape = [...talk.branches.values()]
+  .map(({ name, turns }) => [name, turns.map(({ text }) => text)]);
 const built = new Map([["main", []]]);
 for (const { op, branch, as, turn } of talk.replay()) {
   if (op === "root") built.set(as, []);

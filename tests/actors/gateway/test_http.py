@@ -127,7 +127,7 @@ async def test_slow_headers_get_408_and_the_connection_ends(serve) -> None:
     async with serve() as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"GET / HTTP/1.1\r\nHo")
-        while not gateway.actor._hub.connections:  # noqa: ASYNC110 (the kernel's event)
+        while not gateway.actor._hub.connections:
             await asyncio.sleep(0)
         gateway.clock.advance(10.1)
         assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
