@@ -299,10 +299,10 @@ class SessionCore:
         head.received = delta.position
         head.position = max(head.position, delta.position)  # after a resume `state` knew it already
         for ticket, stream in self._running.get(delta.branch, ()):
-            stream.broken |= delta.truncate is not None and stream.end > delta.truncate
-            if not stream.broken:
-                stream.add(delta)
-                return [Changed(ticket)]
+            # Cut back or not, what comes now is its text; if it had ended and was rolled back while
+            # this client was away, its `done` is sent again and carries the whole text.
+            stream.add(delta)
+            return [Changed(ticket)]
         return [Foreign(delta)]
 
     def _reply(self, message: Ok | Done | State) -> list[CoreEvent]:
@@ -336,7 +336,7 @@ class SessionCore:
         later = running[running.index((ticket, stream)) + 1 :]
         over = stream.finish(done, done.text)
         error = from_done(done)
-        if error is None and done.text is None and (stream.broken or self._lacks(ticket, stream)):
+        if error is None and done.text is None and self._lacks(ticket, stream):
             error = Conflict(
                 "the branch was cut back, renamed or dropped before this text was delivered",
                 details={"branch": done.branch, "text": stream.text},

@@ -57,7 +57,7 @@ class TextDelta(NamedTuple):
 class Stream:
     """The text of one generation on one branch."""
 
-    __slots__ = ("branch", "broken", "cut", "done", "error", "held", "parts", "start", "taken")
+    __slots__ = ("branch", "cut", "done", "error", "held", "parts", "start", "taken")
 
     def __init__(self, branch: str) -> None:
         self.branch = branch
@@ -66,7 +66,6 @@ class Stream:
         self.taken = 0  # parts that the consumer has read
         self.cut = 0  # characters the consumer has to take back
         self.held = False  # after a resume: whose text the parts are is not settled yet
-        self.broken = False  # a rollback cut into it: what came after is not its text
         self.done: Done | None = None
         self.error: RamifyError | None = None
 
@@ -84,6 +83,8 @@ class Stream:
         return self.parts[-1].position if self.parts else 0
 
     def add(self, delta: Delta) -> None:
+        if delta.truncate is not None:
+            self.cut_back(delta.truncate)
         if delta.position > self.start:
             self.parts.append(Part(delta.position, delta.text, delta.tokens, delta.logprobs))
 

@@ -354,16 +354,31 @@ def test_text_of_others_is_not_mine(server: Any) -> None:
     assert stream.take().text == "mine"
 
 
-def test_truncate_cuts_a_pending_generation(server: Any) -> None:
-    """A rollback undercut what was received: the rest belongs to what came after."""
+def test_truncate_cuts_a_pending_generation_back(server: Any) -> None:
+    """A resume may start below what was received: a child that `n` made is new to this client."""
     wire = opened(server)
-    first, second = wire.submit(generate(4), generate(2))
+    (ticket,) = wire.submit(generate(4))
+    wire.core.next_frame()
+    (stream,) = ticket.streams.values()
+    wire.core.receive(Delta(branch="main", position=3, text="abc"))
+    assert stream.take().text == "abc"
+    wire.core.receive(Delta(branch="main", position=4, text="abcd", truncate=0))
+    wire.core.receive(Done(id=1, branch="main", position=4, reason="stop", usage=server_usage(0)))
+    assert (ticket.error, stream.text) == (None, "abcd")
+    again = stream.take()
+    assert (again.cut, again.text) == (3, "abcd")
+
+
+def test_a_generation_that_was_rolled_back_meanwhile_has_its_text_in_done(server: Any) -> None:
+    wire = opened(server)
+    first, _ = wire.submit(generate(4), generate(2))
     wire.core.next_frame()
     wire.core.receive(Delta(branch="main", position=3, text="abc"))
     wire.core.receive(Delta(branch="main", position=4, text="new", truncate=2))
-    wire.core.receive(Done(id=1, branch="main", position=4, reason="stop", usage=server_usage(0)))
-    assert isinstance(first.error, Conflict)  # its text is gone, and that is said
-    assert next(iter(second.streams.values())).text == "new"
+    again = Done(id=1, branch="main", position=4, reason="stop", usage=server_usage(0), text="abcd")
+    wire.core.receive(again)
+    assert first.error is None
+    assert next(iter(first.streams.values())).text == "abcd"
 
 
 def test_a_lost_session_fails_everything(server: Any, server_type: Any) -> None:
