@@ -1,22 +1,23 @@
 """The session state machine: frames in, ops in order, replies and deltas out.
 
 Pure: times come as `now`, effects go into `state.out` and the attachments' `out`. This file holds
-who is attached, which ops wait and which ids were seen; what an op does is in `ops`, `turns` and
-`generations`, and how a socket is served in `attachment`.
+who comes and goes and which ops wait; what an op does is in `ops`, `turns` and `generations`, who
+gets which reply in `audience`, and how a socket is served in `attachment`.
 """
 
-import logging
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from ramify.actors.session.attachment import Attachment
+from ramify.actors.session.audience import Audience
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.ledger import Ledger
 from ramify.actors.session.ops import OpRunner
 from ramify.actors.session.program import Program
+from ramify.actors.session.replies import Cancelled, Skipped, error_message, refusals
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import FrameRun, Task, check_static, expand
 from ramify.actors.session.template import ChatTemplate
@@ -38,9 +39,6 @@ from ramify.protocol.wire import (
     CloseSession,
     Credit,
     Done,
-    Error,
-    Event,
-    JsonObject,
     Ok,
     Op,
     ServerInfo,
@@ -49,9 +47,6 @@ from ramify.protocol.wire import (
     Tree,
     names,
 )
-
-LEDGERS_KEPT = 64  # clients of one session whose op ids are remembered
-log = logging.getLogger(__name__)
 
 
 class Identity:
@@ -80,18 +75,16 @@ class SessionCore:
     ) -> None:
         self.identity = identity
         self.state = state
-        self.attachments: dict[int, Attachment] = {}
+        self.audience = Audience(state, on_forget=self._forget)
         self.ended: str | None = None
         self._server = server
         self._default_ttl = self._ttl = ttl_s
         self._expires: float | None = None
-        self._ledgers: dict[str, Ledger] = {}
         self._policies: dict[str, str] = {}  # client -> what its disconnect does
         self._program: Program[Task] = Program()
         self._joining: dict[int, Attach] = {}  # waiting for the cache's Inspected
         self._backlog: dict[int, list[list[ClientMessage]]] = {}
         self._inspections: dict[int, Callable[[list[int]], None]] = {}
-        self._now = 0.0
         turns = Turns(state, tokenizer, template)
         self.turns = turns
         self.generations = Generations(
@@ -99,7 +92,7 @@ class SessionCore:
             turns,
             detokenizer,
             random_seed=random_seed,
-            on_output=self._flush,
+            on_output=self.audience.flush,
             on_done=self._generation_done,
             on_refused=self._generation_refused,
         )
@@ -107,13 +100,26 @@ class SessionCore:
             state,
             turns,
             self.generations,
-            on_cut=self._cut,
-            on_rename=self._rename,
-            on_drop=self._drop,
-            on_new=self._begin,
+            on_cut=self.audience.cut,
+            on_rename=self.audience.rename,
+            on_drop=self.audience.drop,
+            on_new=self.audience.begin,
         )
         state.root("main")
         state.bump()
+
+    @property
+    def attachments(self) -> dict[int, Attachment]:
+        """The sockets that have their `state`."""
+        return self.audience.attachments
+
+    @property
+    def _now(self) -> float:
+        return self.audience.now
+
+    @_now.setter
+    def _now(self, now: float) -> None:
+        self.audience.now = now
 
     # --- sockets -------------------------------------------------------------------------------
 
@@ -138,7 +144,7 @@ class SessionCore:
                 f"{count} clients are attached to this session already: close one first",
                 details={"max": self.state.limits.attachments},
             )
-            self.state.out.notes.append((message.socket, _error(error)))
+            self.state.out.notes.append((message.socket, error_message(error)))
             self.state.out.closes.append((message.socket, Close.FORBIDDEN, "too many attachments"))
             return
         self._expires = None
@@ -161,7 +167,7 @@ class SessionCore:
         opened = message.open
         attachment = Attachment(socket, opened, write=message.write)
         self.attachments[socket] = attachment
-        ledger = self._ledger(opened.client)
+        ledger = self.audience.ledger(opened.client)
         branches = list(self.state.branches.values())
         known = dict(zip(branches, resident, strict=False))
         resumed = opened.session is not None
@@ -203,6 +209,11 @@ class SessionCore:
         """The socket is gone; what its generations do was said in `open.detach`."""
         self._now = now
         self._detach(socket)
+
+    def _forget(self, client: str) -> None:
+        """Too many clients were here: this one's ids and policy are gone, and so is that it is away."""
+        self._policies.pop(client, None)
+        self.generations.unpause(client)
 
     def _detach(self, socket: int) -> None:
         self._backlog.pop(socket, None)
@@ -272,12 +283,12 @@ class SessionCore:
         """The whole frame is checked before any op of it runs."""
         if not ops:
             return
-        ledger = self._ledger(attachment.client)
+        ledger = self.audience.ledger(attachment.client)
         frame = FrameRun(attachment.opened)
         try:
             fresh = self._check_frame(attachment, ledger, ops, frame)
         except RamifyError as error:
-            attachment.out.extend(_refusals(error, ops))
+            attachment.out.extend(refusals(error, ops))
             return
         queued: list[Task] = []  # started together: an append sees whether a generation follows
         for op, tasks in fresh:
@@ -341,7 +352,7 @@ class SessionCore:
         try:
             stored = ledger.seen(op.id)
         except RamifyError as error:
-            attachment.out.append(_error(error, ident=op.id))
+            attachment.out.append(error_message(error, ident=op.id))
             return False
         if stored is not None:
             for reply in stored:
@@ -390,7 +401,7 @@ class SessionCore:
             raise (
                 cause
                 if cause is not None and task.kind == "generate"
-                else _Skipped(
+                else Skipped(
                     f"an earlier op of this frame failed on branch {failed[0]!r}",
                     details={"branch": failed[0]},
                 )
@@ -406,8 +417,8 @@ class SessionCore:
         """`again`: what is sent instead of `reply` if it has to be sent once more."""
         client = task.frame.client
         branch = self.state.branches.get(reply.branch or "")
-        self._reply(client, task.op.id, reply, branch, again=again)
-        self._announce(task, client, reply)
+        self.audience.reply(client, task.op.id, reply, branch, again=again)
+        self.audience.announce(task, reply)
 
     def _fail(self, task: Task, error: RamifyError) -> None:
         failed = task.frame.failed
@@ -416,11 +427,11 @@ class SessionCore:
             return
         failed.update(dict.fromkeys(task.touched))  # reported now: what follows is skipped
         branch = self.state.branches.get(task.branch or "")
-        code: Code | None = "skipped" if isinstance(error, _Skipped) else None
-        self._reply(
+        code: Code | None = "skipped" if isinstance(error, Skipped) else None
+        self.audience.reply(
             task.frame.client,
             task.op.id,
-            _error(error, ident=task.op.id, branch=task.branch, code=code),
+            error_message(error, ident=task.op.id, branch=task.branch, code=code),
             branch,
         )
 
@@ -464,14 +475,16 @@ class SessionCore:
                 else list(self.state.branches.values())
             )
         except RamifyError as error:
-            self._reply(attachment.client, op.id, _error(error, ident=op.id, branch=op.branch), None)
+            self.audience.reply(
+                attachment.client, op.id, error_message(error, ident=op.id, branch=op.branch), None
+            )
             return
         self._inspect(
             [b.handle for b in chosen], lambda resident: self._show(attachment, op, chosen, resident)
         )
 
     def _show(self, attachment: Attachment, op: Tree, chosen: list[Branch], resident: list[int]) -> None:
-        ledger = self._ledger(attachment.client)
+        ledger = self.audience.ledger(attachment.client)
         branches = [
             self._branch_state(branch, known, text=op.text, tokens=op.tokens)
             for branch, known in zip(chosen, resident, strict=True)
@@ -484,7 +497,7 @@ class SessionCore:
             meta=self.state.meta,
             id=op.id,
         )
-        self._reply(attachment.client, op.id, state, None, keep=False)
+        self.audience.reply(attachment.client, op.id, state, None, keep=False)
 
     def _cancel_op(self, attachment: Attachment, op: Cancel) -> None:
         """By id: those ops. By branch (or all): generations that run or wait there."""
@@ -498,10 +511,10 @@ class SessionCore:
                 n for n in where or () if n not in self.state.branches and not self._program.behind(n)
             ]
             if unknown:
-                error = _error(
+                error = error_message(
                     NoBranch(f"there is no branch {unknown[0]!r}"), ident=op.id, branch=unknown[0]
                 )
-                self._reply(client, op.id, error, None)
+                self.audience.reply(client, op.id, error, None)
                 return
             tasks = [
                 t
@@ -513,7 +526,7 @@ class SessionCore:
                 tasks += [t for t in self._program.on() if id(t.op) in spawned and t not in tasks]
         cancelled = sorted({task.op.id for task in self._cancel_tasks(tasks)})
         reply = Ok(id=op.id, revision=self.state.revision, result={"cancelled": cancelled})
-        self._reply(client, op.id, reply, None)
+        self.audience.reply(client, op.id, reply, None)
 
     def _cancel_tasks(self, tasks: list[Task]) -> list[Task]:
         """Stop generations that run, answer tasks that wait. Returns those it ended or will end."""
@@ -526,17 +539,17 @@ class SessionCore:
             heads = self._program.finish(task)
             done.append(task)
             if task.kind != "spawn":
-                error = _error(
-                    _Cancelled("cancelled before it ran"), ident=task.op.id, branch=task.branch
+                error = error_message(
+                    Cancelled("cancelled before it ran"), ident=task.op.id, branch=task.branch
                 )
-                self._reply(
+                self.audience.reply(
                     task.frame.client, task.op.id, error, self.state.branches.get(task.branch or "")
                 )
             self._start(head for head in heads if head not in tasks)
         return done
 
     def _close(self, attachment: Attachment, op: CloseSession) -> None:
-        self._reply(attachment.client, op.id, Ok(id=op.id, revision=self.state.revision), None)
+        self.audience.reply(attachment.client, op.id, Ok(id=op.id, revision=self.state.revision), None)
         self.state.out.closes.append((attachment.socket, Close.DONE, "closed by the client"))
         if not op.keep and attachment.write:
             self.ended = "closed"
@@ -571,69 +584,6 @@ class SessionCore:
         self._inspections[ident] = then
         self.state.out.cache.append(Inspect(self.state.number, ident, handles))
 
-    # --- replies and deltas ------------------------------------------------------------------------
-
-    def _reply(
-        self,
-        client: str,
-        ident: int,
-        message: ServerMessage,
-        branch: Branch | None,
-        *,
-        again: ServerMessage | None = None,
-        keep: bool = True,
-    ) -> None:
-        self._ledger(client).record(ident, message if again is None else again, keep=keep)
-        for attachment in self.attachments.values():
-            if attachment.client == client:
-                attachment.reply(branch, message, self._now)
-
-    def _announce(self, task: Task, client: str, reply: Ok | Done) -> None:
-        """Tell the other clients that the tree changed."""
-        if len(self.attachments) < 2:
-            return
-        details: JsonObject = {"position": reply.position}
-        if isinstance(reply, Done):
-            details["reason"] = reply.reason
-        if task.children:
-            details["as"] = list(task.children)
-        event = Event(
-            revision=self.state.revision, op=task.kind, branch=reply.branch, by=client, details=details
-        )
-        branch = self.state.branches.get(reply.branch or "")
-        for attachment in self.attachments.values():
-            # Who reads nothing for so long misses events: the next one's `revision` shows it.
-            if attachment.client != client and attachment.held < self.state.limits.ops_in_flight:
-                attachment.reply(branch, event, self._now)
-
-    def _flush(self, branch: Branch) -> None:
-        """Send what `branch` released, to everybody who may have it now."""
-        for attachment in self.attachments.values():
-            tick = attachment.opened.tick_ms
-            if not tick:
-                attachment.flush(branch, self._now)
-            elif self._now >= attachment.next_tick:
-                attachment.flush(branch, self._now)
-                attachment.next_tick = self._now + tick / 1e3
-            else:
-                self.state.out.wake(attachment.next_tick)
-
-    def _begin(self, branch: Branch) -> None:
-        for attachment in self.attachments.values():
-            attachment.begin(branch, branch.position)
-
-    def _cut(self, branch: Branch, to: int) -> None:
-        for attachment in self.attachments.values():
-            attachment.cut(branch, to)
-
-    def _rename(self, branch: Branch, name: str) -> None:
-        for attachment in self.attachments.values():
-            attachment.rename(branch, name)
-
-    def _drop(self, branch: Branch) -> None:
-        for attachment in self.attachments.values():
-            attachment.drop(branch)
-
     def _branch_state(
         self, branch: Branch, resident: int, *, text: bool = False, tokens: bool = False
     ) -> BranchState:
@@ -643,48 +593,3 @@ class SessionCore:
     def _is_cold(self, branch: Branch, resident: int) -> bool:
         """Whether the next turn prefills again. What a generation has computed so far is its own."""
         return self.generations.running_piece(branch) is None and resident < branch.released - 1
-
-    def _ledger(self, client: str) -> Ledger:
-        ledger = self._ledgers.get(client)
-        if ledger is None:
-            attached = {attachment.client for attachment in self.attachments.values()}
-            for other in list(self._ledgers):
-                if len(self._ledgers) < LEDGERS_KEPT:
-                    break
-                if other not in attached and self._ledgers[other].idle:
-                    del self._ledgers[other]
-                    self._policies.pop(other, None)
-                    self.generations.unpause(other)  # it has none: forget that it is away
-            ledger = self._ledgers[client] = Ledger(client, self.state.limits.replies_kept)
-        return ledger
-
-
-class _Skipped(RamifyError):
-    code = "skipped"
-
-
-class _Cancelled(RamifyError):
-    code = "cancelled"
-
-
-def _refusals(error: RamifyError, ops: list[ClientMessage]) -> list[Error]:
-    """A frame is refused as a whole: the faulty op gets the error, the others `skipped`."""
-    faulty = (error.details or {}).get("id")
-    idents = [op.id for op in ops if isinstance(op, Op)]
-    skipped = _Skipped(f"the frame was refused because of op {faulty}")
-    return [_error(error if faulty in (None, ident) else skipped, ident=ident) for ident in idents] or [
-        _error(error)
-    ]
-
-
-def _error(
-    error: RamifyError, *, ident: int | None = None, branch: str | None = None, code: Code | None = None
-) -> Error:
-    return Error(
-        code=code or error.code,
-        message=error.message,
-        id=ident,
-        branch=branch,
-        retry_ms=error.retry_ms,
-        details=error.details,
-    )

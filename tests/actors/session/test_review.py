@@ -274,7 +274,7 @@ def test_a_tree_is_not_kept_and_looks_again(sim: Callable[..., Any]) -> None:
     client = engine.session()
     client.send(w.Tree(id=1, text=True), w.Append(id=2, text="x"))
     engine.pump()
-    assert list(core(engine)._ledgers["c"].replies) == [2]
+    assert list(core(engine).audience.ledgers["c"].replies) == [2]
     client.replies.clear()
     client.send(w.Tree(id=1, text=True))
     engine.pump()

@@ -1,0 +1,40 @@
+"""Errors as messages: what a refused frame or a failed op is answered with. Pure."""
+
+from ramify.protocol.errors import Code, RamifyError
+from ramify.protocol.wire import ClientMessage, Error, Op
+
+
+class Skipped(RamifyError):
+    """An earlier op of the same frame failed on the branch, or refused the frame."""
+
+    code = "skipped"
+
+
+class Cancelled(RamifyError):
+    """The op was cancelled before it ran."""
+
+    code = "cancelled"
+
+
+def error_message(
+    error: RamifyError, *, ident: int | None = None, branch: str | None = None, code: Code | None = None
+) -> Error:
+    """`error` as the reply to op `ident`. `code`: instead of the error's own."""
+    return Error(
+        code=code or error.code,
+        message=error.message,
+        id=ident,
+        branch=branch,
+        retry_ms=error.retry_ms,
+        details=error.details,
+    )
+
+
+def refusals(error: RamifyError, ops: list[ClientMessage]) -> list[Error]:
+    """A frame is refused as a whole: the faulty op gets the error, the others `skipped`."""
+    faulty = (error.details or {}).get("id")
+    idents = [op.id for op in ops if isinstance(op, Op)]
+    skipped = Skipped(f"the frame was refused because of op {faulty}")
+    return [
+        error_message(error if faulty in (None, ident) else skipped, ident=ident) for ident in idents
+    ] or [error_message(error)]
