@@ -5,18 +5,12 @@ error is one line on stderr. Each subcommand lives in `commands/`; this file kno
 """
 
 import argparse
-import atexit
-import gc
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from ramify.clients.commands import chat, info, serve
 from ramify.protocol.errors import BadRequest, RamifyError
-
-# msgspec's `Meta(pattern=...)` can crash in the interpreter's last garbage collection, which would
-# turn every exit code into 139 (msgspec issue 717). What is frozen is not collected.
-atexit.register(gc.freeze)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
