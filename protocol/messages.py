@@ -345,14 +345,7 @@ class OpenSession(Base, frozen=True):
     ops: list[ClientMessage]
 
 
-class SessionEnded(Base, frozen=True):
-    """A session's task has ended (closed, expired, crashed)."""
-
-    session: int
-    reason: str
-
-
-DirectoryMessage = OpenSession | SessionEnded | Shutdown
+DirectoryMessage = OpenSession | Shutdown
 
 # --- gateway mailbox ----------------------------------------------------------------------------
 

@@ -398,13 +398,11 @@ class SessionCore:
         failed = [name for name in task.touched if name in task.frame.failed]
         if failed:
             cause = task.frame.failed[failed[0]]
-            raise (
-                cause
-                if cause is not None and task.kind == "generate"
-                else Skipped(
-                    f"an earlier op of this frame failed on branch {failed[0]!r}",
-                    details={"branch": failed[0]},
-                )
+            if cause is not None and task.kind == "generate":  # of the spawn that was to make its branch
+                raise cause
+            raise Skipped(
+                f"an earlier op of this frame failed on branch {failed[0]!r}",
+                details={"branch": failed[0]},
             )
         return self._ops.run(task, self._now)
 

@@ -35,7 +35,6 @@ from ramify.protocol.messages import (
     Opened,
     OpenSession,
     SchedulerEvent,
-    SessionEnded,
     SessionMessage,
     Shutdown,
 )
@@ -115,8 +114,6 @@ class Directory:
                     log.info("open refused", client=opened.client, code=error.code)
             case Shutdown():
                 self._draining = message
-            case SessionEnded():
-                pass
 
     def _open(self, message: OpenSession, group: TaskGroup) -> None:
         opened = message.open

@@ -42,7 +42,6 @@ CASES: list[tuple[Any, list[Any]]] = [
         DirectoryMessage,
         [
             messages.OpenSession(1, OPEN, OPS),
-            messages.SessionEnded(1, "closed"),
             messages.Shutdown("stop", 1),
         ],
     ),
