@@ -14,13 +14,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ramify.gpu.attention.triton_extend import extend_tiles
+from ramify.gpu.attention.paged import Inputs
+from ramify.gpu.attention.triton_paged import TritonPaged
 from ramify.gpu.executor import BadLogits, Counters, Progress
 from ramify.gpu.fused_sampling import sample_into
 from ramify.gpu.graphs import DecodeGraphs, batch_sizes
 from ramify.gpu.kv_pool import KVPool
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.models.fused import FusedDecoder, Inputs
+from ramify.gpu.models.fused import FusedDecoder
 from ramify.gpu.rows import Ints, RowTable, StepRows
 from ramify.gpu.sampler import Sampler
 from ramify.gpu.staging import RING, Array, Download, Fetched, Stopwatch, Upload
@@ -76,7 +77,8 @@ class FusedExecutor:
         self._pages = torch.full(shape, pool.pages, dtype=torch.int32, device=self._device)
         self._last = torch.zeros(info.max_rows + 1, dtype=torch.int32, device=self._device)
         self._tokens = torch.zeros(info.max_rows, dtype=torch.int32, device=self._device)
-        self._decoder = FusedDecoder(model, pool, self._pages, self._last)
+        self._attention = TritonPaged(self._pages, info.page_size)
+        self._decoder = FusedDecoder(model, pool, self._pages, self._last, self._attention)
         self._sampler = Sampler(info.max_rows, info.vocab_size, self._device)
         self._lines = Upload(self._device, fixed=info.max_rows * 24 + 128)
         self._extras = Upload(self._device)
@@ -192,7 +194,7 @@ class FusedExecutor:
     def _decode(self, views: list[Tensor]) -> Tensor:
         """Issue a decode step, its sampler included; `views` as of `_decode_lines`."""
         codes, rows, positions, temperatures, uniforms = views
-        logits = self._decoder.forward(Inputs(codes, rows, positions, extended=0))
+        logits = self._decoder.forward(Inputs(codes, rows, positions, extended=0, plan=[]))
         sample_into(logits, rows, temperatures, uniforms, self._last, self._tokens)
         return logits
 
@@ -214,18 +216,19 @@ class FusedExecutor:
         codes = np.concatenate([step.tokens, -1 - step.rows[step.extends :]])
         settings = self._sampler.draws_for(step.rows[step.sampling], step.draws)
         integers = (codes, rows, positions, sampling, step.rows[step.sampling])
-        views = self._extras.send(
-            slot, [*(array.astype(np.int32) for array in integers), extend_tiles(step), *settings]
-        )
+        arrays: list[Array] = [*(array.astype(np.int32) for array in integers), *settings]
+        if step.extends:
+            arrays += self._attention.plan(step)
+        views = self._extras.send(slot, arrays)
         inputs = Inputs(
             codes=views[0],
             rows=views[1],
             positions=views[2],
             extended=len(step.tokens),
-            tiles=views[5] if step.extends else None,
+            plan=views[7:],
             sampling=views[3],
         )
-        return inputs, [views[4], *views[6:]]
+        return inputs, views[4:7]
 
     def _sample_by_sort(self, logits: Tensor, rows: Ints, draws: Ints) -> "list[TokenLogprobs | None]":
         """Sample again, on torch, the lines that ask for more than the kernel does. This waits."""
@@ -254,7 +257,7 @@ class FusedExecutor:
             spare = torch.tensor([[self._spare, 0, 1, 0]], dtype=torch.int32, device=self._device)
             codes, rows, positions, temperatures, uniforms = self._padded_lines(2)
             sampling = torch.arange(2, device=self._device)
-            inputs = Inputs(codes, rows, positions, extended=1, tiles=spare, sampling=sampling)
+            inputs = Inputs(codes, rows, positions, extended=1, plan=[spare], sampling=sampling)
             logits = self._decoder.forward(inputs)
             sample_into(logits, rows, temperatures, uniforms, self._last, self._tokens)
         self._graphs = DecodeGraphs(self._padded_lines, self._decode, sizes, progress)

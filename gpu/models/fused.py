@@ -4,33 +4,13 @@ All its inputs are device tensors of fixed meaning, and it never waits or asks t
 CUDA graph can hold a whole pass. Knows pages through the page table's tensor alone.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from ramify.gpu.attention.triton_decode import decode_attention, splits_for
-from ramify.gpu.attention.triton_extend import extend_attention
+from ramify.gpu.attention.paged import Inputs, PagedAttention
 from ramify.gpu.kv_pool import KVPool
 from ramify.gpu.layers.fused import add_norm, embed_norm, rope_store, silu_mul
 from ramify.gpu.models.decoder import Decoder, DecoderLayer
-
-
-@dataclass(slots=True)
-class Inputs:
-    """T tokens: those of the extends first, then one of each decode.
-
-    `codes` int32[T]: a token, or -(row + 1) for the row's last sampled one. `tiles` int32[n, 4] as
-    of `extend_tiles`, None without extends. `sampling` int32[S]: tokens whose logits are wanted;
-    None: all.
-    """
-
-    codes: Tensor
-    rows: Tensor  # int32[T]
-    positions: Tensor  # int32[T]
-    extended: int  # tokens of the extends
-    tiles: Tensor | None = None
-    sampling: Tensor | None = None
 
 
 class FusedDecoder:
@@ -39,9 +19,12 @@ class FusedDecoder:
     `last` int32[rows]: the token that each row sampled last.
     """
 
-    def __init__(self, model: Decoder, pool: KVPool, pages: Tensor, last: Tensor) -> None:
+    def __init__(
+        self, model: Decoder, pool: KVPool, pages: Tensor, last: Tensor, attention: PagedAttention
+    ) -> None:
         self._model = model
         self._pool = pool
+        self._attention = attention
         self._pages = pages
         self._last = last
         half = model.config.head_dim // 2
@@ -73,23 +56,8 @@ class FusedDecoder:
         norms = None
         if layer.q_norm is not None and layer.k_norm is not None:
             norms = layer.q_norm.weight, layer.k_norm.weight
-        size, window = self._pool.page_size, config.windows[index]
         q = rope_store(
             layer.qkv(x), norms, config.rms_eps, self._cos_sin, inputs.rows, inputs.positions,
-            self._pages, size, pool, config.heads,
+            self._pages, self._pool.page_size, pool, config.heads,
         )  # fmt: skip
-        first = inputs.extended
-        decoded = None
-        if first < len(q):
-            decoded = decode_attention(
-                q[first:], pool, inputs.rows[first:], inputs.positions[first:], self._pages, size,
-                window, splits_for(len(q) - first, config.kv_heads),
-            )  # fmt: skip
-        if inputs.tiles is None:
-            assert decoded is not None
-            return decoded
-        output = q.new_empty((len(q), config.attention_width))
-        extend_attention(q, output, pool, inputs.tiles, self._pages, size, window)
-        if decoded is not None:
-            output[first:] = decoded
-        return output
+        return self._attention.attend(q, pool, inputs, config.windows[index])

@@ -1,0 +1,51 @@
+"""What an attention back end offers to the fused decoder, whose state lives on the device.
+
+The keys and values of a step's new tokens are in the pool before `attend` is called. A back end
+never waits for the device; its decode part must be fit for a CUDA graph. The interface of the
+torch executor is in `base`.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ramify.gpu.rows import StepRows
+from ramify.gpu.staging import Array
+
+
+@dataclass(slots=True)
+class Inputs:
+    """T tokens: those of the extends first, then one of each decode.
+
+    `codes` int32[T]: a token, or -(row + 1) for the row's last sampled one. `plan`: the arrays of
+    `PagedAttention.plan` on the device, empty for a step without extends. `sampling` int32[S]:
+    tokens whose logits are wanted; None: all.
+    """
+
+    codes: Tensor
+    rows: Tensor  # int32[T]
+    positions: Tensor  # int32[T]
+    extended: int  # tokens of the extends
+    plan: list[Tensor]
+    sampling: Tensor | None = None
+
+
+class PagedAttention(Protocol):
+    """Causal attention of each token over its own sequence, through the page table."""
+
+    name: str
+
+    def plan(self, step: StepRows) -> list[Array]:
+        """The host's part, once for a step with extends: arrays that are uploaded with the step."""
+        ...
+
+    def attend(
+        self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
+    ) -> Tensor:
+        """q [T, heads, D] over one layer's pool (k and v, each [slots, kv_heads, D]).
+
+        `window`: how many positions back a token sees, itself included; None: all.
+        Returns [T, heads * D].
+        """
+        ...
