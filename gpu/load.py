@@ -3,6 +3,7 @@
 The one place that knows all parts. Progress is reported throughout, because a person waits.
 """
 
+import gc
 import importlib.util
 import os
 import time
@@ -46,27 +47,53 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
         fill_random(model.weights())
     else:
         load_weights(config.path, model.weights(), progress)
-    attention = _attention(config, shape, device)
-    info = _info(config, shape, model, context, dtype, device, attention)
+    info = _info(config, shape, model, context, dtype, device, _attention(config, shape, device))
     with torch.inference_mode():
         model.pack()
-    progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
-    pool = KVPool(
-        shape.layers, info.pages, info.page_size, shape.kv_heads, shape.head_dim, dtype, device
-    )
-    table = RowTable(info)
-    executor: Executor
-    if attention == "triton":
-        from ramify.gpu.fused_executor import FusedExecutor
-
-        executor = FusedExecutor(model, pool, table, info, progress)
-    else:
-        executor = TorchExecutor(
-            model, TorchAttention(pool, table, shape.heads, shape.windows), table, info
-        )
+    make = _fused if info.attention != "torch" else _torch
+    executor = make(config, model, info, progress)
     progress("ready", 1.0)
-    executor.info = _with_load_seconds(info, time.perf_counter() - begin)
+    executor.info = msgspec.structs.replace(
+        executor.info, load_seconds=round(time.perf_counter() - begin, 3)
+    )
     return executor
+
+
+def _torch(config: ModelConfig, model: Decoder, info: ExecutorInfo, progress: Progress) -> Executor:
+    """The executor on torch operators."""
+    info = _with_pages(info, config, free_bytes(model.device), model.device)
+    pool, table = _pool(model, info, progress), RowTable(info)
+    attention = TorchAttention(pool, table, model.config.heads, model.config.windows)
+    return TorchExecutor(model, attention, table, info)
+
+
+def _fused(config: ModelConfig, model: Decoder, info: ExecutorInfo, progress: Progress) -> Executor:
+    """The executor on Triton kernels, rehearsed on a pool of one page, then made in earnest."""
+    from ramify.gpu.fused_executor import FusedExecutor
+    from ramify.gpu.rehearsal import rehearse
+
+    free = free_bytes(model.device)
+    small = msgspec.structs.replace(info, pages=1)
+    stage = FusedExecutor(model, _pool(model, small, lambda what, done: None), RowTable(small), small)
+    rehearsal = rehearse(stage, free, progress)
+    stage.close()
+    del stage
+    if model.device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+    info = _with_pages(info, config, free - rehearsal.bytes, model.device)
+    executor = FusedExecutor(model, _pool(model, info, progress), RowTable(info), info)
+    executor.capture(rehearsal.buckets, progress)
+    return executor
+
+
+def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:
+    progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
+    shape = model.config
+    return KVPool(
+        shape.layers, info.pages, info.page_size, shape.kv_heads, shape.head_dim, model.dtype,
+        model.device,
+    )  # fmt: skip
 
 
 def _attention(config: ModelConfig, shape: DecoderConfig, device: torch.device) -> str:
@@ -131,30 +158,34 @@ def _info(
     device: torch.device,
     attention: str,
 ) -> ExecutorInfo:
-    per_token = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, dtype)
-    pages = plan_pages(
-        config.kv_tokens, context, config.page_size, per_token, free_bytes(device), device,
-        config.kv_fraction,
-    )  # fmt: skip
+    """What is known before the KV pool is sized: `pages` is 0, `context` what was asked for."""
     return ExecutorInfo(
         model=config.name if config.name is not None else config.path.resolve().name,
         architecture=shape.architecture,
         parameters=model.parameters(),
         vocab_size=shape.vocab_size,
-        # a sequence that outgrows the pool could never be finished
-        context=min(context, pages * config.page_size),
+        context=context,
         page_size=config.page_size,
-        pages=pages,
+        pages=0,
         max_rows=config.max_rows,
         step_tokens=config.step_tokens,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         attention=attention,
         eos_token_ids=list(shape.eos_token_ids),
-        kv_bytes_per_token=per_token,
+        kv_bytes_per_token=kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, dtype),
         load_seconds=0.0,
     )
 
 
-def _with_load_seconds(info: ExecutorInfo, seconds: float) -> ExecutorInfo:
-    return msgspec.structs.replace(info, load_seconds=round(seconds, 3))
+def _with_pages(
+    info: ExecutorInfo, config: ModelConfig, free: int, device: torch.device
+) -> ExecutorInfo:
+    """`info` with a pool of what was asked for, or of what `free` bytes allow."""
+    pages = plan_pages(
+        config.kv_tokens, info.context, info.page_size, info.kv_bytes_per_token, free, device,
+        config.kv_fraction,
+    )  # fmt: skip
+    # a sequence that outgrows the pool could never be finished
+    context = min(info.context, pages * info.page_size)
+    return msgspec.structs.replace(info, pages=pages, context=context)

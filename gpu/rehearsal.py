@@ -1,0 +1,79 @@
+"""What serving will take, found out before it begins: memory of steps and graphs, which graphs pay.
+
+The KV pool gets what everything else leaves, so everything else is run once on a pool too small to
+serve: the largest steps, the slowest sampling, the largest graphs. What the device has lost
+afterwards is what it must keep free. It does not know how the pool is sized; see `memory`.
+"""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from ramify.gpu.buckets import Bucket, decode_buckets, largest, mixed_buckets
+from ramify.gpu.executor import Progress
+from ramify.gpu.fused_executor import FusedExecutor
+
+HOST_BOUND = 1.5  # a step whose device part is shorter than this times its launch gets a graph
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """`buckets` to capture, and the `bytes` that steps and graphs take beside weights and pool."""
+
+    buckets: list[Bucket]
+    bytes: int
+
+
+def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsal:
+    """Run `executor`, which cannot serve afterwards, and before which `free` bytes were free.
+
+    On a CPU nothing is measured.
+    """
+    rows, tokens = executor.info.max_rows, executor.info.step_tokens
+    decodes = decode_buckets(rows)
+    if executor.device.type != "cuda":
+        return Rehearsal([*decodes, *mixed_buckets(rows, tokens)], 0)
+    progress("measuring steps", 0.0)
+    mixed = _worth_a_graph(executor, mixed_buckets(rows, tokens))
+    executor.run_padding(largest(rows, tokens))
+    executor.sample_the_slowest()
+    buckets = [*decodes, *mixed]
+    return Rehearsal(buckets, free - _free(executor) + _graph_bytes(executor, buckets, progress))
+
+
+def _worth_a_graph(executor: FusedExecutor, buckets: list[Bucket]) -> list[Bucket]:
+    """Those small enough that the device would wait for the host to launch their kernels."""
+    longest = 0
+    for bucket in buckets:
+        if bucket.decodes or not executor.static_extends:
+            continue
+        executor.run_padding(bucket)  # compiles
+        launched, finished = min(_timed(executor, bucket) for _ in range(3))
+        if finished > HOST_BOUND * launched:
+            break
+        longest = bucket.extended
+    return [bucket for bucket in buckets if bucket.extended <= longest]
+
+
+def _timed(executor: FusedExecutor, bucket: Bucket) -> tuple[float, float]:
+    """Seconds until a step was launched, and until it was over."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    executor.run_padding(bucket)
+    launched = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    return launched, time.perf_counter() - begin
+
+
+def _graph_bytes(executor: FusedExecutor, buckets: list[Bucket], progress: Progress) -> int:
+    """Memory of all graphs: the largest one's tensors, which all share, and each one's nodes."""
+    order = sorted(buckets, key=lambda bucket: -bucket.lines)
+    begin = _free(executor)
+    executor.capture(order[:1], progress)
+    return begin - _free(executor)
+
+
+def _free(executor: FusedExecutor) -> int:
+    torch.cuda.synchronize()
+    return int(torch.cuda.mem_get_info(executor.device)[0])
