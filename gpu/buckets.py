@@ -138,7 +138,8 @@ def lay(
 ) -> None:
     """Write the step into `arrays` of `fields`; `settings`: temperatures and uniforms [S].
 
-    `plan`: the attention's, each array at most as long as its room, which is filled up with zeros.
+    `plan`: the attention's, each array at most as long as its room, which is filled up with zeros;
+    empty: nothing is attended to.
     """
     codes, rows, positions, temperatures, uniforms = arrays[:5]
     decodes, sampled = len(step.rows) - step.extends, len(step.sampling)
@@ -148,8 +149,11 @@ def lay(
         np.subtract(-1, rows, out=codes)
     else:
         _lay_mixed(arrays, bucket, step, spare)
-        for target, array in zip(arrays[7:], plan, strict=True):
-            target[: len(array)], target[len(array) :] = array, 0
+        for place, target in enumerate(arrays[7:]):
+            used = len(plan[place]) if plan else 0
+            target[used:] = 0
+            if used:
+                target[:used] = plan[place]
     temperatures[:sampled], temperatures[sampled:] = settings[0], 0
     uniforms[:sampled], uniforms[sampled:] = settings[1], 0
 

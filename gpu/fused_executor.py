@@ -258,7 +258,7 @@ class FusedExecutor:
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # the ring slot may be in use
         frame = self._frame(0, bucket)
-        lay(frame.arrays, bucket, NOTHING, (NO_SETTINGS, NO_SETTINGS), self._room(bucket), self._spare)
+        lay(frame.arrays, bucket, NOTHING, (NO_SETTINGS, NO_SETTINGS), [], self._spare)
         frame.send()
 
     def _replayed(self, bucket: Bucket) -> None:
