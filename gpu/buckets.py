@@ -19,8 +19,8 @@ from ramify.gpu.rows import StepRows
 Array = npt.NDArray[np.generic]
 Field = tuple[str, tuple[int, ...]]  # dtype, shape
 
-_EXTENDED = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
-_DECODES = (0, 8, 32, 64, 128, 256, 512)
+_EXTENDED = (16, 32, 64, *range(128, 513, 64), *range(640, 1025, 128), *range(1280, 2049, 256))
+_DECODES = (0, 8, 32, 64, 128, 192, 256, 384, 512)
 _ROUND = 16  # lines: a kernel meets its arguments always at the same alignment
 _MOST_RUNS = 32
 

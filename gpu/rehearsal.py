@@ -14,7 +14,8 @@ from ramify.gpu.buckets import Bucket, decode_buckets, largest, mixed_buckets
 from ramify.gpu.executor import Progress
 from ramify.gpu.fused_executor import FusedExecutor
 
-HOST_BOUND = 1.5  # a step whose device part is shorter than this times its launch gets a graph
+HOST_BOUND = 1.2  # a step that is over by this times its launch waits for the host: it gets a graph
+_SAMPLED = 8  # graphs whose size stands for that of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +36,29 @@ def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsa
     if executor.device.type != "cuda":
         return Rehearsal([*decodes, *mixed_buckets(rows, tokens)], 0)
     progress("measuring steps", 0.0)
-    mixed = _worth_a_graph(executor, mixed_buckets(rows, tokens))
+    lines = _lines_worth_a_graph(executor)
     executor.run_padding(largest(rows, tokens))
     executor.sample_the_slowest()
-    buckets = [*decodes, *mixed]
-    return Rehearsal(buckets, free - _free(executor) + _graph_bytes(executor, buckets, progress))
+    steps = free - _free(executor)
+    buckets = decodes + [bucket for bucket in mixed_buckets(rows, tokens) if bucket.lines <= lines]
+    return Rehearsal(buckets, steps + _graph_bytes(executor, buckets, progress))
 
 
-def _worth_a_graph(executor: FusedExecutor, buckets: list[Bucket]) -> list[Bucket]:
-    """Those small enough that the device would wait for the host to launch their kernels."""
-    longest = 0
-    for bucket in buckets:
+def _lines_worth_a_graph(executor: FusedExecutor) -> int:
+    """Up to how many lines of a mixed step the device would wait for the host to launch kernels.
+
+    Beyond, a graph would only cost: its padding takes time, and the launch takes none.
+    """
+    lines = 0
+    for bucket in mixed_buckets(executor.info.max_rows, executor.info.step_tokens):
         if bucket.decodes or not executor.static_extends:
             continue
         executor.run_padding(bucket)  # compiles
         launched, finished = min(_timed(executor, bucket) for _ in range(3))
         if finished > HOST_BOUND * launched:
             break
-        longest = bucket.extended
-    return [bucket for bucket in buckets if bucket.extended <= longest]
+        lines = bucket.lines
+    return lines
 
 
 def _timed(executor: FusedExecutor, bucket: Bucket) -> tuple[float, float]:
@@ -67,11 +72,15 @@ def _timed(executor: FusedExecutor, bucket: Bucket) -> tuple[float, float]:
 
 
 def _graph_bytes(executor: FusedExecutor, buckets: list[Bucket], progress: Progress) -> int:
-    """Memory of all graphs: the largest one's tensors, which all share, and each one's nodes."""
+    """Memory of all graphs: the largest one's tensors, whose place all share, and each one's nodes."""
     order = sorted(buckets, key=lambda bucket: -bucket.lines)
+    torch.cuda.empty_cache()
     begin = _free(executor)
     executor.capture(order[:1], progress)
-    return begin - _free(executor)
+    first = _free(executor)
+    small = order[-_SAMPLED:]
+    executor.capture(small, progress)
+    return begin - first + (first - _free(executor)) * len(buckets) // len(small)
 
 
 def _free(executor: FusedExecutor) -> int:

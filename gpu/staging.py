@@ -97,6 +97,7 @@ class StepClock:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         if self._cuda:
+            self._steps = torch.cuda.current_stream(device)  # named, because looking it up takes long
             self._began, self.ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self.arrived = torch.cuda.Event()
             self._over = self.ended
@@ -104,12 +105,12 @@ class StepClock:
     def start(self) -> None:
         """The coming step's kernels begin here."""
         if self._cuda:
-            self._began.record()
+            self._began.record(self._steps)
 
     def stop(self, fetched: bool) -> None:
         """They end here. `fetched`: the step is over only when its tokens have arrived."""
         if self._cuda:
-            self.ended.record()
+            self.ended.record(self._steps)
             self._over = self.arrived if fetched else self.ended
 
     def ready(self) -> bool:
@@ -131,14 +132,13 @@ class Download:
     def __init__(self, tokens: Tensor) -> None:
         self._tokens = tokens
         self._cuda = tokens.device.type == "cuda"
-        self._hosts = [
-            torch.empty_like(tokens, device="cpu", pin_memory=self._cuda) for _ in range(RING)
-        ]
-        self._arrays = [host.numpy() for host in self._hosts]
+        self._hosts = [torch.empty(len(tokens), dtype=tokens.dtype, pin_memory=self._cuda)
+                       for _ in range(RING)]  # fmt: skip
+        self._arrays: list[npt.NDArray[np.int32]] = [host.numpy() for host in self._hosts]
         self._copying: StepClock | None = None
         if self._cuda:
             self._steps = torch.cuda.current_stream(tokens.device)
-            self._stream = torch.cuda.Stream(tokens.device)
+            self._copies = torch.cuda.Stream(tokens.device)
 
     def fetch(self, slot: int, clock: StepClock) -> npt.NDArray[np.int32]:
         """Start copying the tokens of the step that `clock` saw end.
@@ -149,10 +149,13 @@ class Download:
         if not self._cuda:
             host.copy_(self._tokens)
             return self._arrays[slot]
-        self._stream.wait_event(clock.ended)
-        with torch.cuda.stream(self._stream):
+        self._copies.wait_event(clock.ended)
+        torch.cuda.set_stream(self._copies)
+        try:
             host.copy_(self._tokens, non_blocking=True)
-        clock.arrived.record(self._stream)
+        finally:
+            torch.cuda.set_stream(self._steps)
+        clock.arrived.record(self._copies)
         self._copying = clock
         return self._arrays[slot]
 

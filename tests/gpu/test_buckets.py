@@ -71,8 +71,10 @@ def check(bucket: Bucket, step: StepRows) -> None:
     assert lines[first:stop] == [run[0] for run in wanted[n:]]
     assert set(lines[tokens:first] + lines[stop:]) <= {(-1 - SPARE, SPARE, 0)}
     sampled = len(step.sampling)
-    assert temperatures == uniforms == [(i + 1) / 4 for i in range(sampled)] + [0] * (
-        bucket.sampling - sampled
+    assert (
+        temperatures
+        == uniforms
+        == [(i + 1) / 4 for i in range(sampled)] + [0] * (bucket.sampling - sampled)
     )
     if bucket.extended:
         index, owners, plan = mixed
@@ -115,7 +117,7 @@ def test_the_sizes(rows: int) -> None:
     assert decodes[-1] == Bucket(0, 0, rows, rows)
     mixed = mixed_buckets(rows, 300)
     assert len(set(mixed)) == len(mixed)
-    assert {bucket.extended for bucket in mixed} == {16, 32, 64, 128, 256}
+    assert {bucket.extended for bucket in mixed} == {16, 32, 64, 128, 192, 256}
     assert max(bucket.decodes for bucket in mixed) == rows
     assert all(bucket.sampling <= rows for bucket in mixed)
     assert mixed_buckets(rows, 15) == []
@@ -136,7 +138,7 @@ def test_the_smallest_that_fits_is_found() -> None:
     assert find(1, 1, 0) == (16, 0)
     assert find(16, 4, 1) == (16, 8)
     assert find(16, 5, 1) == (256, 8)  # for the number of runs
-    assert find(129, 1, 65) == (256, 128)
+    assert find(129, 1, 65) == (192, 128)
     assert find(2048, 32, 200) == (2048, 256)
     assert find(2049, 1, 1) is None
     assert find(64, 33, 1) is None

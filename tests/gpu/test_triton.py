@@ -219,7 +219,7 @@ def test_the_executor_equals_the_one_on_torch(
     where = "cuda" if CUDA else "cpu"
     results = []
     for attention in ("torch", "triton"):
-        options = {"device": where, "dtype": "float32", "load_format": "dummy", "max_rows": 8}
+        options = {"device": where, "dtype": "float32", "load_format": "dummy", "max_rows": 3}
         d = drive(tmp_path, attention=attention, page_size=page_size, **options)
         assert d.executor.info.attention == attention
         settings = [
