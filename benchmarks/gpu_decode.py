@@ -221,6 +221,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--page-size", type=int, default=1)
+    parser.add_argument("--kv-tokens", type=int, help="size of the pool (default: most of the memory)")
     parser.add_argument("--max-rows", type=int, default=256)
     parser.add_argument("--step-tokens", type=int, default=8192)
     parser.add_argument("--attention", default="auto")
@@ -232,8 +233,9 @@ def main() -> None:
     begin = time.perf_counter()
     executor = load_executor(
         ModelConfig(
-            path=folder, device=args.device, load_format="dummy", page_size=args.page_size,
-            max_rows=args.max_rows, step_tokens=args.step_tokens, context=4096, attention=args.attention,
+            path=folder, device=args.device, load_format="dummy", kv_tokens=args.kv_tokens,
+            page_size=args.page_size, max_rows=args.max_rows, step_tokens=args.step_tokens,
+            context=4096, attention=args.attention,
         ),
         lambda what, share: None,
     )  # fmt: skip

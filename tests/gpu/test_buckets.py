@@ -137,7 +137,7 @@ def test_the_smallest_that_fits_is_found() -> None:
     assert find(0, 0, 256) == (0, 256)
     assert find(1, 1, 0) == (16, 0)
     assert find(16, 4, 1) == (16, 8)
-    assert find(16, 5, 1) == (256, 8)  # for the number of runs
+    assert find(16, 5, 1) == (192, 8)  # for the number of runs
     assert find(129, 1, 65) == (192, 128)
     assert find(2048, 32, 200) == (2048, 256)
     assert find(2049, 1, 1) is None

@@ -31,8 +31,14 @@ def load(tmp_path: Path, tiny_config: dict[str, Any], drive: Any) -> Any:
     )
 
     def make(**more: Any) -> Any:
-        options = {"device": "cuda" if CUDA else "cpu", "dtype": "float32", "load_format": "dummy"}
-        options |= {"attention": "triton", "max_rows": ROWS, "step_tokens": 512, "kv_tokens": 65536}
+        options: dict[str, Any] = {"device": "cuda" if CUDA else "cpu", "dtype": "float32"}
+        options |= {
+            "load_format": "dummy",
+            "attention": "triton",
+            "max_rows": ROWS,
+            "step_tokens": 512,
+            "kv_tokens": 65536,
+        }
         return drive(tmp_path, **options | more).executor
 
     return make
@@ -48,7 +54,8 @@ def plans(seed: int, steps: int, page_size: int) -> list[StepPlan]:
         closes = [row for row, left in decoding.items() if left == 0]
         for row in closes:
             del decoding[row]
-        opens, extends = [], []
+        opens: list[OpenRow] = []
+        extends: list[ExtendRow] = []
         for row in dice.sample(range(ROWS), dice.randint(1, ROWS // 2)):
             if row in waiting or row in decoding:
                 continue
@@ -79,7 +86,8 @@ def plans(seed: int, steps: int, page_size: int) -> list[StepPlan]:
 
 def run(executor: Any, todo: list[StepPlan]) -> list[tuple[list[int], list[int]]]:
     """Rows and tokens of each step, two steps in flight."""
-    pending, results = [], []
+    pending: list[Any] = []
+    results: list[Any] = []
     for plan in todo:
         pending.append(executor.launch(plan))
         if len(pending) == 2:
@@ -100,10 +108,10 @@ def test_padding_and_graphs_change_no_token(load: Any, page_size: int) -> None:
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 def test_nothing_is_compiled_once_it_is_ready(load: Any) -> None:
     """Steps in graphs and without, of any size, alignment and number of runs."""
-    from triton import knobs
+    from triton import knobs  # type: ignore[import-untyped]
 
     executor = load(dtype="bfloat16", max_rows=ROWS)
-    compiled = []
+    compiled: list[str] = []
     knobs.runtime.jit_post_compile_hook = lambda **about: compiled.append(about["repr"])
     try:
         todo = plans(5, 80, 1)
