@@ -49,15 +49,19 @@ def _lines_worth_a_graph(executor: FusedExecutor) -> int:
 
     Beyond, a graph would only cost: its padding takes time, and the launch takes none.
     """
+    if not executor.static_extends:
+        return 0
     lines = 0
     for bucket in mixed_buckets(executor.info.max_rows, executor.info.step_tokens):
-        if bucket.decodes or not executor.static_extends:
+        if bucket.decodes:
             continue
         executor.run_padding(bucket)  # compiles
         launched, finished = min(_timed(executor, bucket) for _ in range(3))
         if finished > HOST_BOUND * launched:
             break
         lines = bucket.lines
+    else:
+        return executor.info.step_tokens + executor.info.max_rows
     return lines
 
 
