@@ -117,14 +117,13 @@ class FusedExecutor:
         step = self._apply(plan)
         rows = step.rows[step.sampling]
         logprobs = list[TokenLogprobs | None]()
-        with torch.inference_mode():
-            clock.start()
-            self._upload_pages(slot)
-            if len(step.rows):
-                self._run(slot, step)
-                logprobs = self._sample_by_sort(self._logits[: len(rows)], rows, step.draws)
-            clock.stop(fetched=len(rows) > 0)
-            tokens = self._download.fetch(slot, clock) if len(rows) else np.empty(0, dtype=np.int32)
+        clock.start()
+        self._upload_pages(slot)
+        if len(step.rows):
+            self._run(slot, step)
+            logprobs = self._sample_by_sort(self._logits, rows, step.draws)
+        clock.stop(fetched=len(rows) > 0)
+        tokens = self._download.fetch(slot, clock) if len(rows) else np.empty(0, dtype=np.int32)
         requests = self.rows.requests[rows]
         launched = LaunchedStep(plan.step, step.computed, rows, requests, clock, tokens, logprobs)
         self._ring[slot] = launched
@@ -138,17 +137,15 @@ class FusedExecutor:
         slot = self._take_slot()
         self._ring[slot] = None
         step = self._apply(plan)
-        with torch.inference_mode():
-            self._upload_pages(slot)
-            if len(step.rows):
-                bucket, frame = self._tailor(slot, step)
-                self._compute(bucket, frame.views)
+        self._upload_pages(slot)
+        if len(step.rows):
+            bucket, frame = self._tailor(slot, step)
+            self._compute(bucket, frame.views)
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         sampling = len(step.sampling)
         return step, self._logits[:sampling].float() if sampling else None
 
-    @torch.inference_mode()
     def run_padding(self, bucket: Bucket) -> None:
         """Launch a step of `bucket`'s size without a graph. It changes nothing that is ever read."""
         self._pad(bucket)
