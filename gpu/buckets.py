@@ -147,6 +147,7 @@ def lay(
         rows[:decodes], rows[decodes:] = step.rows, spare
         positions[:decodes], positions[decodes:] = step.starts, 0
         np.subtract(-1, rows, out=codes)
+        codes[decodes:] = 0
     else:
         _lay_mixed(arrays, bucket, step, spare)
         for place, target in enumerate(arrays[7:]):
@@ -168,7 +169,7 @@ def _lay_mixed(arrays: Sequence[Array], bucket: Bucket, step: StepRows, spare: i
     rows[:tokens] = np.repeat(step.rows[:n], counts)
     rows[first:stop] = step.rows[n:]
     np.subtract(-1, rows, out=codes)
-    codes[:tokens] = step.tokens
+    codes[:tokens], codes[tokens:first], codes[stop:] = step.tokens, 0, 0
     positions[:] = 0
     positions[:tokens] = np.arange(tokens) - np.repeat(ends - counts - step.starts[:n], counts)
     positions[first:stop] = step.starts[n:]

@@ -69,7 +69,7 @@ def check(bucket: Bucket, step: StepRows) -> None:
     assert lines[:tokens] == [line for run in wanted[:n] for line in run]
     first, stop = bucket.extended, bucket.extended + len(step.rows) - n
     assert lines[first:stop] == [run[0] for run in wanted[n:]]
-    assert set(lines[tokens:first] + lines[stop:]) <= {(-1 - SPARE, SPARE, 0)}
+    assert set(lines[tokens:first] + lines[stop:]) <= {(0, SPARE, 0)}
     sampled = len(step.sampling)
     assert (
         temperatures
