@@ -60,15 +60,18 @@ class HistorySession:
         self.root: Line = HistoryLine(self, [])
         self._target = target
         self._dialect = dialect
+        self._connections: list[HttpConnection] = []
         self._idle: list[HttpConnection] = []
 
     async def connect(self, width: int) -> None:
         """Raises OSError."""
-        self._idle = [HttpConnection(self._target.url, self._target.token) for _ in range(width)]
-        await asyncio.gather(*(connection.connect() for connection in self._idle))
+        for _ in range(width):
+            self._connections.append(HttpConnection(self._target.url, self._target.token))
+        await asyncio.gather(*(connection.connect() for connection in self._connections))
+        self._idle = list(self._connections)
 
     async def close(self) -> None:
-        for connection in self._idle:
+        for connection in self._connections:
             connection.close()
 
     async def generate(self, prompt: list[int], job: Job, *, ids: bool) -> tuple[Trace, list[int]]:

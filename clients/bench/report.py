@@ -15,6 +15,7 @@ from ramify.clients.commands.info import local_info
 from ramify.protocol.errors import BadRequest
 
 FORMAT = 1
+TOKEN_FLAGS = ("--token", "--auth-token")
 
 # Of each figure: the column's head, and how its numbers read.
 COLUMNS: dict[str, tuple[str, str]] = {
@@ -91,12 +92,24 @@ def assemble(
         "workload": workload,
         "label": label,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["ramify", *sys.argv[1:]]),
+        "command": shlex.join(["ramify", *without_tokens(sys.argv[1:])]),
         "machine": machine(),
         "engine": dict(engine),
         "options": dict(options),
         "cases": list(cases),
     }
+
+
+def without_tokens(flags: Sequence[str]) -> list[str]:
+    """The same flags, with bearer tokens made unreadable: reports are passed on."""
+    shown: list[str] = []
+    for flag in flags:
+        name, sep, _ = flag.partition("=")
+        if shown and shown[-1] in TOKEN_FLAGS:
+            shown.append("***")
+        else:
+            shown.append(f"{name}=***" if sep and name in TOKEN_FLAGS else flag)
+    return shown
 
 
 def machine() -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Meta(msgspec.Struct):
 
 class Event(msgspec.Struct):
     meta_info: Meta | None = None
-    output_ids: msgspec.Raw | None = None  # decoded only where needed: it may be long
+    output_ids: msgspec.Raw = msgspec.Raw(b"[]")  # decoded only where needed: it may be long
     error: Any = None
 
 
@@ -76,7 +76,7 @@ class SglangAnswer:
             meta = event.meta_info
             if meta is None:
                 raise BenchFailed(f"/generate: {seen(data)}")
-            if self._want_ids and event.output_ids is not None:
+            if self._want_ids:
                 self._take(_ids(event.output_ids), meta.completion_tokens)
         except msgspec.DecodeError as error:
             raise BenchFailed(f"/generate: {error}: {seen(data)}") from None

@@ -213,7 +213,7 @@ def _start_report(args: argparse.Namespace) -> dict[str, Any]:
     case = measure.measure_start(
         args.serve_flags, args.shape, repeats=args.repeats, warmup=args.warmup, say=say
     )
-    engine = {"kind": "ramify", "command": args.serve_flags, "shape": args.shape}
+    engine = {"kind": "ramify"}
     return report.assemble("start", args.label or "ramify", engine, options(args), [case])
 
 
@@ -287,4 +287,5 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
     """The flags, as JSON; not the token."""
     skipped = ("run", "cases", "token", "workload")
     plain = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    plain["serve_flags"] = report.without_tokens(args.serve_flags)
     return {name: value for name, value in plain.items() if name not in skipped}
