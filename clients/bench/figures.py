@@ -6,9 +6,10 @@ itl_mean_ms      mean over requests of (last - first token) / (tokens after the 
 itl_p*_ms        over tokens: what a token waited for; a delta of k tokens counts k times its k-th
 step_ms          of the lines of a `together` level: time per token while all of them decode
 steady_share     which part of their tokens fell into that time
-prefill_tok_s    all prompts over the time until the last first token
+prefill_tok_s    where each request has one token of output: all prompts over the time until the last
 level_N_s        mean over programs of the time from a level's start to its end
-computed_ratio   prompt tokens computed, over the optimum (`workloads.optimum`)
+computed_ratio   prompt tokens computed, over the optimum (`workloads.optimum`); not where input was
+                 appended ahead, for then its computation is in no request's account
 hit_rate         cached share of the prompt tokens
 wall_over_device `seconds` over the time that the device spent in steps
 """
@@ -42,9 +43,9 @@ def figures(case: Case, programs: list[Program], outcome: Outcome) -> dict[str, 
     }
     if case.together:
         found |= _steady([trace for trace in load if trace.level == 1])
-    prompt = sum(trace.prompt for trace in load)
-    last_first = max(trace.arrivals[0] for trace in load)
-    found["prefill_tok_s"] = prompt / (last_first - outcome.begin)
+    if all(trace.output == 1 for trace in load):
+        last = max(trace.arrivals[0] for trace in load)
+        found["prefill_tok_s"] = sum(trace.prompt for trace in load) / (last - outcome.begin)
     if outcome.device_s is not None:
         found["device_s"] = outcome.device_s
         if outcome.device_s:  # an executor without a clock says 0
@@ -93,7 +94,8 @@ def _gaps(load: Sequence[Trace]) -> tuple[list[float], list[int]]:
 def _prompts(programs: list[Program], outcome: Outcome) -> dict[str, float]:
     """Prompt tokens by the server's account; nothing where it gives none."""
     counted = [(t.cached, t.computed) for t in outcome.traces if t.computed is not None]
-    if len(counted) != len(outcome.traces):
+    ahead = any(level.ahead_s for program in programs for level in program.levels)
+    if ahead or len(counted) != len(outcome.traces):
         return {}
     cached = sum(have or 0 for have, _ in counted)
     computed = sum(new or 0 for _, new in counted)

@@ -80,9 +80,13 @@ def _bars(axis: Any, reports: Sequence[Report], names: Sequence[str], key: str, 
         marks = axis.bar(
             [i + offset for i in at], middle, 0.92 * width, yerr=error, capsize=3, label=name
         )
-        axis.bar_label(marks, labels=[f"{value:.4g}" for value in middle], fontsize=7, padding=2)
+        axis.bar_label(marks, labels=[_short(value) for value in middle], fontsize=7, padding=2)
     _case_ticks(axis, cases, title)
     axis.margins(y=0.15)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _case_ticks(axis: Any, cases: Sequence[str], title: str) -> None:
@@ -114,21 +118,24 @@ def _ttft_distribution(axis: Any, reports: Sequence[Report], names: Sequence[str
 
 
 def _itl_distribution(axis: Any, reports: Sequence[Report], names: Sequence[str]) -> None:
-    """Which share of tokens came after how long; the median of the runs, quantile by quantile."""
+    """Which share of tokens came after how long; the median of the runs, quantile by quantile.
+
+    The axis ends at the 99th percentile: the longest gap of all would leave no room for the rest.
+    """
     for report, name in zip(reports, names, strict=True):
         runs = [run["itl_ms_quantiles"] for case in report["cases"] for run in case["runs"]]
         points = [percentile(column, 50) for column in zip(*(r for r in runs if r), strict=True)]
         if points:
-            axis.plot(points, [p / (len(points) - 1) for p in range(len(points))], label=name)
-    _distribution(axis, "time between tokens, ms")
-    axis.set_xscale("log")
+            shares = [p / (len(points) - 1) for p in range(len(points))]
+            axis.plot(points[:-1], shares[:-1], label=name)
+    _distribution(axis, "time between tokens, ms (to p99)")
 
 
 def _distribution(axis: Any, title: str) -> None:
     axis.set_xlabel(title)
     axis.set_ylabel("share at most")
     axis.set_ylim(0, 1)
-    axis.set_xlim(left=None)
+    axis.set_xlim(left=0)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=7)
 

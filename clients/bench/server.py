@@ -73,7 +73,7 @@ def _announced(process: "subprocess.Popen[str]") -> str:
 
 def http_url(url: str) -> str:
     """The root of a server's HTTP side, for its ws(s):// or http(s):// URL."""
-    return url.replace("ws", "http", 1).removesuffix("/v1/ws").rstrip("/")
+    return re.sub("^ws", "http", url).removesuffix("/v1/ws").rstrip("/")
 
 
 def get(url: str, token: str | None) -> bytes:

@@ -146,10 +146,9 @@ class WebSocket(asyncio.Protocol):
             elif opcode == PING:
                 self._transport.write(client_frame(payload, PONG))
             elif opcode == CLOSE:
-                code = int.from_bytes(payload[:2])
-                self._why = (
-                    f"the server closed the WebSocket: {code} {payload[2:].decode('utf-8', 'replace')}"
-                )
+                code, reason = int.from_bytes(payload[:2]), payload[2:].decode("utf-8", "replace")
+                self._why = f"the server closed the WebSocket: {code} {reason}"
+                self._transport.write(client_frame(payload[:2], CLOSE))
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = f"{self._why} ({exc})" if exc is not None else self._why

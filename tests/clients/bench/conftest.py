@@ -53,6 +53,8 @@ class FakeHttp:
             return self._json(writer, 200, {"model_path": "/models/tiny"})
         if path == "/v1/models":
             return self._json(writer, 200, {"data": [{"id": "tiny"}]})
+        if path == "/metrics":
+            return self._json(writer, 200, {})
         if self.fault == "status":
             return self._json(writer, 400, {"error": "no such thing"})
         self.bodies.append(json.loads(body))
@@ -83,7 +85,7 @@ class FakeHttp:
         if self.fault == "short":
             count -= 1
         output = [(sum(prompt) + i) % 97 for i in range(count)]
-        cached = self._cached(prompt)
+        cached = self._cached(prompt, output)
         spans = [(at, min(at + self.group, count)) for at in range(0, count, self.group)]
         make = self._openai if openai else self._sglang
         events = [make(body, output, span, cached) for span in spans]
@@ -128,10 +130,11 @@ class FakeHttp:
             "prompt_tokens": len(prompt), "completion_tokens": count, "prompt_tokens_details": details,
         }  # fmt: skip
 
-    def _cached(self, prompt: list[int]) -> int:
-        """Tokens of the longest known prefix; this prompt is known from now on."""
+    def _cached(self, prompt: list[int], output: list[int]) -> int:
+        """Tokens of the longest known prefix; all but the last output token is known from now on."""
         found = [at for at in range(len(prompt)) if tuple(prompt[:at]) in self._known]
-        self._known |= {tuple(prompt[:at]) for at in range(len(prompt) + 1)}
+        line = prompt + output
+        self._known |= {tuple(line[:at]) for at in range(len(line))}
         return max(found, default=0)
 
 

@@ -36,7 +36,7 @@ def test_rates_and_latencies() -> None:
     assert found["output_tok_s"] == pytest.approx(3.0)
     assert found["ttft_mean_ms"] == pytest.approx(750)
     assert found["itl_mean_ms"] == pytest.approx((400 / 3 + 1000) / 2)
-    assert found["prefill_tok_s"] == pytest.approx(20)
+    assert "prefill_tok_s" not in found
     marks = itl_quantiles(outcome)  # 100 once, 150 twice (one delta of two tokens), 1000 once
     assert (marks[0], marks[50], marks[100]) == pytest.approx((100, 150, 1000))
 
@@ -88,3 +88,13 @@ def test_device_time() -> None:
     assert (found["wall_over_device"], found["steps"]) == (1.5, 7)
     outcome.device_s = 0.0
     assert "wall_over_device" not in figures(case(), [program(1)], outcome)
+
+
+def test_prefill_is_measured_without_decoding() -> None:
+    outcome = Outcome(1.0, [trace(1.0, (1.5, 1)), trace(1.0, (3.0, 1))])
+    assert figures(case(), [program(1, 1)], outcome)["prefill_tok_s"] == pytest.approx(10)
+
+
+def test_input_ahead_is_in_no_account() -> None:
+    ahead = Program([Level([Job([1, 2], 1)], ahead_s=0.3)])
+    assert "computed_ratio" not in figures(case(), [ahead], Outcome(0.0, [trace(0.0, (1.0, 1))]))

@@ -38,7 +38,7 @@ async def test_a_chat_sends_its_history(http_serving: Any, kind: str, settings: 
         assert asked[2][:8] == asked[1]
         assert len(asked[2]) == 8 + 3
         assert [trace.output for trace in outcome.traces] == [4, 3, 2]
-        assert [trace.cached for trace in outcome.traces] == [0, 3, 8]
+        assert [trace.cached for trace in outcome.traces] == [0, 6, 10]
         assert [trace.level for trace in outcome.traces] == [0, 1, 2]
         assert server.connections == 1
         for trace in outcome.traces:
