@@ -80,10 +80,9 @@ class HistorySession:
         body = self._dialect.body(prompt, job, ids=ids)
         answer = self._dialect.answer(ids=ids)
         trace = Trace(sent=time.perf_counter(), prompt=len(prompt))
-        async for now, data in connection.post(self._dialect.path, body):
-            if data == b"[DONE]":
-                continue
-            if count := answer.event(data):
+        async for now, events in connection.post(self._dialect.path, body):
+            count = sum(answer.event(data) for data in events if data != b"[DONE]")
+            if count:
                 trace.arrived(now, count)
                 trace.ended = now
         self._idle.append(connection)

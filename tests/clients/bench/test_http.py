@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.clients.bench.http import HttpConnection, SseReader
+from ramify.clients.bench.http import ChunkedBody, HttpConnection, SseReader
 from ramify.clients.bench.session import BenchFailed
 
 BODY = b'{"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 3}}'
@@ -43,8 +43,26 @@ def test_half_an_event_shows() -> None:
     assert not reader.clean
 
 
+@given(st.lists(st.binary(min_size=1, max_size=40)), st.lists(st.integers(0, 400), max_size=20))
+def test_chunks_in_any_pieces(chunks: list[bytes], cuts: list[int]) -> None:
+    body = b"".join(b"%X;x=y\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+    reader, found = ChunkedBody(), b""
+    marks = sorted({0, len(body), *(cut % (len(body) + 1) for cut in cuts)})
+    for start, stop in itertools.pairwise(marks):
+        assert not reader.done
+        found += reader.feed(body[start:stop])
+    assert found == b"".join(chunks)
+    assert reader.done
+
+
+@pytest.mark.parametrize("body", [b"x\r\n", b"1\r\nab\r\n\r\n", b"0\r\nTrailer: x\r\n\r\n"])
+def test_bad_chunks(body: bytes) -> None:
+    with pytest.raises(BenchFailed, match="chunk"):
+        ChunkedBody().feed(body)
+
+
 async def post(connection: HttpConnection) -> list[bytes]:
-    return [data async for _, data in connection.post("/generate", BODY)]
+    return [data async for _, events in connection.post("/generate", BODY) for data in events]
 
 
 async def test_a_connection_is_used_again(http_serving: Any) -> None:
