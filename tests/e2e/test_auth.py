@@ -59,7 +59,7 @@ async def test_no_token_and_wrong_tokens(serving: Any) -> None:
         async with served.connect() as peer:  # strangers may not send much
             await peer.send({"type": "open", "client": "peer", "token": "x" * 9000})
             assert await peer.closed() == 1009
-        assert served.engine.sessions == 0
+        assert served.engine.metrics.live_sessions == 0
 
 
 async def test_minted_tokens_work_once(serving: Any) -> None:
