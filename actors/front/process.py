@@ -28,18 +28,19 @@ from ramify.actors.front.wire import (
 )
 from ramify.actors.kit.bundle import Bundle
 from ramify.actors.kit.link import Link, open_link
-from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.protocol.messages import Inspected, Tokens
 
 CHILD = "ramify.actors.front.child"
 PARTING_SECONDS = 1.0  # between the end of the link and the end of the process
 
-log = get_log(__name__)
-
 
 class GatewayProcess:
-    """A started process. `live`: the sessions that it has told the cache of; `first`: past them."""
+    """A started process.
+
+    `live`: the sessions that it has told the cache of; `first`: the count that no session of its
+    has had. `heard`: when it last sent something; its owner sets it.
+    """
 
     _link: Link[FromCore, ToCore]  # this and the bundle: from `start` on
     _sessions: Bundle[tuple[int, Tokens | Inspected]]
@@ -52,7 +53,8 @@ class GatewayProcess:
         self._lifeline = lifeline
         self._loop = asyncio.get_running_loop()
         self._broken: Exception | None = None
-        self._hung = False
+        self.heard = 0.0
+        self._hung: str | None = None
 
     @classmethod
     async def start(
@@ -108,7 +110,7 @@ class GatewayProcess:
             self._sessions.flush()
             self._link.tell(message)
         except MailboxFull as error:
-            self._stuck(error)
+            self.hung(str(error))
         except MailboxClosed:
             pass  # its end is under way
 
@@ -117,7 +119,7 @@ class GatewayProcess:
         try:
             self._sessions.put((session, message))
         except MailboxFull as error:
-            self._stuck(error)
+            self.hung(str(error))
 
     def flush(self) -> None:
         """Send the frame."""
@@ -126,6 +128,12 @@ class GatewayProcess:
     def consumed(self) -> None:
         """A message of the process has been dealt with."""
         self._link.consumed()
+
+    def hung(self, why: str) -> None:
+        """It does not read or does not speak: end it."""
+        if self._hung is None:
+            self._hung = why
+            self.kill()
 
     def kill(self) -> None:
         """End the process now."""
@@ -149,24 +157,13 @@ class GatewayProcess:
             os.close(self._lifeline)
         return self._explain(code)
 
-    @property
-    def orderly(self) -> bool:
-        """True if the process ended as it was told to."""
-        return self._process.returncode == 0
-
     def _ended(self, error: Exception | None) -> None:
         self._broken = error
         self._loop.call_later(PARTING_SECONDS, self.kill)
 
-    def _stuck(self, error: MailboxFull) -> None:
-        if not self._hung:
-            self._hung = True
-            log.error("a gateway process does not read: killing it", pid=self.pid, reason=str(error))
-            self.kill()
-
     def _explain(self, code: int) -> str:
-        if self._hung:
-            return f"its process {self.pid} did not read what it was sent"
+        if self._hung is not None:
+            return f"its process {self.pid} hung and was killed: {self._hung}"
         if code < 0:
             with contextlib.suppress(ValueError):
                 return f"its process {self.pid} was killed by {signal.Signals(-code).name}"

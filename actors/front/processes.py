@@ -18,6 +18,7 @@ import os
 import socket
 from collections import deque
 from functools import partial
+from typing import cast
 
 import anyio
 import msgspec
@@ -73,6 +74,7 @@ from ramify.protocol.wire import ServerInfo
 
 LOAD_SECONDS = 0.25  # how often processes hear of the engine's load
 DEATHS, WITHIN_SECONDS = 3, 60.0  # more deaths than these end the engine
+HUNG_SECONDS = 30.0  # a process reports its lag every 0.25 s
 LEAVE_SECONDS = 7.0  # beyond the grace time: closing handshakes, and the end of the process
 
 log = get_log(__name__)
@@ -149,7 +151,7 @@ class ProcessFront:
         self._serve.set()
         for slot in self._slots:
             await slot.serving.wait()
-        await group.start(guard("gateways", self._tell_load))
+        await group.start(guard("gateways", self._watch))
 
     def begin_drain(self, reason: str, grace: float) -> None:
         self._stopping = True
@@ -183,8 +185,7 @@ class ProcessFront:
     def put(self, key: int, message: SessionMessage) -> None:
         process = self._up.get(slot_of(key))
         if process is not None:
-            assert isinstance(message, Tokens | Inspected)
-            process.put(key, message)
+            process.put(key, cast(Tokens | Inspected, message))  # all that the core tells them
 
     def start(self) -> None:
         for process in self._up.values():
@@ -238,6 +239,7 @@ class ProcessFront:
         assert self._core is not None
         process.tell(Serve(self._server(slot), self._core.context))
         process.tell(Load(self._status.load()))
+        process.heard = self._clock.now()
         self._up[slot.number] = process  # its sessions may be told from now on
         await slot.serving.wait()
         self._tell_all(Peers(sorted(self._up)))
@@ -290,6 +292,7 @@ class ProcessFront:
                 slot.serving.set()
             case StartFailed():
                 slot.failure = message.exception()
+        process.heard = self._clock.now()
         process.consumed()
 
     def _handle(self, slot: _Slot, process: GatewayProcess, message: CoreMessage) -> None:
@@ -320,14 +323,19 @@ class ProcessFront:
                     process.first = max(process.first, count_of(session) + 1)
                 core.cache.tell(message)
 
-    async def _tell_load(self, *, task_status: TaskStatus[None]) -> None:
+    async def _watch(self, *, task_status: TaskStatus[None]) -> None:
+        """Tell the processes of the load, and kill one that has hung."""
         task_status.started()
         while True:
+            now = self._clock.now()
+            for process in self._up.values():
+                if now - process.heard > HUNG_SECONDS:
+                    process.hung("it was silent for too long")
             load = self._status.load()
             if load != self._told_load:
                 self._told_load = load
                 self._tell_all(Load(load))
-            await self._clock.sleep_until(self._clock.now() + LOAD_SECONDS)
+            await self._clock.sleep_until(now + LOAD_SECONDS)
 
     def _state(self) -> Status:
         return Status(self._status.ready, self._status.phase, self._status.info())

@@ -55,7 +55,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--gateways",
         type=int,
         metavar="N",
-        help="processes for sockets and sessions; 0: in the engine's (default: 0 on a CPU)",
+        help="processes for sockets and sessions (default: 0, in the engine's own; on CUDA up to 4)",
     )
     group.add_argument("--deflate", action="store_true", help="compress frames (costs CPU)")
     for flag, default, text in (

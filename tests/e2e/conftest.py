@@ -384,7 +384,7 @@ def serving(tokenizer_folder: Path) -> Serving:
     async def run(
         *,
         executor: str = "thread",
-        gateways: int = int(os.environ.get("G", "0")),
+        gateways: int = 0,
         model: Mapping[str, Any] = {},
         server: Mapping[str, Any] = {},
         limits: Mapping[str, Any] = {},
@@ -435,13 +435,19 @@ def starting(tokenizer_folder: Path) -> Starting:
     """`error = await starting(kind, ...)`: an engine that cannot be started, and leaves nothing."""
 
     async def run(
-        kind: type[RamifyError], *, path: Path | None = None, port: int = 0, executor: Any = "thread"
+        kind: type[RamifyError],
+        *,
+        path: Path | None = None,
+        port: int = 0,
+        executor: Any = "thread",
+        gateways: int = 0,
     ) -> RamifyError:
         """`path`: a model folder to load; without it the fake model runs."""
         config = EngineConfig(
             model=ModelConfig(path=path or tokenizer_folder, device="cpu", threads=1),
             server=ServerConfig(port=port),
             executor=executor,
+            gateways=gateways,
         )
         before = Resources()
         with pytest.raises(kind) as caught:
@@ -515,3 +521,16 @@ def executor(request: pytest.FixtureRequest) -> str:
     """Where the executor runs: tests that use this run with both."""
     placement: str = request.param
     return placement
+
+
+PLACEMENTS = {
+    "thread": {"executor": "thread"},
+    "process": {"executor": "process"},
+    "gateways": {"executor": "thread", "gateways": 2},
+}
+
+
+@pytest.fixture(params=list(PLACEMENTS))
+def placement(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What runs in processes of its own: for `serving(**placement)`."""
+    return PLACEMENTS[request.param]
