@@ -225,7 +225,7 @@ class FusedExecutor:
 
     def _tailor(self, slot: int, step: StepRows) -> tuple[Bucket, Frame]:
         """Upload the step as large as it is."""
-        bucket = tailored(step, self._attention.static_extends)
+        bucket = tailored(step, self.static_extends and self._device.type == "cuda")
         frame = self._extras.frame(slot, fields(bucket, self._plan(step)))
         self._fill(frame, bucket, step)
         return bucket, frame

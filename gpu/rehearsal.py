@@ -30,12 +30,12 @@ class Rehearsal:
 def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsal:
     """Run `executor`, which cannot serve afterwards, and before which `free` bytes were free.
 
-    On a CPU nothing is measured.
+    On a CPU nothing is measured, and no step is padded.
     """
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
-    decodes = decode_buckets(rows)
     if executor.device.type != "cuda":
-        return Rehearsal([*decodes, *mixed_buckets(rows, tokens)], 0)
+        return Rehearsal([], 0)
+    decodes = decode_buckets(rows)
     progress("compiling kernels", 0.0)
     compile_side_by_side(lambda: _play(executor))
     progress("measuring steps", 0.0)
