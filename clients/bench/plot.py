@@ -159,8 +159,8 @@ def _phases(axis: Any, reports: Sequence[Report], names: Sequence[str]) -> None:
         error = [[whole["median"] - whole["min"]], [whole["max"] - whole["median"]]]
         axis.errorbar([place], [whole["median"]], yerr=error, fmt="k_", markersize=24, capsize=3)
         axis.annotate(
-            f"all {whole['median']:.2f}", (place, whole["median"]), fontsize=7, ha="center",
-            xytext=(0, 5), textcoords="offset points",
+            f"all {whole['median']:.2f}", (place, whole["median"]), fontsize=7,
+            xytext=(6, 3), textcoords="offset points",
         )  # fmt: skip
     axis.set_xticks(range(len(names)))
     axis.set_xticklabels(names, fontsize=7)
