@@ -4,6 +4,7 @@ matplotlib is imported here only, when something is drawn.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,10 @@ def draw(reports: Sequence[Report], path: Path) -> None:
 
 def _pyplot() -> Any:
     try:
-        import matplotlib
+        import_module("matplotlib").use("agg")
     except ModuleNotFoundError:
         raise BadRequest("plots need matplotlib: pip install 'ramify[bench]'") from None
-    matplotlib.use("agg")
-    import matplotlib.pyplot
-
-    return matplotlib.pyplot
+    return import_module("matplotlib.pyplot")
 
 
 def _machine(report: Report) -> str:
