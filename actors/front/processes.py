@@ -34,6 +34,7 @@ from ramify.actors.front.wire import (
     Listening,
     Load,
     Peers,
+    Ready,
     Serve,
     Serving,
     Start,
@@ -81,6 +82,7 @@ class _Slot:
         self.process: GatewayProcess | None = None  # while one runs
         self.listening = asyncio.Event()
         self.serving = asyncio.Event()
+        self.ready = asyncio.Event()
         self.failure: Exception | None = None
         self.ended = asyncio.Event()
 
@@ -137,6 +139,10 @@ class ProcessFront:
         for slot in self._slots:
             await slot.serving.wait()
         await group.start(guard("gateways", self._watch))
+
+    async def announced(self) -> None:
+        for slot in self._slots:
+            await slot.ready.wait()
 
     def begin_drain(self, reason: str, grace: float) -> None:
         self._stopping = True
@@ -201,6 +207,7 @@ class ProcessFront:
     async def _start(self, slot: _Slot) -> GatewayProcess:
         slot.listening.clear()
         slot.serving.clear()
+        slot.ready.clear()
         start = Start(
             config=self._config,
             slot=slot.number,
@@ -261,6 +268,8 @@ class ProcessFront:
                 slot.listening.set()
             case Serving():
                 slot.serving.set()
+            case Ready():
+                slot.ready.set()
             case StartFailed():
                 slot.failure = message.exception()
         process.heard = self._clock.now()

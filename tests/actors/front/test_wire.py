@@ -65,6 +65,7 @@ def test_what_the_core_says(message: w.FromCore) -> None:
         w.Events([m.DropBranches([(1 << 32) - 1 << 32 | 1]), w.AskMetrics(1)]),
         w.Listening(),
         w.Serving(),
+        w.Ready(),
         w.StartFailed("ModelError", "no"),
     ],
 )
