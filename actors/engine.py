@@ -189,6 +189,7 @@ class Engine:
         group.start_soon(watch_loop, self.clock, self.metrics)
         self.status.executor = info
         self.status.become("ready", ready=True)
+        await self.front.announced()
         log.info(
             "ready",
             url=self.url,
