@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ramify.gpu.attention.choice import Choice
 from ramify.gpu.attention.paged import Inputs
-from ramify.gpu.attention.triton_paged import TritonPaged
 from ramify.gpu.executor import BadLogits, Counters, Progress
 from ramify.gpu.fused_sampling import sample_into
 from ramify.gpu.graphs import DecodeGraphs, batch_sizes
@@ -64,7 +64,13 @@ class FusedExecutor:
     """Runs plans on `model` over `pool`. CUDA graphs are captured here, before anything is served."""
 
     def __init__(
-        self, model: Decoder, pool: KVPool, table: RowTable, info: ExecutorInfo, progress: Progress
+        self,
+        model: Decoder,
+        pool: KVPool,
+        table: RowTable,
+        info: ExecutorInfo,
+        attention: Choice,
+        progress: Progress,
     ) -> None:
         self.info = info
         self.counters = Counters()
@@ -77,7 +83,7 @@ class FusedExecutor:
         self._pages = torch.full(shape, pool.pages, dtype=torch.int32, device=self._device)
         self._last = torch.zeros(info.max_rows + 1, dtype=torch.int32, device=self._device)
         self._tokens = torch.zeros(info.max_rows, dtype=torch.int32, device=self._device)
-        self._attention = TritonPaged(self._pages, info.page_size)
+        self._attention = attention.paged(self._pages, info.page_size, model.config, pool.k.dtype)
         self._decoder = FusedDecoder(model, pool, self._pages, self._last, self._attention)
         self._sampler = Sampler(info.max_rows, info.vocab_size, self._device)
         self._lines = Upload(self._device, fixed=info.max_rows * 24 + 128)
@@ -183,6 +189,7 @@ class FusedExecutor:
         arrays = _decode_lines(step, *self._sampler.draws_for(step.rows, step.draws))
         if size is not None:
             arrays = [_pad(array, size, fill) for array, fill in zip(arrays, self._padding, strict=True)]
+        self._attention.plan_decodes(arrays[1], arrays[2])
         views = self._lines.send(slot, arrays)
         self._download.settle()
         if self._graphs is not None and size is not None:
@@ -219,6 +226,8 @@ class FusedExecutor:
         arrays: list[Array] = [*(array.astype(np.int32) for array in integers), *settings]
         if step.extends:
             arrays += self._attention.plan(step)
+        else:
+            self._attention.plan_decodes(arrays[1], arrays[2])
         views = self._extras.send(slot, arrays)
         inputs = Inputs(
             codes=views[0],
@@ -254,10 +263,16 @@ class FusedExecutor:
         """Compile every kernel and capture the graphs, on the spare row."""
         sizes = batch_sizes(self.info.max_rows)
         if self.info.max_rows > 1:  # an extend and a decode in one step
-            spare = torch.tensor([[self._spare, 0, 1, 0]], dtype=torch.int32, device=self._device)
+            pair = np.arange(2)
+            step = StepRows(
+                rows=np.full(2, self._spare), starts=np.zeros(2, dtype=np.int64),
+                counts=np.ones(2, dtype=np.int64), extends=1, tokens=np.zeros(1, dtype=np.int32),
+                sampling=pair, draws=pair,
+            )  # fmt: skip
             codes, rows, positions, temperatures, uniforms = self._padded_lines(2)
-            sampling = torch.arange(2, device=self._device)
-            inputs = Inputs(codes, rows, positions, extended=1, plan=[spare], sampling=sampling)
+            sampling = torch.from_numpy(pair).to(self._device)
+            plan = [torch.from_numpy(a).to(self._device) for a in self._attention.plan(step)]
+            inputs = Inputs(codes, rows, positions, extended=1, plan=plan, sampling=sampling)
             logits = self._decoder.forward(inputs)
             sample_into(logits, rows, temperatures, uniforms, self._last, self._tokens)
         self._graphs = DecodeGraphs(self._padded_lines, self._decode, sizes, progress)
@@ -266,6 +281,7 @@ class FusedExecutor:
         """A decode step of `size` lines that are all padding."""
         torch.cuda.synchronize()  # the ring slot may be in use
         arrays = [np.full(size, fill, dtype=fill.dtype) for fill in self._padding]
+        self._attention.plan_decodes(arrays[1], arrays[2])
         return self._lines.send(0, arrays)
 
 

@@ -3,13 +3,12 @@
 The one place that knows all parts. Progress is reported throughout, because a person waits.
 """
 
-import importlib.util
-import os
 import time
 
 import msgspec
 import torch
 
+from ramify.gpu.attention.choice import Choice, choose
 from ramify.gpu.attention.torch_sdpa import TorchAttention
 from ramify.gpu.executor import Executor, Progress
 from ramify.gpu.kv_pool import KVPool, kv_bytes_per_token
@@ -40,13 +39,13 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     context = _context(config, shape)
+    attention = choose(config.attention, shape, dtype, device)
     model = Decoder(shape, context, dtype, device)
     if config.load_format == "dummy":
         progress("making random weights", 0.0)
         fill_random(model.weights())
     else:
         load_weights(config.path, model.weights(), progress)
-    attention = _attention(config, shape, device)
     info = _info(config, shape, model, context, dtype, device, attention)
     with torch.inference_mode():
         model.pack()
@@ -56,40 +55,19 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     )
     table = RowTable(info)
     executor: Executor
-    if attention == "triton":
-        from ramify.gpu.fused_executor import FusedExecutor
-
-        executor = FusedExecutor(model, pool, table, info, progress)
-    else:
+    if attention.extend == "torch":
         executor = TorchExecutor(
             model, TorchAttention(pool, table, shape.heads, shape.windows), table, info
         )
+    else:
+        from ramify.gpu.fused_executor import FusedExecutor
+
+        if attention.compiles:
+            progress("compiling FlashInfer's kernels: minutes, once", 1.0)
+        executor = FusedExecutor(model, pool, table, info, attention, progress)
     progress("ready", 1.0)
     executor.info = _with_load_seconds(info, time.perf_counter() - begin)
     return executor
-
-
-def _attention(config: ModelConfig, shape: DecoderConfig, device: torch.device) -> str:
-    """Which back end: as asked. `auto` is the Triton kernels on CUDA where they know the model."""
-    if config.attention == "torch" or (config.attention == "auto" and device.type != "cuda"):
-        return "torch"
-    obstacle = _triton_obstacle(shape, device)
-    if obstacle is None:
-        return "triton"
-    if config.attention == "auto":
-        return "torch"
-    raise ModelError(f"--attention triton: {obstacle}; give --attention torch")
-
-
-def _triton_obstacle(shape: DecoderConfig, device: torch.device) -> str | None:
-    """Why the Triton kernels cannot serve this model here, None if they can."""
-    if shape.head_dim not in (16, 32, 64, 128, 256):
-        return f"the kernels know head sizes 16, 32, 64, 128 and 256, not {shape.head_dim}"
-    if importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
-    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        return "on a CPU the kernels run only in Triton's interpreter (TRITON_INTERPRET=1), for tests"
-    return None
 
 
 def _context(config: ModelConfig, shape: DecoderConfig) -> int:
@@ -129,13 +107,14 @@ def _info(
     context: int,
     dtype: torch.dtype,
     device: torch.device,
-    attention: str,
+    attention: Choice,
 ) -> ExecutorInfo:
     per_token = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, dtype)
+    columns = -(-context // config.page_size)
+    free = free_bytes(device) - attention.workspace_bytes(config.max_rows + 1, columns)
     pages = plan_pages(
-        config.kv_tokens, context, config.page_size, per_token, free_bytes(device), device,
-        config.kv_fraction,
-    )  # fmt: skip
+        config.kv_tokens, context, config.page_size, per_token, free, device, config.kv_fraction
+    )
     return ExecutorInfo(
         model=config.name if config.name is not None else config.path.resolve().name,
         architecture=shape.architecture,
@@ -149,7 +128,8 @@ def _info(
         step_tokens=config.step_tokens,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-        attention=attention,
+        attention=attention.name,
+        attention_reason=attention.reason,
         eos_token_ids=list(shape.eos_token_ids),
         kv_bytes_per_token=per_token,
         load_seconds=0.0,

@@ -37,7 +37,17 @@ class PagedAttention(Protocol):
     name: str
 
     def plan(self, step: StepRows) -> list[Array]:
-        """The host's part, once for a step with extends: arrays that are uploaded with the step."""
+        """The host's part, once for a step with extends: arrays that are uploaded with the step.
+
+        What the step adds to the page table is on its way to the device already.
+        """
+        ...
+
+    def plan_decodes(self, rows: Array, positions: Array) -> None:
+        """The host's part of a step of decodes alone, before a graph of this size runs or is made.
+
+        rows, positions int32[B], padding included.
+        """
         ...
 
     def attend(

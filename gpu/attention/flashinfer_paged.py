@@ -1,0 +1,262 @@
+"""FlashInfer's kernels as a back end: FA3 or FA2 for extends, its paged decode for decodes.
+
+FlashInfer (Ye et al. 2025) plans on the host: `plan` cuts a step into work items and copies them to
+the device behind the stream, and the layers share them. Everything that it reads is a host array
+or the page table on the device, so nothing here waits for a step. Imported only where chosen; it
+does not know why (see `choice`).
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.gpu.attention.page_lists import fill_page_lists
+from ramify.gpu.attention.paged import Inputs
+from ramify.gpu.attention.triton_paged import TritonPaged
+from ramify.gpu.models.config import DecoderConfig
+from ramify.gpu.rows import Ints, StepRows
+from ramify.gpu.staging import Array, Upload
+
+SPLIT_BYTES = 128 << 20  # partial results of FA2 and of decodes whose keys are split
+_PLAN_BYTES = 1 << 20  # of a decode plan: some words for each of its programs
+
+
+def workspace_bytes(extend: str, decode: str, rows: int, columns: int) -> int:
+    """Device memory that the back end takes beside the pool, about."""
+    lists = 4 * rows * columns if decode == "flashinfer" else 0
+    split = 0 if (extend, decode) == ("fa3", "triton") else SPLIT_BYTES
+    return split + lists + (16 << 20)
+
+
+class FlashInferPaged:
+    """`pages` int32[rows, columns] is the page table on the device.
+
+    `extend`: "fa3" or "fa2". `decode`: "flashinfer", or "triton" for the kernels of `TritonPaged`,
+    which need no plan.
+    """
+
+    def __init__(
+        self,
+        pages: Tensor,
+        page_size: int,
+        shape: DecoderConfig,
+        dtype: torch.dtype,
+        extend: str,
+        decode: str,
+    ) -> None:
+        self.name = f"flashinfer {extend} + {decode} decode"
+        self._triton = TritonPaged(pages, page_size)
+        scratch = torch.zeros(
+            16 if (extend, decode) == ("fa3", "triton") else SPLIT_BYTES,
+            dtype=torch.uint8,
+            device=pages.device,
+        )
+        self._page_size = page_size
+        self._extends = _Extends(pages, page_size, shape, dtype, extend, scratch)
+        self._decodes = None
+        if decode == "flashinfer":
+            self._decodes = _Decodes(pages, page_size, shape, dtype, scratch)
+
+    def plan(self, step: StepRows) -> list[Array]:
+        """With FlashInfer's own decode, the decodes of a step with extends are runs of one token."""
+        runs = step.extends if self._decodes is None else len(step.rows)
+        self._extends.plan(step.rows[:runs], step.starts[:runs], step.counts[:runs])
+        return []
+
+    def plan_decodes(self, rows: Array, positions: Array) -> None:
+        if self._decodes is not None:
+            self._decodes.plan(rows.astype(np.int64), positions.astype(np.int64))
+
+    def attend(
+        self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
+    ) -> Tensor:
+        tokens, heads, dim = q.shape
+        first = inputs.extended
+        if not first and self._decodes is None:
+            return self._triton.attend(q, pool, inputs, window)
+        output = torch.empty_like(q)
+        paged = paged_views(pool, self._page_size)
+        if not first:
+            assert self._decodes is not None
+            self._decodes.run(q, paged, output, window)
+        elif self._decodes is not None or first == tokens:
+            self._extends.run(q, paged, output, window)
+        else:
+            self._extends.run(q[:first], paged, output[:first], window)
+            decoded = self._triton.decode(q[first:], pool, inputs, window)
+            output.view(tokens, heads * dim)[first:] = decoded
+        return output.view(tokens, heads * dim)
+
+
+def paged_views(pool: "tuple[Tensor, Tensor]", page_size: int) -> "tuple[Tensor, Tensor]":
+    """k and v [slots, kv_heads, D] as [pages, page_size, kv_heads, D].
+
+    The padding slot is the first of a page that no view holds; the kernels reach it by its number.
+    """
+    keys, values = pool
+    slots = len(keys) // page_size * page_size
+    shape = (-1, page_size, *keys.shape[1:])
+    return keys[:slots].view(shape), values[:slots].view(shape)
+
+
+class _Planner:
+    """Guards the pinned buffer from which a wrapper's plan is copied to the device.
+
+    The copy waits in the stream for the steps before it; the next plan must not overwrite its
+    source. By the time that a third step is planned it is long over, so `begin` returns at once.
+    """
+
+    def __init__(self) -> None:
+        self._copied: torch.cuda.Event | None = None
+
+    def begin(self) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def end(self) -> None:
+        self._copied = torch.cuda.Event()
+        self._copied.record()
+
+
+def _pinned(values: Any) -> Tensor:
+    """int32, to be copied to the device without waiting for it."""
+    return torch.from_numpy(np.asarray(values, dtype=np.int32)).pin_memory()
+
+
+def _indptr(counts: Ints) -> Ints:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+
+
+class _Extends:
+    """Runs of new tokens over cached prefixes and themselves: one wrapper for each window."""
+
+    def __init__(
+        self,
+        pages: Tensor,
+        page_size: int,
+        shape: DecoderConfig,
+        dtype: torch.dtype,
+        kernels: str,
+        scratch: Tensor,
+    ) -> None:
+        wrapper = import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper
+        self._wrappers: dict[int | None, Any] = {
+            window: wrapper(scratch, "NHD", backend=kernels) for window in set(shape.windows)
+        }
+        self._pages = pages
+        self._page_size = page_size
+        self._shape = shape
+        self._dtype = dtype
+        self._compact = kernels == "fa2"
+        self._upload = Upload(pages.device)
+        self._planner = _Planner()
+
+    def plan(self, rows: Ints, starts: Ints, counts: Ints) -> None:
+        """Sequence i runs positions [starts[i], starts[i] + counts[i]) of row rows[i]."""
+        self._planner.begin()
+        lengths = starts + counts
+        used = -(-lengths // self._page_size)
+        indptr, indices = self._page_lists(rows, used)
+        last = lengths - (used - 1) * self._page_size
+        arguments = [_pinned(_indptr(counts)), _pinned(indptr), indices, _pinned(last)]
+        lengths_host = _pinned(lengths)
+        for window, wrapper in self._wrappers.items():
+            wrapper.plan(
+                *arguments, self._shape.heads, self._shape.kv_heads, self._shape.head_dim,
+                self._page_size, causal=True, window_left=_left(window), q_data_type=self._dtype,
+                seq_lens=lengths_host, max_token_per_sequence=int(counts.max()),
+            )  # fmt: skip
+        self._planner.end()
+
+    def run(self, q: Tensor, paged: "tuple[Tensor, Tensor]", output: Tensor, window: int | None) -> None:
+        self._wrappers[window].run(q, paged, out=output)
+
+    def _page_lists(self, rows: Ints, used: Ints) -> "tuple[Ints, Tensor]":
+        """Where each sequence's list of pages begins, and what holds the lists.
+
+        FA3 takes lengths apart from the lists, so they may lie anywhere: in the page table. FA2
+        takes them for one another's ends.
+        """
+        if not self._compact:
+            return np.append(rows * self._pages.shape[1], 0), self._pages.view(-1)
+        indptr = _indptr(used)
+        indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=self._pages.device)
+        where = self._upload.send(0, [rows.astype(np.int32), indptr.astype(np.int32)])
+        fill_page_lists(self._pages, where[0], where[1], indices)
+        return indptr, indices
+
+
+class _Decodes:
+    """Steps of decodes alone, one wrapper for each size of a CUDA graph.
+
+    A graph holds the addresses that its wrapper was made with; a plan rewrites what lies there.
+    """
+
+    def __init__(
+        self, pages: Tensor, page_size: int, shape: DecoderConfig, dtype: torch.dtype, scratch: Tensor
+    ) -> None:
+        decode = import_module("flashinfer.decode")
+        self._make = decode.BatchDecodeWithPagedKVCacheWrapper
+        self._replan = decode.fast_decode_plan
+        self._pages = pages
+        self._page_size = page_size
+        self._shape = shape
+        self._dtype = dtype
+        self._scratch = scratch
+        self._tensor_cores = shape.heads // shape.kv_heads >= 4
+        self._plans = {
+            window: torch.zeros(_PLAN_BYTES, dtype=torch.uint8, device=pages.device)
+            for window in set(shape.windows)
+        }
+        self._indices = torch.zeros(pages.numel(), dtype=torch.int32, device=pages.device)
+        self._upload = Upload(pages.device, fixed=12 * len(pages) + 256)
+        self._wrappers: dict[tuple[int, int | None], Any] = {}
+        self._size = 0
+        self._planner = _Planner()
+
+    def plan(self, rows: Ints, positions: Ints) -> None:
+        """A decode of each of `rows`; their number is a captured size or about to be one."""
+        self._planner.begin()
+        used = positions // self._page_size + 1
+        indptr = _indptr(used).astype(np.int32)
+        last = (positions % self._page_size + 1).astype(np.int32)
+        self._size = len(rows)
+        views = self._upload.send(0, [indptr, last, rows.astype(np.int32)])
+        fill_page_lists(self._pages, views[2], views[0], self._indices)
+        host = torch.from_numpy(indptr), torch.from_numpy(last)
+        for window in self._plans:
+            self._plan_one(window, host, views)
+        self._planner.end()
+
+    def _plan_one(self, window: int | None, host: "tuple[Tensor, Tensor]", views: list[Tensor]) -> None:
+        shape, key = self._shape, (self._size, window)
+        sizes = shape.heads, shape.kv_heads, shape.head_dim, self._page_size
+        options = {"window_left": _left(window), "q_data_type": self._dtype}
+        nothing = self._indices[:0]  # the lists are in place
+        if key in self._wrappers:
+            self._replan(
+                self._wrappers[key], host[0], nothing, host[1], *sizes, **options,
+                kv_data_type=self._dtype, global_override_indptr_cpu=host[0],
+            )  # fmt: skip
+            return
+        wrapper = self._make(
+            self._scratch, "NHD", use_cuda_graph=True, use_tensor_cores=self._tensor_cores,
+            paged_kv_indptr_buffer=views[0], paged_kv_indices_buffer=self._indices,
+            paged_kv_last_page_len_buffer=views[1],
+        )  # fmt: skip
+        wrapper.reset_workspace_buffer(self._scratch, self._plans[window])
+        wrapper.plan(host[0], nothing, host[1], *sizes, **options)
+        self._wrappers[key] = wrapper
+
+    def run(self, q: Tensor, paged: "tuple[Tensor, Tensor]", output: Tensor, window: int | None) -> None:
+        self._wrappers[self._size, window].run(q, paged, out=output)
+
+
+def _left(window: int | None) -> int:
+    """FlashInfer counts the positions before a token's own; -1: all."""
+    return -1 if window is None else window - 1
