@@ -111,7 +111,7 @@ def _info(
 ) -> ExecutorInfo:
     per_token = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, dtype)
     columns = -(-context // config.page_size)
-    free = free_bytes(device) - attention.workspace_bytes(config.max_rows + 1, columns)
+    free = free_bytes(device) - attention.workspace_bytes(shape, device, config.max_rows + 1, columns)
     pages = plan_pages(
         config.kv_tokens, context, config.page_size, per_token, free, device, config.kv_fraction
     )

@@ -22,15 +22,26 @@ from ramify.gpu.models.config import DecoderConfig
 from ramify.gpu.rows import Ints, StepRows
 from ramify.gpu.staging import Array, Upload
 
-SPLIT_BYTES = 128 << 20  # partial results of FA2 and of decodes whose keys are split
 _PLAN_BYTES = 1 << 20  # of a decode plan: some words for each of its programs
 
 
-def workspace_bytes(extend: str, decode: str, rows: int, columns: int) -> int:
+def workspace_bytes(
+    extend: str, decode: str, shape: DecoderConfig, multiprocessors: int, rows: int, columns: int
+) -> int:
     """Device memory that the back end takes beside the pool, about."""
     lists = 4 * rows * columns if decode == "flashinfer" else 0
-    split = 0 if (extend, decode) == ("fa3", "triton") else SPLIT_BYTES
-    return split + lists + (16 << 20)
+    return _scratch_bytes(extend, decode, shape, multiprocessors) + lists + (16 << 20)
+
+
+def _scratch_bytes(extend: str, decode: str, shape: DecoderConfig, multiprocessors: int) -> int:
+    """Room for partial results where keys are split, which FA3 does not: 16 bytes stand for none.
+
+    FA2 splits until two programs a multiprocessor are busy. Each holds a float32 tile of 128 lines.
+    """
+    if (extend, decode) == ("fa3", "triton"):
+        return 16
+    tile = 4 * 128 * (shape.head_dim + 1)
+    return 2 * multiprocessors * shape.heads // shape.kv_heads * tile + (16 << 20)
 
 
 class FlashInferPaged:
@@ -51,12 +62,14 @@ class FlashInferPaged:
     ) -> None:
         self.name = f"flashinfer {extend} + {decode} decode"
         self._triton = TritonPaged(pages, page_size)
+        multiprocessors = torch.cuda.get_device_properties(pages.device).multi_processor_count
         scratch = torch.zeros(
-            16 if (extend, decode) == ("fa3", "triton") else SPLIT_BYTES,
+            _scratch_bytes(extend, decode, shape, multiprocessors),
             dtype=torch.uint8,
             device=pages.device,
         )
         self._page_size = page_size
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}
         self._extends = _Extends(pages, page_size, shape, dtype, extend, scratch)
         self._decodes = None
         if decode == "flashinfer":
@@ -80,7 +93,7 @@ class FlashInferPaged:
         if not first and self._decodes is None:
             return self._triton.attend(q, pool, inputs, window)
         output = torch.empty_like(q)
-        paged = paged_views(pool, self._page_size)
+        paged = self._paged(pool)
         if not first:
             assert self._decodes is not None
             self._decodes.run(q, paged, output, window)
@@ -92,16 +105,19 @@ class FlashInferPaged:
             output.view(tokens, heads * dim)[first:] = decoded
         return output.view(tokens, heads * dim)
 
+    def _paged(self, pool: "tuple[Tensor, Tensor]") -> "tuple[Tensor, Tensor]":
+        """k and v [slots, kv_heads, D] as [pages, page_size, kv_heads, D]; made once for a layer.
 
-def paged_views(pool: "tuple[Tensor, Tensor]", page_size: int) -> "tuple[Tensor, Tensor]":
-    """k and v [slots, kv_heads, D] as [pages, page_size, kv_heads, D].
-
-    The padding slot is the first of a page that no view holds; the kernels reach it by its number.
-    """
-    keys, values = pool
-    slots = len(keys) // page_size * page_size
-    shape = (-1, page_size, *keys.shape[1:])
-    return keys[:slots].view(shape), values[:slots].view(shape)
+        The padding slot is the first of a page that no view holds; kernels reach it by its number.
+        """
+        keys, values = pool
+        views = self._views.get(keys.data_ptr())
+        if views is None:
+            slots = len(keys) // self._page_size * self._page_size
+            shape = (-1, self._page_size, *keys.shape[1:])
+            views = keys[:slots].view(shape), values[:slots].view(shape)
+            self._views[keys.data_ptr()] = views
+        return views
 
 
 class _Planner:
@@ -123,9 +139,10 @@ class _Planner:
         self._copied.record()
 
 
-def _pinned(values: Any) -> Tensor:
+def _pinned(*arrays: Ints) -> list[Tensor]:
     """int32, to be copied to the device without waiting for it."""
-    return torch.from_numpy(np.asarray(values, dtype=np.int32)).pin_memory()
+    together = torch.from_numpy(np.concatenate(arrays).astype(np.int32)).pin_memory()
+    return list(torch.split(together, [len(array) for array in arrays]))
 
 
 def _indptr(counts: Ints) -> Ints:
@@ -150,7 +167,7 @@ class _Extends:
         }
         self._pages = pages
         self._page_size = page_size
-        self._shape = shape
+        self._sizes = shape.heads, shape.kv_heads, shape.head_dim, page_size
         self._dtype = dtype
         self._compact = kernels == "fa2"
         self._upload = Upload(pages.device)
@@ -163,13 +180,12 @@ class _Extends:
         used = -(-lengths // self._page_size)
         indptr, indices = self._page_lists(rows, used)
         last = lengths - (used - 1) * self._page_size
-        arguments = [_pinned(_indptr(counts)), _pinned(indptr), indices, _pinned(last)]
-        lengths_host = _pinned(lengths)
+        queries, lists, lasts, totals = _pinned(_indptr(counts), indptr, last, lengths)
         for window, wrapper in self._wrappers.items():
             wrapper.plan(
-                *arguments, self._shape.heads, self._shape.kv_heads, self._shape.head_dim,
-                self._page_size, causal=True, window_left=_left(window), q_data_type=self._dtype,
-                seq_lens=lengths_host, max_token_per_sequence=int(counts.max()),
+                queries, lists, indices, lasts, *self._sizes, causal=True,
+                window_left=_left(window), q_data_type=self._dtype, seq_lens=totals,
+                max_token_per_sequence=int(counts.max()),
             )  # fmt: skip
         self._planner.end()
 
@@ -205,7 +221,7 @@ class _Decodes:
         self._replan = decode.fast_decode_plan
         self._pages = pages
         self._page_size = page_size
-        self._shape = shape
+        self._sizes = shape.heads, shape.kv_heads, shape.head_dim, page_size
         self._dtype = dtype
         self._scratch = scratch
         self._tensor_cores = shape.heads // shape.kv_heads >= 4
@@ -234,13 +250,12 @@ class _Decodes:
         self._planner.end()
 
     def _plan_one(self, window: int | None, host: "tuple[Tensor, Tensor]", views: list[Tensor]) -> None:
-        shape, key = self._shape, (self._size, window)
-        sizes = shape.heads, shape.kv_heads, shape.head_dim, self._page_size
+        key = self._size, window
         options = {"window_left": _left(window), "q_data_type": self._dtype}
         nothing = self._indices[:0]  # the lists are in place
         if key in self._wrappers:
             self._replan(
-                self._wrappers[key], host[0], nothing, host[1], *sizes, **options,
+                self._wrappers[key], host[0], nothing, host[1], *self._sizes, **options,
                 kv_data_type=self._dtype, global_override_indptr_cpu=host[0],
             )  # fmt: skip
             return
@@ -250,7 +265,7 @@ class _Decodes:
             paged_kv_last_page_len_buffer=views[1],
         )  # fmt: skip
         wrapper.reset_workspace_buffer(self._scratch, self._plans[window])
-        wrapper.plan(host[0], nothing, host[1], *sizes, **options)
+        wrapper.plan(host[0], nothing, host[1], *self._sizes, **options)
         self._wrappers[key] = wrapper
 
     def run(self, q: Tensor, paged: "tuple[Tensor, Tensor]", output: Tensor, window: int | None) -> None:
