@@ -45,10 +45,10 @@ class Choice:
         """Device memory beside the pool, about; the page table has `rows` rows of `columns` pages."""
         if self.extend not in ("fa2", "fa3"):
             return 0
-        from ramify.gpu.attention.flashinfer_paged import workspace_bytes
+        from ramify.gpu.attention.flashinfer_paged import multiprocessors, workspace_bytes
 
-        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        return workspace_bytes(self.extend, self.decode, shape, multiprocessors, rows, columns)
+        programs = multiprocessors(device)
+        return workspace_bytes(self.extend, self.decode, shape, programs, rows, columns)
 
     def paged(
         self, pages: Tensor, page_size: int, shape: DecoderConfig, dtype: torch.dtype

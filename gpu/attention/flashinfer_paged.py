@@ -3,7 +3,7 @@
 FlashInfer (Ye et al. 2025) plans on the host: `plan` cuts a step into work items and copies them to
 the device behind the stream, and the layers share them. Everything that it reads is a host array
 or the page table on the device, so nothing here waits for a step. Imported only where chosen; it
-does not know why (see `choice`).
+does not know why (see `choice`). On a CPU it runs with a stand-in for FlashInfer, in its tests.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -23,6 +23,7 @@ from ramify.gpu.rows import Ints, StepRows
 from ramify.gpu.staging import Array, Upload
 
 _PLAN_BYTES = 1 << 20  # of a decode plan: some words for each of its programs
+_TILE = 128  # queries that a program of FA3 takes at once, of one head
 
 
 def workspace_bytes(
@@ -48,8 +49,12 @@ class FlashInferPaged:
     """`pages` int32[rows, columns] is the page table on the device.
 
     `extend`: "fa3" or "fa2". `decode`: "flashinfer", or "triton" for the kernels of `TritonPaged`,
-    which need no plan.
+    which need no plan; then those also serve small steps with extends.
     """
+
+    # Tiles for each multiprocessor from which FA3 is worth its plan, 0.3 to 0.9 ms of the host's time:
+    # on an H200 Triton's kernel is the faster at 1.9 of them (67 us to 79), FA3 at 3.9 (102 to 170).
+    fewest_tiles = 3
 
     def __init__(
         self,
@@ -60,11 +65,12 @@ class FlashInferPaged:
         extend: str,
         decode: str,
     ) -> None:
-        self.name = f"flashinfer {extend} + {decode} decode"
+        self.name = f"flashinfer prefill {extend} + {decode} decode"
         self._triton = TritonPaged(pages, page_size)
-        multiprocessors = torch.cuda.get_device_properties(pages.device).multi_processor_count
+        self._heads = shape.heads
+        self._multiprocessors = multiprocessors(pages.device)
         scratch = torch.zeros(
-            _scratch_bytes(extend, decode, shape, multiprocessors),
+            _scratch_bytes(extend, decode, shape, self._multiprocessors),
             dtype=torch.uint8,
             device=pages.device,
         )
@@ -76,8 +82,16 @@ class FlashInferPaged:
             self._decodes = _Decodes(pages, page_size, shape, dtype, scratch)
 
     def plan(self, step: StepRows) -> list[Array]:
-        """With FlashInfer's own decode, the decodes of a step with extends are runs of one token."""
-        runs = step.extends if self._decodes is None else len(step.rows)
+        """Tiles for Triton if it is to serve the step, else nothing.
+
+        With FlashInfer's own decode, the decodes of the step are runs of one token.
+        """
+        runs = len(step.rows)
+        if self._decodes is None:
+            runs = step.extends
+            tiles = int((-(-step.counts[:runs] // _TILE)).sum()) * self._heads
+            if tiles < self.fewest_tiles * self._multiprocessors:
+                return self._triton.plan(step)
         self._extends.plan(step.rows[:runs], step.starts[:runs], step.counts[:runs])
         return []
 
@@ -88,22 +102,18 @@ class FlashInferPaged:
     def attend(
         self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
     ) -> Tensor:
-        tokens, heads, dim = q.shape
         first = inputs.extended
-        if not first and self._decodes is None:
+        if inputs.plan or (not first and self._decodes is None):
             return self._triton.attend(q, pool, inputs, window)
         output = torch.empty_like(q)
-        paged = self._paged(pool)
-        if not first:
-            assert self._decodes is not None
-            self._decodes.run(q, paged, output, window)
-        elif self._decodes is not None or first == tokens:
-            self._extends.run(q, paged, output, window)
-        else:
-            self._extends.run(q[:first], paged, output[:first], window)
-            decoded = self._triton.decode(q[first:], pool, inputs, window)
-            output.view(tokens, heads * dim)[first:] = decoded
-        return output.view(tokens, heads * dim)
+        merged = output.view(len(q), -1)
+        if not first and self._decodes is not None:
+            self._decodes.run(q, self._paged(pool), output, window)
+            return merged
+        self._extends.run(q, self._paged(pool), output, window)
+        if first < len(q) and self._decodes is None:
+            merged[first:] = self._triton.decode(q[first:], pool, inputs, window)
+        return merged
 
     def _paged(self, pool: "tuple[Tensor, Tensor]") -> "tuple[Tensor, Tensor]":
         """k and v [slots, kv_heads, D] as [pages, page_size, kv_heads, D]; made once for a layer.
@@ -127,21 +137,29 @@ class _Planner:
     source. By the time that a third step is planned it is long over, so `begin` returns at once.
     """
 
-    def __init__(self) -> None:
-        self._copied: torch.cuda.Event | None = None
+    def __init__(self, device: torch.device) -> None:
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
     def begin(self) -> None:
         if self._copied is not None:
             self._copied.synchronize()
 
     def end(self) -> None:
-        self._copied = torch.cuda.Event()
-        self._copied.record()
+        if self._copied is not None:
+            self._copied.record()
 
 
-def _pinned(*arrays: Ints) -> list[Tensor]:
-    """int32, to be copied to the device without waiting for it."""
-    together = torch.from_numpy(np.concatenate(arrays).astype(np.int32)).pin_memory()
+def multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _hosted(arrays: list[Ints], device: torch.device) -> list[Tensor]:
+    """int32 on the host, pinned where they are to be copied to the device without waiting for it."""
+    together = torch.from_numpy(np.concatenate(arrays).astype(np.int32))
+    if device.type == "cuda":
+        together = together.pin_memory()
     return list(torch.split(together, [len(array) for array in arrays]))
 
 
@@ -171,16 +189,19 @@ class _Extends:
         self._dtype = dtype
         self._compact = kernels == "fa2"
         self._upload = Upload(pages.device)
-        self._planner = _Planner()
+        self._planner = _Planner(pages.device)
+        self._tokens = 0
 
     def plan(self, rows: Ints, starts: Ints, counts: Ints) -> None:
         """Sequence i runs positions [starts[i], starts[i] + counts[i]) of row rows[i]."""
         self._planner.begin()
+        self._tokens = int(counts.sum())
         lengths = starts + counts
         used = -(-lengths // self._page_size)
         indptr, indices = self._page_lists(rows, used)
         last = lengths - (used - 1) * self._page_size
-        queries, lists, lasts, totals = _pinned(_indptr(counts), indptr, last, lengths)
+        arrays = [_indptr(counts), indptr, last, lengths]
+        queries, lists, lasts, totals = _hosted(arrays, self._pages.device)
         for window, wrapper in self._wrappers.items():
             wrapper.plan(
                 queries, lists, indices, lasts, *self._sizes, causal=True,
@@ -190,7 +211,8 @@ class _Extends:
         self._planner.end()
 
     def run(self, q: Tensor, paged: "tuple[Tensor, Tensor]", output: Tensor, window: int | None) -> None:
-        self._wrappers[window].run(q, paged, out=output)
+        """The planned tokens, the first of q, into the first of `output`: both [T, heads, D]."""
+        self._wrappers[window].run(q[: self._tokens], paged, out=output[: self._tokens])
 
     def _page_lists(self, rows: Ints, used: Ints) -> "tuple[Ints, Tensor]":
         """Where each sequence's list of pages begins, and what holds the lists.
@@ -233,7 +255,7 @@ class _Decodes:
         self._upload = Upload(pages.device, fixed=12 * len(pages) + 256)
         self._wrappers: dict[tuple[int, int | None], Any] = {}
         self._size = 0
-        self._planner = _Planner()
+        self._planner = _Planner(pages.device)
 
     def plan(self, rows: Ints, positions: Ints) -> None:
         """A decode of each of `rows`; their number is a captured size or about to be one."""
