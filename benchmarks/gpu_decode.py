@@ -132,6 +132,31 @@ class Bench:
         self.drain()
         return (time.perf_counter() - begin) / (steps + IN_FLIGHT)
 
+    def mixed(self, rows: list[int], fresh: list[int], tokens: int, steps: int) -> float:
+        """Seconds a step in which `rows` decode and `fresh` rows get a prompt of `tokens` together."""
+        info = self.executor.info
+        share = tokens // len(fresh)
+        count = -(-(share + 1) // info.page_size)
+        settings = SamplingParams(temperature=self.temperature)
+        opens, extends = [], []
+        for place, row in enumerate(fresh):
+            own = self.pages[len(self.pages) - (place + 1) * count :][:count]
+            opens.append(OpenRow(row, row, pack(own), 0, settings))
+            prompt = self.random.choices(range(min(10000, self.vocabulary)), k=share)
+            extends.append(ExtendRow(row, 0, pack(prompt), True))
+        plan = {"opens": opens, "extends": extends, "decodes": pack(rows)}
+        self.launch(**plan)
+        for _ in range(4):
+            self.launch(closes=pack(fresh), **plan)
+        self.launch_us.clear()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            self.launch(closes=pack(fresh), **plan)
+        self.drain()
+        seconds = (time.perf_counter() - begin) / (steps + IN_FLIGHT)
+        self.close(fresh)
+        return seconds
+
     def close(self, rows: list[int]) -> None:
         self.launch(closes=pack(rows))
         self.drain()
@@ -188,12 +213,15 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--decode", type=sizes, default=[], help="batch x context, comma-separated")
     parser.add_argument("--prefill", type=sizes, default=[], help="prompts x tokens, comma-separated")
+    parser.add_argument("--mixed", type=sizes, default=[],
+                        help="decodes at context 128 x new tokens, of one step")  # fmt: skip
     parser.add_argument("--profile", type=sizes, default=[], help="batch x context")
     parser.add_argument("--trace", type=Path, help="where to write the profile's Chrome trace")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--page-size", type=int, default=1)
+    parser.add_argument("--kv-tokens", type=int, help="size of the pool (default: most of the memory)")
     parser.add_argument("--max-rows", type=int, default=256)
     parser.add_argument("--step-tokens", type=int, default=8192)
     parser.add_argument("--attention", default="auto")
@@ -205,8 +233,9 @@ def main() -> None:
     begin = time.perf_counter()
     executor = load_executor(
         ModelConfig(
-            path=folder, device=args.device, load_format="dummy", page_size=args.page_size,
-            max_rows=args.max_rows, step_tokens=args.step_tokens, context=4096, attention=args.attention,
+            path=folder, device=args.device, load_format="dummy", kv_tokens=args.kv_tokens,
+            page_size=args.page_size, max_rows=args.max_rows, step_tokens=args.step_tokens,
+            context=4096, attention=args.attention,
         ),
         lambda what, share: None,
     )  # fmt: skip
@@ -216,7 +245,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
         "ready_s": round(time.perf_counter() - begin, 2),
         "kv_tokens": executor.info.pages * args.page_size,
-        "decode": [], "prefill": [], "profile": [],
+        "decode": [], "prefill": [], "mixed": [], "profile": [],
     }  # fmt: skip
     bench = Bench(executor, args.temperature)
     for prompts, tokens in args.prefill:
@@ -231,6 +260,20 @@ def main() -> None:
             "all_ms": [round(1000 * t, 1) for t in times],
         })  # fmt: skip
         print(report["prefill"][-1], flush=True)
+    for decodes, tokens in args.mixed:
+        rows = list(range(decodes))
+        fresh = list(range(decodes, decodes + max(1, tokens // 128)))
+        if rows:
+            bench.prefill(rows, 128, 128 + (args.steps + 9) * args.repeats)
+        times = [bench.mixed(rows, fresh, tokens, args.steps) for _ in range(args.repeats)]
+        report["mixed"].append({
+            "decodes": decodes, "tokens": tokens, "ms": round(1000 * statistics.median(times), 3),
+            "all_ms": [round(1000 * t, 3) for t in times],
+            "launch_us": round(statistics.median(bench.launch_us), 1),
+        })  # fmt: skip
+        print(report["mixed"][-1], flush=True)
+        if rows:
+            bench.close(rows)
     cases = [(*case, False) for case in args.decode] + [(*case, True) for case in args.profile]
     for context in sorted({context for _, context, _ in cases}):
         group = [(batch, traced) for batch, length, traced in cases if length == context]

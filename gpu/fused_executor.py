@@ -1,12 +1,13 @@
 """The executor for CUDA: rows live on the device, and steps are launched without waiting.
 
-Per step the host uploads one small pinned buffer, replays a CUDA graph (decodes) or launches
-kernels (steps with extends), and starts one copy of the sampled ids back, on a stream of its own.
-Sampled ids also stay on the device, where the next step reads its inputs, so two steps can be in
-flight. It runs on a CPU too, in Triton's interpreter, which is how it is tested there.
-It does not know files; see `load`.
+Per step the host uploads one small pinned buffer, replays a CUDA graph (or launches the kernels of
+a step for which none was captured), and starts one copy of the sampled ids back, on a stream of its
+own. Sampled ids also stay on the device, where the next step reads its inputs, so two steps can be
+in flight. It runs on a CPU too, in Triton's interpreter, which is how it is tested there.
+It does not know files; see `load`. What is worth a graph is found out by `rehearsal`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,17 +17,18 @@ from torch import Tensor
 
 from ramify.gpu.attention.choice import Choice
 from ramify.gpu.attention.paged import Inputs
+from ramify.gpu.buckets import NO_SETTINGS, NOTHING, Bucket, fields, largest, lay, tailored
 from ramify.gpu.executor import BadLogits, Counters, Progress
 from ramify.gpu.fused_sampling import sample_into
-from ramify.gpu.graphs import DecodeGraphs, batch_sizes
+from ramify.gpu.graphs import StepGraphs
 from ramify.gpu.kv_pool import KVPool
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.fused import FusedDecoder
 from ramify.gpu.rows import Ints, RowTable, StepRows
 from ramify.gpu.sampler import Sampler
-from ramify.gpu.staging import RING, Array, Download, Fetched, Stopwatch, Upload
-from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
-from ramify.protocol.sampling import TokenLogprobs
+from ramify.gpu.staging import RING, Array, Download, Frame, StepClock, Upload, frame_bytes
+from ramify.protocol.plan import ExecutorInfo, OpenRow, StepPlan, StepResult
+from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -37,88 +39,95 @@ class LaunchedStep:
     computed: int
     rows: Ints  # [S] that sample
     requests: Ints  # [S]
-    fetched: Fetched | None  # None: nothing is sampled
-    watch: Stopwatch
+    clock: StepClock
+    tokens: npt.NDArray[np.int32]  # [>= S], of the ring slot: good once the step is over
     logprobs: "list[TokenLogprobs | None]"
+    _elapsed_us: int | None = None
 
     def ready(self) -> bool:
-        return self.fetched is None or self.fetched.ready()
+        return self._elapsed_us is not None or self.clock.ready()
+
+    def settle(self) -> int:
+        """Wait for the step and take what its ring slot holds of it. Returns its microseconds."""
+        if self._elapsed_us is None:
+            self.clock.wait()
+            self.tokens = self.tokens[: len(self.rows)].copy()
+            self._elapsed_us = self.clock.elapsed_us()
+        return self._elapsed_us
 
     def result(self) -> StepResult:
-        tokens = self.fetched.wait() if self.fetched is not None else np.empty(0, dtype=np.int32)
+        elapsed_us = self.settle()
         result = StepResult(
             step=self.number,
             rows=self.rows.astype(np.int32).tobytes(),
-            tokens=tokens.tobytes(),
+            tokens=self.tokens.tobytes(),
             computed=self.computed,
-            elapsed_us=self.watch.elapsed_us(),
+            elapsed_us=elapsed_us,
             logprobs=self.logprobs,
         )
-        bad = np.flatnonzero(tokens < 0)
+        bad = np.flatnonzero(self.tokens < 0)
         if len(bad):
             raise BadLogits(self.rows[bad].tolist(), self.requests[bad].tolist(), result)
         return result
 
 
 class FusedExecutor:
-    """Runs plans on `model` over `pool`. CUDA graphs are captured here, before anything is served."""
+    """Runs plans on `model` over `pool`. `capture` comes before the first plan."""
 
     def __init__(
-        self,
-        model: Decoder,
-        pool: KVPool,
-        table: RowTable,
-        info: ExecutorInfo,
-        attention: Choice,
-        progress: Progress,
+        self, model: Decoder, pool: KVPool, table: RowTable, info: ExecutorInfo, attention: Choice
     ) -> None:
         self.info = info
         self.counters = Counters()
         self.rows = table
         self._device = model.device
-        # one row more than there are: padding decodes in it, at position 0 of the padding slot's page
+        # one row more than there are: padding runs in it, at position 0 of the padding slot's page
         self._spare = info.max_rows
         columns = -(-table.max_length // info.page_size)
         shape = (info.max_rows + 1, columns)
         self._pages = torch.full(shape, pool.pages, dtype=torch.int32, device=self._device)
         self._last = torch.zeros(info.max_rows + 1, dtype=torch.int32, device=self._device)
         self._tokens = torch.zeros(info.max_rows, dtype=torch.int32, device=self._device)
-        self._attention = attention.paged(self._pages, info.page_size, model.config, pool.k.dtype)
+        # of whatever step runs: were each graph to keep its own, they would fill a gigabyte
+        self._logits = torch.empty(
+            (info.max_rows, info.vocab_size), dtype=model.dtype, device=self._device
+        )
+        self._attention = attention.paged(self._pages, info.page_size, model.config, model.dtype)
         self._decoder = FusedDecoder(model, pool, self._pages, self._last, self._attention)
         self._sampler = Sampler(info.max_rows, info.vocab_size, self._device)
-        self._lines = Upload(self._device, fixed=info.max_rows * 24 + 128)
+        most = largest(info.max_rows, info.step_tokens)
+        self._lines = Upload(self._device, fixed=frame_bytes(fields(most, self._room(most))))
         self._extras = Upload(self._device)
         self._page_uploads = Upload(self._device)
-        self._padding: tuple[np.generic, ...] = (
-            np.int32(-1 - self._spare), np.int32(self._spare), np.int32(0), np.float32(0), np.float64(0)
-        )  # fmt: skip
-        self._download = Download(self._device, info.max_rows)
+        self._download = Download(self._tokens)
+        self._clocks = [StepClock(self._device) for _ in range(RING)]
         self._ring: list[LaunchedStep | None] = [None] * RING
         self._launched = 0
-        self._graphs: DecodeGraphs | None = None
-        if self._device.type == "cuda":
-            self._warm(progress)
+        self._graphs = StepGraphs(self._pad, self._replayed, self._device)
+
+    @torch.inference_mode()
+    def capture(self, buckets: Sequence[Bucket], progress: Progress) -> None:
+        """Capture CUDA graphs for `buckets`; steps that fit none are launched kernel by kernel."""
+        if not self.static_extends:
+            buckets = [bucket for bucket in buckets if not bucket.extended]
+        self._graphs.capture(buckets, progress)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start the step. Raises PlanError if the plan contradicts the rows."""
         slot = self._take_slot()
+        clock = self._clocks[slot]
         step = self._apply(plan)
         rows = step.rows[step.sampling]
-        watch = Stopwatch(self._device)
-        fetched, logprobs = None, list[TokenLogprobs | None]()
-        with torch.inference_mode():
-            watch.start()
-            self._upload_pages(slot)
-            if step.extends:
-                logprobs = self._run_mixed(slot, step, rows)
-            elif len(step.rows):
-                logprobs = self._run_decodes(slot, step)
-            watch.stop()
-            if len(rows):
-                fetched = self._download.fetch(slot, self._tokens[: len(rows)])
-        launched = LaunchedStep(
-            plan.step, step.computed, rows, self.rows.requests[rows], fetched, watch, logprobs
-        )
+        logprobs = list[TokenLogprobs | None]()
+        clock.start()
+        self._upload_pages(slot)
+        if len(step.rows):
+            self._run(slot, step)
+            logprobs = self._sample_by_sort(self._logits, rows, step.draws)
+        clock.stop(fetched=len(rows) > 0)
+        tokens = self._download.fetch(slot, clock) if len(rows) else np.empty(0, dtype=np.int32)
+        requests = self.rows.requests[rows]
+        launched = LaunchedStep(plan.step, step.computed, rows, requests, clock, tokens, logprobs)
         self._ring[slot] = launched
         return launched
 
@@ -130,21 +139,44 @@ class FusedExecutor:
         slot = self._take_slot()
         self._ring[slot] = None
         step = self._apply(plan)
-        with torch.inference_mode():
-            self._upload_pages(slot)
-            if not len(step.rows):
-                return step, None
-            logits = self._decoder.forward(self._inputs(slot, step)[0])
+        self._upload_pages(slot)
+        if len(step.rows):
+            bucket, frame = self._tailor(slot, step)
+            self._compute(bucket, frame.views)
         if self._device.type == "cuda":
             torch.cuda.synchronize()
-        return step, logits.float() if len(step.sampling) else None
+        sampling = len(step.sampling)
+        return step, self._logits[:sampling].float() if sampling else None
+
+    def run_padding(self, bucket: Bucket) -> None:
+        """Launch a step of `bucket`'s size without a graph. It changes nothing that is ever read."""
+        self._pad(bucket)
+        self._replayed(bucket)
+
+    @torch.inference_mode()
+    def sample_the_slowest(self) -> None:
+        """Sample as the most demanding step there can be; the executor cannot serve afterwards."""
+        sampling = SamplingParams(top_p=0.5, presence_penalty=0.5)
+        rows = np.arange(self.info.max_rows)
+        for row in rows.tolist():
+            self._sampler.open(OpenRow(row, 0, b"", 0, sampling))
+        self._logits.zero_()  # the flattest distribution: half of the vocabulary stays
+        self._sample_by_sort(self._logits, rows, rows)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def static_extends(self) -> bool:
+        """Whether steps with extends can be captured."""
+        return self._attention.static_extends
 
     def close(self) -> None:
         """Drop the weights, the pool and the graphs."""
         if self._device.type == "cuda":
             torch.cuda.synchronize()
-        self._graphs = None
-        del self._decoder, self._pages
+        del self._graphs, self._decoder, self._attention, self._pages, self._logits
 
     # --- the host's part of a step ---
 
@@ -154,9 +186,7 @@ class FusedExecutor:
         self._launched += 1
         before = self._ring[slot]
         if before is not None:
-            before.watch.wait()
-            if before.fetched is not None:
-                before.fetched.wait()
+            before.settle()
         return slot
 
     def _apply(self, plan: StepPlan) -> StepRows:
@@ -170,74 +200,90 @@ class FusedExecutor:
 
     def _upload_pages(self, slot: int) -> None:
         """Write what the plan added to the page tables into the one on the device."""
-        updates = self.rows.updates
-        if not updates:
+        if not self.rows.updates:
             return
-        columns = self._pages.shape[1]
-        places = np.concatenate(
-            [np.arange(row * columns + first, row * columns + last) for row, first, last in updates]
-        )
-        pages = np.concatenate([self.rows.pages[row, first:last] for row, first, last in updates])
-        where, what = self._page_uploads.send(slot, [places, pages])
-        self._pages.view(-1).index_copy_(0, where, what)
+        rows, first, last = np.array(self.rows.updates).T
+        counts = last - first
+        total = int(counts.sum())
+        column = np.arange(total) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        row = np.repeat(rows, counts)
+        frame = self._page_uploads.frame(slot, [("l", (total,)), ("i", (total,))])
+        frame.arrays[0][:] = row * self._pages.shape[1] + column
+        frame.arrays[1][:] = self.rows.pages[row, column]
+        frame.send()
+        self._pages.view(-1).index_copy_(0, *frame.views)
+
+    def _run(self, slot: int, step: StepRows) -> None:
+        """Upload the step and issue it, by a graph if one holds it."""
+        bucket = self._graphs.find(step)
+        if bucket is not None:
+            self._fill(self._frame(slot, bucket), bucket, step, self._plan(step, captured=True))
+            self._download.settle()
+            self._graphs.replay(bucket)
+        else:
+            bucket, frame = self._tailor(slot, step)
+            self._download.settle()
+            self._issue(bucket, frame.views)
+
+    def _tailor(self, slot: int, step: StepRows) -> tuple[Bucket, Frame]:
+        """Upload the step as large as it is."""
+        bucket = tailored(step, self._attention.static_extends)
+        plan = self._plan(step, captured=False)
+        frame = self._extras.frame(slot, fields(bucket, plan))
+        self._fill(frame, bucket, step, plan)
+        return bucket, frame
+
+    def _frame(self, slot: int, bucket: Bucket) -> Frame:
+        """Where the graph of `bucket` reads its step, through ring slot `slot`."""
+        return self._lines.kept(slot, bucket, lambda: fields(bucket, self._room(bucket)))
+
+    def _fill(self, frame: Frame, bucket: Bucket, step: StepRows, plan: list[Array]) -> None:
+        settings = self._sampler.draws_for(step.rows[step.sampling], step.draws)
+        lay(frame.arrays, bucket, step, settings, plan, self._spare)
+        self._send(frame, bucket)
+
+    def _send(self, frame: Frame, bucket: Bucket) -> None:
+        frame.send()
+        if not bucket.extended:
+            self._attention.plan_decodes(frame.arrays[1], frame.arrays[2])
+
+    def _plan(self, step: StepRows, captured: bool) -> list[Array]:
+        return self._attention.plan(step, captured) if step.extends else []
+
+    def _room(self, bucket: Bucket) -> list[Array]:
+        """Arrays as large as the attention's plan for a step in `bucket` can be."""
+        if not bucket.extended or not self._attention.static_extends:
+            return []
+        return self._attention.room(bucket.extended, bucket.runs)
 
     # --- the device's part ---
 
-    def _run_decodes(self, slot: int, step: StepRows) -> "list[TokenLogprobs | None]":
-        lines = len(step.rows)
-        size = self._graphs.size_for(lines) if self._graphs is not None else None
-        arrays = _decode_lines(step, *self._sampler.draws_for(step.rows, step.draws))
-        if size is not None:
-            arrays = [_pad(array, size, fill) for array, fill in zip(arrays, self._padding, strict=True)]
-        self._attention.plan_decodes(arrays[1], arrays[2])
-        views = self._lines.send(slot, arrays)
-        self._download.settle()
-        if self._graphs is not None and size is not None:
-            logits = self._graphs.replay(size)
-        else:
-            logits = self._decode(views)
-        return self._sample_by_sort(logits[:lines], step.rows, step.draws)
+    def _pad(self, bucket: Bucket) -> None:
+        """Upload a step of padding to where the graph of `bucket` reads."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()  # the ring slot may be in use
+        frame = self._frame(0, bucket)
+        lay(frame.arrays, bucket, NOTHING, (NO_SETTINGS, NO_SETTINGS), [], self._spare)
+        self._send(frame, bucket)
 
-    def _decode(self, views: list[Tensor]) -> Tensor:
-        """Issue a decode step, its sampler included; `views` as of `_decode_lines`."""
-        codes, rows, positions, temperatures, uniforms = views
-        logits = self._decoder.forward(Inputs(codes, rows, positions, extended=0, plan=[]))
-        sample_into(logits, rows, temperatures, uniforms, self._last, self._tokens)
-        return logits
+    def _replayed(self, bucket: Bucket) -> None:
+        """What the graph of `bucket` holds."""
+        self._issue(bucket, self._frame(0, bucket).views)
 
-    def _run_mixed(self, slot: int, step: StepRows, rows: Ints) -> "list[TokenLogprobs | None]":
-        inputs, (sampled, temperatures, uniforms) = self._inputs(slot, step)
-        self._download.settle()
-        logits = self._decoder.forward(inputs)
-        if not len(rows):
-            return []
-        sample_into(logits, sampled, temperatures, uniforms, self._last, self._tokens)
-        return self._sample_by_sort(logits, rows, step.draws)
+    def _issue(self, bucket: Bucket, views: list[Tensor]) -> None:
+        """Issue a step's kernels, its sampler included; `views` as of `fields`."""
+        self._compute(bucket, views)
+        if bucket.sampling:
+            rows = views[6] if bucket.extended else views[1]
+            logits = self._logits[: bucket.sampling]
+            sample_into(logits, rows, views[3], views[4], self._last, self._tokens)
 
-    def _inputs(self, slot: int, step: StepRows) -> tuple[Inputs, list[Tensor]]:
-        """Upload a step of any kind. Also the sampling rows, their temperatures and uniforms."""
-        ends = np.cumsum(step.counts)
-        sampling = (ends - 1)[step.sampling]
-        rows = np.repeat(step.rows, step.counts)
-        positions = np.arange(len(rows)) - np.repeat(ends - step.counts - step.starts, step.counts)
-        codes = np.concatenate([step.tokens, -1 - step.rows[step.extends :]])
-        settings = self._sampler.draws_for(step.rows[step.sampling], step.draws)
-        integers = (codes, rows, positions, sampling, step.rows[step.sampling])
-        arrays: list[Array] = [*(array.astype(np.int32) for array in integers), *settings]
-        if step.extends:
-            arrays += self._attention.plan(step)
-        else:
-            self._attention.plan_decodes(arrays[1], arrays[2])
-        views = self._extras.send(slot, arrays)
-        inputs = Inputs(
-            codes=views[0],
-            rows=views[1],
-            positions=views[2],
-            extended=len(step.tokens),
-            plan=views[7:],
-            sampling=views[3],
-        )
-        return inputs, views[4:7]
+    def _compute(self, bucket: Bucket, views: list[Tensor]) -> None:
+        """Run the model; the logits of the lines that sample come to `_logits`."""
+        codes, rows, positions = views[:3]
+        sampling = views[5] if bucket.extended else None
+        inputs = Inputs(codes, rows, positions, bucket.extended, views[7:], sampling)
+        self._decoder.forward(inputs, self._logits[: bucket.sampling])
 
     def _sample_by_sort(self, logits: Tensor, rows: Ints, draws: Ints) -> "list[TokenLogprobs | None]":
         """Sample again, on torch, the lines that ask for more than the kernel does. This waits."""
@@ -255,45 +301,3 @@ class FusedExecutor:
         for line, own in zip(lines.tolist(), sampled.logprobs, strict=True):
             logprobs[line] = own
         return logprobs
-
-    # --- before anything is served ---
-
-    @torch.inference_mode()
-    def _warm(self, progress: Progress) -> None:
-        """Compile every kernel and capture the graphs, on the spare row."""
-        sizes = batch_sizes(self.info.max_rows)
-        if self.info.max_rows > 1:  # an extend and a decode in one step
-            pair = np.arange(2)
-            step = StepRows(
-                rows=np.full(2, self._spare), starts=np.zeros(2, dtype=np.int64),
-                counts=np.ones(2, dtype=np.int64), extends=1, tokens=np.zeros(1, dtype=np.int32),
-                sampling=pair, draws=pair,
-            )  # fmt: skip
-            codes, rows, positions, temperatures, uniforms = self._padded_lines(2)
-            sampling = torch.from_numpy(pair).to(self._device)
-            plan = [torch.from_numpy(a).to(self._device) for a in self._attention.plan(step)]
-            inputs = Inputs(codes, rows, positions, extended=1, plan=plan, sampling=sampling)
-            logits = self._decoder.forward(inputs)
-            sample_into(logits, rows, temperatures, uniforms, self._last, self._tokens)
-        self._graphs = DecodeGraphs(self._padded_lines, self._decode, sizes, progress)
-
-    def _padded_lines(self, size: int) -> list[Tensor]:
-        """A decode step of `size` lines that are all padding."""
-        torch.cuda.synchronize()  # the ring slot may be in use
-        arrays = [np.full(size, fill, dtype=fill.dtype) for fill in self._padding]
-        self._attention.plan_decodes(arrays[1], arrays[2])
-        return self._lines.send(0, arrays)
-
-
-def _decode_lines(
-    step: StepRows, temperatures: npt.NDArray[np.float32], uniforms: npt.NDArray[np.float64]
-) -> list[Array]:
-    """What a decode step is: codes, rows, positions, temperatures, uniforms, a line for each row."""
-    rows = step.rows.astype(np.int32)
-    return [-1 - rows, rows, step.starts.astype(np.int32), temperatures, uniforms]
-
-
-def _pad(array: Array, size: int, fill: np.generic) -> Array:
-    padded = np.full(size, fill, dtype=array.dtype)
-    padded[: len(array)] = array
-    return padded

@@ -1,58 +1,59 @@
-"""CUDA graphs of whole decode steps, sampler included, at padded batch sizes.
+"""CUDA graphs of whole steps, sampler included, one for each bucket.
 
 A replay costs the host some microseconds whatever the model, where launching its kernels one by
-one costs milliseconds. It does not know what a step computes: `run` is captured as it is.
+one costs milliseconds. On a CPU nothing is captured: a replay runs the step, so that the same
+padding is tested there. It does not know what a step computes: `run` is captured as it is.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
+from ramify.gpu.buckets import Bucket, BucketTable
 from ramify.gpu.executor import Progress
+from ramify.gpu.rows import StepRows
 
 
-def batch_sizes(most: int) -> list[int]:
-    """The sizes to capture: dense where padding would cost most, ending with `most`."""
-    sizes = [1, 2, 4, *range(8, 33, 8), *range(48, 257, 16), *range(320, most, 64)]
-    return [size for size in sizes if size < most] + [most]
-
-
-class DecodeGraphs:
-    """`prepare(size)` uploads a step of `size` lines; `run` issues what it returned.
-
-    `run` must not wait. It returns the logits.
+class StepGraphs:
+    """`prepare(bucket)` uploads a step of padding; `run(bucket)` issues the kernels for what was
+    uploaded last, and must not wait.
     """
 
     def __init__(
         self,
-        prepare: Callable[[int], list[Tensor]],
-        run: Callable[[list[Tensor]], Tensor],
-        sizes: list[int],
-        progress: Progress,
+        prepare: Callable[[Bucket], None],
+        run: Callable[[Bucket], None],
+        device: torch.device,
     ) -> None:
-        self._sizes = sizes
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._prepare = prepare
+        self._run = run
+        self._cuda = device.type == "cuda"
+        self._table = BucketTable([])
+        self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
+
+    def capture(self, buckets: Sequence[Bucket], progress: Progress) -> None:
+        """Capture a graph for each of `buckets`; the largest first, whose memory the others use."""
         pool = None
-        for done, size in enumerate(sorted(sizes, reverse=True)):  # the largest fixes the memory
-            progress(f"capturing CUDA graphs (batch {size})", done / len(sizes))
-            inputs = prepare(size)
-            run(inputs)  # compiles kernels, lets cuBLAS choose
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                logits = run(inputs)
-            pool = graph.pool()
-            self._graphs[size] = graph, logits
+        for done, bucket in enumerate(sorted(buckets, key=lambda bucket: -bucket.lines)):
+            if self._cuda:
+                progress(f"capturing CUDA graphs ({bucket.lines} lines)", done / len(buckets))
+                self._prepare(bucket)
+                self._run(bucket)  # compiles kernels, lets cuBLAS choose
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool):
+                    self._run(bucket)
+                pool = graph.pool()
+                self._graphs[bucket] = graph
+        self._table = BucketTable(buckets)
 
-    def size_for(self, lines: int) -> int | None:
-        """The captured size that holds `lines`, None if none does."""
-        at = bisect_left(self._sizes, lines)
-        return self._sizes[at] if at < len(self._sizes) else None
+    def find(self, step: StepRows) -> Bucket | None:
+        """The smallest captured bucket that holds the step, None if none does."""
+        return self._table.find(step)
 
-    def replay(self, size: int) -> Tensor:
-        """Run the step. Its logits [size, V] are good until the next replay."""
-        graph, logits = self._graphs[size]
-        graph.replay()
-        return logits
+    def replay(self, bucket: Bucket) -> None:
+        """Run the step that was uploaded."""
+        if self._cuda:
+            self._graphs[bucket].replay()
+        else:
+            self._run(bucket)

@@ -3,6 +3,7 @@
 The one place that knows all parts. Progress is reported throughout, because a person waits.
 """
 
+import gc
 import time
 
 import msgspec
@@ -49,25 +50,58 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     info = _info(config, shape, model, context, dtype, device, attention)
     with torch.inference_mode():
         model.pack()
-    progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
-    pool = KVPool(
-        shape.layers, info.pages, info.page_size, shape.kv_heads, shape.head_dim, dtype, device
-    )
-    table = RowTable(info)
     executor: Executor
     if attention.extend == "torch":
-        executor = TorchExecutor(
-            model, TorchAttention(pool, table, shape.heads, shape.windows), table, info
-        )
+        executor = _torch(config, model, info, progress)
     else:
-        from ramify.gpu.fused_executor import FusedExecutor
-
-        if attention.compiles:
-            progress("compiling FlashInfer's kernels: minutes, once", 1.0)
-        executor = FusedExecutor(model, pool, table, info, attention, progress)
+        executor = _fused(config, model, info, attention, progress)
     progress("ready", 1.0)
-    executor.info = _with_load_seconds(info, time.perf_counter() - begin)
+    executor.info = msgspec.structs.replace(
+        executor.info, load_seconds=round(time.perf_counter() - begin, 3)
+    )
     return executor
+
+
+def _torch(config: ModelConfig, model: Decoder, info: ExecutorInfo, progress: Progress) -> Executor:
+    """The executor on torch operators."""
+    info = _with_pages(info, config, free_bytes(model.device), model.device)
+    pool, table = _pool(model, info, progress), RowTable(info)
+    attention = TorchAttention(pool, table, model.config.heads, model.config.windows)
+    return TorchExecutor(model, attention, table, info)
+
+
+def _fused(
+    config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: Choice, progress: Progress
+) -> Executor:
+    """The executor on Triton kernels, rehearsed on a pool of one page, then made in earnest."""
+    from ramify.gpu.fused_executor import FusedExecutor
+    from ramify.gpu.rehearsal import rehearse
+
+    free = free_bytes(model.device)
+    small = msgspec.structs.replace(info, pages=1)
+    if attention.compiles:
+        progress("compiling FlashInfer's kernels: minutes, once", 0.0)
+    pool = _pool(model, small, lambda what, done: None)
+    stage = FusedExecutor(model, pool, RowTable(small), small, attention)
+    rehearsal = rehearse(stage, free, progress)
+    stage.close()
+    del stage, pool
+    if model.device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+    info = _with_pages(info, config, free - rehearsal.bytes, model.device)
+    executor = FusedExecutor(model, _pool(model, info, progress), RowTable(info), info, attention)
+    executor.capture(rehearsal.buckets, progress)
+    return executor
+
+
+def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:
+    progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
+    shape = model.config
+    return KVPool(
+        shape.layers, info.pages, info.page_size, shape.kv_heads, shape.head_dim, model.dtype,
+        model.device,
+    )  # fmt: skip
 
 
 def _context(config: ModelConfig, shape: DecoderConfig) -> int:
@@ -109,21 +143,15 @@ def _info(
     device: torch.device,
     attention: Choice,
 ) -> ExecutorInfo:
-    per_token = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, dtype)
-    columns = -(-context // config.page_size)
-    free = free_bytes(device) - attention.workspace_bytes(shape, device, config.max_rows + 1, columns)
-    pages = plan_pages(
-        config.kv_tokens, context, config.page_size, per_token, free, device, config.kv_fraction
-    )
+    """What is known before the KV pool is sized: `pages` is 0, `context` what was asked for."""
     return ExecutorInfo(
         model=config.name if config.name is not None else config.path.resolve().name,
         architecture=shape.architecture,
         parameters=model.parameters(),
         vocab_size=shape.vocab_size,
-        # a sequence that outgrows the pool could never be finished
-        context=min(context, pages * config.page_size),
+        context=context,
         page_size=config.page_size,
-        pages=pages,
+        pages=0,
         max_rows=config.max_rows,
         step_tokens=config.step_tokens,
         device=str(device),
@@ -131,10 +159,19 @@ def _info(
         attention=attention.name,
         attention_reason=attention.reason,
         eos_token_ids=list(shape.eos_token_ids),
-        kv_bytes_per_token=per_token,
+        kv_bytes_per_token=kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, dtype),
         load_seconds=0.0,
     )
 
 
-def _with_load_seconds(info: ExecutorInfo, seconds: float) -> ExecutorInfo:
-    return msgspec.structs.replace(info, load_seconds=round(seconds, 3))
+def _with_pages(
+    info: ExecutorInfo, config: ModelConfig, free: int, device: torch.device
+) -> ExecutorInfo:
+    """`info` with a pool of what was asked for, or of what `free` bytes allow."""
+    pages = plan_pages(
+        config.kv_tokens, info.context, info.page_size, info.kv_bytes_per_token, free, device,
+        config.kv_fraction,
+    )  # fmt: skip
+    # a sequence that outgrows the pool could never be finished
+    context = min(info.context, pages * info.page_size)
+    return msgspec.structs.replace(info, pages=pages, context=context)

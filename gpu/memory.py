@@ -34,9 +34,9 @@ def plan_pages(
     device: torch.device,
     fraction: float = 0.9,
 ) -> int:
-    """Pages of the pool: `wanted_tokens` of them if given, else sized from `free` bytes.
+    """Pages of the pool: for `wanted_tokens` if given, else sized from `free` bytes.
 
-    On an accelerator the default is `fraction` of what is free once the weights are there.
+    On an accelerator the default is `fraction` of `free`: what weights, steps and graphs leave.
     On a CPU the default stops at 65,536 tokens or one whole context, whichever is more. Raises
     ModelError if not even two pages, or not what was asked for, fit.
     """

@@ -69,6 +69,7 @@ class RowTable:
         self.lengths: Ints = np.zeros(info.max_rows, dtype=np.int64)
         self.drawn: Ints = np.zeros(info.max_rows, dtype=np.int64)  # output tokens sampled so far
         self.requests: Ints = np.full(info.max_rows, -1, dtype=np.int64)  # -1: the row is closed
+        self._limits: Ints = np.zeros(info.max_rows, dtype=np.int64)  # how long its pages let a row get
         self._decodable = np.zeros(info.max_rows, dtype=np.bool_)  # its last token was sampled here
         self._broken: str | None = None
         # what the last plan wrote: (row, first, last) of `pages`, for a copy on a device
@@ -135,7 +136,7 @@ class RowTable:
         if opened.request < 0 or opened.sampled < 0 or opened.cached < 0:
             raise PlanError(f"opens row {row}: request, sampled and cached must not be negative")
         self.requests[row] = opened.request
-        self.page_counts[row] = 0
+        self.page_counts[row] = self._limits[row] = 0
         self.drawn[row] = opened.sampled
         self.lengths[row] = opened.cached
         self._append_pages(row, opened.pages)
@@ -160,6 +161,7 @@ class RowTable:
             self._widen(new)
         self.pages[row, old:new] = added
         self.page_counts[row] = new
+        self._limits[row] = min(new * self.page_size, self.max_length)
         self.updates.append((row, old, new))
 
     def _widen(self, columns: int) -> None:
@@ -184,13 +186,13 @@ class RowTable:
         ends = step.starts + step.counts
         if len(rows) > 1 and len(set(rows.tolist())) != len(rows):
             raise PlanError("a row stands twice among the extends and decodes")
-        if (ends > self.page_counts[rows] * self.page_size).any():
-            row = int(rows[np.argmax(ends > self.page_counts[rows] * self.page_size)])
+        beyond = ends > self._limits[rows]
+        if beyond.any():
+            row = int(rows[np.argmax(beyond)])
+            if self._limits[row] == self.max_length:
+                raise PlanError(f"row {row} would be longer than {self.max_length} tokens")
             raise PlanError(f"row {row} has {self.page_counts[row]} pages of {self.page_size}: "
                             f"too few for the tokens that it runs")  # fmt: skip
-        if (ends > self.max_length).any():
-            row = int(rows[np.argmax(ends > self.max_length)])
-            raise PlanError(f"row {row} would be longer than {self.max_length} tokens")
         self.lengths[rows] = ends
         sampled = rows if len(step.sampling) == len(rows) else rows[step.sampling]
         step.draws = self.drawn[sampled]

@@ -1,13 +1,14 @@
 """Moves a step's integers to the device and its tokens back, without making either side wait.
 
-A ring of pinned buffers: the host fills one while the device still reads those before it. On a
-CPU (where the kernels run in Triton's interpreter) the same code copies at once. It does not know
-what the arrays mean.
+A ring of pinned buffers: the host fills one while the device still reads those before it. Views,
+streams and events are made once and used again, because making them costs more than the copies.
+On a CPU (where the kernels run in Triton's interpreter) the same code copies at once. It does not
+know what the arrays mean.
 """
 
 # mypy: disable-error-code="no-untyped-call"
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,134 +19,147 @@ RING = 3  # two steps in flight and one that is being filled
 _ALIGN = 16
 
 Array = npt.NDArray[np.generic]
+Field = tuple[str, tuple[int, ...]]  # dtype, shape
+
+
+class Frame:
+    """Arrays, one after another in a pinned buffer, and the views as which they arrive."""
+
+    def __init__(self, fields: Sequence[Field], host: Tensor, device: Tensor) -> None:
+        self.arrays: list[Array] = []
+        self.views: list[Tensor] = []
+        start = 0
+        for kind, shape in fields:
+            size = int(np.prod(shape)) * np.dtype(kind).itemsize
+            part = slice(start, start + size)
+            self.arrays.append(host.numpy()[part].view(kind).reshape(shape))
+            self.views.append(device[part].view(_TYPES[kind]).view(shape))
+            start += _aligned(size)
+        self._host, self._device = host[:start], device[:start]
+
+    def send(self) -> None:
+        """Copy the arrays, in the order of the current stream."""
+        self._device.copy_(self._host, non_blocking=True)
 
 
 class Upload:
-    """One way to the device: arrays, laid one after another into a buffer, arrive as its views.
+    """The way to the device: through a ring of pinned buffers into one that is written in the
+    stream's order.
 
-    With `fixed` bytes the device's buffer never moves, and so neither does an array whose
-    predecessors keep their sizes: a CUDA graph may read it. It is written in the stream's order.
-    Without, each slot of the ring has a device buffer of its own, which grows.
+    `fixed`: its size in bytes; it then never moves, and a CUDA graph may read it. Otherwise it grows.
     """
 
     def __init__(self, device: torch.device, fixed: int | None = None) -> None:
-        self._device = device
         self._pinned = device.type == "cuda"
-        self._fixed = None if fixed is None else torch.zeros(fixed, dtype=torch.uint8, device=device)
-        self._hosts = [self._host(fixed or 1 << 16) for _ in range(RING)]
-        self._devices: list[Tensor | None] = [None] * RING
+        self._fixed = fixed is not None
+        size = fixed if fixed is not None else 1 << 16
+        self._hosts = [self._host(size) for _ in range(RING)]
+        self._device = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._frames: dict[tuple[int, Hashable], Frame] = {}
 
-    def send(self, slot: int, arrays: Sequence[Array]) -> list[Tensor]:
-        """Copy `arrays` through ring slot `slot`, whose earlier copy must be over."""
-        offsets, size = [], 0
-        for array in arrays:
-            offsets.append(size)
-            size += -(-array.nbytes // _ALIGN) * _ALIGN
+    def frame(self, slot: int, fields: Sequence[Field]) -> Frame:
+        """A frame in ring slot `slot`, whose earlier copy must be over."""
+        size = frame_bytes(fields)
+        if size > len(self._device) and self._fixed:
+            raise ValueError(f"{size} bytes for a buffer of {len(self._device)}")
+        if size > len(self._device):
+            self._device = self._device.new_zeros(2 * size)
         if size > len(self._hosts[slot]):
-            if self._fixed is not None:
-                raise ValueError(f"{size} bytes for a buffer of {len(self._fixed)}")
             self._hosts[slot] = self._host(2 * size)
-        host = self._hosts[slot]
-        view = host.numpy()
-        for array, offset in zip(arrays, offsets, strict=True):
-            view[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
-        target = self._target(slot, len(host))
-        target[:size].copy_(host[:size], non_blocking=True)
-        return [
-            target[offset : offset + array.nbytes].view(_TYPES[array.dtype.char]).view(array.shape)
-            for array, offset in zip(arrays, offsets, strict=True)
-        ]
+        return Frame(fields, self._hosts[slot], self._device)
 
-    def _target(self, slot: int, size: int) -> Tensor:
-        if self._fixed is not None:
-            return self._fixed
-        target = self._devices[slot]
-        if target is None or len(target) < size:
-            target = torch.empty(size, dtype=torch.uint8, device=self._device)
-            self._devices[slot] = target
-        return target
+    def kept(self, slot: int, key: Hashable, fields: Callable[[], Sequence[Field]]) -> Frame:
+        """The same if the way is fixed: `key` stands for the fields, and its frame is made once."""
+        frame = self._frames.get((slot, key))
+        if frame is None:
+            frame = self._frames[slot, key] = self.frame(slot, fields())
+        return frame
 
     def _host(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
 
 
+def frame_bytes(fields: Sequence[Field]) -> int:
+    """Size of a frame."""
+    return sum(_aligned(int(np.prod(shape)) * np.dtype(kind).itemsize) for kind, shape in fields)
+
+
 _TYPES = {"i": torch.int32, "l": torch.int64, "q": torch.int64, "f": torch.float32, "d": torch.float64}
 
 
-class Download:
-    """The way back: one copy a step on a stream of its own, and an event that says it is there."""
-
-    def __init__(self, device: torch.device, size: int) -> None:
-        self._cuda = device.type == "cuda"
-        self._hosts = [torch.empty(size, dtype=torch.int32, pin_memory=self._cuda) for _ in range(RING)]
-        self._copied: torch.cuda.Event | None = None
-        if self._cuda:
-            self._stream = torch.cuda.Stream(device)
-
-    def fetch(self, slot: int, tokens: Tensor) -> "Fetched":
-        """Start copying tokens int32[n] into ring slot `slot`."""
-        host = self._hosts[slot][: len(tokens)]
-        if not self._cuda:
-            host.copy_(tokens)
-            return Fetched(host, None)
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            host.copy_(tokens, non_blocking=True)
-        self._copied = torch.cuda.Event()
-        self._copied.record(self._stream)
-        return Fetched(host, self._copied)
-
-    def settle(self) -> None:
-        """Let the current stream overwrite what `fetch` copies only once it is copied."""
-        if self._copied is not None:
-            torch.cuda.current_stream().wait_event(self._copied)
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
 
 
-class Fetched:
-    """Tokens on their way to the host."""
-
-    def __init__(self, host: Tensor, event: "torch.cuda.Event | None") -> None:
-        self._host = host
-        self._event = event
-        self._tokens: npt.NDArray[np.int32] | None = None
-
-    def ready(self) -> bool:
-        return self._event is None or bool(self._event.query())
-
-    def wait(self) -> npt.NDArray[np.int32]:
-        """The tokens, once they are there; a copy, for the ring slot is used again."""
-        if self._tokens is None:
-            if self._event is not None:
-                self._event.synchronize()
-            self._tokens = self._host.numpy().copy()
-        return self._tokens
-
-
-class Stopwatch:
-    """Device time between two points of a stream, in microseconds."""
+class StepClock:
+    """The events of one ring slot: its step began, ended, and its tokens arrived."""
 
     def __init__(self, device: torch.device) -> None:
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        if device.type == "cuda":
-            make = torch.cuda.Event
-            self._events = make(enable_timing=True), make(enable_timing=True)
+        self._cuda = device.type == "cuda"
+        if self._cuda:
+            self._steps = torch.cuda.current_stream(device)  # named, because looking it up takes long
+            self._began, self.ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self.arrived = torch.cuda.Event()
+            self._over = self.ended
 
     def start(self) -> None:
-        if self._events is not None:
-            self._events[0].record()
+        """The coming step's kernels begin here."""
+        if self._cuda:
+            self._began.record(self._steps)
 
-    def stop(self) -> None:
-        if self._events is not None:
-            self._events[1].record()
+    def stop(self, fetched: bool) -> None:
+        """They end here. `fetched`: the step is over only when its tokens have arrived."""
+        if self._cuda:
+            self.ended.record(self._steps)
+            self._over = self.arrived if fetched else self.ended
+
+    def ready(self) -> bool:
+        return not self._cuda or bool(self._over.query())
 
     def wait(self) -> None:
-        """Wait for the second point."""
-        if self._events is not None:
-            self._events[1].synchronize()
+        """Wait until the step is over."""
+        if self._cuda:
+            self._over.synchronize()
 
     def elapsed_us(self) -> int:
-        """Waits for the second point. 0 on a CPU, where it is not measured."""
-        if self._events is None:
-            return 0
-        self.wait()
-        return int(1000 * self._events[0].elapsed_time(self._events[1]))
+        """Device time of the step, which must be over. 0 on a CPU, where it is not measured."""
+        return int(1000 * self._began.elapsed_time(self.ended)) if self._cuda else 0
+
+
+class Download:
+    """The way back: one copy a step, of all of `tokens` int32[n], on a stream of its own."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self._tokens = tokens
+        self._cuda = tokens.device.type == "cuda"
+        self._hosts = [torch.empty(len(tokens), dtype=tokens.dtype, pin_memory=self._cuda)
+                       for _ in range(RING)]  # fmt: skip
+        self._arrays: list[npt.NDArray[np.int32]] = [host.numpy() for host in self._hosts]
+        self._copying: StepClock | None = None
+        if self._cuda:
+            self._steps = torch.cuda.current_stream(tokens.device)
+            self._copies = torch.cuda.Stream(tokens.device)
+
+    def fetch(self, slot: int, clock: StepClock) -> npt.NDArray[np.int32]:
+        """Start copying the tokens of the step that `clock` saw end.
+
+        Returns int32[n], good once `clock.arrived` and until the ring slot is used again.
+        """
+        host = self._hosts[slot]
+        if not self._cuda:
+            host.copy_(self._tokens)
+            return self._arrays[slot]
+        self._copies.wait_event(clock.ended)
+        torch.cuda.set_stream(self._copies)
+        try:
+            host.copy_(self._tokens, non_blocking=True)
+        finally:
+            torch.cuda.set_stream(self._steps)
+        clock.arrived.record(self._copies)
+        self._copying = clock
+        return self._arrays[slot]
+
+    def settle(self) -> None:
+        """Let the coming step overwrite the tokens only once they are copied."""
+        if self._copying is not None:
+            self._steps.wait_event(self._copying.arrived)

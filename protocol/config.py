@@ -67,7 +67,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     context: int | None = None  # default: the model's own
     page_size: int = 1
     kv_tokens: int | None = None  # default: sized from memory
-    kv_fraction: float = 0.9  # of the GPU memory that is free after loading, for the KV cache
+    kv_fraction: float = 0.9  # of the GPU memory that weights, steps and graphs leave, for the KV cache
     max_rows: int = 256
     step_tokens: int = 2048  # most tokens in one step (the budget of chunked prefill)
     # auto: torch on a CPU; on CUDA triton, with FlashInfer's FA3 for extends where it is at hand

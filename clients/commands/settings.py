@@ -28,7 +28,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.9,
         metavar="X",
-        help="of the free GPU memory for KV",
+        help="share of the GPU memory that weights, steps and CUDA graphs leave, for the KV cache "
+        "(default 0.9)",
     )
     group.add_argument("--max-rows", type=int, default=256, metavar="N", help="most requests in a step")
     group.add_argument(

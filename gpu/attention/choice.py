@@ -39,17 +39,6 @@ class Choice:
             return self.extend
         return f"flashinfer prefill {self.extend} + {self.decode} decode"
 
-    def workspace_bytes(
-        self, shape: DecoderConfig, device: torch.device, rows: int, columns: int
-    ) -> int:
-        """Device memory beside the pool, about; the page table has `rows` rows of `columns` pages."""
-        if self.extend not in ("fa2", "fa3"):
-            return 0
-        from ramify.gpu.attention.flashinfer_paged import multiprocessors, workspace_bytes
-
-        programs = multiprocessors(device)
-        return workspace_bytes(self.extend, self.decode, shape, programs, rows, columns)
-
     def paged(
         self, pages: Tensor, page_size: int, shape: DecoderConfig, dtype: torch.dtype
     ) -> PagedAttention:

@@ -20,18 +20,10 @@ from ramify.gpu.attention.paged import Inputs
 from ramify.gpu.attention.triton_paged import TritonPaged
 from ramify.gpu.models.config import DecoderConfig
 from ramify.gpu.rows import Ints, StepRows
-from ramify.gpu.staging import Array, Upload
+from ramify.gpu.staging import Array
 
 _PLAN_BYTES = 1 << 20  # of a decode plan: some words for each of its programs
 _TILE = 128  # queries that a program of FA3 takes at once, of one head
-
-
-def workspace_bytes(
-    extend: str, decode: str, shape: DecoderConfig, multiprocessors: int, rows: int, columns: int
-) -> int:
-    """Device memory that the back end takes beside the pool, about."""
-    lists = 4 * rows * columns if decode == "flashinfer" else 0
-    return _scratch_bytes(extend, decode, shape, multiprocessors) + lists + (16 << 20)
 
 
 def _scratch_bytes(extend: str, decode: str, shape: DecoderConfig, multiprocessors: int) -> int:
@@ -66,6 +58,7 @@ class FlashInferPaged:
         decode: str,
     ) -> None:
         self.name = f"flashinfer prefill {extend} + {decode} decode"
+        self.static_extends = decode == "triton"  # graphs of steps with extends are Triton's
         self._triton = TritonPaged(pages, page_size)
         self._heads = shape.heads
         self._multiprocessors = multiprocessors(pages.device)
@@ -80,8 +73,13 @@ class FlashInferPaged:
         self._decodes = None
         if decode == "flashinfer":
             self._decodes = _Decodes(pages, page_size, shape, dtype, scratch)
+        one = np.ones(1, dtype=np.int64)
+        self._extends.plan(one * (len(pages) - 1), one - 1, one)  # loads the kernels
 
-    def plan(self, step: StepRows) -> list[Array]:
+    def room(self, tokens: int, runs: int) -> list[Array]:
+        return self._triton.room(tokens, runs)
+
+    def plan(self, step: StepRows, captured: bool = False) -> list[Array]:
         """Tiles for Triton if it is to serve the step, else nothing.
 
         With FlashInfer's own decode, the decodes of the step are runs of one token.
@@ -90,7 +88,7 @@ class FlashInferPaged:
         if self._decodes is None:
             runs = step.extends
             tiles = int((-(-step.counts[:runs] // _TILE)).sum()) * self._heads
-            if tiles < self.fewest_tiles * self._multiprocessors:
+            if captured or tiles < self.fewest_tiles * self._multiprocessors:
                 return self._triton.plan(step)
         self._extends.plan(step.rows[:runs], step.starts[:runs], step.counts[:runs])
         return []
@@ -155,12 +153,10 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _hosted(arrays: list[Ints], device: torch.device) -> list[Tensor]:
-    """int32 on the host, pinned where they are to be copied to the device without waiting for it."""
-    together = torch.from_numpy(np.concatenate(arrays).astype(np.int32))
-    if device.type == "cuda":
-        together = together.pin_memory()
-    return list(torch.split(together, [len(array) for array in arrays]))
+def _hosted(array: Ints, device: torch.device) -> Tensor:
+    """int32 on the host, pinned where it is to be copied to the device without waiting for it."""
+    host = torch.from_numpy(array.astype(np.int32))
+    return host.pin_memory() if device.type == "cuda" else host
 
 
 def _indptr(counts: Ints) -> Ints:
@@ -188,7 +184,6 @@ class _Extends:
         self._sizes = shape.heads, shape.kv_heads, shape.head_dim, page_size
         self._dtype = dtype
         self._compact = kernels == "fa2"
-        self._upload = Upload(pages.device)
         self._planner = _Planner(pages.device)
         self._tokens = 0
 
@@ -201,7 +196,8 @@ class _Extends:
         indptr, indices = self._page_lists(rows, used)
         last = lengths - (used - 1) * self._page_size
         arrays = [_indptr(counts), indptr, last, lengths]
-        queries, lists, lasts, totals = _hosted(arrays, self._pages.device)
+        host = _hosted(np.concatenate(arrays), self._pages.device)
+        queries, lists, lasts, totals = torch.split(host, [len(array) for array in arrays])
         for window, wrapper in self._wrappers.items():
             wrapper.plan(
                 queries, lists, indices, lasts, *self._sizes, causal=True,
@@ -224,8 +220,9 @@ class _Extends:
             return np.append(rows * self._pages.shape[1], 0), self._pages.view(-1)
         indptr = _indptr(used)
         indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=self._pages.device)
-        where = self._upload.send(0, [rows.astype(np.int32), indptr.astype(np.int32)])
-        fill_page_lists(self._pages, where[0], where[1], indices)
+        host = _hosted(np.concatenate([indptr, rows]), indices.device)
+        lines = host.to(indices.device, non_blocking=True)
+        fill_page_lists(self._pages, lines[len(indptr) :], lines[: len(indptr)], indices)
         return indptr, indices
 
 
@@ -252,7 +249,7 @@ class _Decodes:
             for window in set(shape.windows)
         }
         self._indices = torch.zeros(pages.numel(), dtype=torch.int32, device=pages.device)
-        self._upload = Upload(pages.device, fixed=12 * len(pages) + 256)
+        self._lines = torch.zeros(3 * (len(pages) + 4), dtype=torch.int32, device=pages.device)
         self._wrappers: dict[tuple[int, int | None], Any] = {}
         self._size = 0
         self._planner = _Planner(pages.device)
@@ -260,18 +257,25 @@ class _Decodes:
     def plan(self, rows: Ints, positions: Ints) -> None:
         """A decode of each of `rows`; their number is a captured size or about to be one."""
         self._planner.begin()
-        used = positions // self._page_size + 1
-        indptr = _indptr(used).astype(np.int32)
-        last = (positions % self._page_size + 1).astype(np.int32)
-        self._size = len(rows)
-        views = self._upload.send(0, [indptr, last, rows.astype(np.int32)])
-        fill_page_lists(self._pages, views[2], views[0], self._indices)
-        host = torch.from_numpy(indptr), torch.from_numpy(last)
+        count = self._size = len(rows)
+        width = count // 4 * 4 + 4
+        host = np.zeros((3, width), dtype=np.int64)
+        host[0, 1 : count + 1] = np.cumsum(positions // self._page_size + 1)
+        host[1, :count] = positions % self._page_size + 1
+        host[2, :count] = rows
+        pinned = _hosted(host, self._lines.device)
+        lines = self._lines[: host.size].view(3, width)
+        lines.copy_(pinned, non_blocking=True)
+        fill_page_lists(self._pages, lines[2, :count], lines[0, : count + 1], self._indices)
+        lists = (pinned[0, : count + 1], pinned[1, :count]), (lines[0, : count + 1], lines[1, :count])
         for window in self._plans:
-            self._plan_one(window, host, views)
+            self._plan_one(window, *lists)
         self._planner.end()
 
-    def _plan_one(self, window: int | None, host: "tuple[Tensor, Tensor]", views: list[Tensor]) -> None:
+    def _plan_one(
+        self, window: int | None, host: "tuple[Tensor, Tensor]", device: "tuple[Tensor, Tensor]"
+    ) -> None:
+        """`host` and `device` hold the same: where each list begins, and what its last page holds."""
         key = self._size, window
         options = {"window_left": _left(window), "q_data_type": self._dtype}
         nothing = self._indices[:0]  # the lists are in place
@@ -283,8 +287,8 @@ class _Decodes:
             return
         wrapper = self._make(
             self._scratch, "NHD", use_cuda_graph=True, use_tensor_cores=self._tensor_cores,
-            paged_kv_indptr_buffer=views[0], paged_kv_indices_buffer=self._indices,
-            paged_kv_last_page_len_buffer=views[1],
+            paged_kv_indptr_buffer=device[0], paged_kv_indices_buffer=self._indices,
+            paged_kv_last_page_len_buffer=device[1],
         )  # fmt: skip
         wrapper.reset_workspace_buffer(self._scratch, self._plans[window])
         wrapper.plan(host[0], nothing, host[1], *self._sizes, **options)

@@ -35,11 +35,19 @@ class PagedAttention(Protocol):
     """Causal attention of each token over its own sequence, through the page table."""
 
     name: str
+    static_extends: bool
+    """Extends may be padded with tokens that no run has, and captured in a graph: then the arrays of
+    `plan` are as long as `room` says, with zeros behind the step's own."""
 
-    def plan(self, step: StepRows) -> list[Array]:
+    def room(self, tokens: int, runs: int) -> list[Array]:
+        """As large as `plan` can be for so many tokens in so many runs. Only if `static_extends`."""
+        ...
+
+    def plan(self, step: StepRows, captured: bool) -> list[Array]:
         """The host's part, once for a step with extends: arrays that are uploaded with the step.
 
-        What the step adds to the page table is on its way to the device already.
+        What the step adds to the page table is on its way to the device already. `captured`: a graph
+        runs the step, which was captured with arrays as of `room`.
         """
         ...
 

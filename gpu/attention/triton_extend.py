@@ -42,6 +42,11 @@ def extend_tiles(step: StepRows) -> npt.NDArray[np.int32]:
     return np.array(tiles, dtype=np.int32).reshape(-1, TILE_FIELDS)
 
 
+def most_tiles(tokens: int, runs: int) -> int:
+    """The most tiles that runs of `tokens` in all can make."""
+    return tokens // _TILE + runs
+
+
 def extend_attention(
     q: Tensor,
     output: Tensor,
@@ -54,7 +59,7 @@ def extend_attention(
     """q [T, heads, D], output [T, heads * D], written at the queries that `tiles` names.
 
     tiles int32[n, 4] as of `extend_tiles`; pages int32[rows, columns]; pool: one layer's k and v,
-    each [slots, kv_heads, D], the new ones included.
+    each [slots, kv_heads, D], the new ones included. A tile without queries costs next to nothing.
     """
     _, heads, dim = q.shape
     kv_heads = pool[0].shape[1]

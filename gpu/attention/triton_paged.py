@@ -3,11 +3,17 @@
 Plans nothing for decodes: the kernels read page table and positions on the device.
 """
 
+import numpy as np
 from torch import Tensor
 
 from ramify.gpu.attention.paged import Inputs
 from ramify.gpu.attention.triton_decode import decode_attention, splits_for
-from ramify.gpu.attention.triton_extend import extend_attention, extend_tiles
+from ramify.gpu.attention.triton_extend import (
+    TILE_FIELDS,
+    extend_attention,
+    extend_tiles,
+    most_tiles,
+)
 from ramify.gpu.rows import StepRows
 from ramify.gpu.staging import Array
 
@@ -16,12 +22,16 @@ class TritonPaged:
     """`pages` int32[rows, columns] is the page table on the device."""
 
     name = "triton"
+    static_extends = True
 
     def __init__(self, pages: Tensor, page_size: int) -> None:
         self._pages = pages
         self._page_size = page_size
 
-    def plan(self, step: StepRows) -> list[Array]:
+    def room(self, tokens: int, runs: int) -> list[Array]:
+        return [np.zeros((most_tiles(tokens, runs), TILE_FIELDS), dtype=np.int32)]
+
+    def plan(self, step: StepRows, captured: bool = False) -> list[Array]:
         return [extend_tiles(step)]
 
     def plan_decodes(self, rows: Array, positions: Array) -> None:

@@ -29,6 +29,13 @@ class Linear:
             return y
         return F.linear(x, self.weight, self.bias)
 
+    def into(self, x: Tensor, output: Tensor) -> None:
+        """The same, written to output [T, outputs], which is contiguous."""
+        if self.packed or self.bias is not None:
+            output.copy_(self(x))
+        else:
+            torch.mm(x, self.weight.t(), out=output)
+
     def pack(self) -> None:
         """Reorder the weight for oneDNN where it is the faster library; afterwards it is opaque.
 

@@ -33,8 +33,8 @@ class FusedDecoder:
         self._cos_sin = cos[:, 0, :half].contiguous(), signed_sin[:, 0, half:].contiguous()
 
     @torch.inference_mode()
-    def forward(self, inputs: Inputs) -> Tensor:
-        """Run the step, write its KV. Returns logits [S, vocabulary] in the model's type."""
+    def forward(self, inputs: Inputs, logits: Tensor) -> None:
+        """Run the step, write its KV, and its logits to `logits` [S, vocabulary]."""
         model, eps = self._model, self._model.config.rms_eps
         layers = model.layers
         residual, x = embed_norm(
@@ -48,7 +48,7 @@ class FusedDecoder:
             x = add_norm(x, residual, following.weight, eps)
         if inputs.sampling is not None:
             x = x.index_select(0, inputs.sampling)
-        return model.head(x)
+        model.head.into(x, logits)
 
     def _attend(self, index: int, layer: DecoderLayer, x: Tensor, inputs: Inputs) -> Tensor:
         """[T, hidden] -> [T, heads * D]."""

@@ -18,7 +18,6 @@ def test_a_choice_says_why() -> None:
     assert (choice.name, choice.reason) == ("torch", "the device is a CPU")
     assert choose("torch", SHAPE, torch.bfloat16, CPU).name == "torch"
     assert Choice("fa3", "triton", "").name == "flashinfer prefill fa3 + triton decode"
-    assert Choice("triton", "triton", "").workspace_bytes(SHAPE, CPU, 257, 4096) == 0
 
 
 def test_what_cannot_be_had_is_an_error_that_names_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ramify.gpu.load import load_executor
-from ramify.gpu.loader import fill_random
-from ramify.gpu.models.config import parse_config
+from ramify.gpu.loader import fill_random, load_weights
+from ramify.gpu.models.config import parse_config, read_config
+from ramify.gpu.models.decoder import Decoder
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo
@@ -232,3 +233,40 @@ def test_a_context_beyond_the_models(checkpoint: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_that_is_not_there(checkpoint: Path) -> None:
     refused(checkpoint, "--device cuda", device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_weights_go_straight_to_the_gpu(tmp_path: Path, tiny_config: dict[str, Any]) -> None:
+    """Neither the host's memory holds the model nor the GPU's more than one tensor beside it."""
+    config = tiny_config | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape, cuda = read_config(tmp_path), torch.device("cuda")
+    weights = Decoder(shape, 64, torch.bfloat16, torch.device("cpu")).weights()
+    fill_random(weights)
+    names = sorted(weights)
+    shards = {name: f"part-{place % 3}.safetensors" for place, name in enumerate(names)}
+    for file in set(shards.values()):
+        save_file({n: weights[n].clone() for n in names if shards[n] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    size = sum(view.nbytes for view in weights.values())
+    most = max(view.nbytes for view in weights.values())
+    torch.empty(1, device=cuda)
+    torch.cuda.reset_peak_memory_stats()
+    host, device = anonymous_bytes(), torch.cuda.memory_allocated()
+    model = Decoder(shape, 64, torch.bfloat16, cuda)
+    load_weights(tmp_path, model.weights(), lambda what, share: None)
+    with torch.inference_mode():
+        model.pack()
+    assert torch.cuda.max_memory_allocated() - device < size + 2 * most
+    assert anonymous_bytes() - host < size // 2
+    for name, view in model.weights().items():
+        assert torch.equal(view.cpu(), weights[name])
+
+
+def anonymous_bytes() -> int:
+    """This process' memory that no file backs."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("no RssAnon")

@@ -209,6 +209,7 @@ def StepOpen(row: int, sampling: SamplingParams) -> Any:
     return OpenRow(row, row, b"", 0, sampling)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about the garbage in padding
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_the_executor_equals_the_one_on_torch(
     page_size: int, tmp_path: Path, tiny_config: dict[str, Any], drive: Any
@@ -218,7 +219,7 @@ def test_the_executor_equals_the_one_on_torch(
     where = "cuda" if CUDA else "cpu"
     results = []
     for attention in ("torch", "triton"):
-        options = {"device": where, "dtype": "float32", "load_format": "dummy", "max_rows": 8}
+        options = {"device": where, "dtype": "float32", "load_format": "dummy", "max_rows": 3}
         d = drive(tmp_path, attention=attention, page_size=page_size, **options)
         assert d.executor.info.attention == attention
         settings = [

@@ -1,0 +1,178 @@
+"""Steps of fixed sizes: which sizes there are, which one a step fits, how it is laid out in it.
+
+A CUDA graph runs a step of one size, so a step is padded to the next size that was captured, its
+`Bucket`. The token lines of the extends come first, then those of the decodes, each part with its
+padding behind it. Padding belongs to a spare row of the executor, at position 0, whose page is the
+pool's padding slot: what it computes is garbage (maybe NaN), and nobody else ever reads it. Pure
+numpy.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.gpu.rows import StepRows
+
+Array = npt.NDArray[np.generic]
+Field = tuple[str, tuple[int, ...]]  # dtype, shape
+
+_EXTENDED = (16, 32, 64, *range(128, 513, 64), *range(640, 1025, 128), *range(1280, 2049, 256))
+_DECODES = (0, 8, 32, 64, 128, 192, 256, 384, 512)
+_ROUND = 16  # lines: a kernel meets its arguments always at the same alignment
+_MOST_RUNS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Room for `extended` tokens in at most `runs` extends, for `decodes`, and to sample `sampling`.
+
+    Without extends every line samples.
+    """
+
+    extended: int
+    runs: int
+    decodes: int
+    sampling: int
+
+    @property
+    def lines(self) -> int:
+        return self.extended + self.decodes
+
+
+def decode_buckets(max_rows: int) -> list[Bucket]:
+    """Dense where padding would cost most, ending with `max_rows`. From small to large."""
+    sizes = [1, 2, 4, *range(8, 33, 8), *range(48, 257, 16), *range(320, max_rows, 64)]
+    sizes = [size for size in sizes if size < max_rows] + [max_rows]
+    return [Bucket(0, 0, size, size) for size in sizes]
+
+
+def mixed_buckets(max_rows: int, longest: int) -> list[Bucket]:
+    """For steps with extends, up to `longest` tokens of them, alone or beside decodes.
+
+    `runs` is bounded, because each may end in a tile of its own and empty tiles cost time. From
+    few lines to many.
+    """
+    decodes = [count for count in _DECODES if count < max_rows] + [max_rows]
+    extended = [size for size in _EXTENDED if size <= longest]
+    made = []
+    for size in extended:
+        runs = min(size, max_rows, max(4, min(_MOST_RUNS, size // 32)))
+        made += [Bucket(size, runs, count, min(runs + count, max_rows)) for count in decodes]
+    return sorted(made, key=lambda bucket: (bucket.lines, bucket.extended))
+
+
+class BucketTable:
+    """Finds the smallest bucket for a step."""
+
+    def __init__(self, buckets: Iterable[Bucket]) -> None:
+        self._groups: dict[int, list[Bucket]] = {}  # by `extended`, each in the order of `decodes`
+        for bucket in sorted(buckets, key=lambda bucket: (bucket.extended, bucket.decodes)):
+            self._groups.setdefault(bucket.extended, []).append(bucket)
+        self._sizes = {
+            extended: [bucket.decodes for bucket in group] for extended, group in self._groups.items()
+        }
+
+    def find(self, step: StepRows) -> Bucket | None:
+        """None if no bucket holds the step."""
+        decodes = len(step.rows) - step.extends
+        for extended, group in self._groups.items():
+            fits = extended == 0 if step.extends == 0 else extended >= len(step.tokens)
+            if not fits or step.extends > group[0].runs:
+                continue
+            at = bisect_left(self._sizes[extended], decodes)
+            if at < len(group):
+                return group[at]
+        return None
+
+
+def tailored(step: StepRows, padded: bool) -> Bucket:
+    """A bucket for this step alone. `padded`: its extends may be padded to a multiple of 16 lines."""
+    extended = len(step.tokens)
+    if padded:
+        extended = -(-extended // _ROUND) * _ROUND
+    return Bucket(extended, step.extends, len(step.rows) - step.extends, len(step.sampling))
+
+
+def largest(max_rows: int, step_tokens: int) -> Bucket:
+    """The largest step that there can be."""
+    extended = -(-step_tokens // _ROUND) * _ROUND
+    return Bucket(extended, min(step_tokens, max_rows), max_rows, max_rows)
+
+
+NOTHING = StepRows(
+    rows=np.empty(0, dtype=np.int64),
+    starts=np.empty(0, dtype=np.int64),
+    counts=np.empty(0, dtype=np.int64),
+    extends=0,
+    tokens=np.empty(0, dtype=np.int32),
+    sampling=np.empty(0, dtype=np.int64),
+    draws=np.empty(0, dtype=np.int64),
+)
+"""A step without lines: laid into a bucket, it is all padding."""
+NO_SETTINGS: Array = np.empty(0)
+
+
+def fields(bucket: Bucket, room: Sequence[Array]) -> list[Field]:
+    """The arrays of a step: codes, rows, positions of T lines; of S lines that sample their
+    temperatures and uniforms, then, if there are extends, their index among the T and their rows;
+    then those of the attention's plan, as large as `room`.
+    """
+    lines: tuple[int, ...] = (bucket.lines,)
+    sampling: tuple[int, ...] = (bucket.sampling,)
+    made: list[Field] = [("i", lines)] * 3 + [("f", sampling), ("d", sampling)]
+    if bucket.extended:
+        made += [("i", sampling)] * 2
+    return made + [(array.dtype.char, array.shape) for array in room]
+
+
+def lay(
+    arrays: Sequence[Array],
+    bucket: Bucket,
+    step: StepRows,
+    settings: tuple[Array, Array],
+    plan: Sequence[Array],
+    spare: int,
+) -> None:
+    """Write the step into `arrays` of `fields`; `settings`: temperatures and uniforms [S].
+
+    `plan`: the attention's, each array at most as long as its room, which is filled up with zeros;
+    empty: nothing is attended to.
+    """
+    codes, rows, positions, temperatures, uniforms = arrays[:5]
+    decodes, sampled = len(step.rows) - step.extends, len(step.sampling)
+    if not bucket.extended:
+        rows[:decodes], rows[decodes:] = step.rows, spare
+        positions[:decodes], positions[decodes:] = step.starts, 0
+        np.subtract(-1, rows, out=codes)
+        codes[decodes:] = 0
+    else:
+        _lay_mixed(arrays, bucket, step, spare)
+        for place, target in enumerate(arrays[7:]):
+            used = len(plan[place]) if plan else 0
+            target[used:] = 0
+            if used:
+                target[:used] = plan[place]
+    temperatures[:sampled], temperatures[sampled:] = settings[0], 0
+    uniforms[:sampled], uniforms[sampled:] = settings[1], 0
+
+
+def _lay_mixed(arrays: Sequence[Array], bucket: Bucket, step: StepRows, spare: int) -> None:
+    codes, rows, positions, _, _, index, sampling_rows = arrays[:7]
+    n, tokens, first = step.extends, len(step.tokens), bucket.extended
+    stop = first + len(step.rows) - n
+    counts = step.counts[:n]
+    ends = np.cumsum(counts)
+    rows[:] = spare
+    rows[:tokens] = np.repeat(step.rows[:n], counts)
+    rows[first:stop] = step.rows[n:]
+    np.subtract(-1, rows, out=codes)
+    codes[:tokens], codes[tokens:first], codes[stop:] = step.tokens, 0, 0
+    positions[:] = 0
+    positions[:tokens] = np.arange(tokens) - np.repeat(ends - counts - step.starts[:n], counts)
+    positions[first:stop] = step.starts[n:]
+    lines = np.concatenate([ends - 1, np.arange(first, stop)])[step.sampling]
+    index[: len(lines)], index[len(lines) :] = lines, 0
+    sampling_rows[: len(lines)], sampling_rows[len(lines) :] = step.rows[step.sampling], spare

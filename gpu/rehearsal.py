@@ -1,0 +1,102 @@
+"""What serving will take, found out before it begins: memory of steps and graphs, which graphs pay.
+
+The KV pool gets what everything else leaves, so everything else is run once on a pool too small to
+serve: the largest steps, the slowest sampling, the largest graphs. What the device has lost
+afterwards is what it must keep free. It does not know how the pool is sized; see `memory`.
+"""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from ramify.gpu.buckets import Bucket, decode_buckets, largest, mixed_buckets
+from ramify.gpu.compiling import compile_side_by_side
+from ramify.gpu.executor import Progress
+from ramify.gpu.fused_executor import FusedExecutor
+
+HOST_BOUND = 1.2  # a step that is over by this times its launch waits for the host: it gets a graph
+_SAMPLED = 8  # graphs whose size stands for that of all
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """`buckets` to capture, and the `bytes` that steps and graphs take beside weights and pool."""
+
+    buckets: list[Bucket]
+    bytes: int
+
+
+def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsal:
+    """Run `executor`, which cannot serve afterwards, and before which `free` bytes were free.
+
+    On a CPU nothing is measured.
+    """
+    rows, tokens = executor.info.max_rows, executor.info.step_tokens
+    decodes = decode_buckets(rows)
+    if executor.device.type != "cuda":
+        return Rehearsal([*decodes, *mixed_buckets(rows, tokens)], 0)
+    progress("compiling kernels", 0.0)
+    compile_side_by_side(lambda: _play(executor))
+    progress("measuring steps", 0.0)
+    lines = _lines_worth_a_graph(executor)
+    executor.run_padding(largest(rows, tokens))
+    executor.sample_the_slowest()
+    steps = free - _free(executor)
+    buckets = decodes + [bucket for bucket in mixed_buckets(rows, tokens) if bucket.lines <= lines]
+    return Rehearsal(buckets, steps + _graph_bytes(executor, buckets, progress))
+
+
+def _play(executor: FusedExecutor) -> None:
+    """Steps of all sizes."""
+    rows, tokens = executor.info.max_rows, executor.info.step_tokens
+    for bucket in [*decode_buckets(rows), *mixed_buckets(rows, tokens), largest(rows, tokens)]:
+        executor.run_padding(bucket)
+
+
+def _lines_worth_a_graph(executor: FusedExecutor) -> int:
+    """Up to how many lines of a mixed step the device would wait for the host to launch kernels.
+
+    Beyond, a graph would only cost: its padding takes time, and the launch takes none.
+    """
+    if not executor.static_extends:
+        return 0
+    lines = 0
+    for bucket in mixed_buckets(executor.info.max_rows, executor.info.step_tokens):
+        if bucket.decodes:
+            continue
+        executor.run_padding(bucket)  # loads what cuBLAS chooses
+        launched, finished = min(_timed(executor, bucket) for _ in range(3))
+        if finished > HOST_BOUND * launched:
+            break
+        lines = bucket.lines
+    else:
+        return executor.info.step_tokens + executor.info.max_rows
+    return lines
+
+
+def _timed(executor: FusedExecutor, bucket: Bucket) -> tuple[float, float]:
+    """Seconds until a step was launched, and until it was over."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    executor.run_padding(bucket)
+    launched = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    return launched, time.perf_counter() - begin
+
+
+def _graph_bytes(executor: FusedExecutor, buckets: list[Bucket], progress: Progress) -> int:
+    """Memory of all graphs: the largest one's tensors, whose place all share, and each one's nodes."""
+    order = sorted(buckets, key=lambda bucket: -bucket.lines)
+    torch.cuda.empty_cache()
+    begin = _free(executor)
+    executor.capture(order[:1], progress)
+    first = _free(executor)
+    small = order[-_SAMPLED:]
+    executor.capture(small, progress)
+    return begin - first + (first - _free(executor)) * len(buckets) // len(small)
+
+
+def _free(executor: FusedExecutor) -> int:
+    torch.cuda.synchronize()
+    return int(torch.cuda.mem_get_info(executor.device)[0])
