@@ -1,8 +1,9 @@
 """The engine: builds the actors, wires them, starts them in order, drains and stops them.
 
-Start: the gateway listens first (probes see the progress), then the executor loads, then cache,
-scheduler and directory run, then `ready`. Stop: no new sessions, `bye` to all, a grace time for
-generations that run, then the sockets, the sessions, the scheduler, the cache, the executor.
+Start: the front (gateways and sessions, here or in processes of their own) listens first, so that
+probes see the progress, then the executor loads, then cache, scheduler and sessions run, then
+`ready`. Stop: no new sessions, `bye` to all, a grace time for generations that run, then the sockets,
+the sessions, the scheduler, the cache, the executor.
 
 A crash of the scheduler, the cache or the executor ends the engine with `EngineFailed`, after the
 requests have got their end and the sockets were closed with 1012: nothing continues around KV that
@@ -13,7 +14,7 @@ import gc
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
@@ -27,33 +28,26 @@ from ramify.actors.cache.cache import RadixCache
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
-from ramify.actors.gateway.actor import GatewayActor
+from ramify.actors.front.interface import Core, Front, Runner
+from ramify.actors.front.local import LocalFront
+from ramify.actors.front.processes import ProcessFront
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import Mailbox, Router
+from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.placement import place
 from ramify.actors.scheduler.actor import SchedulerActor
-from ramify.actors.session.directory import Directory
-from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import EngineConfig
-from ramify.protocol.messages import (
-    CacheMessage,
-    DirectoryMessage,
-    GatewayMessage,
-    SchedulerEvent,
-    SessionMessage,
-    Shutdown,
-)
+from ramify.protocol.messages import CacheMessage, SchedulerEvent
 from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
 
 PROTOCOL_VERSION = 1
 BIG = 1 << 20  # mailboxes whose traffic is bounded by the steps in flight and the sessions
+ECHO_SECONDS = 0.05  # to a session in another process and back, on a busy machine
 
 Progress = Callable[[str, float], None]
-Runner = Callable[..., Coroutine[Any, Any, None]]
 log = get_log(__name__)
 
 
@@ -72,6 +66,16 @@ class EngineStatus:
         self._epoch = epoch
         self._metrics = metrics
         self._started = time.time()
+        self._changed: Callable[[], None] = lambda: None
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """`changed` is called after every change."""
+        self._changed = changed
+
+    def become(self, phase: str, *, ready: bool = False) -> None:
+        """The engine is in another phase now."""
+        self.phase, self.ready = phase, ready
+        self._changed()
 
     def info(self) -> dict[str, Any]:
         """The body of `GET /v1/info`."""
@@ -107,23 +111,19 @@ class Engine:
         self.port = 0
         self.cache: RadixCache | None = None
         self.executor: ExecutorHandle | None = None
+        self.placement = place(config)
         self._spec = spec
         self._check_idle = check_idle
-        self._sessions: Router[SessionMessage] = Router("sessions")
-        self._to_gateway: Mailbox[GatewayMessage] = Mailbox("gateway", BIG)
-        self._to_directory: Mailbox[DirectoryMessage] = Mailbox("directory", 4096)
         self._to_scheduler: Mailbox[SchedulerEvent] = Mailbox("scheduler", BIG)
         self._to_cache: Mailbox[CacheMessage] = Mailbox("cache", BIG)
-        self.gateway = GatewayActor(
-            self._to_gateway,
-            config.server,
-            config.limits,
-            self._to_directory,
-            self._sessions,
-            self.status,
-            self.metrics,
-            clock,
-        )
+        self.front: Front
+        if self.placement.gateways:
+            count = self.placement.gateways
+            front = ProcessFront(config, count, self.status, self.metrics, clock)
+            self.status.watch(front.status_changed)
+            self.front = front
+        else:
+            self.front = LocalFront(config, self.status, self.metrics, clock)
 
     @property
     def url(self) -> str:
@@ -132,29 +132,24 @@ class Engine:
         host = "127.0.0.1" if host in ("0.0.0.0", "") else "[::1]" if host == "::" else host
         return f"ws://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{self.port}/v1/ws"
 
-    @property
-    def sessions(self) -> int:
-        """Live sessions."""
-        return len(self._sessions)
-
     # --- start ---------------------------------------------------------------------------------
 
     async def listen(self, group: TaskGroup) -> None:
         """Open the port; upgrades get 503 until `load` is done. Raises ConfigError."""
-        self.port = await group.start(self._core("gateway", self.gateway.run))
+        log.info("placing the gateways", **self.placement.told("gateways"))
+        self.port = await self.front.listen(group, self._core)
 
     async def load(self, progress: Progress) -> None:
         """Load tokenizer and model. Raises ModelError, ConfigError, ExecutorFailed."""
-        config = self.config
-        placement = place(config)
-        log.info("placing the executor", where=placement.executor, why=placement.reason)
+        placement = self.placement
+        log.info("placing the executor", **placement.told("executor"))
 
         def report(what: str, done: float) -> None:
-            self.status.phase = f"{what} {done:.0%}"
+            self.status.become(f"{what} {done:.0%}")
             progress(what, done)
 
         report("reading the tokenizer", 0.0)
-        self._tokenizer = await anyio.to_thread.run_sync(Tokenizer.load, config.model.path)
+        await self.front.load()
         self.executor = await start_executor(self._spec, placement.executor, progress=report)
 
     async def serve(self, group: TaskGroup) -> None:
@@ -168,7 +163,7 @@ class Engine:
             self._to_cache,
             self.cache,
             self._to_scheduler,
-            self._sessions,
+            self.front.spread,
             clock=self.clock,
             check_idle=self._check_idle,
         )
@@ -178,34 +173,22 @@ class Engine:
             config.schedule,
             self._to_cache,
             executor,
-            self._sessions,
+            self.front.spread,
             self.clock,
             self.metrics,
+            echo_s=ECHO_SECONDS if self.placement.gateways else 0.0,
         )
-        directory = Directory(
-            self._to_directory,
-            tokenizer=self._tokenizer,
-            server=ServerInfo(
-                version=PROTOCOL_VERSION, epoch=self.epoch, model=info.model, context=info.context
-            ),
-            context=info.context,
-            limits=config.limits,
-            ttl_s=config.server.session_ttl_s,
-            cache=self._to_cache,
-            scheduler=self._to_scheduler,
-            gateway=self._to_gateway,
-            sessions=self._sessions,
-            clock=self.clock,
-            metrics=self.metrics,
+        server = ServerInfo(
+            version=PROTOCOL_VERSION, epoch=self.epoch, model=info.model, context=info.context
         )
         await group.start(self._core("cache", cache.run))
         await group.start(self._core("scheduler", scheduler.run))
         executor.connect(scheduler)
-        await group.start(self._core("directory", directory.run))
+        core = Core(self._to_cache, self._to_scheduler, server, info.context)
+        await self.front.serve(group, self._core, core)
         group.start_soon(watch_loop, self.clock, self.metrics)
         self.status.executor = info
-        self.status.phase = "ready"
-        self.status.ready = True
+        self.status.become("ready", ready=True)
         log.info(
             "ready",
             url=self.url,
@@ -225,7 +208,7 @@ class Engine:
             except Exception as error:
                 if self.status.ready:
                     log.exception("a core actor failed", actor=name)
-                    self.status.ready, self.status.phase = False, "failed"
+                    self.status.become("failed")
                     await self._abort()
                     raise EngineFailed(f"the {name} failed: {error}") from error
                 raise
@@ -237,23 +220,23 @@ class Engine:
         with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
             for _ in range(3):  # scheduler -> session -> gateway
                 await anyio.lowlevel.checkpoint()
-            await self.gateway.drain(1.0, failed=True)
+            await self.front.drain(1.0, failed=True)
 
     # --- stop ------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
         """`bye`, then wait for running generations, at most the grace time."""
         grace = self.config.server.grace_s
-        self.status.ready, self.status.phase = False, "draining"
-        self._to_directory.tell(Shutdown("the server is stopping", 1000))
-        self.gateway.begin_drain("the server is stopping", grace)
+        self.status.become("draining")
+        self.front.begin_drain("the server is stopping", grace)
         deadline = self.clock.now() + grace
         while self.metrics.running and self.clock.now() < deadline:
             await self.clock.sleep_until(self.clock.now() + 0.05)
-        await self.gateway.drain(min(grace, 2.0))
+        await self.front.drain(min(grace, 2.0))
 
     async def close(self) -> None:
-        """Stop the executor. The other actors end with their task group."""
+        """Stop what is not in the task group: the executor, gateway processes."""
+        await self.front.close()
         if self.executor is not None:
             with anyio.CancelScope(shield=True):
                 await self.executor.stop(grace=5.0)

@@ -51,7 +51,7 @@ class FakeServer:
             stdout=subprocess.PIPE,
             text=True,
             # So that an executor in a process of its own finds `stamped_executor`.
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": _search_path(), "OMP_NUM_THREADS": "1"},
         )
         self.port: int = self._answer()["port"]
         self.pid = self._process.pid
@@ -84,6 +84,11 @@ class FakeServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             raise
+
+
+def _search_path() -> str:
+    """This folder, before whatever is searched already."""
+    return os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 
 
 # --- in the server's process ----------------------------------------------------------------------
@@ -168,12 +173,13 @@ class Probe:
         self._plan, self._from_thread, self._lag = [], [], []
         return {
             "cpu": usage.ru_utime + usage.ru_stime,
+            "gateways": [_cpu_of(pid) for pid in getattr(engine.front, "pids", [])],
             "user": usage.ru_utime,
             "loop_cpu": time.thread_time(),
             "rss": _rss(),
             "blocks": sys.getallocatedblocks(),
-            "sessions": engine.sessions,
-            "sockets": engine.gateway.sockets,
+            "sessions": engine.metrics.live_sessions,
+            "sockets": engine.metrics.open_sockets,
             "running": engine.metrics.running,
             "tasks": len(asyncio.all_tasks()),
             "fds": len(os.listdir("/proc/self/fd")),
@@ -182,6 +188,12 @@ class Probe:
             "gc": sum(generation["collections"] for generation in gc.get_stats()),
             **taken,
         }
+
+
+def _cpu_of(pid: int) -> float:
+    """Seconds of CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _rss() -> int:
@@ -226,6 +238,7 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
         model=ModelConfig(path=folder),
         server=ServerConfig(port=0, session_ttl_s=options.ttl, grace_s=1.0, ping_interval_s=30.0),
         executor=options.executor,
+        gateways=options.gateways,
     )
     settings = {
         "vocab_size": vocab_size,
@@ -261,6 +274,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--step-ms", type=float, default=0.0)
     parser.add_argument("--executor", choices=["thread", "process"], default="thread")
+    parser.add_argument("--gateways", type=int, default=0)
     parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     parser.add_argument("--pages", type=int, default=1 << 18)
     parser.add_argument("--ttl", type=float, default=600.0, help="of sessions without sockets, s")

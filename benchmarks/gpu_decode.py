@@ -20,35 +20,13 @@ from typing import Any
 
 import torch
 
+from ramify.clients.bench.shapes import SHAPES
 from ramify.gpu.executor import Executor, PendingStep
 from ramify.gpu.load import load_executor
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": {
-        "architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936, "hidden_size": 1024,
-        "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1000000,
-        "tie_word_embeddings": True, "max_position_embeddings": 40960, "torch_dtype": "bfloat16",
-    },
-    "llama-3.1-8b": {
-        "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096,
-        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "rope_theta": 500000, "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
-        "rope_scaling": {
-            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-    },
-    "tiny": {
-        "architectures": ["Qwen3ForCausalLM"], "vocab_size": 512, "hidden_size": 64,
-        "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096,
-    },
-}  # fmt: skip
 IN_FLIGHT = 2
 
 

@@ -1,18 +1,17 @@
 """Cheap WebSocket clients: raw sockets that keep what they receive and read it later.
 
 A load generator shares the machine with the server, so while the clock runs a socket only notes
-when which bytes came and counts the ends of generations; `messages` parses afterwards. Frames go
-out with a zero mask, which is legal (RFC 6455 section 5.3) and costs nothing.
+when which bytes came and counts the ends of generations; `messages` parses afterwards.
 
 It does not know what is measured.
 """
 
 import asyncio
 import json
-import struct
 import time
-from collections.abc import Iterator
 from typing import Any
+
+from ramify.clients.bench.websocket import TEXT, FrameReader, client_frame
 
 _UPGRADE = (
     b"GET /v1/ws HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -20,46 +19,11 @@ _UPGRADE = (
     b"Sec-WebSocket-Protocol: ramify.v1+json\r\n\r\n"
 )
 _DONE = b'"type":"done"'
-TEXT, CLOSE, PING, PONG = 0x1, 0x8, 0x9, 0xA
 
 
 def upgrade_request(port: int) -> bytes:
     """The HTTP request that asks for a WebSocket."""
     return _UPGRADE % port
-
-
-def client_frame(payload: bytes, opcode: int = TEXT) -> bytes:
-    """A frame of a client: FIN, and a mask of zeros."""
-    length = len(payload)
-    first = 0x80 | opcode
-    if length < 126:
-        return struct.pack("!BB4x", first, 0x80 | length) + payload
-    return struct.pack("!BBH4x", first, 0x80 | 126, length) + payload
-
-
-class FrameReader:
-    """Splits what a server sends into frames."""
-
-    def __init__(self) -> None:
-        self._buffer = b""
-
-    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """(opcode, payload) of each frame that is complete now."""
-        buffer = self._buffer + data
-        at = 0
-        while len(buffer) - at >= 2:
-            opcode, length, head = buffer[at] & 0x0F, buffer[at + 1], 2
-            if length == 126:
-                head = 4
-                length = int.from_bytes(buffer[at + 2 : at + 4]) if len(buffer) >= at + 4 else 1 << 62
-            elif length == 127:
-                head = 10
-                length = int.from_bytes(buffer[at + 2 : at + 10]) if len(buffer) >= at + 10 else 1 << 62
-            if len(buffer) - at < head + length:
-                break
-            yield opcode, buffer[at + head : at + head + length]
-            at += head + length
-        self._buffer = buffer[at:]
 
 
 class Recorder(asyncio.Protocol):

@@ -1,7 +1,7 @@
 """What the path around the model costs: scheduler, cache, session, gateway, socket.
 
     python benchmarks/overhead.py [--json FILE] [--repeat 5] [--steps 0 2] [--loop asyncio|uvloop]
-                                  [--executor thread|process] [--scale 1.0]
+                                  [--executor thread|process] [--gateways 0 1 2] [--scale 1.0]
 
 A real engine with the fake executor (a step takes 0 or 2 ms and gives each generation one token)
 runs in a process of its own; this process is its load: raw sockets that generate at once, each
@@ -9,7 +9,9 @@ generation on a socket of its own ("1 x 256"), or 8 branches to a socket ("8 x 3
 
     cpu/token    CPU time of the server's process (user + system, the fake's thread included) over
                  the tokens that were delivered; from the frame with `generate` to the last `done`
-    loop         the same for the event loop's thread alone: without the fake
+    loop         the same for the event loop's thread alone: without the fake; with --gateways, of
+                 the core, where plans are made
+    busy         the share of the time in which that loop used its core, and the busiest gateway's
     plan         from a StepResult's arrival in the scheduler's mailbox to the next StepPlan's
                  departure; "thread": from the moment the fake's thread had the result, so with the
                  time that the loop was busy with sockets and the interpreter lock was taken
@@ -22,6 +24,7 @@ Every run checks that each generation delivered all its tokens. Numbers are medi
 import argparse
 import asyncio
 import gc
+import itertools
 import os
 import time
 from dataclasses import asdict, dataclass, field
@@ -64,8 +67,10 @@ SHAPES = [
 class Run:
     """One run's figures, in microseconds and milliseconds as named."""
 
-    cpu_us: float
+    cpu_us: float  # of all processes
     loop_us: float
+    loop_busy: float  # per cent of a core
+    gateway_busy: float
     tokens_per_s: float
     steps: int
     plan_p50_us: float
@@ -110,9 +115,13 @@ async def run(server: FakeServer, shape: Shape) -> Run:
         await socket.end_session()
     total = shape.generations * shape.tokens
     plan, thread = after["plan"], after["from_thread"]
+    loop_s = after["loop_cpu"] - before["loop_cpu"]
+    gateways = [a - b for a, b in zip(after["gateways"], before["gateways"], strict=True)]
     return Run(
-        cpu_us=(after["cpu"] - before["cpu"]) / total * 1e6,
-        loop_us=(after["loop_cpu"] - before["loop_cpu"]) / total * 1e6,
+        cpu_us=(after["cpu"] - before["cpu"] + sum(gateways)) / total * 1e6,
+        loop_us=loop_s / total * 1e6,
+        loop_busy=loop_s / elapsed * 100,
+        gateway_busy=max(gateways, default=0.0) / elapsed * 100,
         tokens_per_s=total / elapsed,
         steps=after["steps"] - before["steps"],
         plan_p50_us=percentile(plan, 50) * 1e6,
@@ -182,15 +191,17 @@ def _cell(runs: list[Run], name: str, digits: int = 0) -> str:
     return f"{values['median']:.{digits}f} ({values['min']:.{digits}f}-{values['max']:.{digits}f})"
 
 
-def _row(shape: Shape, step_ms: float, runs: list[Run]) -> list[str]:
+def _row(shape: Shape, step_ms: float, gateways: int, runs: list[Run]) -> list[str]:
     def two(first: str, second: str, digits: int = 0) -> str:
         a, b = (spread([getattr(r, name) for r in runs])["median"] for name in (first, second))
         return f"{a:.{digits}f} / {b:.{digits}f}"
 
     return [
         f"{shape.name}, {step_ms:g} ms",
+        str(gateways),
         _cell(runs, "cpu_us", 1),
         _cell(runs, "loop_us", 1),
+        two("loop_busy", "gateway_busy"),
         _cell(runs, "tokens_per_s"),
         _cell(runs, "plan_p50_us"),
         two("plan_p50_us", "plan_p99_us"),
@@ -202,8 +213,10 @@ def _row(shape: Shape, step_ms: float, runs: list[Run]) -> list[str]:
 
 COLUMNS = [
     "branches x sockets, step",
+    "gateways",
     "cpu/token us",
     "loop us",
+    "busy % loop/gateway",
     "tokens/s",
     "plan us",
     "p50/p99",
@@ -220,6 +233,7 @@ def main() -> None:
     parser.add_argument("--steps", type=float, nargs="+", default=[0.0, 2.0], help="ms")
     parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     parser.add_argument("--executor", choices=["thread", "process"], default="thread")
+    parser.add_argument("--gateways", type=int, nargs="+", default=[0], help="processes")
     parser.add_argument("--scale", type=float, default=1.0, help="of the tokens per generation")
     parser.add_argument("--only", nargs="+", help='shapes, such as "1x256"')
     options = parser.parse_args()
@@ -232,16 +246,23 @@ def main() -> None:
     ]
     results: list[dict[str, Any]] = []
     rows: list[list[str]] = []
-    for step_ms in options.steps:
-        with FakeServer(step_ms=step_ms, loop=options.loop, executor=options.executor) as server:
+    for step_ms, gateways in itertools.product(options.steps, options.gateways):
+        with FakeServer(
+            step_ms=step_ms, loop=options.loop, executor=options.executor, gateways=gateways
+        ) as server:
             asyncio.run(run(server, Shape(1, 16, 50)))  # warm-up
             for shape in shapes:
                 runs = [asyncio.run(run(server, shape)) for _ in range(options.repeat)]
-                rows.append(_row(shape, step_ms, runs))
+                rows.append(_row(shape, step_ms, gateways, runs))
                 results.append(
-                    {"shape": shape.name, "step_ms": step_ms, "runs": [asdict(run) for run in runs]}
+                    {
+                        "shape": shape.name,
+                        "step_ms": step_ms,
+                        "gateways": gateways,
+                        "runs": [asdict(run) for run in runs],
+                    }
                 )
-                print(f"{rows[-1][0]}: {rows[-1][1]} us/token", flush=True)
+                print(f"{rows[-1][0]}, {gateways} gateways: {rows[-1][2]} us/token", flush=True)
     print(table(COLUMNS, rows))
     print(f"load average at the end: {os.getloadavg()[0]:.2f}")
     write_json(options.json, about, results)

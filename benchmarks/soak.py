@@ -29,8 +29,10 @@ from typing import Any
 
 import msgspec
 from fake_server import FakeServer
-from load import CLOSE, PING, PONG, TEXT, FrameReader, client_frame, upgrade_request
+from load import upgrade_request
 from report import headline, machine, percentile, table, write_json
+
+from ramify.clients.bench.websocket import CLOSE, PING, PONG, TEXT, FrameReader, client_frame
 
 TTL_S = 5.0  # of sessions whose client never comes back
 PATIENCE_S = 60.0

@@ -136,3 +136,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     schedule: ScheduleConfig = ScheduleConfig()
     executor: Literal["auto", "thread", "process"] = "auto"  # auto: thread on a CPU, else process
+    gateways: int | None = None  # processes for sockets and sessions; 0: none; None: placement decides
+
+    def __post_init__(self) -> None:
+        if self.gateways is not None:
+            _require(0 <= self.gateways <= 64, f"--gateways is {self.gateways}: must be 0 to 64")

@@ -82,6 +82,12 @@ class DropBranches(Base, frozen=True):
     branches: list[int]
 
 
+class DropSessions(Base, frozen=True):
+    """Forget every handle of sessions that ended without a word, with their process."""
+
+    sessions: list[int]
+
+
 class Inspect(Base, frozen=True):
     """Ask how much of each branch is resident. Answered by `Inspected` to the session."""
 
@@ -140,7 +146,15 @@ class Settle(Base, frozen=True):
 
 
 CacheMessage = (
-    OpenBranch | ExtendBranch | ForkBranch | MoveBranch | RetainBranch | DropBranches | Inspect | Settle
+    OpenBranch
+    | ExtendBranch
+    | ForkBranch
+    | MoveBranch
+    | RetainBranch
+    | DropBranches
+    | DropSessions
+    | Inspect
+    | Settle
 )
 
 # --- scheduler mailbox ------------------------------------------------------------------------
@@ -235,7 +249,8 @@ class CancelSession(Base, frozen=True):
     session: int
 
 
-SchedulerMessage = Submit | Cancel | CancelSession | Settled
+RequestMessage = Submit | Cancel | CancelSession  # what sessions tell it
+SchedulerMessage = RequestMessage | Settled
 
 # What the scheduler's mailbox holds: messages of sessions and the cache, results of the executor.
 SchedulerEvent = SchedulerMessage | StepResult | ExecutorDown

@@ -12,8 +12,8 @@ from anyio.abc import TaskStatus
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.kit.clock import Clock, MonotonicClock
-from ramify.actors.kit.fanout import FanOut
-from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, Router
+from ramify.actors.kit.fanout import Spread
+from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
 from ramify.protocol import messages as m
 
 
@@ -25,7 +25,7 @@ class CacheActor:
         mailbox: Mailbox[m.CacheMessage],
         cache: RadixCache,
         scheduler: Address[m.Settled],
-        sessions: Router[m.SessionMessage],
+        sessions: Spread[m.SessionMessage],
         *,
         clock: Clock | None = None,
         check_idle: bool = False,
@@ -33,7 +33,7 @@ class CacheActor:
         self.mailbox = mailbox
         self.cache = cache
         self._scheduler = scheduler
-        self._sessions = FanOut(sessions)
+        self._sessions = sessions
         self._clock: Clock = clock if clock is not None else MonotonicClock()
         self._check_idle = check_idle
 
@@ -68,5 +68,7 @@ class CacheActor:
                 cache.retain_branch(message)
             case m.DropBranches():
                 cache.drop_branches(message)
+            case m.DropSessions():
+                cache.drop_sessions(message)
             case m.Inspect():
                 self._sessions.put(message.session, cache.inspect(message))

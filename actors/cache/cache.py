@@ -74,6 +74,13 @@ class RadixCache:
         for branch in message.branches:
             self.branches.drop(branch)
 
+    def drop_sessions(self, message: m.DropSessions) -> None:
+        """O(handles): for the rare end of a whole process."""
+        gone = set(message.sessions)
+        for branch, _ in self.branches.items():
+            if m.session_of(branch) in gone:
+                self.branches.drop(branch)
+
     def inspect(self, message: m.Inspect) -> m.Inspected:
         resident = []
         for branch in message.branches:

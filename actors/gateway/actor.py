@@ -11,7 +11,10 @@ that meets it keeps its deltas and merges them later.
 """
 
 import asyncio
+import itertools
 import logging
+import socket
+from collections.abc import Iterator, Sequence
 
 import anyio
 from anyio.abc import TaskStatus
@@ -20,9 +23,10 @@ from ramify.actors.gateway.auth import HostPolicy, Tokens
 from ramify.actors.gateway.connection import CLOSE_TIMEOUT_S, Connection
 from ramify.actors.gateway.hub import Hub, Socket
 from ramify.actors.gateway.interfaces import Metrics, Status
+from ramify.actors.gateway.minted import Minted
 from ramify.actors.gateway.notices import Notices
 from ramify.actors.gateway.routes import Routes
-from ramify.actors.gateway.server import listen, port_of
+from ramify.actors.gateway.server import listen, listen_on, port_of
 from ramify.actors.gateway.static import StaticFiles, browser_client
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, Router
@@ -46,7 +50,11 @@ RETRY_S = 0.05  # while a session's mailbox has no room for a notice
 
 
 class GatewayActor:
-    """Owns the port and every socket on it."""
+    """Owns the port and every socket on it.
+
+    `listeners`: sockets to accept on, where several processes share the port (else it binds);
+    `numbers`: what its sockets are called; `minted`: the single-use tokens, where they are shared.
+    """
 
     def __init__(
         self,
@@ -59,11 +67,16 @@ class GatewayActor:
         metrics: Metrics,
         clock: Clock,
         static: StaticFiles | None = None,
+        *,
+        listeners: Sequence[socket.socket] = (),
+        numbers: Iterator[int] | None = None,
+        minted: Minted | None = None,
     ) -> None:
         self._mailbox = mailbox
         self._static = StaticFiles(browser_client()) if static is None else static
-        self._server: asyncio.Server | None = None
-        tokens = Tokens(config.tokens, config.token_ttl_s)
+        self._listeners = listeners
+        self._servers: list[asyncio.Server] = []
+        tokens = Tokens(config.tokens, config.token_ttl_s, minted)
         self._hub = Hub(
             config=config,
             limits=limits,
@@ -75,6 +88,7 @@ class GatewayActor:
             directory=directory,
             sessions=sessions,
             notices=Notices(sessions),
+            ids=numbers if numbers is not None else itertools.count(1),
         )
 
     @property
@@ -89,9 +103,12 @@ class GatewayActor:
         port is closed and every connection is cut; call `drain` before for a polite stop.
         """
         hub = self._hub
-        self._server = server = await listen(lambda: Connection(hub), hub.config)
+        if self._listeners:
+            self._servers = await listen_on(lambda: Connection(hub), self._listeners)
+        else:
+            self._servers = [await listen(lambda: Connection(hub), hub.config)]
         try:
-            port = port_of(server)
+            port = port_of(self._servers[0])
             hub.routes = self._routes(hub.config, port, hub.tokens, hub.status, hub.metrics)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch)
@@ -183,8 +200,8 @@ class GatewayActor:
             await clock.sleep_until(min(deadline, clock.now() + RETRY_S))
 
     def _stop_listening(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
+        servers, self._servers = self._servers, []
+        for server in servers:
             server.close()
 
     def _routes(

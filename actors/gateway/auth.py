@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from ramify.actors.gateway.minted import Minted, OwnMinted
 from ramify.protocol.codec import BEARER_PREFIX
 from ramify.protocol.errors import Overloaded
 
@@ -27,11 +28,14 @@ _DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
 class Tokens:
-    """The bearer tokens that a server accepts. `required` is False where it was given none."""
+    """The bearer tokens that a server accepts. `required` is False where it was given none.
 
-    def __init__(self, accepted: Iterable[str], ttl_s: float) -> None:
+    `minted`: where single-use tokens are kept, if other processes use them too.
+    """
+
+    def __init__(self, accepted: Iterable[str], ttl_s: float, minted: Minted | None = None) -> None:
         self._accepted = [_digest(token) for token in accepted]
-        self._minted: dict[bytes, float] = {}  # digest -> expiry, oldest first
+        self._minted: Minted = minted if minted is not None else OwnMinted(MINTED_MAX)
         self.ttl_s = ttl_s
 
     @property
@@ -50,20 +54,16 @@ class Tokens:
         """True if the token opens one connection now. A minted token is used up by this."""
         if self.configured(token):
             return True
-        expiry = self._minted.pop(_digest(token), None)
-        return expiry is not None and now < expiry
+        return self._minted.take(_digest(token), now)
 
     def mint(self, now: float) -> str:
         """A token for one connection within `ttl_s`. Raises Overloaded if too many are unused."""
-        for digest in [digest for digest, expiry in self._minted.items() if expiry <= now]:
-            del self._minted[digest]
-        if len(self._minted) >= MINTED_MAX:
+        token = "t_" + secrets.token_urlsafe(24)
+        if not self._minted.add(_digest(token), now + self.ttl_s, now):
             raise Overloaded(
                 f"{MINTED_MAX} minted tokens are unused: wait until they expire",
                 retry_ms=int(self.ttl_s * 1000),
             )
-        token = "t_" + secrets.token_urlsafe(24)
-        self._minted[_digest(token)] = now + self.ttl_s
         return token
 
 

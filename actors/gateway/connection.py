@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import enum
 import logging
+from functools import partial
 from typing import cast
 
 from websockets.frames import Frame, Opcode
@@ -233,10 +234,12 @@ class Connection(asyncio.Protocol):
             else:
                 self._go_live(answer)
         else:
-            response = self._hub.routes.answer(request, self._hub.clock.now())
-            self._respond(response, head_only=request.method == "HEAD")
+            send = partial(self._respond, head_only=request.method == "HEAD")
+            self._hub.routes.respond(request, self._hub.clock.now(), send)
 
     def _respond(self, response: Response, *, head_only: bool = False) -> None:
+        if self._phase is not Phase.HEAD:  # it took too long, or the peer has gone
+            return
         self._transport.write(response.render(head_only=head_only))
         self._half_close()
         self._closing()

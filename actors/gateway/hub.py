@@ -48,8 +48,8 @@ class Hub:
     directory: Address[DirectoryMessage]
     sessions: Router[SessionMessage]
     notices: Notices
+    ids: Iterator[int]
     timers: Timers = field(default_factory=Timers)
     connections: dict[int, Socket] = field(default_factory=dict)
     codecs: dict[CodecName, Codec] = field(default_factory=_codecs)
-    ids: Iterator[int] = field(default_factory=lambda: iter(range(1, 1 << 62)))
     draining: bool = False

@@ -1,5 +1,6 @@
 """What the gateway needs to know of the rest of the engine, as interfaces that the engine fills."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -32,6 +33,9 @@ class Metrics(Protocol):
         """A WebSocket opened (+1) or ended (-1)."""
         ...
 
-    def render(self) -> bytes:
-        """The body of `GET /metrics`, in the text exposition format."""
+    def scrape(self, done: Callable[[bytes], object], /) -> None:
+        """Call `done` with the body of `GET /metrics`, in the text exposition format.
+
+        At once, or on a later turn of the loop where another process has the numbers.
+        """
         ...

@@ -9,6 +9,8 @@
 | /v1/ws | at the upgrade or in `open.token`: see connection.py |
 """
 
+from collections.abc import Callable
+
 from ramify.actors.gateway.auth import HostPolicy, Tokens, bearer_header
 from ramify.actors.gateway.http import Request, Response, error_response, json_response
 from ramify.actors.gateway.interfaces import Metrics, Status
@@ -17,6 +19,7 @@ from ramify.protocol.codec import SUBPROTOCOLS
 from ramify.protocol.errors import Overloaded
 
 WEBSOCKET_PATH = "/v1/ws"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _METHODS = {"/v1/tokens": ("POST",)}  # all others: GET, HEAD
 
 
@@ -32,8 +35,17 @@ class Routes:
         self._metrics = metrics
         self._static = static
 
+    def respond(self, request: Request, now: float, send: Callable[[Response], object]) -> None:
+        """Give `send` the response to a request that asks for no upgrade, now or later."""
+        if request.path == "/metrics" and request.method in ("GET", "HEAD"):
+            refusal = self.refuse(request)
+            if refusal is None:
+                self._metrics.scrape(lambda text: send(Response(200, text, METRICS_TYPE)))
+                return
+        send(self.answer(request, now))
+
     def answer(self, request: Request, now: float) -> Response:
-        """The response to a request that asks for no upgrade."""
+        """The response to all that can be answered from here and now."""
         allowed = _METHODS.get(request.path, ("GET", "HEAD"))
         if request.method not in allowed:
             return error_response(
@@ -51,8 +63,6 @@ class Routes:
         if refusal is not None:
             return refusal
         match request.path:
-            case "/metrics":
-                return Response(200, self._metrics.render(), "text/plain; version=0.0.4; charset=utf-8")
             case "/v1/info":
                 return self._info(request)
             case "/v1/tokens":

@@ -1,7 +1,9 @@
-"""Binding the port."""
+"""Binding the port: for this process, or for several processes that share it."""
 
 import asyncio
-from collections.abc import Callable
+import socket
+import sys
+from collections.abc import Callable, Sequence
 
 from ramify.protocol.config import ServerConfig
 from ramify.protocol.errors import ConfigError
@@ -11,16 +13,81 @@ BACKLOG = 1024  # connections the kernel accepts ahead of us; a reconnect storm 
 
 async def listen(factory: Callable[[], asyncio.Protocol], config: ServerConfig) -> asyncio.Server:
     """Bind and listen. Port 0: any free one. Raises ConfigError that names the address."""
-    # "localhost" is two addresses; with port 0 each would get a port of its own.
-    host = "127.0.0.1" if config.host == "localhost" and config.port == 0 else config.host
     loop = asyncio.get_running_loop()
     try:
-        return await loop.create_server(factory, host or None, config.port, backlog=BACKLOG)
+        return await loop.create_server(factory, _host(config), config.port, backlog=BACKLOG)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; "
-            "choose another --host or --port"
-        ) from error
+        raise _refused(config, error) from error
+
+
+async def listen_on(
+    factory: Callable[[], asyncio.Protocol], sockets: Sequence[socket.socket]
+) -> list[asyncio.Server]:
+    """Accept on sockets that `bind_shared` made, and own them."""
+    loop = asyncio.get_running_loop()
+    return [await loop.create_server(factory, sock=sock, backlog=BACKLOG) for sock in sockets]
+
+
+def bind_shared(config: ServerConfig, processes: int) -> list[list[socket.socket]]:
+    """For each of several processes the sockets to accept on; all have the same port.
+
+    The kernel gives each new connection to one of them by its addresses (SO_REUSEPORT). They listen
+    already: whoever makes them keeps them, so that connections which wait for a process outlive it.
+    Raises ConfigError.
+    """
+    if processes > 1 and sys.platform != "linux":
+        raise ConfigError("only Linux shares a port between processes: --gateways must be 0 or 1")
+    made: list[list[socket.socket]] = []
+    try:
+        if config.port and processes > 1:  # sockets that share a port do not see who else shares it
+            for sock in _bind(config, config.port, share=False):
+                sock.close()
+        port = config.port
+        for _ in range(processes):
+            made.append(_bind(config, port, share=processes > 1))
+            port = made[0][0].getsockname()[1]
+    except OSError as error:
+        for sockets in made:
+            for sock in sockets:
+                sock.close()
+        raise _refused(config, error) from error
+    return made
+
+
+def _bind(config: ServerConfig, port: int, *, share: bool) -> list[socket.socket]:
+    """Listening sockets, one for each address of the host. Raises OSError."""
+    found = socket.getaddrinfo(_host(config), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sock = socket.socket(family, kind, protocol)
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if share:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind((address[0], port or sockets[0].getsockname()[1], *address[2:]))
+            sock.listen(BACKLOG)
+            sock.setblocking(False)
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def _host(config: ServerConfig) -> str | None:
+    # "localhost" is two addresses; with port 0 each would get a port of its own.
+    host = "127.0.0.1" if config.host == "localhost" and config.port == 0 else config.host
+    return host or None
+
+
+def _refused(config: ServerConfig, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {config.host}:{config.port}: {error.strerror or error}; "
+        "choose another --host or --port"
+    )
 
 
 def port_of(server: asyncio.Server) -> int:

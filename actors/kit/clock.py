@@ -1,6 +1,7 @@
 """Time as a dependency: the engine's clock, and one that tests set by hand.
 
-Times are seconds as float, monotonic, comparable between actors of one engine only.
+Times are seconds as float, monotonic, comparable between actors of one engine only (in whichever
+process: the operating system has one monotonic clock).
 """
 
 import asyncio

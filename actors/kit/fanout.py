@@ -10,24 +10,49 @@ This file does not know what is told.
 
 import asyncio
 from collections import deque
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 from ramify.actors.kit.mailbox import MailboxFull, Router
 
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 WIDTH = 8  # addressees a turn: some 100 us of sessions and sockets
 
 
-class FanOut(Generic[T]):
-    """Messages on their way to the addressees of a router; to each in order.
+class Spread(Protocol[T_contra]):
+    """How many addressees are told, wherever they live: `put` for each, then `start` for all."""
 
-    An addressee whose mailbox is full gets the rest in a later turn.
+    def put(self, key: int, message: T_contra) -> None:
+        """Queue a message for the addressee `key`."""
+        ...
+
+    def start(self) -> None:
+        """Let go what was put, without keeping the event loop."""
+        ...
+
+    def flush(self) -> None:
+        """Send everything now."""
+        ...
+
+
+class FanOut(Generic[T]):
+    """A `Spread` to the addressees of a router; to each in order.
+
+    An addressee whose mailbox is full gets the rest in a later turn. `emptied` is called whenever
+    nothing waits any more.
     """
 
-    def __init__(self, router: Router[T], width: int = WIDTH) -> None:
+    def __init__(
+        self,
+        router: Router[T],
+        width: int = WIDTH,
+        emptied: Callable[[], None] = lambda: None,
+    ) -> None:
         self._router = router
         self._width = width
+        self._emptied = emptied
         self._waiting: dict[int, list[T]] = {}
         self._order: deque[int] = deque()
         self._turn: asyncio.Handle | None = None
@@ -75,3 +100,5 @@ class FanOut(Generic[T]):
             except MailboxFull:  # once it has worked off what it has
                 waiting[key] = messages
                 order.append(key)
+        if not order:
+            self._emptied()

@@ -1,10 +1,19 @@
 """How late the event loop runs what is due: the first sign that something blocks it."""
 
+from typing import Protocol
+
 from ramify.actors.kit.clock import Clock
-from ramify.actors.kit.metrics import Metrics
 
 
-async def watch_loop(clock: Clock, metrics: Metrics, interval: float = 0.25) -> None:
+class LagMetrics(Protocol):
+    """Where the lag is reported."""
+
+    def loop_lag(self, seconds: float, /) -> None:
+        """How late a timer of the event loop was."""
+        ...
+
+
+async def watch_loop(clock: Clock, metrics: LagMetrics, interval: float = 0.25) -> None:
     """Measure the lag every `interval` seconds until cancelled."""
     while True:
         due = clock.now() + interval

@@ -9,7 +9,7 @@ This file does not know who calls it, or what serves the text.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -61,6 +61,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._running = self._waiting = self._sockets = self._sessions = 0
+        self._gateways: dict[int, tuple[int, int, float]] = {}  # sockets, sessions, lag
         self._kv = (0, 0, 0)
         self._lag = self._worst_lag = 0.0
         self._steps = self._executor_tokens = self._sampled = 0
@@ -112,6 +113,20 @@ class Metrics:
     def sessions(self, delta: int) -> None:
         self._sessions += delta
 
+    def gateway(self, number: int, sockets: int, sessions: int, lag: float) -> None:
+        """What a gateway in a process of its own has now; it adds to what is here."""
+        self._gateways[number] = (sockets, sessions, lag)
+
+    @property
+    def open_sockets(self) -> int:
+        """Open WebSockets, of all processes."""
+        return self._sockets + sum(sockets for sockets, _, _ in self._gateways.values())
+
+    @property
+    def live_sessions(self) -> int:
+        """Live sessions, of all processes."""
+        return self._sessions + sum(sessions for _, sessions, _ in self._gateways.values())
+
     def loop_lag(self, seconds: float) -> None:
         """How late a timer of the event loop was."""
         self._lag = seconds
@@ -143,6 +158,10 @@ class Metrics:
         """The text exposition format, version 0.0.4 (`CONTENT_TYPE`)."""
         return generate_latest(self.registry)
 
+    def scrape(self, done: Callable[[bytes], object], /) -> None:
+        """As the gateway asks for it (see `gateway.interfaces`): at once."""
+        done(self.render())
+
     def collect(self) -> Iterator[Metric]:
         """For the registry (the interface of a custom collector)."""
         yield from self._gauges()
@@ -154,8 +173,8 @@ class Metrics:
         for name, help, value in (
             ("requests_running", "Requests that take part in steps.", self._running),
             ("requests_waiting", "Requests that wait to run.", self._waiting),
-            ("sockets", "Open WebSockets.", self._sockets),
-            ("sessions", "Live sessions.", self._sessions),
+            ("sockets", "Open WebSockets.", self.open_sockets),
+            ("sessions", "Live sessions.", self.live_sessions),
             ("event_loop_lag_seconds", "How late the last timer was.", self._lag),
             ("event_loop_lag_max_seconds", "How late a timer ever was.", self._worst_lag),
             ("cache_hit_rate", "Cached share of all prompt tokens.", self.cache_hit_rate),
@@ -165,6 +184,21 @@ class Metrics:
         for state, slots in zip(("free", "evictable", "referenced"), self._kv, strict=True):
             kv.add_metric([state], slots)
         yield kv
+        if self._gateways:
+            yield from self._gateway_gauges()
+
+    def _gateway_gauges(self) -> Iterator[Metric]:
+        for i, (name, help) in enumerate(
+            (
+                ("sockets", "Open WebSockets of a gateway process."),
+                ("sessions", "Live sessions of a gateway process."),
+                ("event_loop_lag_seconds", "How late the last timer of a gateway process was."),
+            )
+        ):
+            gauge = GaugeMetricFamily(f"ramify_gateway_{name}", help, labels=["gateway"])
+            for number, values in sorted(self._gateways.items()):
+                gauge.add_metric([str(number)], values[i])
+            yield gauge
 
     def _counters(self) -> Iterator[Metric]:
         for name, help, value in (

@@ -16,8 +16,8 @@ import anyio
 from anyio.abc import TaskStatus
 
 from ramify.actors.kit.clock import Clock
-from ramify.actors.kit.fanout import FanOut
-from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, Router
+from ramify.actors.kit.fanout import Spread
+from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
 from ramify.actors.scheduler.core import Scheduler
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import (
@@ -66,16 +66,19 @@ class SchedulerActor:
         config: ScheduleConfig,
         cache: Address[CacheMessage],
         executor: Address[ExecutorMessage],
-        sessions: Router[SessionMessage],
+        sessions: Spread[SessionMessage],
         clock: Clock,
         metrics: MetricsSink,
+        echo_s: float = 0.0,
     ) -> None:
+        """`echo_s`: seconds to a session and back, where sessions live in other processes."""
         self._mailbox = mailbox
+        self._echo_s = echo_s
         self._core = Scheduler(info, config)
         self._page_size = info.page_size
         self._cache = cache
         self._executor = executor
-        self._sessions = FanOut(sessions)
+        self._sessions = sessions
         self._clock = clock
         self._metrics = metrics
         self._failure: Exception | None = None
@@ -151,7 +154,10 @@ class SchedulerActor:
         """End what sessions submit because others have ended, until nothing comes any more."""
         quiet = 0
         for _ in range(LAST_TURNS):
-            await anyio.lowlevel.checkpoint()
+            if quiet == HOPS and self._echo_s:
+                await self._clock.sleep_until(self._clock.now() + self._echo_s)
+            else:
+                await anyio.lowlevel.checkpoint()
             events = self._mailbox.drain_nowait()
             quiet = 0 if events else quiet + 1
             if quiet > HOPS:

@@ -24,7 +24,7 @@ from ramify.protocol.messages import (
     Frame,
     GatewayMessage,
     Inspected,
-    SchedulerEvent,
+    RequestMessage,
     SessionMessage,
     Throttled,
     Tick,
@@ -45,7 +45,7 @@ class SessionActor:
         core: SessionCore,
         *,
         cache: Address[CacheMessage],
-        scheduler: Address[SchedulerEvent],
+        scheduler: Address[RequestMessage],
         gateway: Address[GatewayMessage],
         clock: Clock,
     ) -> None:

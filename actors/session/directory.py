@@ -6,7 +6,10 @@ gateway answers `overloaded`.
 """
 
 import hmac
+import itertools
 import secrets
+from collections.abc import Iterator
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -14,7 +17,6 @@ from anyio.abc import TaskGroup, TaskStatus
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, Router
-from ramify.actors.kit.metrics import Metrics
 from ramify.actors.session.actor import MAILBOX, SessionActor, SessionEvent
 from ramify.actors.session.core import Identity, SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
@@ -34,13 +36,21 @@ from ramify.protocol.messages import (
     GatewayMessage,
     Opened,
     OpenSession,
-    SchedulerEvent,
+    RequestMessage,
     SessionMessage,
     Shutdown,
 )
 from ramify.protocol.wire import Error, Open, ServerInfo
 
 log = get_log(__name__)
+
+
+class SessionMetrics(Protocol):
+    """What the directory reports."""
+
+    def sessions(self, delta: int, /) -> None:
+        """A session began (+1) or ended (-1)."""
+        ...
 
 
 class _Entry:
@@ -52,7 +62,11 @@ class _Entry:
 
 
 class Directory:
-    """The sessions of this process."""
+    """The sessions of this process.
+
+    `numbers`: what they are called inside, `prefix`: how their public ids begin, where several
+    processes have sessions.
+    """
 
     def __init__(
         self,
@@ -64,11 +78,13 @@ class Directory:
         limits: Limits,
         ttl_s: float,
         cache: Address[CacheMessage],
-        scheduler: Address[SchedulerEvent],
+        scheduler: Address[RequestMessage],
         gateway: Address[GatewayMessage],
         sessions: Router[SessionMessage],
         clock: Clock,
-        metrics: Metrics,
+        metrics: SessionMetrics,
+        numbers: Iterator[int] | None = None,
+        prefix: str = "s_",
     ) -> None:
         self._mailbox = mailbox
         self._tokenizer = tokenizer
@@ -85,7 +101,8 @@ class Directory:
         self._clock = clock
         self._metrics = metrics
         self._entries: dict[str, tuple[int, _Entry]] = {}
-        self._count = 0
+        self._numbers = numbers if numbers is not None else itertools.count(1)
+        self._prefix = prefix
         self._draining: Shutdown | None = None
 
     def __len__(self) -> int:
@@ -150,10 +167,9 @@ class Directory:
         raise Forbidden("the session's `key` is missing or wrong")
 
     def _create(self, opened: Open, group: TaskGroup) -> tuple[int, _Entry]:
-        self._count += 1
-        number = self._count
+        number = next(self._numbers)
         identity = Identity(
-            f"s_{secrets.token_urlsafe(9)}",
+            f"{self._prefix}{secrets.token_urlsafe(9)}",
             f"k_{secrets.token_urlsafe(18)}",
             f"v_{secrets.token_urlsafe(18)}",
         )

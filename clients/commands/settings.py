@@ -57,6 +57,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--insecure", action="store_true", help="serve other machines without a token")
     group.add_argument("--allowed-host", action="append", default=[], metavar="HOST")
     group.add_argument("--allowed-origin", action="append", default=[], metavar="ORIGIN")
+    group.add_argument(
+        "--gateways",
+        type=int,
+        metavar="N",
+        help="processes for sockets and sessions (default: 0, in the engine's own; on CUDA up to 4)",
+    )
     group.add_argument("--deflate", action="store_true", help="compress frames (costs CPU)")
     for flag, default, text in (
         ("--ping-interval", 20.0, "between WebSocket pings"),
@@ -126,6 +132,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             max_waiting=args.max_waiting,
         ),
         executor=args.executor,
+        gateways=args.gateways,
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from ramify.actors.placement import cuda_driver_present, place
 from ramify.protocol.config import EngineConfig, ModelConfig
+from ramify.protocol.errors import ConfigError
 
 
 def never() -> bool:
@@ -14,9 +15,12 @@ def never() -> bool:
 
 
 def config(
-    executor: Literal["auto", "thread", "process"], device: Literal["auto", "cpu", "cuda"]
+    executor: Literal["auto", "thread", "process"],
+    device: Literal["auto", "cpu", "cuda"],
+    gateways: int | None = None,
 ) -> EngineConfig:
-    return EngineConfig(model=ModelConfig(path=Path("m"), device=device), executor=executor)
+    model = ModelConfig(path=Path("m"), device=device)
+    return EngineConfig(model=model, executor=executor, gateways=gateways)
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda"])
@@ -24,7 +28,8 @@ def config(
 def test_explicit_placement_is_obeyed(
     executor: Literal["thread", "process"], device: Literal["auto", "cpu", "cuda"]
 ) -> None:
-    assert place(config(executor, device), never).executor == executor
+    placement = place(config(executor, device, 3), never)
+    assert (placement.executor, placement.gateways) == (executor, 3)
 
 
 def test_explicit_device_decides_an_automatic_placement() -> None:
@@ -36,7 +41,26 @@ def test_explicit_device_decides_an_automatic_placement() -> None:
 def test_automatic_device_looks_for_a_driver(cuda: bool, expected: str) -> None:
     placement = place(config("auto", "auto"), lambda: cuda)
     assert placement.executor == expected
-    assert placement.reason
+    assert placement.told("executor")["why"]
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (2, 1), (8, 2), (16, 4), (128, 4)])
+def test_gateways_on_cuda_follow_the_cores(cores: int, expected: int) -> None:
+    placement = place(config("auto", "cuda"), never, cores)
+    assert placement.gateways == expected
+    assert placement.told("gateways")["processes"] == expected
+
+
+def test_a_cpu_keeps_everything_in_one_process() -> None:
+    placement = place(config("auto", "cpu"), never)
+    assert placement.gateways == 0
+    assert placement.told("gateways")["processes"] == "in the engine"
+
+
+@pytest.mark.parametrize("gateways", [-1, 65])
+def test_impossible_numbers_of_gateways_are_refused(gateways: int) -> None:
+    with pytest.raises(ConfigError, match="--gateways"):
+        config("auto", "cpu", gateways)
 
 
 def test_looking_for_a_driver_is_cheap_and_safe() -> None:

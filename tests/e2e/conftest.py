@@ -342,12 +342,12 @@ class Served:
 
     def unsent(self) -> int:
         """The most bytes that wait for one socket, inside this process."""
-        connections: Any = self.engine.gateway._hub.connections.values()
+        connections: Any = self.engine.front.gateway._hub.connections.values()
         return max(c._transport.get_write_buffer_size() for c in connections)
 
     def drop_connections(self) -> None:
         """Cut every connection, as a broken network does."""
-        for connection in list(self.engine.gateway._hub.connections.values()):
+        for connection in list(self.engine.front.gateway._hub.connections.values()):
             connection.abort()
 
     async def quiet(self) -> None:
@@ -363,14 +363,14 @@ class Served:
     async def until_alone(self, *, sessions: int = 1, sockets: int | None = None) -> None:
         """Wait until only `sessions` sessions are left, or `sockets` sockets."""
         if sockets is not None:
-            await eventually(lambda: self.engine.gateway.sockets == sockets, "sockets stay open")
+            await eventually(lambda: self.engine.metrics.open_sockets == sockets, "sockets stay open")
         else:
-            await eventually(lambda: self.engine.sessions <= sessions, "sessions stay")
+            await eventually(lambda: self.engine.metrics.live_sessions <= sessions, "sessions stay")
 
     async def deserted(self) -> None:
         """Wait until every socket and session is gone."""
-        await eventually(lambda: self.engine.gateway.sockets == 0, "sockets stay open")
-        await eventually(lambda: self.engine.sessions == 0, "sessions stay")
+        await eventually(lambda: self.engine.metrics.open_sockets == 0, "sockets stay open")
+        await eventually(lambda: self.engine.metrics.live_sessions == 0, "sessions stay")
 
 
 Serving = Callable[..., AbstractAsyncContextManager[Served]]
@@ -384,6 +384,7 @@ def serving(tokenizer_folder: Path) -> Serving:
     async def run(
         *,
         executor: str = "thread",
+        gateways: int = 0,
         model: Mapping[str, Any] = {},
         server: Mapping[str, Any] = {},
         limits: Mapping[str, Any] = {},
@@ -404,6 +405,7 @@ def serving(tokenizer_folder: Path) -> Serving:
             limits=Limits(**{"ops_per_second": 10_000, "ops_burst": 10_000} | dict(limits)),
             schedule=ScheduleConfig(**schedule),
             executor=executor,
+            gateways=gateways,
         )
         if spec is None and not real:
             spec = FakeSpec(
@@ -433,13 +435,19 @@ def starting(tokenizer_folder: Path) -> Starting:
     """`error = await starting(kind, ...)`: an engine that cannot be started, and leaves nothing."""
 
     async def run(
-        kind: type[RamifyError], *, path: Path | None = None, port: int = 0, executor: Any = "thread"
+        kind: type[RamifyError],
+        *,
+        path: Path | None = None,
+        port: int = 0,
+        executor: Any = "thread",
+        gateways: int = 0,
     ) -> RamifyError:
         """`path`: a model folder to load; without it the fake model runs."""
         config = EngineConfig(
             model=ModelConfig(path=path or tokenizer_folder, device="cpu", threads=1),
             server=ServerConfig(port=port),
             executor=executor,
+            gateways=gateways,
         )
         before = Resources()
         with pytest.raises(kind) as caught:
@@ -513,3 +521,16 @@ def executor(request: pytest.FixtureRequest) -> str:
     """Where the executor runs: tests that use this run with both."""
     placement: str = request.param
     return placement
+
+
+PLACEMENTS = {
+    "thread": {"executor": "thread"},
+    "process": {"executor": "process"},
+    "gateways": {"executor": "thread", "gateways": 2},
+}
+
+
+@pytest.fixture(params=list(PLACEMENTS))
+def placement(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What runs in processes of its own: for `serving(**placement)`."""
+    return PLACEMENTS[request.param]

@@ -59,11 +59,12 @@ async def test_no_token_and_wrong_tokens(serving: Any) -> None:
         async with served.connect() as peer:  # strangers may not send much
             await peer.send({"type": "open", "client": "peer", "token": "x" * 9000})
             assert await peer.closed() == 1009
-        assert served.engine.sessions == 0
+        assert served.engine.metrics.live_sessions == 0
 
 
-async def test_minted_tokens_work_once(serving: Any) -> None:
-    async with serving(server=GUARDED) as served:
+@pytest.mark.parametrize("gateways", [0, 2])
+async def test_minted_tokens_work_once(serving: Any, gateways: int) -> None:
+    async with serving(server=GUARDED, gateways=gateways) as served:
         status, refusal = await served.request("POST", "/v1/tokens")
         assert (status, refusal["code"]) == (401, "unauthorized")
         bearer = {"Authorization": "Bearer second"}
@@ -105,8 +106,9 @@ async def test_host_and_origin(serving: Any) -> None:
             assert (await served.request("GET", "/v1/info", host=host))[0] == status, host
 
 
-async def test_the_pages_beside_the_socket(serving: Any) -> None:
-    async with serving() as served:
+@pytest.mark.parametrize("gateways", [0, 2])
+async def test_the_pages_beside_the_socket(serving: Any, gateways: int) -> None:
+    async with serving(gateways=gateways) as served:
         assert await served.request("GET", "/healthz") == (200, {"ok": True})
         assert (await served.request("GET", "/readyz"))[1]["ready"] is True
         status, info = await served.request("GET", "/v1/info")

@@ -40,9 +40,9 @@ async def test_a_turn_computes_what_is_new_and_one_more(serving: Any, executor: 
 
 
 @CODECS
-async def test_a_program_in_one_frame(serving: Any, executor: str, codec: str) -> None:
+async def test_a_program_in_one_frame(serving: Any, placement: dict[str, Any], codec: str) -> None:
     """open + append + fork x3 + generate on a list + rollback: one round trip."""
-    async with serving(executor=executor) as served, served.connect(codec) as peer:
+    async with serving(**placement) as served, served.connect(codec) as peer:
         oracle = served.oracle
         await peer.open(
             peer.user(1, "Plan a 1-day trip."),
@@ -126,8 +126,8 @@ async def test_rollback_then_the_same_answer(serving: Any, executor: str, codec:
         assert again["usage"]["cached"] >= second["usage"]["prompt"] - 1  # even the question has KV
 
 
-async def test_cancel_in_mid_stream_then_append_at_once(serving: Any, executor: str) -> None:
-    async with serving(executor=executor, fake=SLOW) as served, served.connect() as peer:
+async def test_cancel_in_mid_stream_then_append_at_once(serving: Any, placement: dict[str, Any]) -> None:
+    async with serving(**placement, fake=SLOW) as served, served.connect() as peer:
         oracle = served.oracle
         await peer.open(peer.user(1, "count"), peer.greedy(2, max_tokens=3000), tokens=True)
         await peer.next("delta")
@@ -271,9 +271,9 @@ async def test_ignored_ends_and_going_on_after_length(serving: Any, executor: st
         assert peer.text() == oracle.text(output)
 
 
-async def test_a_second_client_sees_everything(serving: Any, executor: str) -> None:
+async def test_a_second_client_sees_everything(serving: Any, placement: dict[str, Any]) -> None:
     """Deltas go to all, changes are events, `expect` compares and appends, the view key only views."""
-    async with serving(executor=executor, fake=SLOW) as served:
+    async with serving(**placement, fake=SLOW) as served:
         oracle = served.oracle
         async with served.connect() as peer, served.connect("msgpack") as other:
             state = await peer.open()
@@ -303,8 +303,8 @@ async def test_a_second_client_sees_everything(serving: Any, executor: str) -> N
             assert (await peer.say(60, "still here", max_tokens=3))["reason"] == "length"
 
 
-async def test_close_ends_or_keeps_the_session(serving: Any, executor: str) -> None:
-    async with serving(executor=executor) as served:
+async def test_close_ends_or_keeps_the_session(serving: Any, placement: dict[str, Any]) -> None:
+    async with serving(**placement) as served:
         async with served.connect() as peer:
             state = await peer.open(peer.user(1, "keep"), peer.greedy(2, max_tokens=4))
             await peer.terminal(2)
@@ -326,10 +326,10 @@ async def test_close_ends_or_keeps_the_session(serving: Any, executor: str) -> N
         await served.deserted()
 
 
-async def test_many_sessions_at_once(serving: Any, executor: str) -> None:
+async def test_many_sessions_at_once(serving: Any, placement: dict[str, Any]) -> None:
     """Each gets its own text, with chunked prefill and more requests than rows."""
     settings = {"max_rows": 6, "step_tokens": 64}
-    async with serving(executor=executor, fake=settings, eos_every=50) as served:
+    async with serving(**placement, fake=settings, eos_every=50) as served:
 
         async def chat(number: int) -> None:
             async with served.connect("msgpack" if number % 2 else "json") as peer:

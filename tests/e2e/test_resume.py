@@ -10,8 +10,8 @@ def login(state: dict[str, Any]) -> dict[str, Any]:
     return {"session": state["session"], "key": state["key"]}
 
 
-async def test_resume_again_and_again_in_mid_stream(serving: Any, executor: str) -> None:
-    async with serving(executor=executor, fake=SLOW) as served:
+async def test_resume_again_and_again_in_mid_stream(serving: Any, placement: dict[str, Any]) -> None:
+    async with serving(**placement, fake=SLOW) as served:
         oracle = served.oracle
         expected = oracle.output(oracle.turn("long"), 300)
         async with served.connect() as peer:
@@ -43,8 +43,10 @@ async def test_resume_again_and_again_in_mid_stream(serving: Any, executor: str)
         assert (done["id"], done["reason"]) == (2, "length")
 
 
-async def test_what_ended_while_away_comes_with_its_done(serving: Any, executor: str) -> None:
-    async with serving(executor=executor, fake=SLOW) as served:
+async def test_what_ended_while_away_comes_with_its_done(
+    serving: Any, placement: dict[str, Any]
+) -> None:
+    async with serving(**placement, fake=SLOW) as served:
         oracle = served.oracle
         async with served.connect() as peer:
             state = await peer.open(peer.user(1, "long"), peer.greedy(2, max_tokens=40))
@@ -61,8 +63,10 @@ async def test_what_ended_while_away_comes_with_its_done(serving: Any, executor:
             assert len(deltas) == 1  # merged
 
 
-async def test_a_page_refresh_replays_the_running_answer(serving: Any, executor: str) -> None:
-    async with serving(executor=executor, fake=SLOW) as served:
+async def test_a_page_refresh_replays_the_running_answer(
+    serving: Any, placement: dict[str, Any]
+) -> None:
+    async with serving(**placement, fake=SLOW) as served:
         oracle = served.oracle
         async with served.connect() as peer:
             state = await peer.open()
@@ -81,8 +85,8 @@ async def test_a_page_refresh_replays_the_running_answer(serving: Any, executor:
             assert fresh.text() == oracle.text(oracle.output(prompt, 200))
 
 
-async def test_truncate_after_a_rollback_while_away(serving: Any, executor: str) -> None:
-    async with serving(executor=executor) as served, served.connect() as other:
+async def test_truncate_after_a_rollback_while_away(serving: Any, placement: dict[str, Any]) -> None:
+    async with serving(**placement) as served, served.connect() as other:
         oracle = served.oracle
         async with served.connect() as peer:
             state = await peer.open()
@@ -104,9 +108,9 @@ async def test_truncate_after_a_rollback_while_away(serving: Any, executor: str)
             assert again.text() == kept + oracle.text(oracle.output(prompt, 6))
 
 
-async def test_the_same_client_takes_over(serving: Any, executor: str) -> None:
+async def test_the_same_client_takes_over(serving: Any, placement: dict[str, Any]) -> None:
     """The old socket closes with 4409, and between the two nothing is lost or doubled."""
-    async with serving(executor=executor, fake=SLOW) as served:
+    async with serving(**placement, fake=SLOW) as served:
         expected = served.oracle.output(served.oracle.turn("long"), 150)
         async with served.connect() as old, served.connect("msgpack") as new:
             state = await old.open(old.user(1, "long"), old.greedy(2, max_tokens=150), tokens=True)
@@ -119,8 +123,8 @@ async def test_the_same_client_takes_over(serving: Any, executor: str) -> None:
             assert old.tokens["main"] == expected[: len(old.tokens["main"])]
 
 
-async def test_ops_that_are_sent_again_run_once(serving: Any, executor: str) -> None:
-    async with serving(executor=executor, fake=SLOW) as served:
+async def test_ops_that_are_sent_again_run_once(serving: Any, placement: dict[str, Any]) -> None:
+    async with serving(**placement, fake=SLOW) as served:
         async with served.connect() as peer:
             program = [peer.user(1, "hi"), peer.greedy(2, max_tokens=50)]
             state = await peer.open(*program)
@@ -140,8 +144,8 @@ async def test_ops_that_are_sent_again_run_once(serving: Any, executor: str) -> 
             assert branch == [*prompt, *served.oracle.output(prompt, 50)]
 
 
-async def test_detach_cancel(serving: Any, executor: str) -> None:
-    async with serving(executor=executor, fake=SLOW) as served:
+async def test_detach_cancel(serving: Any, placement: dict[str, Any]) -> None:
+    async with serving(**placement, fake=SLOW) as served:
         async with served.connect() as peer:
             state = await peer.open(
                 peer.user(1, "long"),
@@ -161,8 +165,8 @@ async def test_detach_cancel(serving: Any, executor: str) -> None:
             assert (await again.terminal(3))["type"] == "ok"  # generations end; what was queued runs
 
 
-async def test_detach_pause_goes_on_exactly(serving: Any, executor: str) -> None:
-    async with serving(executor=executor, fake=SLOW) as served:
+async def test_detach_pause_goes_on_exactly(serving: Any, placement: dict[str, Any]) -> None:
+    async with serving(**placement, fake=SLOW) as served:
         prompt = served.oracle.turn("long")
         expected = served.oracle.output(prompt, 120, seed=9)
         generate = {"type": "generate", "id": 2, "seed": 9, "max_tokens": 120}
@@ -181,8 +185,8 @@ async def test_detach_pause_goes_on_exactly(serving: Any, executor: str) -> None
             assert again.tokens["main"] == expected
 
 
-async def test_a_session_without_sockets_expires(serving: Any, executor: str) -> None:
-    async with serving(executor=executor, fake=SLOW) as served:
+async def test_a_session_without_sockets_expires(serving: Any, placement: dict[str, Any]) -> None:
+    async with serving(**placement, fake=SLOW) as served:
         async with served.connect() as peer:
             state = await peer.open(peer.user(1, "bye"), peer.greedy(2, max_tokens=100), ttl_s=0.05)
             await peer.next("delta")
@@ -196,8 +200,8 @@ async def test_a_session_without_sockets_expires(serving: Any, executor: str) ->
             assert (await late.next("error"))["code"] == "no_session"
 
 
-async def test_credit_and_tick_merge_deltas(serving: Any, executor: str) -> None:
-    async with serving(executor=executor, fake=SLOW) as served, served.connect() as peer:
+async def test_credit_and_tick_merge_deltas(serving: Any, placement: dict[str, Any]) -> None:
+    async with serving(**placement, fake=SLOW) as served, served.connect() as peer:
         oracle = served.oracle
         prompt = oracle.turn("paced")
         text = oracle.text(oracle.output(prompt, 100))

@@ -8,6 +8,7 @@ from ramify.actors.cache.branches import UnknownBranch
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import IntegrityError
 from ramify.actors.kit.clock import ManualClock
+from ramify.actors.kit.fanout import FanOut
 from ramify.actors.kit.mailbox import Mailbox, Router
 from ramify.protocol import messages as m
 from ramify.protocol.plan import pack
@@ -25,7 +26,7 @@ class Wired:
         self.cache = RadixCache(pages)
         self.clock = ManualClock()
         self.actor = CacheActor(
-            self.mailbox, self.cache, self.scheduler, sessions, clock=self.clock, check_idle=True
+            self.mailbox, self.cache, self.scheduler, FanOut(sessions), clock=self.clock, check_idle=True
         )
 
     async def tell(self, *messages: m.CacheMessage) -> None:

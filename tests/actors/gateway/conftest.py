@@ -49,8 +49,8 @@ class StubMetrics:
     def sockets(self, delta: int, /) -> None:
         self.open += delta
 
-    def render(self) -> bytes:
-        return b"ramify_sockets %d\n" % self.open
+    def scrape(self, done: Callable[[bytes], object], /) -> None:
+        done(b"ramify_sockets %d\n" % self.open)
 
 
 class Harness:

@@ -96,3 +96,13 @@ async def test_flush_sends_everything_and_stops():
     assert post.held == [1, 1, 1, 1]
     await turn()
     assert post.held == [1, 1, 1, 1]
+
+
+async def test_it_says_when_nothing_waits_any_more():
+    post = Post(3, width=2)
+    emptied: list[list[int]] = []
+    post.fan_out = FanOut(post.router, 2, lambda: emptied.append(post.held))
+    post.send(0, 1, 2)
+    assert emptied == []
+    await turn()
+    assert emptied == [[1, 1, 1]]

@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 from ramify.actors.kit.clock import ManualClock
+from ramify.actors.kit.fanout import FanOut
 from ramify.actors.kit.mailbox import Mailbox, Router
 from ramify.actors.scheduler.actor import ExecutorFailed, SchedulerActor
 from ramify.actors.scheduler.request import SchedulerError
@@ -62,7 +63,7 @@ class Stage:
             ScheduleConfig(lookahead=4),
             Listener(self.log, self._settle if auto else None),
             Listener(self.log, self._plan if auto else None),
-            self.sessions,
+            FanOut(self.sessions),
             self.clock,
             self.metrics,
         )

@@ -1,0 +1,241 @@
+"""The main program of a gateway process: `python -m ramify.actors.front.child FD LIFELINE`.
+
+FD is a connected Unix stream socket, inherited from the engine; LIFELINE the reading end of a pipe
+whose other end only the engine holds. The process belongs to the engine: when the link ends, clients
+are told to come back (1012) and the process ends; should its loop hang at that moment, a thread that
+watches the lifeline ends it. SIGINT and SIGTERM are ignored, because the engine coordinates the stop
+(a supervisor may signal every process of a service).
+
+Exit codes: 0 left as told, 1 an actor failed, 2 it did not start, 3 the engine has gone.
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import anyio
+
+from ramify.actors.front.interface import Core, Runner
+from ramify.actors.front.local import LocalFront
+from ramify.actors.front.remote import RemoteMetrics, RemoteStatus
+from ramify.actors.front.switch import Switch
+from ramify.actors.front.wire import (
+    MAX_FRAME,
+    CoreMessage,
+    Drain,
+    Events,
+    Forward,
+    Forwarded,
+    FromCore,
+    Leave,
+    Listening,
+    Load,
+    MetricsText,
+    Peers,
+    Serve,
+    Serving,
+    Start,
+    StartFailed,
+    Status,
+    ToCore,
+    ToSessions,
+    encoder,
+    from_core,
+    naming,
+)
+from ramify.actors.gateway.auth import MINTED_MAX
+from ramify.actors.gateway.minted import SharedMinted
+from ramify.actors.kit.bundle import Bundle
+from ramify.actors.kit.clock import MonotonicClock
+from ramify.actors.kit.lag import watch_loop
+from ramify.actors.kit.link import Link, open_link
+from ramify.actors.kit.log import configure, get_log
+from ramify.actors.kit.mailbox import Mailbox, MailboxClosed
+from ramify.protocol.errors import RamifyError
+
+PARTING_SECONDS = 1.0  # for closing handshakes when the engine has gone
+ECHO_SECONDS = 0.05
+HUNG_SECONDS = 5.0  # after the engine's end a process that is still there has hung
+
+log = get_log("ramify.actors.front.child")
+
+
+class _EngineGone(Exception):
+    """The link has ended."""
+
+
+class GatewayProcess:
+    """A gateway, its sessions, and the link to the core."""
+
+    def __init__(self) -> None:
+        self._control: Mailbox[Serve | Drain | Leave] = Mailbox("control", 16)
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._link: Link[ToCore, FromCore] | None = None
+        self._batches = 0  # of ToSessions that the sessions have not all taken
+
+    async def run(self, fd: int) -> int:
+        """Serve the engine at the other end of `fd` until it is done. Returns the exit code."""
+        self._link = link = await open_link(
+            "core",
+            socket.socket(fileno=fd),
+            from_core(),
+            encoder(),
+            on_message=self._receive,
+            on_end=self._ended,
+            max_frame=MAX_FRAME,
+        )
+        await self._started
+        try:
+            return await self._serve(link)
+        finally:
+            self._core.flush()  # the ends of sessions
+            link.close()
+            with anyio.move_on_after(PARTING_SECONDS, shield=True):
+                await link.wait_closed()
+
+    def _build(self, start: Start) -> None:
+        assert self._link is not None
+        if start.log is not None:
+            configure(start.log)
+        self._core: Bundle[CoreMessage] = Bundle(self._link, Events)
+        self._clock = MonotonicClock()
+        self._status = RemoteStatus()
+        self._metrics = RemoteMetrics(self._core)
+        self._switch = Switch(
+            start.slot,
+            lambda slot, body: self._core.tell(Forward(slot, body)),
+            start.config.limits.ops_per_frame,
+            self._told,
+        )
+        self._front = LocalFront(
+            start.config,
+            self._status,
+            self._metrics,
+            self._clock,
+            post=self._switch,
+            naming=naming(start.slot, start.incarnation, start.first),
+            listeners=[socket.socket(fileno=fd) for fd in start.listeners],
+            minted=None if start.minted is None else SharedMinted(start.minted, MINTED_MAX),
+        )
+
+    async def _serve(self, link: Link[ToCore, FromCore]) -> int:
+        async with anyio.create_task_group() as group:
+            await self._front.listen(group, _unguarded)
+            group.start_soon(watch_loop, self._clock, self._metrics)
+            try:
+                link.tell(Listening())
+                await self._front.load()
+                while True:
+                    for message in await self._control.drain():
+                        match message:
+                            case Serve(server, context):
+                                core = Core(self._core, self._core, server, context)
+                                await self._front.serve(group, _unguarded, core)
+                                link.tell(Serving())
+                                gc.collect()  # what start-up made stays for good
+                                gc.freeze()
+                            case Drain(reason, grace):
+                                self._front.begin_drain(reason, grace)
+                            case Leave(grace, failed):
+                                if failed:  # ends may be under way from another process
+                                    await anyio.sleep(ECHO_SECONDS)
+                                await self._front.drain(grace, failed=failed)
+                                return _leave(group, 0)
+            except RamifyError as error:
+                link.tell(StartFailed(type(error).__name__, error.message))
+                return _leave(group, 2)
+            except MailboxClosed:
+                log.warning("the engine has gone")
+                await self._front.drain(PARTING_SECONDS, failed=True)
+                return _leave(group, 3)
+        raise AssertionError("the group ends with the process")
+
+    # --- from the core ---------------------------------------------------------------------------
+
+    def _receive(self, message: FromCore) -> None:
+        assert self._link is not None
+        match message:
+            case ToSessions(batch):
+                self._batches += 1  # its credit goes back when the sessions have taken it
+                put = self._switch.fan_out.put
+                for session, inner in batch:
+                    put(session, inner)
+                self._switch.fan_out.start()
+                return
+            case Forwarded(body):
+                self._switch.receive(body)
+            case Load(load):
+                self._status.now = load
+            case Status():
+                self._status.become(message)
+            case Peers(slots):
+                self._switch.peers(set(slots))
+            case MetricsText(ident, text):
+                self._metrics.answered(ident, text)
+            case Start():
+                self._build(message)
+                self._started.set_result(None)
+            case _:
+                self._control.tell(message)
+        self._link.consumed()
+
+    def _told(self) -> None:
+        if self._batches and self._link is not None and not self._link.closed:
+            count, self._batches = self._batches, 0
+            self._link.consumed(count)
+
+    def _ended(self, error: Exception | None) -> None:
+        if error is not None:
+            log.error("the engine cannot be understood", reason=str(error))
+        if not self._started.done():
+            self._started.set_exception(_EngineGone())
+        self._control.close()
+
+
+def _unguarded(name: str, run: Runner) -> Runner:
+    """Whatever fails here ends the process, and the engine starts another."""
+    return run
+
+
+def _leave(group: Any, code: int) -> int:
+    group.cancel_scope.cancel()
+    return code
+
+
+def _watch(lifeline: int) -> None:
+    """End a process that survives its engine. Runs in a thread of its own."""
+    os.read(lifeline, 1)
+    time.sleep(HUNG_SECONDS)
+    os._exit(3)
+
+
+async def _run(fd: int) -> int:
+    return await GatewayProcess().run(fd)
+
+
+def main(fd: int, lifeline: int) -> int:
+    """Run a gateway process. Returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.set_inheritable(fd, False)
+    os.set_inheritable(lifeline, False)
+    threading.Thread(target=_watch, args=(lifeline,), name="lifeline", daemon=True).start()
+    try:
+        return asyncio.run(_run(fd))
+    except _EngineGone:
+        return 3
+    except Exception:
+        log.exception("the gateway process failed")
+        return 1
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

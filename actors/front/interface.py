@@ -1,0 +1,64 @@
+"""What the engine needs of the part that faces clients, wherever it runs."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import msgspec
+from anyio.abc import TaskGroup
+
+from ramify.actors.kit.fanout import Spread
+from ramify.actors.kit.mailbox import Address
+from ramify.protocol.messages import CacheMessage, RequestMessage, SessionMessage
+from ramify.protocol.wire import ServerInfo
+
+Runner = Callable[..., Coroutine[Any, Any, None]]
+Guard = Callable[[str, Runner], Runner]
+"""Makes the failure of an actor, given its name, the engine's."""
+
+
+class Core(msgspec.Struct, frozen=True):
+    """What sessions need of the rest of the engine. `server` is what clients are told of it."""
+
+    cache: Address[CacheMessage]
+    scheduler: Address[RequestMessage]
+    server: ServerInfo
+    context: int  # tokens that a branch can hold
+
+
+class Front(Protocol):
+    """Gateways and sessions. Calls come in this order."""
+
+    @property
+    def spread(self) -> Spread[SessionMessage]:
+        """How the scheduler and the cache reach sessions."""
+        ...
+
+    async def listen(self, group: TaskGroup, guard: Guard) -> int:
+        """Open the port and return it; upgrades get 503 until the engine is ready.
+
+        Raises ConfigError.
+        """
+        ...
+
+    async def load(self) -> None:
+        """Read the tokenizer. Raises ModelError."""
+        ...
+
+    async def serve(self, group: TaskGroup, guard: Guard, core: Core) -> None:
+        """Open sessions from now on."""
+        ...
+
+    def begin_drain(self, reason: str, grace: float) -> None:
+        """No new connections and sessions; `bye` to every socket. `grace` in seconds."""
+        ...
+
+    async def drain(self, grace: float, *, failed: bool = False) -> None:
+        """Wait for clients to leave, at most `grace` seconds, then close their sockets.
+
+        `failed`: the engine is broken; does not wait and closes with 1012.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Nothing may be left, whatever came before."""
+        ...

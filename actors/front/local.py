@@ -1,0 +1,146 @@
+"""A gateway and the sessions of its sockets, on one event loop.
+
+The whole front of an engine in one process; in an engine with gateway processes, what each of them
+runs. The actors are the same: only the addresses in `Post` differ.
+"""
+
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from ramify.actors.front.interface import Core, Guard
+from ramify.actors.gateway.actor import GatewayActor
+from ramify.actors.gateway.interfaces import Metrics, Status
+from ramify.actors.gateway.minted import Minted
+from ramify.actors.kit.clock import Clock
+from ramify.actors.kit.fanout import FanOut, Spread
+from ramify.actors.kit.mailbox import Address, Mailbox, Router
+from ramify.actors.session.directory import Directory, SessionMetrics
+from ramify.actors.tokenizer import Tokenizer
+from ramify.protocol.config import EngineConfig
+from ramify.protocol.messages import (
+    DirectoryMessage,
+    GatewayMessage,
+    SessionMessage,
+    Shutdown,
+)
+
+BIG = 1 << 20  # a mailbox whose traffic is bounded by the steps in flight and the sessions
+OPENS = 4096  # sockets that wait for the directory
+
+
+class FrontMetrics(Metrics, SessionMetrics, Protocol):
+    """What the gateway and the directory report."""
+
+
+class Post:
+    """The mailboxes of a gateway and a directory, and what their messages are addressed to.
+
+    In one process the addresses are the mailboxes.
+    """
+
+    def __init__(self) -> None:
+        self.to_gateway: Mailbox[GatewayMessage] = Mailbox("gateway", BIG)
+        self.to_directory: Mailbox[DirectoryMessage] = Mailbox("directory", OPENS)
+        self.sessions: Router[SessionMessage] = Router("sessions")
+
+    @property
+    def gateway(self) -> Address[GatewayMessage]:
+        """Where sessions deliver."""
+        return self.to_gateway
+
+    @property
+    def directory(self) -> Address[DirectoryMessage]:
+        """Where the gateway asks for sessions."""
+        return self.to_directory
+
+
+class Naming(msgspec.Struct, frozen=True):
+    """What sockets and sessions are called. See `wire.naming` for processes that share a port."""
+
+    sockets: Iterator[int] | None = None
+    sessions: Iterator[int] | None = None
+    prefix: str = "s_"
+
+
+class LocalFront:
+    """See the module docstring. A `Front`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        status: Status,
+        metrics: FrontMetrics,
+        clock: Clock,
+        *,
+        post: Post | None = None,
+        naming: Naming | None = None,
+        listeners: Sequence[socket.socket] = (),
+        minted: Minted | None = None,
+    ) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._clock = clock
+        self._post = post if post is not None else Post()
+        self._naming = naming if naming is not None else Naming()
+        self._tokenizer: Tokenizer | None = None
+        self._spread = FanOut(self._post.sessions)
+        self.gateway = GatewayActor(
+            self._post.to_gateway,
+            config.server,
+            config.limits,
+            self._post.directory,
+            self._post.sessions,
+            status,
+            metrics,
+            clock,
+            listeners=listeners,
+            numbers=self._naming.sockets,
+            minted=minted,
+        )
+
+    @property
+    def spread(self) -> Spread[SessionMessage]:
+        return self._spread
+
+    async def listen(self, group: TaskGroup, guard: Guard) -> int:
+        port: int = await group.start(guard("gateway", self.gateway.run))
+        return port
+
+    async def load(self) -> None:
+        path = self._config.model.path
+        self._tokenizer = await anyio.to_thread.run_sync(Tokenizer.load, path)
+
+    async def serve(self, group: TaskGroup, guard: Guard, core: Core) -> None:
+        assert self._tokenizer is not None
+        directory = Directory(
+            self._post.to_directory,
+            tokenizer=self._tokenizer,
+            server=core.server,
+            context=core.context,
+            limits=self._config.limits,
+            ttl_s=self._config.server.session_ttl_s,
+            cache=core.cache,
+            scheduler=core.scheduler,
+            gateway=self._post.gateway,
+            sessions=self._post.sessions,
+            clock=self._clock,
+            metrics=self._metrics,
+            numbers=self._naming.sessions,
+            prefix=self._naming.prefix,
+        )
+        await group.start(guard("directory", directory.run))
+
+    def begin_drain(self, reason: str, grace: float) -> None:
+        self._post.to_directory.tell(Shutdown(reason, 1000))
+        self.gateway.begin_drain(reason, grace)
+
+    async def drain(self, grace: float, *, failed: bool = False) -> None:
+        await self.gateway.drain(grace, failed=failed)
+
+    async def close(self) -> None:
+        """Everything ends with its task group."""

@@ -1,0 +1,357 @@
+"""Gateways in processes of their own: starts them, carries their messages, buries and replaces them.
+
+The core's loop does per step: one frame to each process, with the tokens of all its sessions, and
+what its sessions send back, one frame per turn of that process' loop. Sockets, codecs, detokenizing
+and sessions cost it nothing, so they cannot delay a plan.
+
+A process that dies takes its sessions along: their requests are cancelled, their branches are
+dropped, its neighbours hear of it, and another one takes its place. Connections that wait on its
+listening socket wait on, because the engine holds that socket too. Processes that keep dying end
+the engine.
+
+This file does not know sockets of clients, nor what is in a message between two processes.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections import deque
+from functools import partial
+from typing import cast
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup, TaskStatus
+
+from ramify.actors.front.interface import Core, Guard
+from ramify.actors.front.process import GatewayProcess
+from ramify.actors.front.wire import (
+    AskMetrics,
+    CoreMessage,
+    Drain,
+    Events,
+    Forward,
+    Forwarded,
+    FromCore,
+    Gauges,
+    Leave,
+    Listening,
+    Load,
+    MetricsText,
+    Peers,
+    Serve,
+    Serving,
+    Start,
+    StartFailed,
+    Status,
+    ToCore,
+    count_of,
+    slot_of,
+)
+from ramify.actors.gateway.auth import MINTED_MAX
+from ramify.actors.gateway.interfaces import Status as EngineStatus
+from ramify.actors.gateway.minted import table_bytes
+from ramify.actors.gateway.server import bind_shared
+from ramify.actors.kit.clock import Clock
+from ramify.actors.kit.fanout import Spread
+from ramify.actors.kit.log import configured, get_log
+from ramify.actors.kit.mailbox import MailboxClosed
+from ramify.actors.kit.metrics import Metrics
+from ramify.protocol.config import EngineConfig
+from ramify.protocol.messages import (
+    Cancel,
+    CancelSession,
+    DropSessions,
+    Inspected,
+    OpenBranch,
+    SessionMessage,
+    Submit,
+    Tokens,
+    session_of,
+)
+from ramify.protocol.wire import ServerInfo
+
+LOAD_SECONDS = 0.25  # how often processes hear of the engine's load
+DEATHS, WITHIN_SECONDS = 3, 60.0  # more deaths than these end the engine
+HUNG_SECONDS = 30.0  # a process reports its lag every 0.25 s
+LEAVE_SECONDS = 7.0  # beyond the grace time: closing handshakes, and the end of the process
+
+log = get_log(__name__)
+
+
+class GatewayFailed(Exception):
+    """Gateway processes keep dying, or one cannot be started."""
+
+
+class _Slot:
+    """A place that one process after the other holds."""
+
+    def __init__(self, number: int, listeners: list[socket.socket]) -> None:
+        self.number = number
+        self.listeners = listeners
+        self.incarnation = 0
+        self.first = 1  # what its sessions are counted from
+        self.process: GatewayProcess | None = None  # while one runs
+        self.listening = asyncio.Event()
+        self.serving = asyncio.Event()
+        self.failure: Exception | None = None
+        self.ended = asyncio.Event()
+
+
+class ProcessFront:
+    """N gateway processes. A `Front`, and its `Spread`."""
+
+    def __init__(
+        self, config: EngineConfig, count: int, status: EngineStatus, metrics: Metrics, clock: Clock
+    ) -> None:
+        self._config = config
+        self._count = count
+        self._status = status
+        self._metrics = metrics
+        self._clock = clock
+        self._slots: list[_Slot] = []
+        self._up: dict[int, GatewayProcess] = {}  # those that serve, by slot
+        self._core: Core | None = None
+        self._serve = asyncio.Event()
+        self._stopping = False
+        self._deaths: deque[float] = deque(maxlen=DEATHS + 1)
+        self._minted: int | None = None
+        self._told_load: dict[str, float] = {}
+
+    @property
+    def spread(self) -> Spread[SessionMessage]:
+        return self
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes that run, by slot."""
+        return [slot.process.pid for slot in self._slots if slot.process is not None]
+
+    # --- Front -----------------------------------------------------------------------------------
+
+    async def listen(self, group: TaskGroup, guard: Guard) -> int:
+        bound = bind_shared(self._config.server, self._count)
+        self._slots = [_Slot(number, sockets) for number, sockets in enumerate(bound)]
+        if self._count > 1:
+            self._minted = os.memfd_create("ramify-minted")
+            os.truncate(self._minted, table_bytes(MINTED_MAX))
+        async with anyio.create_task_group() as starting:
+            for slot in self._slots:
+                run = guard(f"gateway process {slot.number}", partial(self._keep, slot))
+                starting.start_soon(group.start, run)
+        port: int = bound[0][0].getsockname()[1]
+        return port
+
+    async def load(self) -> None:
+        """The processes do, while the model loads."""
+
+    async def serve(self, group: TaskGroup, guard: Guard, core: Core) -> None:
+        self._core = core
+        self._serve.set()
+        for slot in self._slots:
+            await slot.serving.wait()
+        await group.start(guard("gateways", self._watch))
+
+    def begin_drain(self, reason: str, grace: float) -> None:
+        self._stopping = True
+        self._close_listeners()
+        self._tell_all(Drain(reason, grace))
+
+    async def drain(self, grace: float, *, failed: bool = False) -> None:
+        self._stopping = True
+        self._close_listeners()
+        self._tell_all(Leave(grace, failed))
+        patience = grace if failed else grace + LEAVE_SECONDS
+        with anyio.move_on_after(patience + 0.5):
+            for slot in self._slots:
+                await slot.ended.wait()
+
+    async def close(self) -> None:
+        self._close_listeners()
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.process.kill()
+        if self._minted is not None:
+            os.close(self._minted)
+            self._minted = None
+
+    def status_changed(self) -> None:
+        """The engine's state is another one than it was."""
+        self._tell_all(self._state())
+
+    # --- Spread ----------------------------------------------------------------------------------
+
+    def put(self, key: int, message: SessionMessage) -> None:
+        process = self._up.get(slot_of(key))
+        if process is not None:
+            process.put(key, cast(Tokens | Inspected, message))  # all that the core tells them
+
+    def start(self) -> None:
+        for process in self._up.values():
+            process.flush()
+
+    def flush(self) -> None:
+        self.start()
+
+    # --- the life of a slot ----------------------------------------------------------------------
+
+    async def _keep(self, slot: _Slot, *, task_status: TaskStatus[None]) -> None:
+        """One process after the other, until the engine stops."""
+        begun = False
+        try:
+            while not self._stopping:
+                process = await self._start(slot)
+                async with anyio.create_task_group() as watching:
+                    watching.start_soon(self._bring_up, slot, process)
+                    if not begun:
+                        watching.start_soon(_announce, slot, task_status)
+                    why = await process.ended()
+                    watching.cancel_scope.cancel()
+                begun = begun or slot.listening.is_set()
+                self._bury(slot, process, why)
+        finally:
+            slot.ended.set()
+
+    async def _start(self, slot: _Slot) -> GatewayProcess:
+        slot.listening.clear()
+        slot.serving.clear()
+        start = Start(
+            config=self._config,
+            slot=slot.number,
+            incarnation=slot.incarnation,
+            first=slot.first,
+            listeners=[sock.fileno() for sock in slot.listeners],
+            minted=self._minted,
+            log=configured(),
+        )
+        process = await GatewayProcess.start(start, partial(self._receive, slot))
+        slot.incarnation += 1
+        slot.process = process
+        process.tell(self._state())
+        log.info("gateway process started", gateway=slot.number, pid=process.pid)
+        return process
+
+    async def _bring_up(self, slot: _Slot, process: GatewayProcess) -> None:
+        """Once the core and the process are ready, sessions can be opened there."""
+        await slot.listening.wait()
+        await self._serve.wait()
+        assert self._core is not None
+        process.tell(Serve(self._server(slot), self._core.context))
+        process.tell(Load(self._status.load()))
+        process.heard = self._clock.now()
+        self._up[slot.number] = process  # its sessions may be told from now on
+        await slot.serving.wait()
+        self._tell_all(Peers(sorted(self._up)))
+
+    def _server(self, slot: _Slot) -> ServerInfo:
+        """Sessions of a process that replaced another one have an epoch of their own."""
+        assert self._core is not None
+        server = self._core.server
+        if slot.incarnation == 1:
+            return server
+        epoch = f"{server.epoch}-{slot.number}.{slot.incarnation}"
+        return msgspec.structs.replace(server, epoch=epoch)
+
+    def _bury(self, slot: _Slot, process: GatewayProcess, why: str) -> None:
+        """Give back what the sessions of a process held that has ended."""
+        slot.process = None
+        slot.first = process.first
+        self._up.pop(slot.number, None)
+        self._metrics.gateway(slot.number, 0, 0, 0.0)
+        if process.live and self._core is not None:
+            with contextlib.suppress(MailboxClosed):
+                for session in process.live:
+                    self._core.scheduler.tell(CancelSession(session))
+                self._core.cache.tell(DropSessions(sorted(process.live)))
+        if self._stopping:
+            return
+        if slot.failure is not None:
+            raise slot.failure
+        log.error(
+            "a gateway process failed", gateway=slot.number, reason=why, sessions=len(process.live)
+        )
+        if not slot.listening.is_set():
+            raise GatewayFailed(f"gateway {slot.number} did not start: {why}")
+        now = self._clock.now()
+        self._deaths.append(now)
+        if len(self._deaths) > DEATHS and now - self._deaths[0] < WITHIN_SECONDS:
+            raise GatewayFailed(f"{len(self._deaths)} gateway processes failed in a minute; last: {why}")
+        self._tell_all(Peers(sorted(self._up)))
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def _receive(self, slot: _Slot, process: GatewayProcess, message: ToCore) -> None:
+        match message:
+            case Events(messages):
+                for each in messages:
+                    self._handle(slot, process, each)
+            case Listening():
+                slot.listening.set()
+            case Serving():
+                slot.serving.set()
+            case StartFailed():
+                slot.failure = message.exception()
+        process.heard = self._clock.now()
+        process.consumed()
+
+    def _handle(self, slot: _Slot, process: GatewayProcess, message: CoreMessage) -> None:
+        match message:
+            case Forward(to, body):
+                neighbour = self._up.get(to)
+                if neighbour is not None:
+                    neighbour.tell(Forwarded(body))
+                return
+            case Gauges(sockets, sessions, lag):
+                self._metrics.gateway(slot.number, sockets, sessions, lag)
+                return
+            case AskMetrics(ident):
+                self._metrics.scrape(lambda text: process.tell(MetricsText(ident, text)))
+                return
+        core = self._core
+        assert core is not None
+        with contextlib.suppress(MailboxClosed):  # the engine is going down
+            if isinstance(message, Submit | Cancel):
+                core.scheduler.tell(message)
+            elif isinstance(message, CancelSession):
+                process.live.discard(message.session)
+                core.scheduler.tell(message)
+            else:
+                if isinstance(message, OpenBranch):
+                    session = session_of(message.branch)
+                    process.live.add(session)
+                    process.first = max(process.first, count_of(session) + 1)
+                core.cache.tell(message)
+
+    async def _watch(self, *, task_status: TaskStatus[None]) -> None:
+        """Tell the processes of the load, and kill one that has hung."""
+        task_status.started()
+        while True:
+            now = self._clock.now()
+            for process in self._up.values():
+                if now - process.heard > HUNG_SECONDS:
+                    process.hung("it was silent for too long")
+            load = self._status.load()
+            if load != self._told_load:
+                self._told_load = load
+                self._tell_all(Load(load))
+            await self._clock.sleep_until(now + LOAD_SECONDS)
+
+    def _state(self) -> Status:
+        return Status(self._status.ready, self._status.phase, self._status.info())
+
+    def _tell_all(self, message: FromCore) -> None:
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.process.tell(message)
+
+    def _close_listeners(self) -> None:
+        for slot in self._slots:
+            for sock in slot.listeners:
+                sock.close()
+            slot.listeners.clear()
+
+
+async def _announce(slot: _Slot, task_status: TaskStatus[None]) -> None:
+    await slot.listening.wait()
+    task_status.started()

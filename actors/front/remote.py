@@ -1,0 +1,78 @@
+"""The engine's state and metrics, as a gateway process knows them: told by the core, asked from it.
+
+This file does not know the link.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ramify.actors.front.wire import AskMetrics, CoreMessage, Gauges, Status
+from ramify.actors.kit.bundle import Bundle
+
+
+class RemoteStatus:
+    """See `gateway.interfaces.Status`. The core tells every change; `now` is 0.25 s old at most."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.phase = "starting"
+        self.now: dict[str, float] = {"queue": 0.0, "kv": 0.0}
+        self._info: dict[str, Any] = {}
+
+    def become(self, status: Status) -> None:
+        """The engine's state has changed."""
+        self.ready, self.phase, self._info = status.ready, status.phase, status.info
+
+    def info(self) -> dict[str, Any]:
+        return self._info
+
+    def load(self) -> dict[str, float]:
+        return self.now
+
+
+class RemoteMetrics:
+    """Counts what is here and tells the core; asks it for the whole text.
+
+    See `gateway.interfaces.Metrics` and `kit.metrics`.
+    """
+
+    def __init__(self, core: Bundle[CoreMessage]) -> None:
+        self._core = core
+        self._sockets = self._sessions = 0
+        self._lag = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._due = False
+        self._asked: dict[int, Callable[[bytes], object]] = {}
+        self._count = 0
+
+    def sockets(self, delta: int, /) -> None:
+        self._sockets += delta
+        self._changed()
+
+    def sessions(self, delta: int, /) -> None:
+        self._sessions += delta
+        self._changed()
+
+    def loop_lag(self, seconds: float, /) -> None:
+        self._lag = seconds
+        self._changed()
+
+    def scrape(self, done: Callable[[bytes], object], /) -> None:
+        self._report()  # first what happened here
+        self._count += 1
+        self._asked[self._count] = done
+        self._core.tell(AskMetrics(self._count))
+
+    def answered(self, ident: int, text: bytes) -> None:
+        """The core's reply to `AskMetrics`."""
+        self._asked.pop(ident)(text)
+
+    def _changed(self) -> None:
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._report)
+
+    def _report(self) -> None:
+        self._due = False
+        self._core.tell(Gauges(self._sockets, self._sessions, self._lag))

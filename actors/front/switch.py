@@ -1,0 +1,222 @@
+"""The addresses inside a gateway process: what is for a neighbour goes there, the rest stays.
+
+A client may resume a session on any connection, and the kernel chose the connection's process. So
+the gateway of process B may hold a socket whose session lives in process A. All that they tell each
+other then travels as it is, by the number of its addressee, in one frame for each neighbour and
+turn of the loop. Frames of clients keep their limits: a session with too much to do refuses them.
+
+    B's gateway --OpenSession, Frame, Detached ...--> A's directory and session
+    A's session --Opened, Deliver, CloseSocket-----> B's gateway
+
+When a neighbour is gone, its sessions' sockets here are closed, and its sockets are detached from
+the sessions here.
+
+This file does not know links: it is given a function that forwards bytes.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+from ramify.actors.front.local import Post
+from ramify.actors.front.wire import PeerMessage, ToSession, encoder, from_peer, owner, slot_of
+from ramify.actors.gateway.intake import refuse
+from ramify.actors.kit.fanout import FanOut
+from ramify.actors.kit.mailbox import Address, MailboxFull, Router
+from ramify.protocol.errors import Close, Overloaded
+from ramify.protocol.messages import (
+    CloseSocket,
+    Deliver,
+    Detached,
+    DirectoryMessage,
+    Drained,
+    Frame,
+    GatewayMessage,
+    Opened,
+    OpenSession,
+    SessionMessage,
+    Throttled,
+)
+from ramify.protocol.wire import Error
+
+T = TypeVar("T")
+
+RETRY_MS = 100
+BUSY = Overloaded("the server is behind: send the frame again later", retry_ms=RETRY_MS)
+
+
+class Switch(Post):
+    """The `Post` of gateway process `slot`.
+
+    `forward(slot, body)` brings bytes to a neighbour's `receive`. `most`: refusals of one frame.
+    `told`: called when sessions have taken all that was put into `fan_out`.
+    """
+
+    def __init__(
+        self,
+        slot: int,
+        forward: Callable[[int, bytes], None],
+        most: int,
+        told: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__()
+        self.slot = slot
+        self.sessions = _Sessions(self)
+        self.fan_out: FanOut[SessionMessage] = FanOut(self.sessions, emptied=told)
+        self._gateway = _Door(self._to_gateway)
+        self._directory = _Door(self._to_directory)
+        self._forward = forward
+        self._most = most
+        self._encode = encoder().encode
+        self._decode = from_peer()
+        self._loop = asyncio.get_running_loop()
+        self._peers: set[int] = set()
+        self._waiting: dict[int, list[PeerMessage]] = {}  # by slot
+        self._away: dict[int, int] = {}  # our socket -> the slot that its session lives in
+        self._opening: set[int] = set()  # those of `_away` that have no answer yet
+        self._visitors: dict[int, int] = {}  # a neighbour's socket -> the session here
+
+    @property
+    def gateway(self) -> Address[GatewayMessage]:
+        return self._gateway
+
+    @property
+    def directory(self) -> Address[DirectoryMessage]:
+        return self._directory
+
+    @property
+    def relayed(self) -> int:
+        """Sockets here whose session is elsewhere, and the other way round."""
+        return len(self._away) + len(self._visitors)
+
+    def receive(self, body: bytes) -> None:
+        """Messages of a neighbour."""
+        for message in self._decode(body):
+            match message:
+                case ToSession(session, inner):
+                    self._visit(session, inner)
+                case OpenSession():
+                    self._open(message)
+                case _:
+                    self._answered(message)
+        self.fan_out.start()
+
+    def peers(self, slots: set[int]) -> None:
+        """These processes serve now; one that is missing has lost its sockets and sessions."""
+        lost = self._peers - slots
+        self._peers = slots - {self.slot}
+        for slot in lost:
+            self._waiting.pop(slot, None)
+        for socket, slot in list(self._away.items()):
+            if slot in lost:
+                del self._away[socket]
+                self._opening.discard(socket)
+                self.to_gateway.tell(
+                    CloseSocket(socket, Close.RESTART, "the session ended with its process")
+                )
+        for socket, session in list(self._visitors.items()):
+            if slot_of(socket) in lost:
+                del self._visitors[socket]
+                self.fan_out.put(session, Detached(socket))
+        self.fan_out.start()
+
+    # --- to a neighbour --------------------------------------------------------------------------
+
+    def to_session(self, session: int, message: SessionMessage) -> bool:
+        """From a socket here to a session elsewhere. False if that process is gone."""
+        slot = slot_of(session)
+        if isinstance(message, Detached):
+            self._away.pop(message.socket, None)
+        if slot not in self._peers:
+            return False
+        self._send(slot, ToSession(session, cast(Frame | Detached | Throttled | Drained, message)))
+        return True
+
+    def _to_gateway(self, message: GatewayMessage) -> None:
+        slot = slot_of(message.socket)
+        if slot == self.slot:
+            self.to_gateway.tell(message)
+        elif slot in self._peers:
+            if isinstance(message, Opened):
+                self._visitors[message.socket] = message.session
+            self._send(slot, message)
+        elif isinstance(message, Opened):  # it went while its `open` was under way
+            self.fan_out.put(message.session, Detached(message.socket))
+            self.fan_out.start()
+
+    def _to_directory(self, message: DirectoryMessage) -> None:
+        if isinstance(message, OpenSession) and message.open.session is not None:
+            slot = owner(message.open.session)
+            if slot is not None and slot in self._peers:
+                self._away[message.socket] = slot
+                self._opening.add(message.socket)
+                self._send(slot, message)
+                return
+        self.to_directory.tell(message)
+
+    def _send(self, slot: int, message: PeerMessage) -> None:
+        waiting = self._waiting.setdefault(slot, [])
+        waiting.append(message)
+        if len(waiting) == 1:
+            self._loop.call_soon(self._flush, slot)
+
+    def _flush(self, slot: int) -> None:
+        waiting = self._waiting.pop(slot, None)
+        if waiting:
+            self._forward(slot, self._encode(waiting))
+
+    # --- from a neighbour ------------------------------------------------------------------------
+
+    def _open(self, message: OpenSession) -> None:
+        try:
+            self.to_directory.tell(message)
+        except MailboxFull:
+            error = Error(code=BUSY.code, message=BUSY.message, retry_ms=RETRY_MS)
+            self._to_gateway(Deliver(message.socket, [error]))
+
+    def _visit(self, session: int, message: Frame | Detached | Throttled | Drained) -> None:
+        if not isinstance(message, Frame):
+            if isinstance(message, Detached):
+                self._visitors.pop(message.socket, None)
+            self.fan_out.put(session, message)  # must arrive, if need be later
+            return
+        try:
+            self.sessions.tell(session, message)
+        except MailboxFull:
+            self._to_gateway(Deliver(message.socket, refuse(message.ops, BUSY, self._most)))
+
+    def _answered(self, message: GatewayMessage) -> None:
+        socket = message.socket
+        if socket in self._opening:
+            if isinstance(message, Opened):
+                self._opening.discard(socket)
+            elif isinstance(message, Deliver) and _refusal(message):
+                self._opening.discard(socket)
+                del self._away[socket]
+        self.to_gateway.tell(message)
+
+
+class _Sessions(Router[SessionMessage]):
+    """Sessions here and elsewhere, by number."""
+
+    def __init__(self, switch: Switch) -> None:
+        super().__init__("sessions")
+        self._switch = switch
+
+    def tell(self, key: int, message: SessionMessage) -> bool:
+        if slot_of(key) == self._switch.slot:
+            return super().tell(key, message)
+        return self._switch.to_session(key, message)
+
+
+class _Door(Generic[T]):
+    """An address that is a function."""
+
+    def __init__(self, tell: Callable[[T], None]) -> None:
+        self.tell = tell
+
+
+def _refusal(message: Deliver) -> bool:
+    """An error without an id is the directory's answer to `open` (see `gateway.connection`)."""
+    first = message.messages[0]
+    return isinstance(first, Error) and first.id is None

@@ -1,0 +1,264 @@
+"""The messages between the core and a gateway process, and between gateway processes.
+
+    core                        gateway process
+    Start             ------->  listens, reads the tokenizer
+                      <-------  Listening, or StartFailed and the end
+    Serve             ------->  opens sessions from now on
+                      <-------  Serving
+    ToSessions        ------->  a step's tokens, for all sessions there: one frame
+                      <-------  Events: what its sessions want of cache and scheduler: one frame
+    Forwarded         ------->  from another gateway process
+    Status, Load, Peers, MetricsText  ------->
+    Drain, Leave      ------->  ends with exit code 0
+
+A number says where its owner lives: sockets and sessions are numbered `count * SLOTS + slot`, and
+the public id of a session begins with its slot. Processes reach each other through the core, which
+hands the bytes on and does not read them; only a client that resumes in another process than its
+session's needs it.
+
+This file does not know sockets or processes.
+"""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ramify.actors.front.local import Naming
+from ramify.actors.kit.log import LogConfig
+from ramify.protocol.config import EngineConfig
+from ramify.protocol.errors import ConfigError, ModelError, RamifyError
+from ramify.protocol.messages import (
+    CacheMessage,
+    CloseSocket,
+    Deliver,
+    Detached,
+    Drained,
+    Frame,
+    Inspected,
+    Opened,
+    OpenSession,
+    RequestMessage,
+    Throttled,
+    Tokens,
+)
+from ramify.protocol.wire import ServerInfo
+
+SLOTS = 64  # most gateway processes
+MAX_FRAME = 1 << 30  # bytes: what all sockets of a process may have sent in one turn of its loop
+
+
+class _Base(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Positional on the wire, tagged with the class name."""
+
+
+# --- from the core ------------------------------------------------------------------------------
+
+
+class Start(_Base, frozen=True):
+    """Be gateway `slot`. `incarnation`: how many held the slot before, `first`: session count.
+
+    `listeners`, `minted`: inherited file descriptors. `minted`: None if nobody shares tokens.
+    """
+
+    config: EngineConfig
+    slot: int
+    incarnation: int
+    first: int
+    listeners: list[int]
+    minted: int | None
+    log: LogConfig | None
+
+
+class Serve(_Base, frozen=True):
+    """The model is loaded. See `interface.Core`."""
+
+    server: ServerInfo
+    context: int
+
+
+class ToSessions(_Base, frozen=True):
+    """What sessions are told, in order."""
+
+    messages: list[tuple[int, Tokens | Inspected]]
+
+
+class Forwarded(_Base, frozen=True):
+    """`PeerMessages` of another gateway process."""
+
+    body: bytes
+
+
+class Status(_Base, frozen=True):
+    """The engine's state, as HTTP tells it."""
+
+    ready: bool
+    phase: str
+    info: dict[str, Any]
+
+
+class Load(_Base, frozen=True):
+    """`pong.load`."""
+
+    load: dict[str, float]
+
+
+class Peers(_Base, frozen=True):
+    """The gateway processes that serve now. One that is missing has lost its sessions."""
+
+    slots: list[int]
+
+
+class MetricsText(_Base, frozen=True):
+    """The answer to `AskMetrics`."""
+
+    id: int
+    text: bytes
+
+
+class Drain(_Base, frozen=True):
+    """No new connections and sessions; say `bye`."""
+
+    reason: str
+    grace: float
+
+
+class Leave(_Base, frozen=True):
+    """Wait for clients, close their sockets, end. See `Front.drain`."""
+
+    grace: float
+    failed: bool
+
+
+FromCore = Start | Serve | ToSessions | Forwarded | Status | Load | Peers | MetricsText | Drain | Leave
+
+# --- to the core --------------------------------------------------------------------------------
+
+
+class Forward(_Base, frozen=True):
+    """Hand `body` to the gateway process `slot`, if it serves."""
+
+    slot: int
+    body: bytes
+
+
+class Gauges(_Base, frozen=True):
+    """What this process has now."""
+
+    sockets: int
+    sessions: int
+    lag: float
+
+
+class AskMetrics(_Base, frozen=True):
+    """Somebody scrapes."""
+
+    id: int
+
+
+CoreMessage = CacheMessage | RequestMessage | Forward | Gauges | AskMetrics
+
+
+class Events(_Base, frozen=True):
+    """One turn's messages, in order: a session tells the cache before it tells the scheduler."""
+
+    messages: list[CoreMessage]
+
+
+class Listening(_Base, frozen=True):
+    """The port answers."""
+
+
+class Serving(_Base, frozen=True):
+    """Sessions can be opened."""
+
+
+class StartFailed(_Base, frozen=True):
+    """The process cannot start. `kind` names the exception's class."""
+
+    kind: str
+    message: str
+
+    def exception(self) -> RamifyError | RuntimeError:
+        """The exception to raise in the engine."""
+        for kind in (ModelError, ConfigError):
+            if self.kind == kind.__name__:
+                return kind(self.message)
+        return RuntimeError(f"{self.kind}: {self.message}")
+
+
+ToCore = Events | Listening | Serving | StartFailed
+
+# --- between gateway processes ------------------------------------------------------------------
+
+
+class ToSession(_Base, frozen=True):
+    """From the gateway that holds a socket to the session that it is attached to."""
+
+    session: int
+    message: Frame | Detached | Throttled | Drained
+
+
+PeerMessage = OpenSession | ToSession | Opened | Deliver | CloseSocket
+PeerMessages = list[PeerMessage]
+
+# --- numbers and names --------------------------------------------------------------------------
+
+
+def slot_of(number: int) -> int:
+    """The gateway process that a socket or a session lives in."""
+    return number % SLOTS
+
+
+def count_of(session: int) -> int:
+    """How many sessions its slot had opened when it opened this one."""
+    return session // SLOTS
+
+
+def naming(slot: int, incarnation: int, first: int) -> Naming:
+    """The numbers of a gateway process, which no earlier one of its slot has used."""
+    return Naming(
+        sockets=count((incarnation << 32) * SLOTS + SLOTS + slot, SLOTS),
+        sessions=count(first * SLOTS + slot, SLOTS),
+        prefix=f"s_{slot}_",
+    )
+
+
+def owner(session: str) -> int | None:
+    """The slot that a public session id names; None if it is none of ours."""
+    parts = session.split("_", 2)
+    return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() else None
+
+
+# --- codecs -------------------------------------------------------------------------------------
+
+
+def _encode_path(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"no encoding for {type(value).__name__}")
+
+
+def _decode_path(kind: type, value: Any) -> Any:
+    if kind is Path:
+        return Path(value)
+    raise NotImplementedError(f"no decoding for {kind.__name__}")
+
+
+def encoder() -> msgspec.msgpack.Encoder:
+    """For all directions."""
+    return msgspec.msgpack.Encoder(enc_hook=_encode_path)
+
+
+def from_core() -> "msgspec.msgpack.Decoder[FromCore]":
+    return msgspec.msgpack.Decoder(FromCore, dec_hook=_decode_path)
+
+
+def to_core() -> "msgspec.msgpack.Decoder[ToCore]":
+    return msgspec.msgpack.Decoder(ToCore)
+
+
+def from_peer() -> Callable[[bytes], PeerMessages]:
+    return msgspec.msgpack.Decoder(PeerMessages).decode

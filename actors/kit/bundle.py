@@ -1,0 +1,87 @@
+"""A bundle: messages that leave together, one frame for all that one turn of the loop has to say.
+
+A link costs a system call and some microseconds for each frame, so what hundreds of sessions are told
+in a step must be one frame for their process. While the peer grants no credits the messages wait
+here and join the next frame: a peer that is behind gets fewer, larger frames.
+
+It does not know what the messages mean, nor how many addressees they have.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+
+T = TypeVar("T")
+
+RETRY_SECONDS = 0.001  # while there are no credits
+MOST = 1 << 18  # messages that wait: seconds of tokens of thousands of sessions
+
+
+class Frames(Protocol):
+    """What a bundle needs of a link."""
+
+    @property
+    def credits(self) -> int:
+        """Frames that may be sent now."""
+        ...
+
+    def tell(self, message: Any, /) -> None:
+        """Send a frame."""
+        ...
+
+
+class Bundle(Generic[T]):
+    """Collects messages for `link`; an `Address`. `wrap` makes one frame of them, in order."""
+
+    def __init__(self, link: Frames, wrap: Callable[[list[T]], Any], most: int = MOST) -> None:
+        self._link = link
+        self._wrap = wrap
+        self._most = most
+        self._items: list[T] = []
+        self._loop = asyncio.get_running_loop()
+        self._due: asyncio.Handle | None = None
+
+    def __len__(self) -> int:
+        """Messages that have not left."""
+        return len(self._items)
+
+    def put(self, item: T) -> None:
+        """Add a message; the caller is going to `flush`.
+
+        Raises MailboxFull if `most` messages wait: the peer has stopped reading.
+        """
+        if len(self._items) >= self._most:
+            raise MailboxFull(f"{len(self._items)} messages wait and the peer grants no credits")
+        self._items.append(item)
+
+    def tell(self, item: T, /) -> None:
+        """Add a message that leaves with this turn of the loop. Raises as `put`."""
+        self.put(item)
+        if self._due is None:
+            self._due = self._loop.call_soon(self._run)
+
+    def flush(self) -> None:
+        """Send what waits, as one frame, if the peer grants a credit; else as soon as it does."""
+        if not self._items:
+            return
+        if not self._link.credits:
+            if self._due is None:
+                self._due = self._loop.call_later(RETRY_SECONDS, self._run)
+            return
+        items, self._items = self._items, []
+        with contextlib.suppress(MailboxClosed):  # whoever owns the link hears of its end
+            self._link.tell(self._wrap(items))
+
+    def close(self) -> None:
+        """Forget what waits."""
+        self._items.clear()
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def _run(self) -> None:
+        self._due = None
+        self.flush()

@@ -1,0 +1,125 @@
+"""The load in N processes, for servers that one Python process cannot keep busy.
+
+Programs are dealt out; each process connects, says so, and starts when all have. Times of
+different processes compare: `perf_counter` is one clock for the whole machine on Linux.
+"""
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+
+import msgspec
+
+from ramify.clients.bench.execute import execute
+from ramify.clients.bench.program import Outcome, Program, Target
+from ramify.clients.bench.session import BenchFailed
+from ramify.protocol.errors import RamifyError
+
+
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """What one process gets to do."""
+
+    target: Target
+    programs: list[Program]
+
+
+class Fault(msgspec.Struct, frozen=True, tag=True):
+    message: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Connected; or, from the parent, the word to go."""
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    outcome: Outcome
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_answers = msgspec.msgpack.Decoder(Fault | Ready | Finished)
+
+
+class Crowd:
+    """So many processes. With one, the load runs in this process. Use with `with`."""
+
+    def __init__(self, processes: int) -> None:
+        self._workers: list[tuple[BaseProcess, Connection]] = []
+        context = multiprocessing.get_context("spawn")
+        for _ in range(processes if processes > 1 else 0):
+            ours, theirs = context.Pipe()
+            worker = context.Process(target=work, args=(theirs,), daemon=True)
+            worker.start()
+            theirs.close()
+            self._workers.append((worker, ours))
+
+    def run(self, target: Target, programs: Sequence[Program]) -> Outcome:
+        """All programs at once. Raises BenchFailed, OSError."""
+        if not self._workers:
+            return asyncio.run(execute(target, programs))
+        busy = self._workers[: len(programs)]
+        for place, (_, pipe) in enumerate(busy):
+            pipe.send_bytes(_encode(Share(target, list(programs[place :: len(busy)]))))
+        for _, pipe in busy:
+            _expect(pipe)
+        begin = time.perf_counter()
+        for _, pipe in busy:
+            pipe.send_bytes(_encode(Ready()))
+        outcomes = [answer.outcome for _, pipe in busy if isinstance(answer := _expect(pipe), Finished)]
+        traces = []
+        for place, outcome in enumerate(outcomes):
+            for trace in outcome.traces:
+                trace.program = trace.program * len(busy) + place
+                traces.append(trace)
+        return Outcome(begin, traces, max(outcome.cpu for outcome in outcomes))
+
+    def __enter__(self) -> "Crowd":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker, pipe in self._workers:
+            pipe.close()
+            worker.join(5 if error is None else 0.2)
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
+
+
+def work(pipe: Connection) -> None:
+    """A process of the crowd: shares until the pipe closes."""
+    while True:
+        try:
+            share = msgspec.msgpack.decode(pipe.recv_bytes(), type=Share)
+        except (EOFError, KeyboardInterrupt):
+            return
+        answer: Finished | Fault
+        try:
+            answer = Finished(asyncio.run(execute(share.target, share.programs, lambda: _go(pipe))))
+        except RamifyError as error:
+            answer = Fault(error.message)
+        except (OSError, EOFError, KeyboardInterrupt) as error:
+            answer = Fault(str(error) or type(error).__name__)
+        try:
+            pipe.send_bytes(_encode(answer))
+        except OSError:  # nobody wants it any more
+            return
+
+
+async def _go(pipe: Connection) -> None:
+    pipe.send_bytes(_encode(Ready()))
+    await asyncio.to_thread(pipe.recv_bytes)
+
+
+def _expect(pipe: Connection) -> Ready | Finished:
+    try:
+        answer: Fault | Ready | Finished = _answers.decode(pipe.recv_bytes())
+    except EOFError:
+        raise BenchFailed("a process of the load has died") from None
+    if isinstance(answer, Fault):
+        raise BenchFailed(answer.message)
+    return answer

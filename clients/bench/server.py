@@ -1,0 +1,116 @@
+"""A `ramify serve` in a process of its own, to be measured, and what a server tells of itself."""
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ramify.clients.bench.program import Target
+from ramify.clients.bench.session import BenchFailed, seen
+from ramify.clients.bench.shapes import write_model_folder
+
+STOP_S = 60.0
+_READY = re.compile(r"ready: (\S+)")
+_SAMPLE = re.compile(r"^(ramify_\w+) (\S+)$", re.MULTILINE)
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would be measured too
+
+
+class Served(msgspec.Struct, frozen=True):
+    """A running server. `ready_s`: from the start of its process until /readyz said yes."""
+
+    url: str
+    ready_s: float
+    command: list[str]
+
+
+@contextmanager
+def served(flags: Sequence[str], shape: str | None) -> Iterator[Served]:
+    """Start `ramify serve FLAGS` on a free port; stop it at the end of the block.
+
+    `shape`: serve a config of this shape with random weights. Its log goes to our stderr.
+    Raises BenchFailed if it ends before it is ready.
+    """
+    command = [sys.executable, "-m", "ramify.clients.cli", "serve", "--port", "0"]
+    command += ["--log-level", "warning"]
+    with tempfile.TemporaryDirectory() as folder:
+        if shape is not None:
+            write_model_folder(Path(folder), shape)
+            command += ["--model", folder, "--name", shape, "--load-format", "dummy"]
+        command += flags
+        begin = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            url = _announced(process)
+            get(http_url(url) + "/readyz", None)
+            yield Served(url, time.perf_counter() - begin, command)
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def _announced(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := _READY.match(line):
+            return found[1]
+    raise BenchFailed(f"the server ended with code {process.wait()} before it was ready: see above")
+
+
+def http_url(url: str) -> str:
+    """The root of a server's HTTP side, for its ws(s):// or http(s):// URL."""
+    return re.sub("^ws", "http", url).removesuffix("/v1/ws").rstrip("/")
+
+
+def get(url: str, token: str | None) -> bytes:
+    """The body. Raises BenchFailed unless the answer is 200."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with _opener.open(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+            body: bytes = answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            raise BenchFailed(f"{url} answered HTTP {error.code}: {seen(error.read())}") from None
+    except (OSError, ValueError) as error:
+        raise BenchFailed(f"cannot read {url}: {error}") from None
+    return body
+
+
+def about(target: Target) -> dict[str, Any]:
+    """What the server says of itself. Raises BenchFailed if it says nothing."""
+    path = {"ramify": "/v1/info", "sglang": "/get_model_info", "openai": "/v1/models"}[target.kind]
+    url = http_url(target.url) + path
+    try:
+        facts: dict[str, Any] = msgspec.json.decode(get(url, target.token), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise BenchFailed(f"{url} is not JSON: {error}") from None
+    return facts
+
+
+def device_time(target: Target) -> tuple[float, int]:
+    """Seconds that steps took on the device so far, and how many. Raises BenchFailed.
+
+    From the histogram `ramify_step_seconds` of /metrics.
+    """
+    text = get(http_url(target.url) + "/metrics", target.token).decode("utf-8", "replace")
+    samples = dict(_SAMPLE.findall(text))
+    try:
+        return float(samples["ramify_step_seconds_sum"]), int(
+            float(samples["ramify_step_seconds_count"])
+        )
+    except KeyError as error:
+        raise BenchFailed(f"/metrics holds no {error}: is it a Ramify server?") from None

@@ -1,0 +1,58 @@
+"""Binding a port for several processes."""
+
+import socket
+
+import pytest
+
+from ramify.actors.gateway.server import bind_shared
+from ramify.protocol.config import ServerConfig
+from ramify.protocol.errors import ConfigError
+
+
+def close(bound: list[list[socket.socket]]) -> None:
+    for sockets in bound:
+        for sock in sockets:
+            sock.close()
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_each_process_gets_a_listening_socket_at_one_port(processes: int) -> None:
+    bound = bind_shared(ServerConfig(port=0), processes)
+    try:
+        assert len(bound) == processes
+        (port,) = {sock.getsockname()[1] for sockets in bound for sock in sockets}
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(30)]
+        taken = 0
+        for sockets in bound:
+            for sock in sockets:
+                while True:
+                    try:
+                        sock.accept()[0].close()
+                    except BlockingIOError:
+                        break
+                    taken += 1
+        assert taken == 30
+        for client in clients:
+            client.close()
+    finally:
+        close(bound)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_port_that_others_share_is_taken(processes: int) -> None:
+    bound = bind_shared(ServerConfig(port=0), 2)
+    port = bound[0][0].getsockname()[1]
+    try:
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            bind_shared(ServerConfig(port=port), processes)
+    finally:
+        close(bound)
+    close(bind_shared(ServerConfig(port=port), processes))
+
+
+def test_all_interfaces_have_one_port() -> None:
+    bound = bind_shared(ServerConfig(host="", port=0, insecure=True), 2)
+    try:
+        assert len({sock.getsockname()[1] for sockets in bound for sock in sockets}) == 1
+    finally:
+        close(bound)

@@ -1,0 +1,85 @@
+"""Bundle: one frame a turn, order, waiting for credits, the bound, the end of the link."""
+
+import asyncio
+
+import pytest
+
+from ramify.actors.kit.bundle import RETRY_SECONDS, Bundle
+from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+
+
+class StubLink:
+    """Takes a frame for each credit."""
+
+    def __init__(self, credits: int = 100) -> None:
+        self.credits = credits
+        self.frames: list[list[str]] = []
+        self.closed = False
+
+    def tell(self, message: list[str], /) -> None:
+        if self.closed:
+            raise MailboxClosed("link")
+        assert self.credits, "a bundle never uses the link's own queue"
+        self.credits -= 1
+        self.frames.append(message)
+
+
+async def turn() -> None:
+    await asyncio.sleep(0)
+
+
+async def test_a_turn_is_one_frame_in_order():
+    link = StubLink()
+    bundle: Bundle[str] = Bundle(link, list)
+    for text in "abc":
+        bundle.tell(text)
+    assert link.frames == []
+    await turn()
+    assert link.frames == [["a", "b", "c"]]
+    bundle.tell("d")
+    await turn()
+    await turn()
+    assert link.frames == [["a", "b", "c"], ["d"]]
+
+
+async def test_flush_sends_now_and_once():
+    link = StubLink()
+    bundle: Bundle[str] = Bundle(link, list)
+    bundle.put("a")
+    bundle.tell("b")
+    bundle.flush()
+    bundle.flush()
+    await turn()
+    assert link.frames == [["a", "b"]]
+
+
+async def test_without_credits_messages_wait_and_merge():
+    link = StubLink(credits=1)
+    bundle: Bundle[str] = Bundle(link, list)
+    for text in "abc":
+        bundle.put(text)
+        bundle.flush()
+    assert link.frames == [["a"]]
+    assert len(bundle) == 2
+    link.credits = 5
+    await asyncio.sleep(2 * RETRY_SECONDS)
+    assert link.frames == [["a"], ["b", "c"]]
+
+
+async def test_a_peer_that_takes_nothing_is_noticed():
+    bundle: Bundle[str] = Bundle(StubLink(credits=0), list, most=2)
+    bundle.put("a")
+    bundle.tell("b")
+    with pytest.raises(MailboxFull):
+        bundle.put("c")
+    bundle.close()
+    assert len(bundle) == 0
+
+
+async def test_the_end_of_the_link_is_somebody_elses_business():
+    link = StubLink()
+    link.closed = True
+    bundle: Bundle[str] = Bundle(link, list)
+    bundle.put("a")
+    bundle.flush()
+    assert len(bundle) == 0
