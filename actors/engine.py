@@ -196,6 +196,7 @@ class Engine:
             model=info.model,
             device=info.device,
             attention=info.attention,
+            attention_reason=info.attention_reason,
             pages=info.pages,
         )
 

@@ -70,7 +70,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_fraction: float = 0.9  # of the GPU memory that weights, steps and graphs leave, for the KV cache
     max_rows: int = 256
     step_tokens: int = 2048  # most tokens in one step (the budget of chunked prefill)
-    attention: Literal["auto", "triton", "torch"] = "auto"  # auto: triton on CUDA, torch on a CPU
+    # auto: torch on a CPU; on CUDA triton, with FlashInfer's FA3 for extends where it is at hand
+    attention: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
     threads: int | None = None  # torch CPU threads
     load_format: Literal["auto", "dummy"] = "auto"
 

@@ -36,7 +36,12 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--step-tokens", type=int, default=2048, metavar="N", help="most tokens in a step"
     )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads of torch")
-    group.add_argument("--attention", choices=["auto", "triton", "torch"], default="auto")
+    group.add_argument(
+        "--attention",
+        choices=["auto", "flashinfer", "triton", "torch"],
+        default="auto",
+        help="kernels (auto: the fastest of those that serve the model here; the log says which)",
+    )
     group.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
     group.add_argument("--executor", choices=["auto", "thread", "process"], default="auto")
 
