@@ -1,8 +1,10 @@
 """Every paged back end against attention in float32: small in the interpreter, in earnest on a GPU."""
 
 import importlib.util
+import json
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +15,7 @@ import torch
 from ramify.gpu.attention.choice import Choice
 from ramify.gpu.attention.paged import Inputs
 from ramify.gpu.rows import StepRows
+from ramify.protocol.plan import ExtendRow, pack
 
 CUDA = torch.cuda.is_available()
 # the interpreter of 3.6 does not know numpy 2.4
@@ -282,6 +285,33 @@ def test_small_steps_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None
     assert served == ["fa3", "triton", "triton"]
     for decodes in (0, 1):
         run_step(back_end, sequences, runs, decodes, 16 if CUDA else 2, None)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about the garbage in padding
+@pytest.mark.skipif(CUDA, reason="FlashInfer itself serves no model this small")
+@pytest.mark.parametrize("captured", [True, False])
+def test_the_executor_runs_each_back_end(
+    kernels: Choice, captured: bool, tmp_path: Path, tiny_config: dict[str, Any], drive: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Padded steps, steps that no graph holds, decodes alone: the tokens are those of torch."""
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config | {"head_dim": 16}))
+    if not captured:
+        monkeypatch.setattr("ramify.gpu.graphs.StepGraphs.find", lambda *rest: None)
+    texts = [[3 * i % 120 + 3 for i in range(n)] for n in (40, 3)]
+    results = []
+    for choice in (Choice("torch", "torch", "a test"), kernels):
+        monkeypatch.setattr("ramify.gpu.load.choose", lambda *rest, choice=choice: choice)
+        d = drive(tmp_path, device="cpu", load_format="dummy", max_rows=3, step_tokens=64)
+        assert (d.executor.info.attention, d.executor.info.attention_reason) == (choice.name, "a test")
+        tokens = [d.step(
+            opens=[d.open(row, d.pages(512 * row, 96)) for row in range(2)],
+            extends=[ExtendRow(0, 0, pack(texts[0]), True)],
+        )]  # fmt: skip
+        tokens.append(d.step(extends=[ExtendRow(1, 0, pack(texts[1]), True)], decodes=[0]))
+        tokens += [d.step(decodes=rows) for rows in ([1, 0], [0], [0, 1])]
+        results.append(tokens)
+    assert results[0] == results[1]
 
 
 @on_gpu
