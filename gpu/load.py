@@ -75,7 +75,13 @@ def _fused(config: ModelConfig, model: Decoder, info: ExecutorInfo, progress: Pr
     free = free_bytes(model.device)
     small = msgspec.structs.replace(info, pages=1)
     stage = FusedExecutor(model, _pool(model, small, lambda what, done: None), RowTable(small), small)
-    rehearsal = rehearse(stage, free, progress)
+    try:
+        rehearsal = rehearse(stage, free, progress)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"the largest step does not fit beside the weights ({free >> 20} MiB were free): lower "
+            "--max-rows and --step-tokens, free memory, or give a smaller model"
+        ) from error
     stage.close()
     del stage
     if model.device.type == "cuda":
