@@ -81,9 +81,15 @@ def _fused(
     small = msgspec.structs.replace(info, pages=1)
     if attention.compiles:
         progress("compiling FlashInfer's kernels: minutes, once", 0.0)
-    pool = _pool(model, small, lambda what, done: None)
-    stage = FusedExecutor(model, pool, RowTable(small), small, attention)
-    rehearsal = rehearse(stage, free, progress)
+    try:
+        pool = _pool(model, small, lambda what, done: None)
+        stage = FusedExecutor(model, pool, RowTable(small), small, attention)
+        rehearsal = rehearse(stage, free, progress)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"the largest step does not fit beside the weights ({free >> 20} MiB were free): lower "
+            "--max-rows and --step-tokens, free memory, or give a smaller model"
+        ) from error
     stage.close()
     del stage, pool
     if model.device.type == "cuda":

@@ -55,7 +55,8 @@ def plan_pages(
         tokens = min(tokens, max(_CPU_TOKENS, context))
     if tokens < 2 * page_size:
         raise ModelError(
-            f"{free >> 20} MiB are free on {device}: too little for a KV cache of {bytes_per_token} "
-            "bytes a token; free memory or give a smaller model"
+            f"{max(0, free) >> 20} MiB are free on {device} beside what steps need: too little for a KV "
+            f"cache of {bytes_per_token} bytes a token; free memory, give a smaller model, or lower "
+            "--max-rows and --step-tokens"
         )
     return tokens // page_size

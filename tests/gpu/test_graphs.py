@@ -98,7 +98,7 @@ def run(executor: Any, todo: list[StepPlan]) -> list[tuple[list[int], list[int]]
 
 @pytest.mark.parametrize("page_size", [1, 16] if CUDA else [16])
 def test_padding_and_graphs_change_no_token(load: Any, page_size: int) -> None:
-    todo = plans(page_size, 60 if CUDA else 4, page_size)
+    todo = plans(page_size, 60 if CUDA else 3, page_size)
     graphs, eager = load(page_size=page_size), load(page_size=page_size)
     graphs.capture([*decode_buckets(ROWS), *mixed_buckets(ROWS, 512)], lambda what, done: None)
     eager.capture([], lambda what, done: None)
