@@ -192,7 +192,7 @@ class ProcessFront:
         begun = False
         try:
             while not self._stopping:
-                process = await self._start(slot)
+                process, why = await self._start(slot), ""
                 async with anyio.create_task_group() as watching:
                     watching.start_soon(self._bring_up, slot, process)
                     if not begun:
@@ -221,6 +221,8 @@ class ProcessFront:
         slot.incarnation += 1
         slot.process = process
         process.tell(self._state())
+        if self._stopping:  # it came too late to be told
+            process.kill()
         log.info("gateway process started", gateway=slot.number, pid=process.pid)
         return process
 
