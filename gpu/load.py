@@ -110,6 +110,13 @@ def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:
     )  # fmt: skip
 
 
+def _rows(config: ModelConfig, device: torch.device) -> int:
+    """How many requests run at once: a GPU's matrix products want more of them than a CPU's."""
+    if config.max_rows is not None:
+        return config.max_rows
+    return 512 if device.type == "cuda" else 256
+
+
 def _context(config: ModelConfig, shape: DecoderConfig) -> int:
     """Longest sequence. Only `dynamic` rotary scaling stretches beyond what config.json states."""
     if config.context is None:
@@ -158,7 +165,7 @@ def _info(
         context=context,
         page_size=config.page_size,
         pages=0,
-        max_rows=config.max_rows,
+        max_rows=_rows(config, device),
         step_tokens=config.step_tokens,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),

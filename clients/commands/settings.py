@@ -31,7 +31,12 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="share of the GPU memory that weights, steps and CUDA graphs leave, for the KV cache "
         "(default 0.9)",
     )
-    group.add_argument("--max-rows", type=int, default=256, metavar="N", help="most requests in a step")
+    group.add_argument(
+        "--max-rows",
+        type=int,
+        metavar="N",
+        help="most requests in a step (default: 512 on CUDA, else 256)",
+    )
     group.add_argument(
         "--step-tokens", type=int, default=2048, metavar="N", help="most tokens in a step"
     )
