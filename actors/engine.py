@@ -189,12 +189,14 @@ class Engine:
         group.start_soon(watch_loop, self.clock, self.metrics)
         self.status.executor = info
         self.status.become("ready", ready=True)
+        await self.front.announced()
         log.info(
             "ready",
             url=self.url,
             model=info.model,
             device=info.device,
             attention=info.attention,
+            attention_reason=info.attention_reason,
             pages=info.pages,
         )
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ramify.gpu.attention.choice import Choice
 from ramify.gpu.attention.paged import Inputs
-from ramify.gpu.attention.triton_paged import TritonPaged
 from ramify.gpu.buckets import NO_SETTINGS, NOTHING, Bucket, fields, largest, lay, tailored
 from ramify.gpu.executor import BadLogits, Counters, Progress
 from ramify.gpu.fused_sampling import sample_into
@@ -74,7 +74,9 @@ class LaunchedStep:
 class FusedExecutor:
     """Runs plans on `model` over `pool`. `capture` comes before the first plan."""
 
-    def __init__(self, model: Decoder, pool: KVPool, table: RowTable, info: ExecutorInfo) -> None:
+    def __init__(
+        self, model: Decoder, pool: KVPool, table: RowTable, info: ExecutorInfo, attention: Choice
+    ) -> None:
         self.info = info
         self.counters = Counters()
         self.rows = table
@@ -90,7 +92,7 @@ class FusedExecutor:
         self._logits = torch.empty(
             (info.max_rows, info.vocab_size), dtype=model.dtype, device=self._device
         )
-        self._attention = TritonPaged(self._pages, info.page_size)
+        self._attention = attention.paged(self._pages, info.page_size, model.config, model.dtype)
         self._decoder = FusedDecoder(model, pool, self._pages, self._last, self._attention)
         self._sampler = Sampler(info.max_rows, info.vocab_size, self._device)
         most = largest(info.max_rows, info.step_tokens)
@@ -215,7 +217,7 @@ class FusedExecutor:
         """Upload the step and issue it, by a graph if one holds it."""
         bucket = self._graphs.find(step)
         if bucket is not None:
-            self._fill(self._frame(slot, bucket), bucket, step)
+            self._fill(self._frame(slot, bucket), bucket, step, self._plan(step, captured=True))
             self._download.settle()
             self._graphs.replay(bucket)
         else:
@@ -226,21 +228,27 @@ class FusedExecutor:
     def _tailor(self, slot: int, step: StepRows) -> tuple[Bucket, Frame]:
         """Upload the step as large as it is."""
         bucket = tailored(step, self.static_extends and self._device.type == "cuda")
-        frame = self._extras.frame(slot, fields(bucket, self._plan(step)))
-        self._fill(frame, bucket, step)
+        plan = self._plan(step, captured=False)
+        frame = self._extras.frame(slot, fields(bucket, plan))
+        self._fill(frame, bucket, step, plan)
         return bucket, frame
 
     def _frame(self, slot: int, bucket: Bucket) -> Frame:
         """Where the graph of `bucket` reads its step, through ring slot `slot`."""
         return self._lines.kept(slot, bucket, lambda: fields(bucket, self._room(bucket)))
 
-    def _fill(self, frame: Frame, bucket: Bucket, step: StepRows) -> None:
+    def _fill(self, frame: Frame, bucket: Bucket, step: StepRows, plan: list[Array]) -> None:
         settings = self._sampler.draws_for(step.rows[step.sampling], step.draws)
-        lay(frame.arrays, bucket, step, settings, self._plan(step), self._spare)
-        frame.send()
+        lay(frame.arrays, bucket, step, settings, plan, self._spare)
+        self._send(frame, bucket)
 
-    def _plan(self, step: StepRows) -> list[Array]:
-        return self._attention.plan(step) if step.extends else []
+    def _send(self, frame: Frame, bucket: Bucket) -> None:
+        frame.send()
+        if not bucket.extended:
+            self._attention.plan_decodes(frame.arrays[1], frame.arrays[2])
+
+    def _plan(self, step: StepRows, captured: bool) -> list[Array]:
+        return self._attention.plan(step, captured) if step.extends else []
 
     def _room(self, bucket: Bucket) -> list[Array]:
         """Arrays as large as the attention's plan for a step in `bucket` can be."""
@@ -256,7 +264,7 @@ class FusedExecutor:
             torch.cuda.synchronize()  # the ring slot may be in use
         frame = self._frame(0, bucket)
         lay(frame.arrays, bucket, NOTHING, (NO_SETTINGS, NO_SETTINGS), [], self._spare)
-        frame.send()
+        self._send(frame, bucket)
 
     def _replayed(self, bucket: Bucket) -> None:
         """What the graph of `bucket` holds."""

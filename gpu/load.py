@@ -4,13 +4,12 @@ The one place that knows all parts. Progress is reported throughout, because a p
 """
 
 import gc
-import importlib.util
-import os
 import time
 
 import msgspec
 import torch
 
+from ramify.gpu.attention.choice import Choice, choose
 from ramify.gpu.attention.torch_sdpa import TorchAttention
 from ramify.gpu.executor import Executor, Progress
 from ramify.gpu.kv_pool import KVPool, kv_bytes_per_token
@@ -41,17 +40,21 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     context = _context(config, shape)
+    attention = choose(config.attention, shape, dtype, device)
     model = Decoder(shape, context, dtype, device)
     if config.load_format == "dummy":
         progress("making random weights", 0.0)
         fill_random(model.weights())
     else:
         load_weights(config.path, model.weights(), progress)
-    info = _info(config, shape, model, context, dtype, device, _attention(config, shape, device))
+    info = _info(config, shape, model, context, dtype, device, attention)
     with torch.inference_mode():
         model.pack()
-    make = _fused if info.attention != "torch" else _torch
-    executor = make(config, model, info, progress)
+    executor: Executor
+    if attention.extend == "torch":
+        executor = _torch(config, model, info, progress)
+    else:
+        executor = _fused(config, model, info, attention, progress)
     progress("ready", 1.0)
     executor.info = msgspec.structs.replace(
         executor.info, load_seconds=round(time.perf_counter() - begin, 3)
@@ -67,15 +70,20 @@ def _torch(config: ModelConfig, model: Decoder, info: ExecutorInfo, progress: Pr
     return TorchExecutor(model, attention, table, info)
 
 
-def _fused(config: ModelConfig, model: Decoder, info: ExecutorInfo, progress: Progress) -> Executor:
+def _fused(
+    config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: Choice, progress: Progress
+) -> Executor:
     """The executor on Triton kernels, rehearsed on a pool of one page, then made in earnest."""
     from ramify.gpu.fused_executor import FusedExecutor
     from ramify.gpu.rehearsal import rehearse
 
     free = free_bytes(model.device)
     small = msgspec.structs.replace(info, pages=1)
-    stage = FusedExecutor(model, _pool(model, small, lambda what, done: None), RowTable(small), small)
+    if attention.compiles:
+        progress("compiling FlashInfer's kernels: minutes, once", 0.0)
     try:
+        pool = _pool(model, small, lambda what, done: None)
+        stage = FusedExecutor(model, pool, RowTable(small), small, attention)
         rehearsal = rehearse(stage, free, progress)
     except torch.OutOfMemoryError as error:
         raise ModelError(
@@ -83,12 +91,12 @@ def _fused(config: ModelConfig, model: Decoder, info: ExecutorInfo, progress: Pr
             "--max-rows and --step-tokens, free memory, or give a smaller model"
         ) from error
     stage.close()
-    del stage
+    del stage, pool
     if model.device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
     info = _with_pages(info, config, free - rehearsal.bytes, model.device)
-    executor = FusedExecutor(model, _pool(model, info, progress), RowTable(info), info)
+    executor = FusedExecutor(model, _pool(model, info, progress), RowTable(info), info, attention)
     executor.capture(rehearsal.buckets, progress)
     return executor
 
@@ -102,27 +110,11 @@ def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:
     )  # fmt: skip
 
 
-def _attention(config: ModelConfig, shape: DecoderConfig, device: torch.device) -> str:
-    """Which back end: as asked. `auto` is the Triton kernels on CUDA where they know the model."""
-    if config.attention == "torch" or (config.attention == "auto" and device.type != "cuda"):
-        return "torch"
-    obstacle = _triton_obstacle(shape, device)
-    if obstacle is None:
-        return "triton"
-    if config.attention == "auto":
-        return "torch"
-    raise ModelError(f"--attention triton: {obstacle}; give --attention torch")
-
-
-def _triton_obstacle(shape: DecoderConfig, device: torch.device) -> str | None:
-    """Why the Triton kernels cannot serve this model here, None if they can."""
-    if shape.head_dim not in (16, 32, 64, 128, 256):
-        return f"the kernels know head sizes 16, 32, 64, 128 and 256, not {shape.head_dim}"
-    if importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
-    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        return "on a CPU the kernels run only in Triton's interpreter (TRITON_INTERPRET=1), for tests"
-    return None
+def _rows(config: ModelConfig, device: torch.device) -> int:
+    """How many requests run at once: a GPU's matrix products want more of them than a CPU's."""
+    if config.max_rows is not None:
+        return config.max_rows
+    return 512 if device.type == "cuda" else 256
 
 
 def _context(config: ModelConfig, shape: DecoderConfig) -> int:
@@ -162,7 +154,7 @@ def _info(
     context: int,
     dtype: torch.dtype,
     device: torch.device,
-    attention: str,
+    attention: Choice,
 ) -> ExecutorInfo:
     """What is known before the KV pool is sized: `pages` is 0, `context` what was asked for."""
     return ExecutorInfo(
@@ -173,11 +165,12 @@ def _info(
         context=context,
         page_size=config.page_size,
         pages=0,
-        max_rows=config.max_rows,
+        max_rows=_rows(config, device),
         step_tokens=config.step_tokens,
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-        attention=attention,
+        attention=attention.name,
+        attention_reason=attention.reason,
         eos_token_ids=list(shape.eos_token_ids),
         kv_bytes_per_token=kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, dtype),
         load_seconds=0.0,

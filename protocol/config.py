@@ -68,15 +68,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int = 1
     kv_tokens: int | None = None  # default: sized from memory
     kv_fraction: float = 0.9  # of the GPU memory that weights, steps and graphs leave, for the KV cache
-    max_rows: int = 256
+    max_rows: int | None = None  # requests that run at once; default: 512 on CUDA, 256 on a CPU
     step_tokens: int = 2048  # most tokens in one step (the budget of chunked prefill)
-    attention: Literal["auto", "triton", "torch"] = "auto"  # auto: triton on CUDA, torch on a CPU
+    # auto: torch on a CPU; on CUDA triton, with FlashInfer's FA3 for extends where it is at hand
+    attention: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
     threads: int | None = None  # torch CPU threads
     load_format: Literal["auto", "dummy"] = "auto"
 
     def __post_init__(self) -> None:
         _require(self.page_size >= 1, f"--page-size is {self.page_size}: must be at least 1")
-        _require(self.max_rows >= 1, f"--max-rows is {self.max_rows}: must be at least 1")
+        rows = self.max_rows
+        _require(rows is None or rows >= 1, f"--max-rows is {rows}: must be at least 1")
         _require(self.step_tokens >= 16, f"--step-tokens is {self.step_tokens}: must be at least 16")
         _require(self.context is None or self.context >= 2, f"--context is {self.context}: at least 2")
         _require(

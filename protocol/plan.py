@@ -136,10 +136,11 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     step_tokens: int  # most tokens in one step
     device: str
     dtype: str
-    attention: str
+    attention: str  # the kernels, e.g. "triton"
     eos_token_ids: list[int]
     kv_bytes_per_token: int
     load_seconds: float
+    attention_reason: str = ""  # why these
 
 
 class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):

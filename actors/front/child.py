@@ -39,6 +39,7 @@ from ramify.actors.front.wire import (
     Load,
     MetricsText,
     Peers,
+    Ready,
     Serve,
     Serving,
     Start,
@@ -175,6 +176,8 @@ class GatewayProcess:
                 self._status.now = load
             case Status():
                 self._status.become(message)
+                if message.ready:
+                    self._link.tell(Ready())
             case Peers(slots):
                 self._switch.peers(set(slots))
             case MetricsText(ident, text):

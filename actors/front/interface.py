@@ -48,6 +48,10 @@ class Front(Protocol):
         """Open sessions from now on."""
         ...
 
+    async def announced(self) -> None:
+        """Return when every gateway knows that the engine is ready."""
+        ...
+
     def begin_drain(self, reason: str, grace: float) -> None:
         """No new connections and sessions; `bye` to every socket. `grace` in seconds."""
         ...

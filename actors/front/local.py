@@ -135,6 +135,9 @@ class LocalFront:
         )
         await group.start(guard("directory", directory.run))
 
+    async def announced(self) -> None:
+        """The gateway looks at the engine's status itself."""
+
     def begin_drain(self, reason: str, grace: float) -> None:
         self._post.to_directory.tell(Shutdown(reason, 1000))
         self.gateway.begin_drain(reason, grace)

@@ -13,7 +13,6 @@ This file does not know sockets of clients, nor what is in a message between two
 """
 
 import asyncio
-import contextlib
 import os
 import socket
 from collections import deque
@@ -24,29 +23,24 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
+from ramify.actors.front.inlet import Inlet
 from ramify.actors.front.interface import Core, Guard
 from ramify.actors.front.process import GatewayProcess
 from ramify.actors.front.wire import (
-    AskMetrics,
-    CoreMessage,
     Drain,
     Events,
-    Forward,
-    Forwarded,
     FromCore,
-    Gauges,
     Leave,
     Listening,
     Load,
-    MetricsText,
     Peers,
+    Ready,
     Serve,
     Serving,
     Start,
     StartFailed,
     Status,
     ToCore,
-    count_of,
     slot_of,
 )
 from ramify.actors.gateway.auth import MINTED_MAX
@@ -56,19 +50,12 @@ from ramify.actors.gateway.server import bind_shared
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import configured, get_log
-from ramify.actors.kit.mailbox import MailboxClosed
 from ramify.actors.kit.metrics import Metrics
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.messages import (
-    Cancel,
-    CancelSession,
-    DropSessions,
     Inspected,
-    OpenBranch,
     SessionMessage,
-    Submit,
     Tokens,
-    session_of,
 )
 from ramify.protocol.wire import ServerInfo
 
@@ -95,6 +82,7 @@ class _Slot:
         self.process: GatewayProcess | None = None  # while one runs
         self.listening = asyncio.Event()
         self.serving = asyncio.Event()
+        self.ready = asyncio.Event()
         self.failure: Exception | None = None
         self.ended = asyncio.Event()
 
@@ -108,11 +96,10 @@ class ProcessFront:
         self._config = config
         self._count = count
         self._status = status
-        self._metrics = metrics
         self._clock = clock
         self._slots: list[_Slot] = []
         self._up: dict[int, GatewayProcess] = {}  # those that serve, by slot
-        self._core: Core | None = None
+        self._inlet = Inlet(metrics, self._up)
         self._serve = asyncio.Event()
         self._stopping = False
         self._deaths: deque[float] = deque(maxlen=DEATHS + 1)
@@ -147,11 +134,15 @@ class ProcessFront:
         """The processes do, while the model loads."""
 
     async def serve(self, group: TaskGroup, guard: Guard, core: Core) -> None:
-        self._core = core
+        self._inlet.core = core
         self._serve.set()
         for slot in self._slots:
             await slot.serving.wait()
         await group.start(guard("gateways", self._watch))
+
+    async def announced(self) -> None:
+        for slot in self._slots:
+            await slot.ready.wait()
 
     def begin_drain(self, reason: str, grace: float) -> None:
         self._stopping = True
@@ -201,7 +192,7 @@ class ProcessFront:
         begun = False
         try:
             while not self._stopping:
-                process = await self._start(slot)
+                process, why = await self._start(slot), ""
                 async with anyio.create_task_group() as watching:
                     watching.start_soon(self._bring_up, slot, process)
                     if not begun:
@@ -216,6 +207,7 @@ class ProcessFront:
     async def _start(self, slot: _Slot) -> GatewayProcess:
         slot.listening.clear()
         slot.serving.clear()
+        slot.ready.clear()
         start = Start(
             config=self._config,
             slot=slot.number,
@@ -229,6 +221,8 @@ class ProcessFront:
         slot.incarnation += 1
         slot.process = process
         process.tell(self._state())
+        if self._stopping:  # it came too late to be told
+            process.kill()
         log.info("gateway process started", gateway=slot.number, pid=process.pid)
         return process
 
@@ -236,34 +230,21 @@ class ProcessFront:
         """Once the core and the process are ready, sessions can be opened there."""
         await slot.listening.wait()
         await self._serve.wait()
-        assert self._core is not None
-        process.tell(Serve(self._server(slot), self._core.context))
+        core = self._inlet.core
+        assert core is not None
+        process.tell(Serve(_server(core.server, slot), core.context))
         process.tell(Load(self._status.load()))
         process.heard = self._clock.now()
         self._up[slot.number] = process  # its sessions may be told from now on
         await slot.serving.wait()
         self._tell_all(Peers(sorted(self._up)))
 
-    def _server(self, slot: _Slot) -> ServerInfo:
-        """Sessions of a process that replaced another one have an epoch of their own."""
-        assert self._core is not None
-        server = self._core.server
-        if slot.incarnation == 1:
-            return server
-        epoch = f"{server.epoch}-{slot.number}.{slot.incarnation}"
-        return msgspec.structs.replace(server, epoch=epoch)
-
     def _bury(self, slot: _Slot, process: GatewayProcess, why: str) -> None:
-        """Give back what the sessions of a process held that has ended."""
+        """A process has ended: in order, or to be replaced. Raises if there is no use in that."""
         slot.process = None
         slot.first = process.first
         self._up.pop(slot.number, None)
-        self._metrics.gateway(slot.number, 0, 0, 0.0)
-        if process.live and self._core is not None:
-            with contextlib.suppress(MailboxClosed):
-                for session in process.live:
-                    self._core.scheduler.tell(CancelSession(session))
-                self._core.cache.tell(DropSessions(sorted(process.live)))
+        self._inlet.bury(process)
         if self._stopping:
             return
         if slot.failure is not None:
@@ -284,44 +265,17 @@ class ProcessFront:
     def _receive(self, slot: _Slot, process: GatewayProcess, message: ToCore) -> None:
         match message:
             case Events(messages):
-                for each in messages:
-                    self._handle(slot, process, each)
+                self._inlet.handle(process, messages)
             case Listening():
                 slot.listening.set()
             case Serving():
                 slot.serving.set()
+            case Ready():
+                slot.ready.set()
             case StartFailed():
                 slot.failure = message.exception()
         process.heard = self._clock.now()
         process.consumed()
-
-    def _handle(self, slot: _Slot, process: GatewayProcess, message: CoreMessage) -> None:
-        match message:
-            case Forward(to, body):
-                neighbour = self._up.get(to)
-                if neighbour is not None:
-                    neighbour.tell(Forwarded(body))
-                return
-            case Gauges(sockets, sessions, lag):
-                self._metrics.gateway(slot.number, sockets, sessions, lag)
-                return
-            case AskMetrics(ident):
-                self._metrics.scrape(lambda text: process.tell(MetricsText(ident, text)))
-                return
-        core = self._core
-        assert core is not None
-        with contextlib.suppress(MailboxClosed):  # the engine is going down
-            if isinstance(message, Submit | Cancel):
-                core.scheduler.tell(message)
-            elif isinstance(message, CancelSession):
-                process.live.discard(message.session)
-                core.scheduler.tell(message)
-            else:
-                if isinstance(message, OpenBranch):
-                    session = session_of(message.branch)
-                    process.live.add(session)
-                    process.first = max(process.first, count_of(session) + 1)
-                core.cache.tell(message)
 
     async def _watch(self, *, task_status: TaskStatus[None]) -> None:
         """Tell the processes of the load, and kill one that has hung."""
@@ -355,3 +309,11 @@ class ProcessFront:
 async def _announce(slot: _Slot, task_status: TaskStatus[None]) -> None:
     await slot.listening.wait()
     task_status.started()
+
+
+def _server(server: ServerInfo, slot: _Slot) -> ServerInfo:
+    """Sessions of a process that replaced another one have an epoch of their own."""
+    if slot.incarnation == 1:
+        return server
+    epoch = f"{server.epoch}-{slot.number}.{slot.incarnation}"
+    return msgspec.structs.replace(server, epoch=epoch)

@@ -8,7 +8,9 @@
     ToSessions        ------->  a step's tokens, for all sessions there: one frame
                       <-------  Events: what its sessions want of cache and scheduler: one frame
     Forwarded         ------->  from another gateway process
-    Status, Load, Peers, MetricsText  ------->
+    Status            ------->
+                      <-------  Ready, once the engine is
+    Load, Peers, MetricsText  ------->
     Drain, Leave      ------->  ends with exit code 0
 
 A number says where its owner lives: sockets and sessions are numbered `count * SLOTS + slot`, and
@@ -175,6 +177,10 @@ class Serving(_Base, frozen=True):
     """Sessions can be opened."""
 
 
+class Ready(_Base, frozen=True):
+    """It has heard that the engine is ready, and says so itself."""
+
+
 class StartFailed(_Base, frozen=True):
     """The process cannot start. `kind` names the exception's class."""
 
@@ -189,7 +195,7 @@ class StartFailed(_Base, frozen=True):
         return RuntimeError(f"{self.kind}: {self.message}")
 
 
-ToCore = Events | Listening | Serving | StartFailed
+ToCore = Events | Listening | Serving | Ready | StartFailed
 
 # --- between gateway processes ------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ level_N_s        mean over programs of the time from a level's start to its end
 computed_ratio   prompt tokens computed, over the optimum (`workloads.optimum`); not where input was
                  appended ahead, for then its computation is in no request's account
 hit_rate         cached share of the prompt tokens
-wall_over_device `seconds` over the time that the device spent in steps
+wall_over_device `seconds` over the time that the device spent in steps (of every Ramify server's run)
 """
 
 from collections import defaultdict

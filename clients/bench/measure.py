@@ -46,7 +46,7 @@ def measure(
         # Other prompts in each run of each case, so that nothing is cached across.
         dice = Random(f"{case.name}, seed {seed}, run {number}")
         programs = case.build(dice, top)
-        before = device_time(target) if case.device_time else None
+        before = device_time(target) if target.kind == "ramify" else None
         outcome = crowd.run(target, programs)
         if before is not None:
             seconds, steps = device_time(target)

@@ -4,6 +4,7 @@ matplotlib is imported here only, when something is drawn.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,10 @@ def draw(reports: Sequence[Report], path: Path) -> None:
 
 def _pyplot() -> Any:
     try:
-        import matplotlib
+        import_module("matplotlib").use("agg")
     except ModuleNotFoundError:
         raise BadRequest("plots need matplotlib: pip install 'ramify[bench]'") from None
-    matplotlib.use("agg")
-    import matplotlib.pyplot
-
-    return matplotlib.pyplot
+    return import_module("matplotlib.pyplot")
 
 
 def _machine(report: Report) -> str:
@@ -159,8 +157,8 @@ def _phases(axis: Any, reports: Sequence[Report], names: Sequence[str]) -> None:
         error = [[whole["median"] - whole["min"]], [whole["max"] - whole["median"]]]
         axis.errorbar([place], [whole["median"]], yerr=error, fmt="k_", markersize=24, capsize=3)
         axis.annotate(
-            f"all {whole['median']:.2f}", (place, whole["median"]), fontsize=7, ha="center",
-            xytext=(0, 5), textcoords="offset points",
+            f"all {whole['median']:.2f}", (place, whole["median"]), fontsize=7,
+            xytext=(6, 3), textcoords="offset points",
         )  # fmt: skip
     axis.set_xticks(range(len(names)))
     axis.set_xticklabels(names, fontsize=7)

@@ -135,7 +135,7 @@ def cpu_model() -> str:
 
 def write(report: Mapping[str, Any], path: Path) -> None:
     """Raises OSError."""
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(report) + "\n", encoding="utf-8")
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """A `ramify serve` in a process of its own, to be measured, and what a server tells of itself."""
 
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -41,7 +43,7 @@ def served(flags: Sequence[str], shape: str | None) -> Iterator[Served]:
     """
     command = [sys.executable, "-m", "ramify.clients.cli", "serve", "--port", "0"]
     command += ["--log-level", "warning"]
-    with tempfile.TemporaryDirectory() as folder:
+    with _ended_by_sigterm(), tempfile.TemporaryDirectory() as folder:
         if shape is not None:
             write_model_folder(Path(folder), shape)
             command += ["--model", folder, "--name", shape, "--load-format", "dummy"]
@@ -61,6 +63,19 @@ def served(flags: Sequence[str], shape: str | None) -> Iterator[Served]:
                 process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block like an exception, so that our server does not outlive us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _announced(process: "subprocess.Popen[str]") -> str:

@@ -22,7 +22,7 @@ class Case:
     name: str
     build: Build
     figures: tuple[str, ...]
-    device_time: bool = False  # compare with the server's account of its device
+    device_time: bool = False  # means nothing without the server's account of its device
     together: bool = False  # its programs wait for each other, so they need one process
 
 

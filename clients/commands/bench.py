@@ -50,6 +50,7 @@ def _workload(kinds: Any, name: str, text: str) -> argparse.ArgumentParser:
         engine.add_argument("--url", help="a Ramify server")
         engine.add_argument("--sglang", metavar="URL", help="a server with SGLang's /generate")
         engine.add_argument("--openai", metavar="URL", help="a server with /v1/completions")
+        _load_flags(parser)
     engine.add_argument(
         "--serve", action="store_true", help="start `ramify serve`; its flags come after --"
     )
@@ -57,19 +58,23 @@ def _workload(kinds: Any, name: str, text: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--shape", choices=list(SHAPES), help="with --serve: random weights in this model's shape"
     )
-    parser.add_argument("--model", help="the model's name in requests (--openai needs one)")
-    parser.add_argument("--token", help="bearer token")
     parser.add_argument("--repeats", type=_count, default=3, help="measured runs (default 3)")
     parser.add_argument("--warmup", type=int, default=1, help="runs before them (default 1)")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and sampling (default 0)")
-    parser.add_argument("--temperature", type=float, default=0.6)
-    parser.add_argument("--ids", type=_count, metavar="N", help=f"prompt ids below N (default {IDS:,})")
-    parser.add_argument("--processes", type=_count, default=1, help="of the load (default 1)")
     parser.add_argument("--label", help="the server's name in tables and plots")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything, every run")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: svg, png or pdf")
     parser.set_defaults(run=run, workload=name, warm_prefix=False, append_ahead=0.0)
     return parser
+
+
+def _load_flags(parser: argparse.ArgumentParser) -> None:
+    """Of everything that sends requests."""
+    parser.add_argument("--model", help="the model's name in requests (--openai needs one)")
+    parser.add_argument("--token", help="bearer token")
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts (default 0)")
+    parser.add_argument("--temperature", type=float, default=0.6)
+    parser.add_argument("--ids", type=_count, metavar="N", help=f"prompt ids below N (default {IDS:,})")
+    parser.add_argument("--processes", type=_count, default=1, help="of the load (default 1)")
 
 
 def _throughput(parser: argparse.ArgumentParser) -> None:
@@ -135,7 +140,7 @@ def _overhead(parser: argparse.ArgumentParser) -> None:
 
 
 def _start(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(cases=lambda a: [], url=None, sglang=None, openai=None)
+    parser.set_defaults(url=None, sglang=None, openai=None)
 
 
 def _sizes(parser: argparse.ArgumentParser, **sizes: int) -> None:
@@ -205,6 +210,10 @@ def _check(args: argparse.Namespace) -> None:
         raise BadRequest(HISTORY_ONLY)
     if args.warm_prefix and not (args.sglang or args.openai):
         raise BadRequest("--warm-prefix is for servers over HTTP: Ramify needs no such help")
+    if args.workload == "throughput":
+        for name in ("input", "output"):
+            if getattr(args, f"{name}_min") > getattr(args, f"{name}_max"):
+                raise BadRequest(f"--{name}-min is more than --{name}-max")
     if args.openai and args.model is None:
         raise BadRequest("--openai needs --model NAME, as /v1/models lists it")
 

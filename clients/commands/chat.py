@@ -68,7 +68,10 @@ def _server(args: argparse.Namespace, screen: Screen) -> Iterator[str]:
         yield args.url
         return
     config = EngineConfig(
-        model=model_config(args), server=ServerConfig(port=0, grace_s=1.0), executor=args.executor
+        model=model_config(args),
+        server=ServerConfig(port=0, grace_s=1.0),
+        executor=args.executor,
+        gateways=0,  # one client
     )
     if args.model is None:
         screen.note(f"{config.model.path.name}: {DEFAULT_MODEL_NOTE}")

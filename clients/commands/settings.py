@@ -31,12 +31,22 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="share of the GPU memory that weights, steps and CUDA graphs leave, for the KV cache "
         "(default 0.9)",
     )
-    group.add_argument("--max-rows", type=int, default=256, metavar="N", help="most requests in a step")
+    group.add_argument(
+        "--max-rows",
+        type=int,
+        metavar="N",
+        help="most requests in a step (default: 512 on CUDA, else 256)",
+    )
     group.add_argument(
         "--step-tokens", type=int, default=2048, metavar="N", help="most tokens in a step"
     )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads of torch")
-    group.add_argument("--attention", choices=["auto", "triton", "torch"], default="auto")
+    group.add_argument(
+        "--attention",
+        choices=["auto", "flashinfer", "triton", "torch"],
+        default="auto",
+        help="kernels (auto: the fastest of those that serve the model here; the log says which)",
+    )
     group.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
     group.add_argument("--executor", choices=["auto", "thread", "process"], default="auto")
 

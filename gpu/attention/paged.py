@@ -43,8 +43,19 @@ class PagedAttention(Protocol):
         """As large as `plan` can be for so many tokens in so many runs. Only if `static_extends`."""
         ...
 
-    def plan(self, step: StepRows) -> list[Array]:
-        """The host's part, once for a step with extends: arrays that are uploaded with the step."""
+    def plan(self, step: StepRows, captured: bool) -> list[Array]:
+        """The host's part, once for a step with extends: arrays that are uploaded with the step.
+
+        What the step adds to the page table is on its way to the device already. `captured`: a graph
+        runs the step, which was captured with arrays as of `room`.
+        """
+        ...
+
+    def plan_decodes(self, rows: Array, positions: Array) -> None:
+        """The host's part of a step of decodes alone, before a graph of this size runs or is made.
+
+        rows, positions int32[B], padding included.
+        """
         ...
 
     def attend(

@@ -31,8 +31,11 @@ class TritonPaged:
     def room(self, tokens: int, runs: int) -> list[Array]:
         return [np.zeros((most_tiles(tokens, runs), TILE_FIELDS), dtype=np.int32)]
 
-    def plan(self, step: StepRows) -> list[Array]:
+    def plan(self, step: StepRows, captured: bool = False) -> list[Array]:
         return [extend_tiles(step)]
+
+    def plan_decodes(self, rows: Array, positions: Array) -> None:
+        pass
 
     def attend(
         self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
@@ -40,10 +43,7 @@ class TritonPaged:
         first = inputs.extended
         decoded = None
         if first < len(q):
-            decoded = decode_attention(
-                q[first:], pool, inputs.rows[first:], inputs.positions[first:], self._pages,
-                self._page_size, window, splits_for(len(q) - first, pool[0].shape[1]),
-            )  # fmt: skip
+            decoded = self.decode(q[first:], pool, inputs, window)
         if not first:
             assert decoded is not None
             return decoded
@@ -52,3 +52,13 @@ class TritonPaged:
         if decoded is not None:
             output[first:] = decoded
         return output
+
+    def decode(
+        self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
+    ) -> Tensor:
+        """The step's decodes alone: q [decodes, heads, D] -> [decodes, heads * D]."""
+        first = inputs.extended
+        return decode_attention(
+            q, pool, inputs.rows[first:], inputs.positions[first:], self._pages, self._page_size,
+            window, splits_for(len(q), pool[0].shape[1]),
+        )  # fmt: skip

@@ -223,6 +223,42 @@ def test_runs_in_half_precision(tmp_path: Path, device: str, drive: Any, dtype: 
     assert (ours.cpu() - wanted).abs().max() < 0.05 * wanted.abs().max()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("attention", ["torch", "triton", "auto", "flashinfer"])
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_each_back_end_in_bfloat16(family: str, attention: str, tmp_path: Path, drive: Any) -> None:
+    """Logits of chunks, of a step with an extend and a decode, and of decodes from CUDA graphs."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    if attention == "flashinfer":
+        pytest.importorskip("flashinfer")
+    size = {"hidden_size": 512} if family == "Qwen2" else {"head_dim": 128}
+    window = {"sliding_window": None} if family == "Mistral" else {}
+    changes = size | window | {"initializer_range": 0.05}
+    model = save(tmp_path, family, changes, dtype=torch.bfloat16)
+    first, second, _ = prompts()
+    device = {"device": "cuda", "dtype": "bfloat16", "attention": attention, "max_rows": 4}
+
+    def agree(ours: torch.Tensor, *texts: list[int]) -> None:
+        with torch.inference_mode():
+            wanted = torch.stack([model(torch.tensor([text])).logits[0, -1] for text in texts])
+        assert (ours.cpu() - wanted).norm() < 0.03 * wanted.norm()
+
+    for page_size in (1, 16):
+        d = drive(tmp_path, page_size=page_size, **device)
+        d.step(opens=[d.open(row, d.pages(512 * row, 128)) for row in range(2)])
+        for start, stop in ((0, 30), (30, 31), (31, 56)):
+            plan = StepPlan(step=0, extends=[ExtendRow(0, start, pack(first[start:stop]), True)])
+            agree(d.executor.forward(plan)[1], first[:stop])
+        text = [*first, d.prefill(0, 56, first[56:])[0]]
+        plan = StepPlan(step=0, extends=[ExtendRow(1, 0, pack(second[:-1]), True)], decodes=pack([0]))
+        agree(d.executor.forward(plan)[1], second[:-1], text)
+        # forward samples nothing: row 0 runs its last token once more, one position on
+        other = [*second, d.prefill(1, len(second) - 1, second[-1:])[1]]
+        other += d.decode([1], 6)[1]
+        agree(d.executor.forward(StepPlan(step=0, decodes=pack([1])))[1], other)
+
+
 def test_the_old_spelling_of_rope_settings(tmp_path: Path, drive: Any) -> None:
     import json
 

@@ -365,3 +365,17 @@ def test_a_thousand_siblings(bench) -> None:
     b.cache.settle(m.Settle([m.Commit(child, 11, final=True) for child in children], [], []))
     b.drop(*children, 1)
     assert b.counts == (1990, 1010, 0)
+
+
+def test_sessions_that_are_gone_leave_no_handle(bench) -> None:
+    """Those that ran give their pages back with their last commit, the others' branches stay."""
+    b = bench(64)
+    mine, theirs = [(1 << 32) + i for i in (1, 2)], [(2 << 32) + i for i in (1, 2)]
+    for branch in (*mine, *theirs):
+        b.open(branch, PROMPT)
+    b.grant(7, mine[0], extra=3)
+    b.cache.drop_sessions(m.DropSessions([1, 3]))
+    assert sorted(branch for branch, _ in b.cache.branches.items()) == theirs
+    b.finish(7, 10)
+    assert b.counts[2] == 0
+    assert b.run(8, theirs[0]).cached == 9

@@ -1,8 +1,9 @@
 """Minted tokens: each works once, whoever takes it, for as long as it lives."""
 
 import hashlib
-import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -62,9 +63,15 @@ def test_there_is_a_bound_until_tokens_expire_or_are_used(minted: Minted) -> Non
     assert minted.take(digest("late"), 12.0)
 
 
-def _take(fd: int, results: "multiprocessing.Queue[list[int]]") -> None:
-    shared = SharedMinted(fd, MOST)
-    results.put([i for i in range(MOST) if shared.take(digest(i), 1.0)])
+TAKER = """
+import hashlib, sys
+from ramify.actors.gateway.minted import SharedMinted
+shared = SharedMinted(int(sys.argv[1]), int(sys.argv[2]))
+sys.stdin.read()  # until all are here
+for i in range(int(sys.argv[2])):
+    if shared.take(hashlib.sha256(str(i).encode()).digest(), 1.0):
+        print(i)
+"""
 
 
 def test_processes_share_a_table() -> None:
@@ -73,14 +80,17 @@ def test_processes_share_a_table() -> None:
         shared = SharedMinted(fd, MOST)
         for i in range(MOST):
             shared.add(digest(i), 10.0, 0.0)
-        fork = multiprocessing.get_context("fork")
-        results: multiprocessing.Queue[list[int]] = fork.Queue()
-        takers = [fork.Process(target=_take, args=(fd, results)) for _ in range(3)]
-        for taker in takers:
-            taker.start()
-        taken = sum((results.get(timeout=20) for _ in takers), [])
-        for taker in takers:
-            taker.join()
+        takers = [
+            subprocess.Popen(
+                [sys.executable, "-c", TAKER, str(fd), str(MOST)],
+                pass_fds=[fd],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(3)
+        ]
+        taken = [int(i) for taker in takers for i in taker.communicate(timeout=30)[0].split()]
         assert sorted(taken) == list(range(MOST))
         assert not shared.take(digest(0), 1.0)
         shared.close()

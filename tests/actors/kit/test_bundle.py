@@ -28,7 +28,7 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def test_a_turn_is_one_frame_in_order():
+async def test_a_turn_is_one_frame_in_order() -> None:
     link = StubLink()
     bundle: Bundle[str] = Bundle(link, list)
     for text in "abc":
@@ -42,7 +42,7 @@ async def test_a_turn_is_one_frame_in_order():
     assert link.frames == [["a", "b", "c"], ["d"]]
 
 
-async def test_flush_sends_now_and_once():
+async def test_flush_sends_now_and_once() -> None:
     link = StubLink()
     bundle: Bundle[str] = Bundle(link, list)
     bundle.put("a")
@@ -53,7 +53,7 @@ async def test_flush_sends_now_and_once():
     assert link.frames == [["a", "b"]]
 
 
-async def test_without_credits_messages_wait_and_merge():
+async def test_without_credits_messages_wait_and_merge() -> None:
     link = StubLink(credits=1)
     bundle: Bundle[str] = Bundle(link, list)
     for text in "abc":
@@ -66,7 +66,7 @@ async def test_without_credits_messages_wait_and_merge():
     assert link.frames == [["a"], ["b", "c"]]
 
 
-async def test_a_peer_that_takes_nothing_is_noticed():
+async def test_a_peer_that_takes_nothing_is_noticed() -> None:
     bundle: Bundle[str] = Bundle(StubLink(credits=0), list, most=2)
     bundle.put("a")
     bundle.tell("b")
@@ -76,7 +76,7 @@ async def test_a_peer_that_takes_nothing_is_noticed():
     assert len(bundle) == 0
 
 
-async def test_the_end_of_the_link_is_somebody_elses_business():
+async def test_the_end_of_the_link_is_somebody_elses_business() -> None:
     link = StubLink()
     link.closed = True
     bundle: Bundle[str] = Bundle(link, list)

@@ -163,3 +163,24 @@ async def test_lag_is_how_late_a_timer_is() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def test_gateway_processes_add_up_and_show_alone() -> None:
+    metrics = Metrics()
+    assert "ramify_gateway_sockets{0}" not in samples(metrics)
+    metrics.sockets(1)
+    metrics.gateway(0, 3, 2, 0.5)
+    metrics.gateway(1, 5, 4, 0.25)
+    metrics.gateway(0, 1, 2, 0.5)
+    values = samples(metrics)
+    assert values["ramify_sockets"] == metrics.open_sockets == 7
+    assert values["ramify_sessions"] == metrics.live_sessions == 6
+    assert values["ramify_gateway_sockets{0}"] == 1
+    assert values["ramify_gateway_sessions{1}"] == 4
+    assert values["ramify_gateway_event_loop_lag_seconds{1}"] == 0.25
+
+
+def test_a_scrape_is_answered_at_once() -> None:
+    texts: list[bytes] = []
+    Metrics().scrape(texts.append)
+    assert b"ramify_sockets 0.0" in texts[0]

@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ramify.clients import cli
+from ramify.clients.bench import measure
+from ramify.clients.bench.server import Served
 from ramify.clients.commands import bench
 
 
@@ -27,6 +31,7 @@ def run(*argv: str) -> int:
         (["overhead", "--sglang", "http://127.0.0.1:1"], "only a Ramify server tells"),
         (["latency", "--url", "ws://127.0.0.1:1", "--processes", "2"], "--processes 1"),
         (["chat", "--url", "ws://x", "--plot", "a.txt"], "a plot is one of"),
+        (["throughput", "--url", "x", "--input-min", "9", "--input-max", "8"], "--input-min is more"),
     ],
 )
 def test_flags_that_do_not_go_together(
@@ -92,6 +97,20 @@ async def test_a_fault_is_no_result(http_serving: Any, capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     assert out == ""
     assert "63 tokens came of 64" in err
+
+
+def test_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[Any] = []
+
+    @contextmanager
+    def served(flags: list[str], shape: str | None) -> Iterator[Served]:
+        asked.append((flags, shape))
+        yield Served("ws://x", float(len(asked)), [])
+
+    monkeypatch.setattr(measure, "served", served)
+    assert run("start", "--serve", "--shape", "tiny", "--", "--device", "cpu") == 0
+    assert asked == [(["--device", "cpu"], "tiny")] * 4  # a warm-up and three
+    assert "3.00 (2.00-4.00)" in capsys.readouterr().out
 
 
 @pytest.mark.slow

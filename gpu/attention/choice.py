@@ -1,0 +1,167 @@
+"""Which attention kernels serve a model here: what was asked for, the model and the machine decide.
+
+Nothing is chosen silently: a `Choice` says why, and what was asked for and cannot be had is an
+error that names the mend. It does not know how the kernels work.
+"""
+
+import importlib.util
+import os
+import shutil
+from dataclasses import dataclass
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from ramify.gpu.attention.paged import PagedAttention
+from ramify.gpu.models.config import DecoderConfig
+from ramify.protocol.errors import ModelError
+
+_HOPPER = (9, 0)  # FA3 is written for its matrix instructions and runs nowhere else
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`extend`: "torch", "triton", "fa2" or "fa3"; the last two are FlashInfer's.
+
+    `decode`: "torch", "triton" or "flashinfer".
+    """
+
+    extend: str
+    decode: str
+    reason: str
+    compiles: bool = False  # at the first step: FlashInfer lacks some of its kernels
+
+    @property
+    def name(self) -> str:
+        """As logs and `ExecutorInfo` show it."""
+        if self.extend == self.decode:
+            return self.extend
+        return f"flashinfer prefill {self.extend} + {self.decode} decode"
+
+    def paged(
+        self, pages: Tensor, page_size: int, shape: DecoderConfig, dtype: torch.dtype
+    ) -> PagedAttention:
+        """The back end over `pages` int32[rows, columns], the page table on the device."""
+        if self.extend == "triton":
+            from ramify.gpu.attention.triton_paged import TritonPaged
+
+            return TritonPaged(pages, page_size)
+        from ramify.gpu.attention.flashinfer_paged import FlashInferPaged
+
+        return FlashInferPaged(pages, page_size, shape, dtype, self.extend, self.decode)
+
+
+def choose(asked: str, shape: DecoderConfig, dtype: torch.dtype, device: torch.device) -> Choice:
+    """`asked` as of `--attention`. Raises ModelError if it cannot be had.
+
+    "auto" on CUDA is Triton, and FA3 for extends where FlashInfer's kernels are at hand on a
+    Hopper GPU: see docs/log.md for the measurements.
+    """
+    if asked == "torch":
+        return Choice("torch", "torch", "as asked")
+    if asked == "auto" and device.type != "cuda":
+        return Choice("torch", "torch", "the device is a CPU")
+    obstacle = _triton_obstacle(shape, device)
+    if obstacle is not None:
+        if asked == "auto":
+            return Choice("torch", "torch", obstacle)
+        raise ModelError(f"--attention {asked}: {obstacle}; give --attention torch")
+    if asked == "triton":
+        return Choice("triton", "triton", "as asked")
+    obstacle = _flashinfer_obstacle(shape, dtype, device)
+    if asked == "auto":
+        return _automatic(obstacle, shape, dtype, device)
+    if obstacle is None:
+        extend = "fa3" if _is_hopper(device) else "fa2"
+        built = all(map(_is_built, _modules(extend, "flashinfer", shape, dtype)))
+        if built or _can_build():
+            return Choice(extend, "flashinfer", "as asked", compiles=not built)
+        obstacle = (
+            f"its kernels for {_kind(shape, dtype)} are not compiled, and there is no nvcc with ninja: "
+            "install flashinfer-jit-cache of the same version, or a CUDA toolkit and ninja"
+        )
+    raise ModelError(f"--attention flashinfer: {obstacle}; or give --attention triton")
+
+
+def _automatic(
+    obstacle: str | None, shape: DecoderConfig, dtype: torch.dtype, device: torch.device
+) -> Choice:
+    """A server does not spend minutes in a compiler unasked: only kernels that are built count."""
+    if obstacle is None and not _is_hopper(device):
+        obstacle = "its FA2 is no faster, and the GPU is not a Hopper, which FA3 needs"
+    if obstacle is None and not all(map(_is_built, _modules("fa3", "triton", shape, dtype))):
+        obstacle = (
+            f"its FA3 kernels for {_kind(shape, dtype)} are not compiled (install "
+            "flashinfer-jit-cache, or start once with --attention flashinfer)"
+        )
+    if obstacle is not None:
+        return Choice("triton", "triton", f"FlashInfer is not used: {obstacle}")
+    return Choice("fa3", "triton", "a Hopper GPU and FlashInfer's FA3 kernels are here")
+
+
+def _triton_obstacle(shape: DecoderConfig, device: torch.device) -> str | None:
+    """Why the Triton kernels cannot serve this model here, None if they can."""
+    if shape.head_dim not in (16, 32, 64, 128, 256):
+        return f"the kernels know head sizes 16, 32, 64, 128 and 256, not {shape.head_dim}"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "on a CPU the kernels run only in Triton's interpreter (TRITON_INTERPRET=1), for tests"
+    return None
+
+
+def _flashinfer_obstacle(shape: DecoderConfig, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why FlashInfer cannot serve this model here, compiled or not."""
+    if device.type != "cuda":
+        return "it runs on CUDA devices only"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or more"
+    if dtype == torch.float32:
+        return "it does not compute in float32: give --dtype bfloat16 or float16"
+    if shape.head_dim not in (64, 128, 256):
+        return f"it knows head sizes 64, 128 and 256, not {shape.head_dim}"
+    if importlib.util.find_spec("flashinfer") is None:
+        return "the package is not installed: pip install 'ramify[cuda]'"
+    try:
+        import_module("flashinfer")
+    except (ImportError, RuntimeError) as error:  # it raises RuntimeError if its parts do not match
+        return f"it cannot be imported: {error}"
+    return None
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) == _HOPPER
+
+
+def _kind(shape: DecoderConfig, dtype: torch.dtype) -> str:
+    window = ", sliding windows" if any(shape.windows) else ""
+    return f"{str(dtype).removeprefix('torch.')}, head size {shape.head_dim}{window}"
+
+
+def _modules(extend: str, decode: str, shape: DecoderConfig, dtype: torch.dtype) -> list[str]:
+    """FlashInfer's names of the compiled modules that would run."""
+    jit = import_module("flashinfer.jit")
+    names = []
+    for windowed in {window is not None for window in shape.windows}:
+        common = (dtype, dtype, dtype, torch.int32, shape.head_dim, shape.head_dim, 0, windowed, False)
+        names.append(jit.get_batch_prefill_uri(extend, *common, False))
+        if decode == "flashinfer":  # its tensor-core decode is its FA2 prefill
+            names.append(jit.get_batch_prefill_uri("fa2", *common, False))
+            names.append(jit.get_batch_decode_uri(*common))
+    return names
+
+
+def _is_built(module: str) -> bool:
+    """Whether a module needs no compiler: shipped, or compiled by an earlier start."""
+    env = import_module("flashinfer.jit.env")
+    library = f"{module}/{module}.so"
+    if (env.FLASHINFER_AOT_DIR / library).exists():
+        return True
+    return (env.FLASHINFER_JIT_DIR / library).exists() and _can_build()  # ninja checks that it is new
+
+
+def _can_build() -> bool:
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    nvcc = shutil.which("nvcc") or os.path.exists(os.path.join(home, "bin", "nvcc"))
+    return bool(nvcc) and shutil.which("ninja") is not None

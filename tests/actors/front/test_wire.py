@@ -1,0 +1,96 @@
+"""Numbers and names that say where their owner lives; every message survives its codec."""
+
+from pathlib import Path
+
+import pytest
+
+from ramify.actors.front import wire as w
+from ramify.protocol import messages as m
+from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
+from ramify.protocol.errors import ConfigError, ModelError
+from ramify.protocol.wire import Delta, Open, Ping, ServerInfo, State
+
+CONFIG = EngineConfig(model=ModelConfig(path=Path("m")), server=ServerConfig(tokens=("a", "b")))
+
+
+def test_numbers_name_their_slot_and_never_come_again() -> None:
+    seen: set[int] = set()
+    for slot in (0, 5, w.SLOTS - 1):
+        first = 1
+        for incarnation in range(3):
+            names = w.naming(slot, incarnation, first)
+            assert names.sockets is not None
+            assert names.sessions is not None
+            sockets = [next(names.sockets) for _ in range(4)]
+            sessions = [next(names.sessions) for _ in range(4)]
+            assert {w.slot_of(number) for number in sockets + sessions} == {slot}
+            assert not seen & set(sockets)
+            first = max(map(w.count_of, sessions)) + 1
+            seen.update(sockets)
+            assert all(m.session_of(session << 32 | 7) == session for session in sessions)
+            assert names.prefix == f"s_{slot}_"
+
+
+@pytest.mark.parametrize(
+    ("session", "slot"),
+    [("s_3_ab_c", 3), ("s_12_x", 12), ("s_abc", None), ("s_a_b", None), ("", None), ("s__x", None)],
+)
+def test_a_public_id_names_its_owner(session: str, slot: int | None) -> None:
+    assert w.owner(session) == slot
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        w.Start(CONFIG, 1, 2, 3, [4, 5], 6, None),
+        w.Serve(ServerInfo(version=1, epoch="e", model="m", context=9), 9),
+        w.ToSessions([(65, m.Tokens([m.Progress(1, b"1234")], [])), (66, m.Inspected(1, [2]))]),
+        w.Forwarded(b"x"),
+        w.Status(True, "ready", {"model": None, "limits": {"n": 1}}),
+        w.Load({"queue": 1.0}),
+        w.Peers([0, 1]),
+        w.MetricsText(1, b"text"),
+        w.Drain("why", 1.0),
+        w.Leave(1.0, True),
+    ],
+)
+def test_what_the_core_says(message: w.FromCore) -> None:
+    assert w.from_core().decode(w.encoder().encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        w.Events([m.OpenBranch(1 << 32), m.CancelSession(1), w.Forward(1, b"x"), w.Gauges(1, 2, 0.5)]),
+        w.Events([m.DropBranches([(1 << 32) - 1 << 32 | 1]), w.AskMetrics(1)]),
+        w.Listening(),
+        w.Serving(),
+        w.Ready(),
+        w.StartFailed("ModelError", "no"),
+    ],
+)
+def test_what_a_process_says(message: w.ToCore) -> None:
+    assert w.to_core().decode(w.encoder().encode(message)) == message
+
+
+def test_what_neighbours_say() -> None:
+    messages: w.PeerMessages = [
+        m.OpenSession(1, Open(client="c", session="s_1_x", have={"main": 3}), [Ping(n=1)]),
+        w.ToSession(1, m.Frame(2, [Ping(n=1)])),
+        w.ToSession(1, m.Detached(2)),
+        m.Opened(1, 2),
+        m.Deliver(
+            1,
+            [State(session="s", op=0, revision=0, branches=[]), Delta(branch="a", position=1, text="x")],
+        ),
+        m.CloseSocket(1, 1000, "done"),
+    ]
+    assert w.from_peer()(w.encoder().encode(messages)) == messages
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("ModelError", ModelError), ("ConfigError", ConfigError), ("KeyError", RuntimeError)],
+)
+def test_why_a_process_did_not_start(kind: str, expected: type[Exception]) -> None:
+    assert type(w.StartFailed(kind, "because").exception()) is expected

@@ -1,0 +1,102 @@
+"""Which attention kernels are chosen, and what is said where they cannot be had."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.gpu.attention.choice import Choice, choose
+from ramify.protocol.errors import ModelError
+
+SHAPE: Any = SimpleNamespace(heads=4, kv_heads=2, head_dim=128, windows=(None,))
+CPU = torch.device("cpu")
+
+
+def test_a_choice_says_why() -> None:
+    choice = choose("auto", SHAPE, torch.bfloat16, CPU)
+    assert (choice.name, choice.reason) == ("torch", "the device is a CPU")
+    assert choose("torch", SHAPE, torch.bfloat16, CPU).name == "torch"
+    assert Choice("fa3", "triton", "").name == "flashinfer prefill fa3 + triton decode"
+
+
+def test_what_cannot_be_had_is_an_error_that_names_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ModelError, match=r"--attention flashinfer: it runs on CUDA.*--attention triton"):
+        choose("flashinfer", SHAPE, torch.bfloat16, CPU)
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ModelError, match=r"TRITON_INTERPRET=1.*; give --attention torch"):
+        choose("triton", SHAPE, torch.bfloat16, CPU)
+
+
+class Machine:
+    """A GPU and a FlashInfer that are not there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from ramify.gpu.attention import choice
+
+        self.capability, self.installed, self.built, self.compiler = (9, 0), True, True, False
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: self.capability)
+        monkeypatch.setattr(choice.importlib.util, "find_spec", self.find)
+        monkeypatch.setattr(choice, "import_module", lambda name: self)
+        monkeypatch.setattr(choice, "_modules", lambda *rest: ["a", "b"])
+        monkeypatch.setattr(choice, "_is_built", lambda module: self.built)
+        monkeypatch.setattr(choice, "_can_build", lambda: self.compiler)
+
+    def find(self, name: str) -> object:
+        return object() if name != "flashinfer" or self.installed else None
+
+    def choose(self, asked: str, dtype: torch.dtype = torch.bfloat16, **shape: Any) -> Choice:
+        model: Any = SimpleNamespace(**(vars(SHAPE) | shape))
+        return choose(asked, model, dtype, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("machine", "call", "extend", "reason"),
+    [
+        ({}, {}, "fa3", "Hopper"),
+        ({"installed": False}, {}, "triton", "not installed"),
+        ({"capability": (8, 0)}, {}, "triton", "FA2 is no faster"),
+        ({"capability": (7, 5)}, {}, "triton", "8.0 or more"),
+        ({"built": False, "compiler": True}, {}, "triton", "not compiled"),
+        ({}, {"dtype": torch.float32}, "triton", "float32"),
+        ({}, {"head_dim": 32}, "triton", "not 32"),
+        ({}, {"head_dim": 80}, "torch", "not 80"),
+    ],
+)
+def test_auto_takes_fa3_where_it_is_at_hand(
+    machine: dict[str, Any], call: dict[str, Any], extend: str, reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    there = Machine(monkeypatch)
+    vars(there).update(machine)
+    choice = there.choose("auto", **call)
+    assert choice.extend == extend
+    assert choice.decode == ("torch" if extend == "torch" else "triton")
+    assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("machine", "call", "mend"),
+    [
+        ({"installed": False}, {}, r"pip install 'ramify\[cuda\]'"),
+        ({"built": False}, {}, "install flashinfer-jit-cache"),
+        ({}, {"dtype": torch.float32}, "--dtype bfloat16"),
+        ({}, {"head_dim": 32}, "--attention triton"),
+    ],
+)
+def test_flashinfer_is_refused_with_a_mend(
+    machine: dict[str, Any], call: dict[str, Any], mend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = Machine(monkeypatch)
+    vars(there).update(machine)
+    with pytest.raises(ModelError, match=mend):
+        there.choose("flashinfer", **call)
+
+
+def test_flashinfer_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Machine(monkeypatch)
+    assert there.choose("flashinfer").name == "flashinfer prefill fa3 + flashinfer decode"
+    there.capability, there.built, there.compiler = (8, 9), False, True
+    choice = there.choose("flashinfer")
+    assert (choice.extend, choice.compiles) == ("fa2", True)
