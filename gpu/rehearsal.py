@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from ramify.gpu.buckets import Bucket, decode_buckets, largest, mixed_buckets
-from ramify.gpu.compiling import compile_side_by_side
 from ramify.gpu.executor import Progress
 from ramify.gpu.fused_executor import FusedExecutor
 
@@ -36,8 +35,6 @@ def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsa
     if executor.device.type != "cuda":
         return Rehearsal([], 0)
     decodes = decode_buckets(rows)
-    progress("compiling kernels", 0.0)
-    compile_side_by_side(lambda: _play(executor))
     progress("measuring steps", 0.0)
     lines = _lines_worth_a_graph(executor)
     executor.run_padding(largest(rows, tokens))
@@ -45,13 +42,6 @@ def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsa
     steps = free - _free(executor)
     buckets = decodes + [bucket for bucket in mixed_buckets(rows, tokens) if bucket.lines <= lines]
     return Rehearsal(buckets, steps + _graph_bytes(executor, buckets, progress))
-
-
-def _play(executor: FusedExecutor) -> None:
-    """Steps of all sizes."""
-    rows, tokens = executor.info.max_rows, executor.info.step_tokens
-    for bucket in [*decode_buckets(rows), *mixed_buckets(rows, tokens), largest(rows, tokens)]:
-        executor.run_padding(bucket)
 
 
 def _lines_worth_a_graph(executor: FusedExecutor) -> int:
@@ -65,7 +55,7 @@ def _lines_worth_a_graph(executor: FusedExecutor) -> int:
     for bucket in mixed_buckets(executor.info.max_rows, executor.info.step_tokens):
         if bucket.decodes:
             continue
-        executor.run_padding(bucket)  # loads what cuBLAS chooses
+        executor.run_padding(bucket)  # compiles
         launched, finished = min(_timed(executor, bucket) for _ in range(3))
         if finished > HOST_BOUND * launched:
             break
