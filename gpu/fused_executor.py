@@ -7,6 +7,7 @@ flight. It runs on a CPU too, in Triton's interpreter, which is how it is tested
 It does not know files; see `load`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.paged import Inputs
 from ramify.gpu.attention.triton_paged import TritonPaged
+from ramify.gpu.attention.triton_shared import grouper_for
 from ramify.gpu.executor import BadLogits, Counters, Progress
 from ramify.gpu.fused_sampling import sample_into
 from ramify.gpu.graphs import DecodeGraphs, batch_sizes
@@ -77,10 +79,13 @@ class FusedExecutor:
         self._pages = torch.full(shape, pool.pages, dtype=torch.int32, device=self._device)
         self._last = torch.zeros(info.max_rows + 1, dtype=torch.int32, device=self._device)
         self._tokens = torch.zeros(info.max_rows, dtype=torch.int32, device=self._device)
-        self._attention = TritonPaged(self._pages, info.page_size)
+        config = model.config
+        grouper = grouper_for(table, config.heads, config.kv_heads, config.head_dim, pool.k.itemsize)
+        self._attention = TritonPaged(self._pages, info.page_size, grouper)
         self._decoder = FusedDecoder(model, pool, self._pages, self._last, self._attention)
         self._sampler = Sampler(info.max_rows, info.vocab_size, self._device)
-        self._lines = Upload(self._device, fixed=info.max_rows * 24 + 128)
+        grouped = sum(array.nbytes for array in self._attention.no_groups(info.max_rows))
+        self._lines = Upload(self._device, fixed=info.max_rows * 24 + grouped + 256)
         self._extras = Upload(self._device)
         self._page_uploads = Upload(self._device)
         self._padding: tuple[np.generic, ...] = (
@@ -90,6 +95,7 @@ class FusedExecutor:
         self._ring: list[LaunchedStep | None] = [None] * RING
         self._launched = 0
         self._graphs: DecodeGraphs | None = None
+        self._grouped_graphs: DecodeGraphs | None = None
         if self._device.type == "cuda":
             self._warm(progress)
 
@@ -137,7 +143,7 @@ class FusedExecutor:
         """Drop the weights, the pool and the graphs."""
         if self._device.type == "cuda":
             torch.cuda.synchronize()
-        self._graphs = None
+        self._graphs = self._grouped_graphs = None
         del self._decoder, self._pages
 
     # --- the host's part of a step ---
@@ -183,18 +189,21 @@ class FusedExecutor:
         arrays = _decode_lines(step, *self._sampler.draws_for(step.rows, step.draws))
         if size is not None:
             arrays = [_pad(array, size, fill) for array, fill in zip(arrays, self._padding, strict=True)]
-        views = self._lines.send(slot, arrays)
+        groups = self._attention.groups(step.rows, step.starts, size or lines)
+        views = self._lines.send(slot, arrays + groups)
         self._download.settle()
-        if self._graphs is not None and size is not None:
-            logits = self._graphs.replay(size)
+        graphs = self._grouped_graphs if groups else self._graphs
+        if graphs is not None and size is not None:
+            logits = graphs.replay(size)
         else:
             logits = self._decode(views)
         return self._sample_by_sort(logits[:lines], step.rows, step.draws)
 
     def _decode(self, views: list[Tensor]) -> Tensor:
-        """Issue a decode step, its sampler included; `views` as of `_decode_lines`."""
-        codes, rows, positions, temperatures, uniforms = views
-        logits = self._decoder.forward(Inputs(codes, rows, positions, extended=0, plan=[]))
+        """Issue a decode step, its sampler included; `views`: of `_decode_lines`, then groups."""
+        codes, rows, positions, temperatures, uniforms, *groups = views
+        inputs = Inputs(codes, rows, positions, extended=0, plan=[], groups=groups)
+        logits = self._decoder.forward(inputs)
         sample_into(logits, rows, temperatures, uniforms, self._last, self._tokens)
         return logits
 
@@ -217,16 +226,18 @@ class FusedExecutor:
         settings = self._sampler.draws_for(step.rows[step.sampling], step.draws)
         integers = (codes, rows, positions, sampling, step.rows[step.sampling])
         arrays: list[Array] = [*(array.astype(np.int32) for array in integers), *settings]
-        if step.extends:
-            arrays += self._attention.plan(step)
-        views = self._extras.send(slot, arrays)
+        plan = self._attention.plan(step) if step.extends else []
+        decodes = step.rows[step.extends :]
+        groups = self._attention.groups(decodes, step.starts[step.extends :], len(decodes))
+        views = self._extras.send(slot, arrays + plan + groups)
         inputs = Inputs(
             codes=views[0],
             rows=views[1],
             positions=views[2],
             extended=len(step.tokens),
-            plan=views[7:],
+            plan=views[7 : 7 + len(plan)],
             sampling=views[3],
+            groups=views[7 + len(plan) :],
         )
         return inputs, views[4:7]
 
@@ -261,12 +272,17 @@ class FusedExecutor:
             logits = self._decoder.forward(inputs)
             sample_into(logits, rows, temperatures, uniforms, self._last, self._tokens)
         self._graphs = DecodeGraphs(self._padded_lines, self._decode, sizes, progress)
+        sizes = [size for size in sizes if self._attention.no_groups(size)]
+        self._grouped_graphs = DecodeGraphs(self._padded_groups, self._decode, sizes, progress)
 
-    def _padded_lines(self, size: int) -> list[Tensor]:
+    def _padded_lines(self, size: int, groups: Sequence[Array] = ()) -> list[Tensor]:
         """A decode step of `size` lines that are all padding."""
         torch.cuda.synchronize()  # the ring slot may be in use
         arrays = [np.full(size, fill, dtype=fill.dtype) for fill in self._padding]
-        return self._lines.send(0, arrays)
+        return self._lines.send(0, [*arrays, *groups])
+
+    def _padded_groups(self, size: int) -> list[Tensor]:
+        return self._padded_lines(size, self._attention.no_groups(size))
 
 
 def _decode_lines(
