@@ -19,6 +19,7 @@ Int32s = npt.NDArray[np.int32]
 ITEM_FIELDS = 5
 OWN_FIELDS = 4
 _LEVELS = 6  # forks within forks that are looked at
+_PROBES = 32  # depths that are compared at once
 _STEP = 64  # a stretch of keys is a multiple of this
 
 
@@ -175,15 +176,36 @@ def _trie(
 
 
 def _common(pages: PageTable, rows: Ints, reach: Ints, counts: Ints, known: Ints) -> Ints:
-    """How many pages all lines of each node share, at least `known`: by bisection, all at once."""
+    """How many pages all lines of each node share, at least `known`.
+
+    First it is searched where two lines of each node part, for that is where most nodes part: then
+    one look at all lines is enough.
+    """
+    flat = pages.reshape(-1)
+    row_starts = rows * pages.shape[1] - 1  # so that a depth leads to the last page within it
     firsts = np.cumsum(counts) - counts
-    low, high = known, np.minimum.reduceat(reach, firsts)
+    one, other = row_starts[firsts], row_starts[firsts + counts - 1]
+    low, high = known, _common_of_two(flat, one, other, known, np.minimum.reduceat(reach, firsts))
+    middle = high
     while (low < high).any():
-        middle = (low + high + 1) >> 1
-        found = pages[rows, np.repeat(middle, counts) - 1]
+        found = flat[row_starts + np.repeat(middle, counts)]
         same = np.logical_and.reduceat(found == np.repeat(found[firsts], counts), firsts)
-        low = np.where(same, middle, low)
-        high = np.where(same, high, middle - 1)
+        low, high = np.where(same, middle, low), np.where(same, high, middle - 1)
+        middle = (low + high + 1) >> 1
+    return low
+
+
+def _common_of_two(flat: Int32s, one: Ints, other: Ints, low: Ints, high: Ints) -> Ints:
+    """The same for pairs of page tables that begin past `one` and `other`, at most `high`."""
+    pairs = np.arange(len(one))
+    while (low < high).any():
+        step = (high - low + _PROBES - 1) // _PROBES
+        depths = np.minimum(low + step * np.arange(1, _PROBES + 1)[:, None], high)  # [probes, pairs]
+        same = flat[one + depths] == flat[other + depths]
+        apart = np.where(same.all(0), _PROBES, same.argmin(0))
+        reached = depths[np.maximum(apart, 1) - 1, pairs]
+        failed = depths[np.minimum(apart, _PROBES - 1), pairs] - 1
+        low, high = np.where(apart > 0, reached, low), np.where(apart < _PROBES, failed, high)
     return low
 
 
