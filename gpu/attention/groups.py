@@ -263,4 +263,3 @@ def arrange(groups: Groups, rows: Ints, page_size: int, size: int, limits: Limit
     own[:, 3] = np.arange(len(own_tile)) - first_line[own_tile]
     arrays.own[groups.members] = own
     return arrays
-

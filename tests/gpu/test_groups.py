@@ -60,7 +60,8 @@ def test_the_groups_save_most(rows: list[list[int]], least_depth: int, least_mem
     for count, depth in zip(groups.counts.tolist(), groups.depths.tolist(), strict=True):
         members = groups.members[first : first + count].tolist()
         first += count
-        assert count >= least_members and depth >= least_depth
+        assert count >= least_members
+        assert depth >= least_depth
         assert len({tuple(rows[member][:depth]) for member in members}) == 1
         assert all(len(rows[member]) >= depth for member in members)
         saved += depth * (count - 1)
@@ -138,10 +139,12 @@ def test_groups_follow_the_rows(table: RowTable) -> None:
                          decodes=pack([1, 3])))  # fmt: skip
     assert grouper.arrays(np.array([1, 3]), table.lengths[[1, 3]], 8) is not None
     again = grouper.arrays(np.array([1, 3]), table.lengths[[1, 3]], 8)
-    assert arrays is not None and again is not None
+    assert arrays is not None
+    assert again is not None
     assert np.array_equal(arrays.items, again.items)
     wider = grouper.arrays(np.array([1, 3]), table.lengths[[1, 3]], 16)
-    assert wider is not None and len(wider.own) == 16
+    assert wider is not None
+    assert len(wider.own) == 16
 
 
 def test_nothing_is_computed_while_nothing_changes(table: RowTable) -> None:
