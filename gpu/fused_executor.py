@@ -81,7 +81,9 @@ class FusedExecutor:
         self._tokens = torch.zeros(info.max_rows, dtype=torch.int32, device=self._device)
         config = model.config
         grouper = grouper_for(table, config.heads, config.kv_heads, config.head_dim, pool.k.itemsize)
-        self._attention = TritonPaged(self._pages, info.page_size, grouper)
+        self._attention = TritonPaged(
+            self._pages, info.page_size, config.heads, config.kv_heads, grouper
+        )
         self._decoder = FusedDecoder(model, pool, self._pages, self._last, self._attention)
         self._sampler = Sampler(info.max_rows, info.vocab_size, self._device)
         grouped = sum(array.nbytes for array in self._attention.no_groups(info.max_rows))
@@ -265,10 +267,12 @@ class FusedExecutor:
         """Compile every kernel and capture the graphs, on the spare row."""
         sizes = batch_sizes(self.info.max_rows)
         if self.info.max_rows > 1:  # an extend and a decode in one step
-            spare = torch.tensor([[self._spare, 0, 1, 0]], dtype=torch.int32, device=self._device)
+            row, one = np.full(1, self._spare), np.ones(1, dtype=np.int64)
+            step = StepRows(row, one - 1, one, 1, np.zeros(1, dtype=np.int32), one - 1, one - 1)
+            plan = [torch.from_numpy(array).to(self._device) for array in self._attention.plan(step)]
             codes, rows, positions, temperatures, uniforms = self._padded_lines(2)
             sampling = torch.arange(2, device=self._device)
-            inputs = Inputs(codes, rows, positions, extended=1, plan=[spare], sampling=sampling)
+            inputs = Inputs(codes, rows, positions, extended=1, plan=plan, sampling=sampling)
             logits = self._decoder.forward(inputs)
             sample_into(logits, rows, temperatures, uniforms, self._last, self._tokens)
         self._graphs = DecodeGraphs(self._padded_lines, self._decode, sizes, progress)

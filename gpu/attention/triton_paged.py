@@ -9,7 +9,7 @@ from torch import Tensor
 from ramify.gpu.attention.groups import Arrays, Grouper, no_groups
 from ramify.gpu.attention.paged import Inputs
 from ramify.gpu.attention.triton_decode import decode_attention, splits_for
-from ramify.gpu.attention.triton_extend import extend_attention, extend_tiles
+from ramify.gpu.attention.triton_extend import extend_attention, extend_items
 from ramify.gpu.attention.triton_shared import Shared, shared_attention
 from ramify.gpu.rows import Ints, StepRows
 from ramify.gpu.staging import Array
@@ -23,13 +23,21 @@ class TritonPaged:
 
     name = "triton"
 
-    def __init__(self, pages: Tensor, page_size: int, grouper: Grouper | None = None) -> None:
+    def __init__(
+        self,
+        pages: Tensor,
+        page_size: int,
+        heads: int,
+        kv_heads: int,
+        grouper: Grouper | None = None,
+    ) -> None:
         self._pages = pages
         self._page_size = page_size
+        self._heads, self._kv_heads = heads, kv_heads
         self._grouper = grouper
 
     def plan(self, step: StepRows) -> list[Array]:
-        return [extend_tiles(step)]
+        return list(extend_items(step, self._heads, self._kv_heads))
 
     def groups(self, rows: Ints, positions: Ints, size: int) -> list[Array]:
         if self._grouper is None:
@@ -54,7 +62,8 @@ class TritonPaged:
             assert decoded is not None
             return decoded
         output = q.new_empty((len(q), q.shape[1] * q.shape[2]))
-        extend_attention(q, output, pool, inputs.plan[0], self._pages, self._page_size, window)
+        items, merges = inputs.plan
+        extend_attention(q, output, pool, items, merges, self._pages, self._page_size, window)
         if decoded is not None:
             output[first:] = decoded
         return output

@@ -1,6 +1,7 @@
 """Groups of rows that share pages: against a trie built row by row, and as the kernels read them."""
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.gpu.attention.groups import Arrays, Grouper, Limits, arrange, find_groups, no_groups
-from ramify.gpu.rows import Ints, RowTable
+from ramify.gpu.rows import Ints, PageTable, RowTable
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, GrowRow, OpenRow, StepPlan, pack
 from ramify.protocol.sampling import SamplingParams
 
@@ -31,7 +32,7 @@ def forests(draw: st.DrawFn) -> list[list[int]]:
     return draw(st.permutations(tables))
 
 
-def table_of(rows: list[list[int]]) -> tuple[Ints, Ints]:
+def table_of(rows: list[list[int]]) -> tuple[PageTable, Ints]:
     """Padded with page 0, which is also a real one: what is past the reach must not count."""
     pages = np.zeros((len(rows), max(map(len, rows)) + 1), dtype=np.int32)
     for row, own in enumerate(rows):
@@ -113,7 +114,7 @@ def table() -> RowTable:
     return RowTable(info)
 
 
-def start(table: RowTable, rows: dict[int, list[int]], **plan: bytes) -> None:
+def start(table: RowTable, rows: dict[int, list[int]], **plan: Any) -> None:
     """Open rows over pages whose last token is still to be computed, and compute it."""
     opens = [OpenRow(row, row, pack(pages), 4 * len(pages) - 1, GREEDY) for row, pages in rows.items()]
     extends = [ExtendRow(row, 4 * len(pages) - 1, pack([1]), True) for row, pages in rows.items()]

@@ -20,16 +20,14 @@ pytest.importorskip("triton", minversion=None if CUDA else "3.7")
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 DTYPES = [torch.float32, torch.bfloat16] if CUDA else [torch.float32]
 # tokens of a prefix, and what each branch adds; a branch that is a list forks again
-SMALL = [(70, [3, 1, (65, [2, 1])]), (0, [4]), (5, [1, 1])]
-LARGE = [
+SMALL: list[Any] = [(70, [3, 1, (65, [2, 1])]), (0, [4]), (5, [1, 1])]
+LARGE: list[Any] = [
     (512, [64] * 8 + [1]), (3000, [100] * 40), (0, [700]), (64, [1, 1]), (32000, [700, 1, 65, 64]),
     (1000, [(500, [30] * 20), (90, [1] * 3), 7]),
 ]  # fmt: skip
 
-Tree = tuple[int, list[Any]]
 
-
-def tables(trees: list[Tree], page_size: int) -> tuple[list[list[int]], list[int], int]:
+def tables(trees: list[Any], page_size: int) -> tuple[list[list[int]], list[int], int]:
     """Page table and length of each branch in no order, and the number of pages."""
     pages: list[list[int]] = []
     lengths: list[int] = []
