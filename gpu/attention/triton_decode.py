@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.attention.triton_shared import TILE, Parts
+from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
 
 _PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
 _MOST_SPLITS = 64
@@ -113,31 +114,14 @@ def _decode(
         at = tl.load(own + sequence * 4 + 3) * GROUP + members
         for stretch in range(split, stretches, SPLITS):
             place = ((item + stretch) * KV_HEADS + kv_head) * TILE + at
-            lse = tl.load(shared_sums + place, mask=real, other=0.0)
-            part = tl.load(shared + place[:, None] * DIM + dims[None, :], mask=real[:, None], other=0.0)
-            new_top = tl.maximum(top, lse)
-            weight = tl.exp2(lse - new_top)
-            fade = tl.exp2(top - new_top)
-            total = total * fade + weight
-            mixed = mixed * fade[:, None] + part * weight[:, None]
-            top = new_top
+            top, total, mixed = take_part(shared, shared_sums, place, real, dims, top, total, mixed, DIM)
     for begin in range(start, stop, KEYS):
         keys = begin + tl.arange(0, KEYS)
         there = keys < stop
-        page = tl.load(pages + row * columns + keys // PAGE, mask=there, other=0).to(tl.int64)
-        slot = page * PAGE + keys % PAGE
-        place = (slot * KV_HEADS + kv_head)[:, None] * DIM + dims[None, :]
-        k = tl.load(k_pool + place, mask=there[:, None], other=0.0)
-        scores = tl.dot(query, tl.trans(k), input_precision=PRECISION) * scale
-        scores = tl.where(there[None, :], scores, -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_top[:, None])
-        fade = tl.exp2(top - new_top)
-        total = total * fade + tl.sum(weights, 1)
-        v = tl.load(v_pool + place, mask=there[:, None], other=0.0)
-        mixed = mixed * fade[:, None]
-        mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        top = new_top
+        place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
+        top, total, mixed = take_keys(
+            query, k_pool, v_pool, place, there, there[None, :], scale, top, total, mixed, PRECISION
+        )
     if SPLITS == 1:
         target = partial + sequence * HEADS * DIM + head[:, None] * DIM + dims[None, :]
         mixed = (mixed / total[:, None]).to(partial.dtype.element_ty)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
 from ramify.gpu.rows import StepRows
 
 _TILE = 128  # query heads of one program
@@ -154,25 +155,13 @@ def _extend(
     for begin in range(start, stop, KEYS):
         keys = begin + tl.arange(0, KEYS)
         there = keys < stop
-        page = tl.load(pages + row * columns + keys // PAGE, mask=there, other=0).to(tl.int64)
-        slot = page * PAGE + keys % PAGE
-        place = (slot * KV_HEADS + kv_head)[:, None] * DIM + dims[None, :]
-        k = tl.load(k_pool + place, mask=there[:, None], other=0.0)
-        scores = tl.dot(query, tl.trans(k), input_precision=PRECISION) * scale
-        seen = there[None, :] & (keys[None, :] <= reach[:, None])
+        place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
+        seen = keys[None, :] <= reach[:, None]
         if WINDOW:
             seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
-        scores = tl.where(seen, scores, -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        # a whole tile of keys may be hidden from a query
-        base = tl.where(new_top == -float("inf"), 0.0, new_top)
-        weights = tl.exp2(scores - base[:, None])
-        fade = tl.exp2(top - base)
-        total = total * fade + tl.sum(weights, 1)
-        v = tl.load(v_pool + place, mask=there[:, None], other=0.0)
-        mixed = mixed * fade[:, None]
-        mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        top = new_top
+        top, total, mixed = take_keys(
+            query, k_pool, v_pool, place, there, seen, scale, top, total, mixed, PRECISION
+        )
     total = tl.where(total > 0, total, 1.0)  # a query may have seen nothing
     mixed = mixed / total[:, None]
     if part < 0:
@@ -206,15 +195,7 @@ def _merge(
     mixed = tl.zeros([LINES, DIM], tl.float32)
     for index in range(number):
         at = ((part + index) * KV_HEADS + kv_head) * TILE + lines
-        lse = tl.load(sums + at, mask=real, other=0.0)
-        values = tl.load(parts + at[:, None] * DIM + dims[None, :], mask=real[:, None], other=0.0)
-        new_top = tl.maximum(top, lse)
-        base = tl.where(new_top == -float("inf"), 0.0, new_top)
-        weight = tl.exp2(lse - base)
-        fade = tl.exp2(top - base)
-        total = total * fade + weight
-        mixed = mixed * fade[:, None] + values * weight[:, None]
-        top = new_top
+        top, total, mixed = take_part(parts, sums, at, real, dims, top, total, mixed, DIM)
     mixed = mixed / total[:, None]
     token = first + lines // GROUP
     places = (token * HEADS + kv_head * GROUP + lines % GROUP)[:, None] * DIM + dims[None, :]

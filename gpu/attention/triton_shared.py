@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.attention.groups import Grouper, Limits
+from ramify.gpu.attention.triton_tile import paged, take_keys
 from ramify.gpu.rows import RowTable
 
 TILE = 64  # query heads of one program: a warp group's smallest tile on Hopper
@@ -119,20 +120,10 @@ def _shared(
     for begin in range(start, stop, KEYS):
         keys = begin + tl.arange(0, KEYS)
         there = keys < stop
-        page = tl.load(pages + row * columns + keys // PAGE, mask=there, other=0).to(tl.int64)
-        slot = page * PAGE + keys % PAGE
-        place = (slot * KV_HEADS + kv_head)[:, None] * DIM + dims[None, :]
-        k = tl.load(k_pool + place, mask=there[:, None], other=0.0)
-        scores = tl.dot(query, tl.trans(k), input_precision=PRECISION) * scale
-        scores = tl.where(there[None, :], scores, -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_top[:, None])
-        fade = tl.exp2(top - new_top)
-        total = total * fade + tl.sum(weights, 1)
-        v = tl.load(v_pool + place, mask=there[:, None], other=0.0)
-        mixed = mixed * fade[:, None]
-        mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        top = new_top
+        place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
+        top, total, mixed = take_keys(
+            query, k_pool, v_pool, place, there, there[None, :], scale, top, total, mixed, PRECISION
+        )
     at = (item * KV_HEADS + kv_head) * TILE + tile
     tl.store(outputs + at[:, None] * DIM + dims[None, :], mixed / total[:, None], mask=real[:, None])
     tl.store(sums + at, top + tl.log2(total), mask=real)
