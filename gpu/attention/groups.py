@@ -155,7 +155,7 @@ def _trie(
     known = np.full(1, least_depth)  # of an owner: pages that a child's lines share at least
     while len(lines) >= least_members and len(levels) < _LEVELS:
         labels = pages[rows[lines], known[owners] - 1]
-        order = np.lexsort((labels, owners)) if levels else np.argsort(labels, kind="stable")
+        order = np.argsort(labels)  # a page has one place in the tree: it tells owners apart
         lines, owners, labels = lines[order], owners[order], labels[order]
         edges = np.flatnonzero((np.diff(labels) != 0) | (np.diff(owners) != 0)) + 1
         firsts = np.concatenate(([0], edges))
