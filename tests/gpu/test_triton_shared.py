@@ -119,6 +119,7 @@ def test_the_executor_equals_the_one_on_torch(
 ) -> None:
     """Forks, a fork of a fork, mixed steps, rows that end and are opened with other pages."""
     from ramify.gpu import fused_executor
+    from ramify.gpu.attention import triton_paged
 
     found: list[int] = []
 
