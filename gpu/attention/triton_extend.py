@@ -21,6 +21,8 @@ from ramify.gpu.rows import StepRows
 
 _TILE = 128  # query heads of one program
 _KEYS = 64
+_WARPS = 4
+_STAGES = 3
 _PROGRAMS = 264  # wanted at once: two a multiprocessor of a Hopper GPU
 _LEAST_STRETCH = 256  # keys: less is not worth a program and a merge
 _ITEM_FIELDS = 7
@@ -47,11 +49,13 @@ def extend_items(step: StepRows, heads: int, kv_heads: int) -> tuple[Int32s, Int
     first = (np.cumsum(counts) - counts)[run] + offset
     reach = position + queries
 
-    cuts, stretch = np.ones(len(run), dtype=np.int64), reach
-    if len(run) < _wanted(kv_heads):
-        share = -(-int(reach.sum()) // (_wanted(kv_heads) * _KEYS)) * _KEYS
-        cuts = -(-reach // max(share, _LEAST_STRETCH))
-        stretch = -(-reach // (cuts * _KEYS)) * _KEYS
+    cuts = np.ones(len(run), dtype=np.int64)
+    spare = _wanted(kv_heads) - len(run)
+    if spare > 0:  # share the keys out so that the items are as many as wanted, at most
+        share = max(_LEAST_STRETCH, -(-int(reach.sum()) // spare))
+        cuts = -(-reach // share)
+    stretch = -(-reach // (cuts * _KEYS)) * _KEYS
+    cuts = -(-reach // stretch)
     tile = np.repeat(np.arange(len(run)), cuts)  # of each item
     start = (np.arange(len(tile)) - np.repeat(np.cumsum(cuts) - cuts, cuts)) * stretch[tile]
     stop = np.minimum(start + stretch[tile], reach[tile])
@@ -74,7 +78,7 @@ def extend_room(tokens: int, runs: int, heads: int, kv_heads: int) -> tuple[Int3
     """
     tiles = tokens // (_TILE * kv_heads // heads) + runs
     wanted = _wanted(kv_heads)
-    items = np.zeros((tiles + wanted, _ITEM_FIELDS), dtype=np.int32)
+    items = np.zeros((max(tiles, wanted), _ITEM_FIELDS), dtype=np.int32)
     return items, np.zeros((min(tiles, wanted), _MERGE_FIELDS), dtype=np.int32)
 
 
@@ -102,16 +106,15 @@ def extend_attention(
     exact = q.dtype == torch.float32
     parts = sums = output  # not used where no tile is split
     if len(merges):
-        # a step with more tiles than are wanted at once has no parts
-        most = min(len(items), 2 * _wanted(kv_heads))
+        most = min(len(items), _wanted(kv_heads))  # more items than are wanted leave no parts
         parts = torch.empty((most, kv_heads, _TILE, dim), dtype=torch.float32, device=q.device)
         sums = torch.empty((most, kv_heads, _TILE), dtype=torch.float32, device=q.device)
     _extend[(len(items), kv_heads)](
         q, pool[0], pool[1], items, pages, output, parts, sums, pages.shape[1],
         dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         DIM=dim, PAGE=page_size, WINDOW=window or 0, TILE=_TILE, KEYS=_KEYS,
-        PRECISION="ieee" if exact else "tf32", num_warps=8 if exact else 4,
-        num_stages=2 if exact else 3,
+        PRECISION="ieee" if exact else "tf32", num_warps=8 if exact else _WARPS,
+        num_stages=2 if exact else _STAGES,
     )  # fmt: skip
     if len(merges):
         lines = 16

@@ -21,8 +21,8 @@ from ramify.gpu.attention.triton_tile import paged, take_keys
 from ramify.gpu.rows import RowTable
 
 TILE = 64  # query heads of one program: a warp group's smallest tile on Hopper
-_KEYS = 64
-_PROGRAMS = 264  # wanted at once: two a multiprocessor of a Hopper GPU
+_KEYS = 32
+_PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
 _LEAST_MEMBERS = 4
 _LEAST_SAVED = 80 << 20  # bytes a layer that must not be read twice, else the plain pass is faster
 
@@ -84,7 +84,7 @@ def shared_attention(
         q, pool[0], pool[1], shared.items, shared.members, pages, outputs, sums, pages.shape[1],
         dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         TILE=TILE, DIM=dim, PAGE=page_size, KEYS=_KEYS, PRECISION="ieee" if exact else "tf32",
-        num_warps=4, num_stages=2 if exact else 3,
+        num_warps=4, num_stages=2 if exact else 4,
     )  # fmt: skip
     return Parts(shared.own, outputs, sums)
 
