@@ -19,7 +19,7 @@ from torch import Tensor
 from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
 from ramify.gpu.rows import StepRows
 
-_TILE = 128  # query heads of one program
+_TILE = 64  # query heads of one program
 _KEYS = 64
 _WARPS = 4
 _STAGES = 3

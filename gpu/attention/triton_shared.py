@@ -23,7 +23,7 @@ from ramify.gpu.rows import RowTable
 TILE = 64  # query heads of one program: a warp group's smallest tile on Hopper
 _KEYS = 32
 _PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
-_LEAST_MEMBERS = 4
+_LEAST_MEMBERS = 3
 _LEAST_SAVED = 80 << 20  # bytes a layer that must not be read twice, else the plain pass is faster
 
 

@@ -39,10 +39,11 @@ def take_keys(
     base = tl.where(new_top == -float("inf"), 0.0, new_top)
     weights = tl.exp2(scores - base[:, None])
     fade = tl.exp2(top - base)
+    total = total * fade + tl.sum(weights, 1)  # here, so that the weights need not outlive the product
     v = tl.load(v_pool + place, mask=there[:, None], other=0.0)
     mixed = mixed * fade[:, None]
     mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-    return new_top, total * fade + tl.sum(weights, 1), mixed
+    return new_top, total, mixed
 
 
 @triton.jit
