@@ -29,17 +29,23 @@ _MOST_RUNS = 32
 class Bucket:
     """Room for `extended` tokens in at most `runs` extends, for `decodes`, and to sample `sampling`.
 
-    Without extends every line samples.
+    Without extends every line samples. `grouped`: decodes alone, some of which share keys.
     """
 
     extended: int
     runs: int
     decodes: int
     sampling: int
+    grouped: bool = False
 
     @property
     def lines(self) -> int:
         return self.extended + self.decodes
+
+    @property
+    def fixed(self) -> int:
+        """How many of `fields` come before the attention's."""
+        return 7 if self.extended else 5
 
 
 def decode_buckets(max_rows: int) -> list[Bucket]:
@@ -65,11 +71,12 @@ def mixed_buckets(max_rows: int, longest: int) -> list[Bucket]:
 
 
 class BucketTable:
-    """Finds the smallest bucket for a step."""
+    """Finds the smallest bucket for a step, which is not grouped."""
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self._groups: dict[int, list[Bucket]] = {}  # by `extended`, each in the order of `decodes`
-        for bucket in sorted(buckets, key=lambda bucket: (bucket.extended, bucket.decodes)):
+        plain = (bucket for bucket in buckets if not bucket.grouped)
+        for bucket in sorted(plain, key=lambda bucket: (bucket.extended, bucket.decodes)):
             self._groups.setdefault(bucket.extended, []).append(bucket)
         self._sizes = {
             extended: [bucket.decodes for bucket in group] for extended, group in self._groups.items()
@@ -118,7 +125,7 @@ NO_SETTINGS: Array = np.empty(0)
 def fields(bucket: Bucket, room: Sequence[Array]) -> list[Field]:
     """The arrays of a step: codes, rows, positions of T lines; of S lines that sample their
     temperatures and uniforms, then, if there are extends, their index among the T and their rows;
-    then those of the attention's plan, as large as `room`.
+    then those of the attention's plan or groups, as large as `room`.
     """
     lines: tuple[int, ...] = (bucket.lines,)
     sampling: tuple[int, ...] = (bucket.sampling,)
@@ -138,8 +145,8 @@ def lay(
 ) -> None:
     """Write the step into `arrays` of `fields`; `settings`: temperatures and uniforms [S].
 
-    `plan`: the attention's, each array at most as long as its room, which is filled up with zeros;
-    empty: nothing is attended to.
+    `plan`: the attention's, or its groups, each array at most as long as its room, which is filled
+    up with zeros; empty: nothing is attended to, or nothing shared.
     """
     codes, rows, positions, temperatures, uniforms = arrays[:5]
     decodes, sampled = len(step.rows) - step.extends, len(step.sampling)
@@ -150,11 +157,11 @@ def lay(
         codes[decodes:] = 0
     else:
         _lay_mixed(arrays, bucket, step, spare)
-        for place, target in enumerate(arrays[7:]):
-            used = len(plan[place]) if plan else 0
-            target[used:] = 0
-            if used:
-                target[:used] = plan[place]
+    for place, target in enumerate(arrays[bucket.fixed :]):
+        used = len(plan[place]) if plan else 0
+        target[used:] = 0
+        if used:
+            target[:used] = plan[place]
     temperatures[:sampled], temperatures[sampled:] = settings[0], 0
     uniforms[:sampled], uniforms[sampled:] = settings[1], 0
 

@@ -8,7 +8,7 @@ It does not know files; see `load`. What is worth a graph is found out by `rehea
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,16 @@ from torch import Tensor
 
 from ramify.gpu.attention.choice import Choice
 from ramify.gpu.attention.paged import Inputs
-from ramify.gpu.buckets import NO_SETTINGS, NOTHING, Bucket, fields, largest, lay, tailored
+from ramify.gpu.buckets import (
+    NO_SETTINGS,
+    NOTHING,
+    Bucket,
+    decode_buckets,
+    fields,
+    largest,
+    lay,
+    tailored,
+)
 from ramify.gpu.executor import BadLogits, Counters, Progress
 from ramify.gpu.fused_sampling import sample_into
 from ramify.gpu.graphs import StepGraphs
@@ -92,11 +101,12 @@ class FusedExecutor:
         self._logits = torch.empty(
             (info.max_rows, info.vocab_size), dtype=model.dtype, device=self._device
         )
-        self._attention = attention.paged(self._pages, info.page_size, model.config, model.dtype)
+        self._attention = attention.paged(self._pages, table, model.config, model.dtype)
         self._decoder = FusedDecoder(model, pool, self._pages, self._last, self._attention)
         self._sampler = Sampler(info.max_rows, info.vocab_size, self._device)
-        most = largest(info.max_rows, info.step_tokens)
-        self._lines = Upload(self._device, fixed=frame_bytes(fields(most, self._room(most))))
+        most = [largest(info.max_rows, info.step_tokens), *self.decode_buckets()[-1:]]
+        sizes = [frame_bytes(fields(bucket, self._room(bucket))) for bucket in most]
+        self._lines = Upload(self._device, fixed=max(sizes))
         self._extras = Upload(self._device)
         self._page_uploads = Upload(self._device)
         self._download = Download(self._tokens)
@@ -163,6 +173,15 @@ class FusedExecutor:
         self._logits.zero_()  # the flattest distribution: half of the vocabulary stays
         self._sample_by_sort(self._logits, rows, rows)
 
+    def decode_buckets(self) -> list[Bucket]:
+        """Of steps of decodes alone, from small to large, those that share keys behind the others."""
+        plain = decode_buckets(self.info.max_rows)
+        return plain + [
+            replace(bucket, grouped=True)
+            for bucket in plain
+            if self._attention.no_groups(bucket.decodes)
+        ]
+
     @property
     def device(self) -> torch.device:
         return self._device
@@ -217,7 +236,8 @@ class FusedExecutor:
         """Upload the step and issue it, by a graph if one holds it."""
         bucket = self._graphs.find(step)
         if bucket is not None:
-            self._fill(self._frame(slot, bucket), bucket, step, self._plan(step, captured=True))
+            bucket, plan = self._plan(step, bucket, captured=True)
+            self._fill(self._frame(slot, bucket), bucket, step, plan)
             self._download.settle()
             self._graphs.replay(bucket)
         else:
@@ -228,7 +248,7 @@ class FusedExecutor:
     def _tailor(self, slot: int, step: StepRows) -> tuple[Bucket, Frame]:
         """Upload the step as large as it is."""
         bucket = tailored(step, self.static_extends and self._device.type == "cuda")
-        plan = self._plan(step, captured=False)
+        bucket, plan = self._plan(step, bucket, captured=False)
         frame = self._extras.frame(slot, fields(bucket, plan))
         self._fill(frame, bucket, step, plan)
         return bucket, frame
@@ -247,11 +267,17 @@ class FusedExecutor:
         if not bucket.extended:
             self._attention.plan_decodes(frame.arrays[1], frame.arrays[2])
 
-    def _plan(self, step: StepRows, captured: bool) -> list[Array]:
-        return self._attention.plan(step, captured) if step.extends else []
+    def _plan(self, step: StepRows, bucket: Bucket, captured: bool) -> tuple[Bucket, list[Array]]:
+        """The attention's part of a step, and the bucket, which is grouped if decodes share keys."""
+        if step.extends:
+            return bucket, self._attention.plan(step, captured)
+        groups = self._attention.groups(step.rows, step.starts, bucket.decodes)
+        return replace(bucket, grouped=bool(groups)), groups
 
     def _room(self, bucket: Bucket) -> list[Array]:
         """Arrays as large as the attention's plan for a step in `bucket` can be."""
+        if bucket.grouped:
+            return self._attention.no_groups(bucket.decodes)
         if not bucket.extended or not self._attention.static_extends:
             return []
         return self._attention.room(bucket.extended, bucket.runs)
@@ -282,7 +308,16 @@ class FusedExecutor:
         """Run the model; the logits of the lines that sample come to `_logits`."""
         codes, rows, positions = views[:3]
         sampling = views[5] if bucket.extended else None
-        inputs = Inputs(codes, rows, positions, bucket.extended, views[7:], sampling)
+        plan = views[bucket.fixed :]
+        inputs = Inputs(
+            codes=codes,
+            rows=rows,
+            positions=positions,
+            extended=bucket.extended,
+            plan=plan if bucket.extended else [],
+            sampling=sampling,
+            groups=plan if bucket.grouped else [],
+        )
         self._decoder.forward(inputs, self._logits[: bucket.sampling])
 
     def _sample_by_sort(self, logits: Tensor, rows: Ints, draws: Ints) -> "list[TokenLogprobs | None]":

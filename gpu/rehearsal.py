@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ramify.gpu.buckets import Bucket, decode_buckets, largest, mixed_buckets
+from ramify.gpu.buckets import Bucket, largest, mixed_buckets
 from ramify.gpu.executor import Progress
 from ramify.gpu.fused_executor import FusedExecutor
 
@@ -34,10 +34,11 @@ def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsa
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
     if executor.device.type != "cuda":
         return Rehearsal([], 0)
-    decodes = decode_buckets(rows)
+    decodes = executor.decode_buckets()
     progress("measuring steps", 0.0)
     lines = _lines_worth_a_graph(executor)
     executor.run_padding(largest(rows, tokens))
+    executor.run_padding(decodes[-1])
     executor.sample_the_slowest()
     steps = free - _free(executor)
     buckets = decodes + [bucket for bucket in mixed_buckets(rows, tokens) if bucket.lines <= lines]

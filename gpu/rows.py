@@ -70,6 +70,7 @@ class RowTable:
         self.drawn: Ints = np.zeros(info.max_rows, dtype=np.int64)  # output tokens sampled so far
         self.requests: Ints = np.full(info.max_rows, -1, dtype=np.int64)  # -1: the row is closed
         self._limits: Ints = np.zeros(info.max_rows, dtype=np.int64)  # how long its pages let a row get
+        self.openings: Ints = np.zeros(info.max_rows, dtype=np.int64)  # how often a row was opened
         self._decodable = np.zeros(info.max_rows, dtype=np.bool_)  # its last token was sampled here
         self._broken: str | None = None
         # what the last plan wrote: (row, first, last) of `pages`, for a copy on a device
@@ -136,6 +137,7 @@ class RowTable:
         if opened.request < 0 or opened.sampled < 0 or opened.cached < 0:
             raise PlanError(f"opens row {row}: request, sampled and cached must not be negative")
         self.requests[row] = opened.request
+        self.openings[row] += 1
         self.page_counts[row] = self._limits[row] = 0
         self.drawn[row] = opened.sampled
         self.lengths[row] = opened.cached

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.paged import PagedAttention
 from ramify.gpu.models.config import DecoderConfig
+from ramify.gpu.rows import RowTable
 from ramify.protocol.errors import ModelError
 
 _HOPPER = (9, 0)  # FA3 is written for its matrix instructions and runs nowhere else
@@ -40,16 +41,16 @@ class Choice:
         return f"flashinfer prefill {self.extend} + {self.decode} decode"
 
     def paged(
-        self, pages: Tensor, page_size: int, shape: DecoderConfig, dtype: torch.dtype
+        self, pages: Tensor, table: RowTable, shape: DecoderConfig, dtype: torch.dtype
     ) -> PagedAttention:
-        """The back end over `pages` int32[rows, columns], the page table on the device."""
+        """The back end over `pages` int32[rows, columns]; `table`: the same on the host."""
         if self.extend == "triton":
             from ramify.gpu.attention.triton_paged import TritonPaged
 
-            return TritonPaged(pages, page_size)
+            return TritonPaged(pages, table, shape, dtype)
         from ramify.gpu.attention.flashinfer_paged import FlashInferPaged
 
-        return FlashInferPaged(pages, page_size, shape, dtype, self.extend, self.decode)
+        return FlashInferPaged(pages, table, shape, dtype, self.extend, self.decode)
 
 
 def choose(asked: str, shape: DecoderConfig, dtype: torch.dtype, device: torch.device) -> Choice:

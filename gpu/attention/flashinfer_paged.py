@@ -19,7 +19,7 @@ from ramify.gpu.attention.page_lists import fill_page_lists
 from ramify.gpu.attention.paged import Inputs
 from ramify.gpu.attention.triton_paged import TritonPaged
 from ramify.gpu.models.config import DecoderConfig
-from ramify.gpu.rows import Ints, StepRows
+from ramify.gpu.rows import Ints, RowTable, StepRows
 from ramify.gpu.staging import Array
 
 _PLAN_BYTES = 1 << 20  # of a decode plan: some words for each of its programs
@@ -51,15 +51,16 @@ class FlashInferPaged:
     def __init__(
         self,
         pages: Tensor,
-        page_size: int,
+        table: RowTable,
         shape: DecoderConfig,
         dtype: torch.dtype,
         extend: str,
         decode: str,
     ) -> None:
+        page_size = table.page_size
         self.name = f"flashinfer prefill {extend} + {decode} decode"
         self.static_extends = decode == "triton"  # graphs of steps with extends are Triton's
-        self._triton = TritonPaged(pages, page_size)
+        self._triton = TritonPaged(pages, table, shape, dtype if decode == "triton" else None)
         self._heads = shape.heads
         self._multiprocessors = multiprocessors(pages.device)
         scratch = torch.zeros(
@@ -96,6 +97,12 @@ class FlashInferPaged:
     def plan_decodes(self, rows: Array, positions: Array) -> None:
         if self._decodes is not None:
             self._decodes.plan(rows.astype(np.int64), positions.astype(np.int64))
+
+    def groups(self, rows: Ints, positions: Ints, size: int) -> list[Array]:
+        return self._triton.groups(rows, positions, size)
+
+    def no_groups(self, size: int) -> list[Array]:
+        return self._triton.no_groups(size)
 
     def attend(
         self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None

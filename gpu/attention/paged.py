@@ -5,12 +5,12 @@ never waits for the device; its decode part must be fit for a CUDA graph. The in
 torch executor is in `base`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
-from ramify.gpu.rows import StepRows
+from ramify.gpu.rows import Ints, StepRows
 from ramify.gpu.staging import Array
 
 
@@ -20,7 +20,8 @@ class Inputs:
 
     `codes` int32[T]: a token, or -(row + 1) for the row's last sampled one. `plan`: the arrays of
     `PagedAttention.plan` on the device, empty for a step without extends. `sampling` int32[S]:
-    tokens whose logits are wanted; None: all.
+    tokens whose logits are wanted; None: all. `groups`: the arrays of `PagedAttention.groups` on the
+    device, for the decodes; empty: each reads all of its keys itself.
     """
 
     codes: Tensor
@@ -29,6 +30,7 @@ class Inputs:
     extended: int  # tokens of the extends
     plan: list[Tensor]
     sampling: Tensor | None = None
+    groups: list[Tensor] = field(default_factory=list)
 
 
 class PagedAttention(Protocol):
@@ -56,6 +58,18 @@ class PagedAttention(Protocol):
 
         rows, positions int32[B], padding included.
         """
+        ...
+
+    def groups(self, rows: Ints, positions: Ints, size: int) -> list[Array]:
+        """The host's part for decodes at `positions` of `rows`, padded to `size` lines.
+
+        Which of them share keys; empty where reading those only once would not pay. All steps of
+        one size get arrays of the same shapes. Costs next to nothing while the rows stay the same.
+        """
+        ...
+
+    def no_groups(self, size: int) -> list[Array]:
+        """Arrays of the same shapes that say that no line shares anything; empty: never grouped."""
         ...
 
     def attend(

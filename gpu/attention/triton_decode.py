@@ -13,6 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.gpu.attention.triton_shared import TILE, Parts
+from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
+
 _PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
 _MOST_SPLITS = 64
 _KEYS = 64  # in one tile
@@ -34,11 +37,13 @@ def decode_attention(
     page_size: int,
     window: int | None,
     splits: int,
+    parts: Parts | None = None,
 ) -> Tensor:
     """q [B, heads, D], each at positions int32[B] of rows int32[B]; pages int32[rows, columns].
 
     pool: one layer's k and v, each [slots, kv_heads, D], the new ones included. `splits` as of
-    `splits_for`. Returns [B, heads * D].
+    `splits_for`. `parts`: what `shared_attention` made of the keys that a line has in common with
+    others; then only its own ones are read here. Returns [B, heads * D].
     """
     sequences, heads, dim = q.shape
     kv_heads = pool[0].shape[1]
@@ -52,12 +57,16 @@ def decode_attention(
     exact = q.dtype == torch.float32
     # Measured on an H200 (docs/log.md): few programs want larger tiles, many want more of them.
     keys, stages = (32, 4) if sequences * kv_heads >= _CROWDED and not exact else (_KEYS, 3)
+    own, shared, shared_sums = rows, sums, sums  # not read
+    if parts is not None:
+        own, shared, shared_sums = parts.own, parts.outputs, parts.sums
     _decode[(sequences, kv_heads, splits)](
-        q, pool[0], pool[1], rows, positions, pages, partial, sums, pages.shape[1],
+        q, pool[0], pool[1], rows, positions, pages, partial, sums, own, shared, shared_sums,
+        pages.shape[1],
         dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, PAGE=page_size,
         WINDOW=window or 0, SPLITS=splits, KEYS=keys, PRECISION="ieee" if exact else "tf32",
-        num_warps=4 if exact else 2, num_stages=stages,
+        SHARED=parts is not None, TILE=TILE, num_warps=4 if exact else 2, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
         _merge[(sequences, heads)](
@@ -68,10 +77,10 @@ def decode_attention(
 
 @triton.jit
 def _decode(
-    q, k_pool, v_pool, rows, positions, pages, partial, sums, columns, scale,
+    q, k_pool, v_pool, rows, positions, pages, partial, sums, own, shared, shared_sums, columns, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
     DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
-    KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """scale: of the scores, times log2(e), so that exp2 can be used throughout."""
     sequence = tl.program_id(0).to(tl.int64)
@@ -82,6 +91,10 @@ def _decode(
     low = 0
     if WINDOW:
         low = tl.maximum(length - WINDOW, 0)
+    stretches = 0
+    if SHARED:
+        low = tl.load(own + sequence * 4)
+        stretches = tl.load(own + sequence * 4 + 1)
     share = tl.cdiv(tl.cdiv(length - low, SPLITS), KEYS) * KEYS
     start = low + split * share
     stop = tl.minimum(start + share, length)
@@ -96,30 +109,26 @@ def _decode(
     top = tl.full([GROUP_PADDED], -float("inf"), tl.float32)
     total = tl.zeros([GROUP_PADDED], tl.float32)
     mixed = tl.zeros([GROUP_PADDED, DIM], tl.float32)
+    if SHARED:
+        item = tl.load(own + sequence * 4 + 2).to(tl.int64)
+        at = tl.load(own + sequence * 4 + 3) * GROUP + members
+        for stretch in range(split, stretches, SPLITS):
+            place = ((item + stretch) * KV_HEADS + kv_head) * TILE + at
+            top, total, mixed = take_part(shared, shared_sums, place, real, dims, top, total, mixed, DIM)
     for begin in range(start, stop, KEYS):
         keys = begin + tl.arange(0, KEYS)
         there = keys < stop
-        page = tl.load(pages + row * columns + keys // PAGE, mask=there, other=0).to(tl.int64)
-        slot = page * PAGE + keys % PAGE
-        place = (slot * KV_HEADS + kv_head)[:, None] * DIM + dims[None, :]
-        k = tl.load(k_pool + place, mask=there[:, None], other=0.0)
-        scores = tl.dot(query, tl.trans(k), input_precision=PRECISION) * scale
-        scores = tl.where(there[None, :], scores, -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_top[:, None])
-        fade = tl.exp2(top - new_top)
-        total = total * fade + tl.sum(weights, 1)
-        v = tl.load(v_pool + place, mask=there[:, None], other=0.0)
-        mixed = mixed * fade[:, None]
-        mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        top = new_top
+        place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
+        top, total, mixed = take_keys(
+            query, k_pool, v_pool, place, there, there[None, :], scale, top, total, mixed, PRECISION
+        )
     if SPLITS == 1:
         target = partial + sequence * HEADS * DIM + head[:, None] * DIM + dims[None, :]
         mixed = (mixed / total[:, None]).to(partial.dtype.element_ty)
         tl.store(target, mixed, mask=real[:, None])
     else:
         at = (sequence * HEADS + head) * SPLITS + split
-        if start < stop:
+        if (start < stop) | (split < stretches):
             mixed = mixed / total[:, None]
             tl.store(partial + at[:, None] * DIM + dims[None, :], mixed, mask=real[:, None])
             tl.store(sums + at, top + tl.log2(total), mask=real)

@@ -1,8 +1,10 @@
 """Extend attention over pages in Triton: runs of new tokens over a cached prefix and themselves.
 
-FlashAttention-2 (Dao 2023) over a page table: each program takes a tile of one sequence's queries
-and one head. The host cuts the runs into tiles; all else is read on the device. The reference is
-`torch_sdpa`.
+FlashAttention-2 (Dao 2023) over a page table. A program takes a tile of one sequence's tokens with
+all the query heads of one kv head, so keys are read once for them. Where a step has few tiles over
+long prefixes, several programs share a tile's keys, as in flash-decoding (Dao et al. 2023), and a
+second kernel merges what they found. The host cuts the runs into items; all else is read on the
+device. The reference is `torch_sdpa`.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -14,114 +16,189 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
 from ramify.gpu.rows import StepRows
 
-_TILE = 128  # queries of one program
+_TILE = 64  # query heads of one program
 _KEYS = 64
-TILE_FIELDS = 4
+_WARPS = 4
+_STAGES = 3
+_PROGRAMS = 264  # wanted at once: two a multiprocessor of a Hopper GPU
+_LEAST_STRETCH = 256  # keys: less is not worth a program and a merge
+_ITEM_FIELDS = 7
+_MERGE_FIELDS = 4
+
+Int32s = npt.NDArray[np.int32]
 
 
-def extend_tiles(step: StepRows) -> npt.NDArray[np.int32]:
-    """int32[tiles, 4]: row, first query's index among the step's tokens, queries, its position.
+def extend_items(step: StepRows, heads: int, kv_heads: int) -> tuple[Int32s, Int32s]:
+    """What the programs of a step do, and which of their results are to be merged.
 
-    Tiles with the longest reach come first: they take longest.
+    items int32[n, 7]: row, first query's index among the step's tokens, queries, position of the
+    first, first and last (excluded) key, index of the part that it leaves or -1 for a tile that
+    has no other item. Those with the longest reach come first: they take longest.
+    merges int32[m, 4]: first query's index, queries, first part, parts.
     """
-    tiles = []
-    first = 0
-    for row, start, count in zip(
-        step.rows[: step.extends].tolist(),
-        step.starts[: step.extends].tolist(),
-        step.counts[: step.extends].tolist(),
-        strict=True,
-    ):
-        for offset in range(0, count, _TILE):
-            size = min(_TILE, count - offset)
-            tiles.append((row, first + offset, size, start + offset))
-        first += count
-    tiles.sort(key=lambda tile: -(tile[3] + tile[2]))
-    return np.array(tiles, dtype=np.int32).reshape(-1, TILE_FIELDS)
+    size = _TILE * kv_heads // heads  # tokens in a tile
+    rows, starts, counts = (part[: step.extends] for part in (step.rows, step.starts, step.counts))
+    tiles = -(-counts // size)
+    run = np.repeat(np.arange(len(rows)), tiles)
+    offset = (np.arange(len(run)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * size
+    queries = np.minimum(counts[run] - offset, size)
+    position = starts[run] + offset
+    first = (np.cumsum(counts) - counts)[run] + offset
+    reach = position + queries
+
+    cuts = np.ones(len(run), dtype=np.int64)
+    spare = _wanted(kv_heads) - len(run)
+    if spare > 0:  # share the keys out so that the items are as many as wanted, at most
+        share = max(_LEAST_STRETCH, -(-int(reach.sum()) // spare))
+        cuts = -(-reach // share)
+    stretch = -(-reach // (cuts * _KEYS)) * _KEYS
+    cuts = -(-reach // stretch)
+    tile = np.repeat(np.arange(len(run)), cuts)  # of each item
+    start = (np.arange(len(tile)) - np.repeat(np.cumsum(cuts) - cuts, cuts)) * stretch[tile]
+    stop = np.minimum(start + stretch[tile], reach[tile])
+    split = cuts[tile] > 1
+    part = np.where(split, np.cumsum(split) - 1, -1)
+    items = np.stack(
+        [rows[run[tile]], first[tile], queries[tile], position[tile], start, stop, part], axis=1
+    )
+    several = np.flatnonzero(cuts > 1)
+    first_part = np.cumsum(cuts[several]) - cuts[several]
+    merges = np.stack([first[several], queries[several], first_part, cuts[several]], axis=1)
+    longest_first = np.argsort(start - stop, kind="stable")
+    return items[longest_first].astype(np.int32), merges.astype(np.int32)
 
 
-def most_tiles(tokens: int, runs: int) -> int:
-    """The most tiles that runs of `tokens` in all can make."""
-    return tokens // _TILE + runs
+def extend_room(tokens: int, runs: int, heads: int, kv_heads: int) -> tuple[Int32s, Int32s]:
+    """Zeros as large as `extend_items` can need for so many tokens in so many runs.
+
+    Zeros behind a step's own items and merges are programs that leave at once.
+    """
+    tiles = tokens // (_TILE * kv_heads // heads) + runs
+    wanted = _wanted(kv_heads)
+    items = np.zeros((max(tiles, wanted), _ITEM_FIELDS), dtype=np.int32)
+    return items, np.zeros((min(tiles, wanted), _MERGE_FIELDS), dtype=np.int32)
+
+
+def _wanted(kv_heads: int) -> int:
+    return max(1, _PROGRAMS // kv_heads)
 
 
 def extend_attention(
     q: Tensor,
     output: Tensor,
     pool: "tuple[Tensor, Tensor]",
-    tiles: Tensor,
+    items: Tensor,
+    merges: Tensor,
     pages: Tensor,
     page_size: int,
     window: int | None,
 ) -> None:
-    """q [T, heads, D], output [T, heads * D], written at the queries that `tiles` names.
+    """q [T, heads, D], output [T, heads * D], written at the queries that `items` names.
 
-    tiles int32[n, 4] as of `extend_tiles`; pages int32[rows, columns]; pool: one layer's k and v,
-    each [slots, kv_heads, D], the new ones included. A tile without queries costs next to nothing.
+    items int32[n, 7], merges int32[m, 4] as of `extend_items`; pages int32[rows, columns]; pool:
+    one layer's k and v, each [slots, kv_heads, D], the new ones included.
     """
     _, heads, dim = q.shape
     kv_heads = pool[0].shape[1]
-    _extend[(len(tiles), heads)](
-        q, pool[0], pool[1], tiles, pages, output, pages.shape[1],
-        dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=page_size,
-        WINDOW=window or 0, TILE=_TILE, KEYS=_KEYS,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=8 if q.dtype == torch.float32 else 4,
-        num_stages=2 if q.dtype == torch.float32 else 3,
+    exact = q.dtype == torch.float32
+    # more items than are wanted leave no parts, and no merges none at all
+    most = min(len(items), _wanted(kv_heads)) if len(merges) else 0
+    parts = torch.empty((most, kv_heads, _TILE, dim), dtype=torch.float32, device=q.device)
+    sums = torch.empty((most, kv_heads, _TILE), dtype=torch.float32, device=q.device)
+    _extend[(len(items), kv_heads)](
+        q, pool[0], pool[1], items, pages, output, parts, sums, pages.shape[1],
+        dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        DIM=dim, PAGE=page_size, WINDOW=window or 0, TILE=_TILE, KEYS=_KEYS,
+        PRECISION="ieee" if exact else "tf32", num_warps=8 if exact else _WARPS,
+        num_stages=2 if exact else _STAGES,
     )  # fmt: skip
+    if len(merges):
+        lines = 16
+        _merge[(len(merges), kv_heads, _TILE // lines)](
+            parts, sums, merges, output, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+            DIM=dim, TILE=_TILE, LINES=lines, num_warps=4,
+        )  # fmt: skip
 
 
 @triton.jit
 def _extend(
-    q, k_pool, v_pool, tiles, pages, output, columns, scale, HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-    TILE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    q, k_pool, v_pool, items, pages, output, parts, sums, columns, scale, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """scale: of the scores, times log2(e), so that exp2 can be used throughout."""
-    tile = tiles + tl.program_id(0) * 4
-    head = tl.program_id(1)
-    kv_head = head // (HEADS // KV_HEADS)
-    row = tl.load(tile).to(tl.int64)
-    first = tl.load(tile + 1).to(tl.int64)
-    count = tl.load(tile + 2)
-    position = tl.load(tile + 3)
+    item = items + tl.program_id(0) * 7
+    kv_head = tl.program_id(1)
+    row = tl.load(item).to(tl.int64)
+    first = tl.load(item + 1).to(tl.int64)
+    count = tl.load(item + 2)
+    position = tl.load(item + 3)
+    start = tl.load(item + 4)
+    stop = tl.load(item + 5)
+    part = tl.load(item + 6)
+    if count == 0:
+        return
 
     lines = tl.arange(0, TILE)
     dims = tl.arange(0, DIM)
-    real = lines < count
-    places = (first + lines)[:, None] * HEADS * DIM + head * DIM + dims[None, :]
+    real = lines < count * GROUP
+    token = first + lines // GROUP
+    places = (token * HEADS + kv_head * GROUP + lines % GROUP)[:, None] * DIM + dims[None, :]
     query = tl.load(q + places, mask=real[:, None], other=0.0)
-    reach = position + lines
-    low = 0
+    reach = position + lines // GROUP
     if WINDOW:
-        low = tl.maximum(position - WINDOW + 1, 0) // KEYS * KEYS
-    end = position + count
+        start = tl.maximum(start, (position - WINDOW + 1) // KEYS * KEYS)
     top = tl.full([TILE], -float("inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     mixed = tl.zeros([TILE, DIM], tl.float32)
-    for begin in range(low, end, KEYS):
+    for begin in range(start, stop, KEYS):
         keys = begin + tl.arange(0, KEYS)
-        there = keys < end
-        page = tl.load(pages + row * columns + keys // PAGE, mask=there, other=0).to(tl.int64)
-        slot = page * PAGE + keys % PAGE
-        place = (slot * KV_HEADS + kv_head)[:, None] * DIM + dims[None, :]
-        k = tl.load(k_pool + place, mask=there[:, None], other=0.0)
-        scores = tl.dot(query, tl.trans(k), input_precision=PRECISION) * scale
+        there = keys < stop
+        place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
         seen = keys[None, :] <= reach[:, None]
         if WINDOW:
             seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
-        scores = tl.where(seen, scores, -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        # a window may hide a whole tile of keys from a query
-        base = tl.where(new_top == -float("inf"), 0.0, new_top)
-        weights = tl.exp2(scores - base[:, None])
-        fade = tl.exp2(top - base)
-        total = total * fade + tl.sum(weights, 1)
-        v = tl.load(v_pool + place, mask=there[:, None], other=0.0)
-        mixed = mixed * fade[:, None]
-        mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        top = new_top
-    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]  # lines past the run have seen nothing
+        top, total, mixed = take_keys(
+            query, k_pool, v_pool, place, there, seen, scale, top, total, mixed, PRECISION
+        )
+    total = tl.where(total > 0, total, 1.0)  # a query may have seen nothing
+    mixed = mixed / total[:, None]
+    if part < 0:
+        tl.store(output + places, mixed.to(output.dtype.element_ty), mask=real[:, None])
+    else:
+        at = (part.to(tl.int64) * KV_HEADS + kv_head) * TILE + lines
+        tl.store(parts + at[:, None] * DIM + dims[None, :], mixed, mask=real[:, None])
+        tl.store(sums + at, top + tl.log2(total), mask=real)
+
+
+@triton.jit
+def _merge(
+    parts, sums, merges, output, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    DIM: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """Combine the parts of some lines of a tile; what a line has not seen has the sum -inf."""
+    merge = merges + tl.program_id(0) * 4
+    kv_head = tl.program_id(1)
+    first = tl.load(merge).to(tl.int64)
+    count = tl.load(merge + 1)
+    part = tl.load(merge + 2).to(tl.int64)
+    number = tl.load(merge + 3)
+    if tl.program_id(2) * LINES >= count * GROUP:
+        return
+
+    lines = tl.program_id(2) * LINES + tl.arange(0, LINES)
+    dims = tl.arange(0, DIM)
+    real = lines < count * GROUP
+    top = tl.full([LINES], -float("inf"), tl.float32)
+    total = tl.zeros([LINES], tl.float32)
+    mixed = tl.zeros([LINES, DIM], tl.float32)
+    for index in range(number):
+        at = ((part + index) * KV_HEADS + kv_head) * TILE + lines
+        top, total, mixed = take_part(parts, sums, at, real, dims, top, total, mixed, DIM)
+    mixed = mixed / total[:, None]
+    token = first + lines // GROUP
+    places = (token * HEADS + kv_head * GROUP + lines % GROUP)[:, None] * DIM + dims[None, :]
     tl.store(output + places, mixed.to(output.dtype.element_ty), mask=real[:, None])

@@ -1,41 +1,62 @@
 """The Triton kernels as one back end: split decode for decodes, tiles for extends.
 
-Plans nothing for decodes: the kernels read page table and positions on the device.
+Plans nothing for decodes but which of them share keys: the kernels read page table and positions
+on the device.
 """
 
-import numpy as np
+import torch
 from torch import Tensor
 
+from ramify.gpu.attention.groups import Arrays, no_groups
 from ramify.gpu.attention.paged import Inputs
 from ramify.gpu.attention.triton_decode import decode_attention, splits_for
-from ramify.gpu.attention.triton_extend import (
-    TILE_FIELDS,
-    extend_attention,
-    extend_tiles,
-    most_tiles,
-)
-from ramify.gpu.rows import StepRows
+from ramify.gpu.attention.triton_extend import extend_attention, extend_items, extend_room
+from ramify.gpu.attention.triton_shared import Shared, grouper_for, shared_attention
+from ramify.gpu.models.config import DecoderConfig
+from ramify.gpu.rows import Ints, RowTable, StepRows
 from ramify.gpu.staging import Array
 
 
 class TritonPaged:
-    """`pages` int32[rows, columns] is the page table on the device."""
+    """`pages` int32[rows, columns] is the page table on the device, `table` the one on the host.
+
+    Decodes read shared keys once where that pays, if `dtype` is what the pool holds; None: each
+    reads all of its keys itself.
+    """
 
     name = "triton"
     static_extends = True
 
-    def __init__(self, pages: Tensor, page_size: int) -> None:
+    def __init__(
+        self, pages: Tensor, table: RowTable, shape: DecoderConfig, dtype: torch.dtype | None
+    ) -> None:
         self._pages = pages
-        self._page_size = page_size
+        self._page_size = table.page_size
+        self._heads, self._kv_heads = shape.heads, shape.kv_heads
+        self._grouper = None
+        if dtype is not None and None in shape.windows:
+            self._grouper = grouper_for(
+                table, shape.heads, shape.kv_heads, shape.head_dim, dtype.itemsize
+            )
 
     def room(self, tokens: int, runs: int) -> list[Array]:
-        return [np.zeros((most_tiles(tokens, runs), TILE_FIELDS), dtype=np.int32)]
+        return list(extend_room(tokens, runs, self._heads, self._kv_heads))
 
     def plan(self, step: StepRows, captured: bool = False) -> list[Array]:
-        return [extend_tiles(step)]
+        return list(extend_items(step, self._heads, self._kv_heads))
 
     def plan_decodes(self, rows: Array, positions: Array) -> None:
         pass
+
+    def groups(self, rows: Ints, positions: Ints, size: int) -> list[Array]:
+        if self._grouper is None:
+            return []
+        return _listed(self._grouper.arrays(rows, positions, size))
+
+    def no_groups(self, size: int) -> list[Array]:
+        if self._grouper is None or size < self._grouper.limits.least_members:
+            return []
+        return _listed(no_groups(size, self._grouper.limits))
 
     def attend(
         self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
@@ -48,7 +69,8 @@ class TritonPaged:
             assert decoded is not None
             return decoded
         output = q.new_empty((len(q), q.shape[1] * q.shape[2]))
-        extend_attention(q, output, pool, inputs.plan[0], self._pages, self._page_size, window)
+        items, merges = inputs.plan
+        extend_attention(q, output, pool, items, merges, self._pages, self._page_size, window)
         if decoded is not None:
             output[first:] = decoded
         return output
@@ -57,8 +79,14 @@ class TritonPaged:
         self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
     ) -> Tensor:
         """The step's decodes alone: q [decodes, heads, D] -> [decodes, heads * D]."""
-        first = inputs.extended
+        first, parts = inputs.extended, None
+        if inputs.groups and window is None:  # a window has moved past most of what lines share
+            parts = shared_attention(q, pool, Shared(*inputs.groups), self._pages, self._page_size)
         return decode_attention(
             q, pool, inputs.rows[first:], inputs.positions[first:], self._pages, self._page_size,
-            window, splits_for(len(q), pool[0].shape[1]),
+            window, splits_for(len(q), pool[0].shape[1]), parts,
         )  # fmt: skip
+
+
+def _listed(arrays: Arrays | None) -> list[Array]:
+    return [] if arrays is None else [arrays.items, arrays.members, arrays.own]

@@ -183,7 +183,8 @@ def make(kernels: Choice, sequences: Sequences, heads: int, window: int | None, 
     shape = SimpleNamespace(heads=heads, kv_heads=kv_heads, head_dim=dim, windows=(window,))
     if CUDA and window is not None and kernels.extend != "triton" and not WINDOWED:
         pytest.skip("set RAMIFY_TEST_FLASHINFER_WINDOWS=1 to let FlashInfer compile for windows")
-    return kernels.paged(sequences.pages, sequences.page_size, shape, sequences.k.dtype, **more)  # type: ignore[arg-type]
+    table = SimpleNamespace(page_size=sequences.page_size)  # all that is asked of it without groups
+    return kernels.paged(sequences.pages, table, shape, sequences.k.dtype, **more)  # type: ignore[arg-type]
 
 
 def lines(runs: list[tuple[int, int]]) -> "tuple[torch.Tensor, torch.Tensor]":

@@ -20,7 +20,13 @@ pytest.importorskip("triton", minversion=None if CUDA else "3.7")
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 DTYPES = [torch.float32, torch.bfloat16] if CUDA else [torch.float32]
 LENGTHS = [1, 2, 63, 64, 65, 700, 5000, 32768] if CUDA else [1, 65, 70]
-RUNS = [(0, 1), (0, 300), (900, 7), (4000, 260), (31, 129)] if CUDA else [(0, 3), (66, 2)]  # cached, new
+# cached, new
+RUNS = (
+    [(0, 1), (0, 300), (900, 7), (4000, 260), (31, 129), (32000, 40)]
+    if CUDA
+    else [(0, 3), (66, 2), (500, 5)]
+)
+STEPS = [[0, 1, 2, 3, 4, 5], [2], [5, 1], [3]] if CUDA else [[0, 1], [2, 0]]  # which run together
 
 
 @pytest.fixture(autouse=True)
@@ -104,23 +110,29 @@ def test_decode_attention(
 def test_extend_attention(
     dtype: torch.dtype, page_size: int, heads: int, kv_heads: int, dim: int, window: int | None
 ) -> None:
-    from ramify.gpu.attention.triton_extend import extend_attention, extend_tiles
+    from ramify.gpu.attention.triton_extend import extend_attention, extend_items, extend_room
 
-    starts, counts = (np.array(part) for part in zip(*RUNS, strict=True))
-    pool = Pool((starts + counts).tolist(), page_size, kv_heads, dim, dtype)
-    tokens = np.zeros(counts.sum(), dtype=np.int32)
-    index = np.arange(len(RUNS))
-    tiles = extend_tiles(StepRows(index, starts, counts, len(RUNS), tokens, index, index))
-    q = draw(len(tokens), heads, dim, dtype=dtype)
-    output = torch.full((len(tokens), heads * dim), torch.nan, dtype=dtype, device=DEVICE)
-    extend_attention(
-        q, output, (pool.k, pool.v), torch.from_numpy(tiles).to(DEVICE), pool.pages, page_size, window
-    )
-    first = 0
-    for row, (start, count) in enumerate(RUNS):
-        part = slice(first, first + count)
-        close(output[part], pool.reference(q[part], row, start, window))
-        first += count
+    pool = Pool([start + count for start, count in RUNS], page_size, kv_heads, dim, dtype)
+    for rows in STEPS:
+        runs = [RUNS[row] for row in rows]
+        starts, counts = (np.array(part) for part in zip(*runs, strict=True))
+        none = np.empty(0, dtype=np.int64)
+        tokens = np.zeros(counts.sum(), dtype=np.int32)
+        step = StepRows(np.array(rows), starts, counts, len(rows), tokens, none, none)
+        plan = extend_items(step, heads, kv_heads)
+        room = extend_room(len(tokens), len(rows), heads, kv_heads)  # as a graph runs it
+        for larger, exact in zip(room, plan, strict=True):
+            larger[: len(exact)] = exact
+        q = draw(len(tokens), heads, dim, dtype=dtype)
+        for arrays in (plan, room):
+            output = torch.full((len(tokens), heads * dim), torch.nan, dtype=dtype, device=DEVICE)
+            items, merges = (torch.from_numpy(array).to(DEVICE) for array in arrays)
+            extend_attention(q, output, (pool.k, pool.v), items, merges, pool.pages, page_size, window)
+            first = 0
+            for row, (start, count) in zip(rows, runs, strict=True):
+                part = slice(first, first + count)
+                close(output[part], pool.reference(q[part], row, start, window))
+                first += count
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

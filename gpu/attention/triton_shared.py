@@ -1,0 +1,129 @@
+"""The shared part of decode attention in Triton: keys that several lines have in common, read once.
+
+Branches of a fork hold the same pages up to where they parted. One program takes the query heads
+of many of them as the rows of one tensor-core tile (Hydragen, Juravsky et al. 2024; cascade
+inference, Ye et al. 2024) and attends to a stretch of the common keys. What it leaves, an output
+and a log-sum-exp for each query, is where `triton_decode` begins a line's own keys, so nothing else
+is launched to merge them. Which lines share what: see `groups`. The reference is `torch_sdpa`.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.gpu.attention.groups import Grouper, Limits
+from ramify.gpu.attention.triton_tile import paged, take_keys
+from ramify.gpu.rows import RowTable
+
+TILE = 64  # query heads of one program: a warp group's smallest tile on Hopper
+_KEYS = 32
+_PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
+_LEAST_MEMBERS = 3
+_LEAST_SAVED = 80 << 20  # bytes a layer that must not be read twice, else the plain pass is faster
+
+
+@dataclass(slots=True)
+class Shared:
+    """A decode step's groups on the device, arrays as of `groups.Arrays`."""
+
+    items: Tensor  # int32[capacity, 5]
+    members: Tensor  # int32[B]
+    own: Tensor  # int32[B, 4]
+
+
+@dataclass(slots=True)
+class Parts:
+    """What the shared pass leaves for the lines' own passes."""
+
+    own: Tensor  # int32[B, 4]
+    outputs: Tensor  # float32[capacity, kv_heads, TILE, D], normalised
+    sums: Tensor  # float32[capacity, kv_heads, TILE] log-sum-exps, base 2
+
+
+def grouper_for(
+    table: RowTable, heads: int, kv_heads: int, head_dim: int, itemsize: int
+) -> Grouper | None:
+    """Finds the groups of a model whose pool has elements of `itemsize` bytes, by what pays.
+
+    Measured on an H200 (docs/log.md), where the L2 cache gives the plain pass most of what shared
+    keys could save: it reads them again at 7 to 8 TB/s. None if the query heads of one line fill a
+    tile, which then has no room for another line's.
+    """
+    tile_lines = TILE * kv_heads // heads
+    if tile_lines < _LEAST_MEMBERS:
+        return None
+    limits = Limits(
+        least_depth=128,
+        least_saved=_LEAST_SAVED // (2 * kv_heads * head_dim * itemsize),
+        least_members=_LEAST_MEMBERS,
+        tile_lines=tile_lines,
+        items=max(1, _PROGRAMS // kv_heads),
+    )
+    return Grouper(table, limits)
+
+
+def shared_attention(
+    q: Tensor, pool: "tuple[Tensor, Tensor]", shared: Shared, pages: Tensor, page_size: int
+) -> Parts:
+    """q [B, heads, D] over the stretches that `shared` names; pages int32[rows, columns].
+
+    pool: one layer's k and v, each [slots, kv_heads, D].
+    """
+    _, heads, dim = q.shape
+    kv_heads = pool[0].shape[1]
+    capacity = len(shared.items)
+    outputs = torch.empty((capacity, kv_heads, TILE, dim), dtype=torch.float32, device=q.device)
+    sums = torch.empty((capacity, kv_heads, TILE), dtype=torch.float32, device=q.device)
+    exact = q.dtype == torch.float32
+    _shared[(capacity, kv_heads)](
+        q, pool[0], pool[1], shared.items, shared.members, pages, outputs, sums, pages.shape[1],
+        dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        TILE=TILE, DIM=dim, PAGE=page_size, KEYS=_KEYS, PRECISION="ieee" if exact else "tf32",
+        num_warps=4, num_stages=2 if exact else 4,
+    )  # fmt: skip
+    return Parts(shared.own, outputs, sums)
+
+
+@triton.jit
+def _shared(
+    q, k_pool, v_pool, items, members, pages, outputs, sums, columns, scale, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """scale: of the scores, times log2(e), so that exp2 can be used throughout."""
+    item = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    row = tl.load(items + item * 5).to(tl.int64)
+    start = tl.load(items + item * 5 + 1)
+    stop = tl.load(items + item * 5 + 2)
+    first = tl.load(items + item * 5 + 3)
+    count = tl.load(items + item * 5 + 4)
+    if start >= stop:
+        return
+
+    tile = tl.arange(0, TILE)
+    dims = tl.arange(0, DIM)
+    real = tile < count * GROUP
+    line = tl.load(members + first + tile // GROUP, mask=real, other=0).to(tl.int64)
+    head = kv_head * GROUP + tile % GROUP
+    query = tl.load(
+        q + (line * HEADS + head)[:, None] * DIM + dims[None, :], mask=real[:, None], other=0.0
+    )
+    top = tl.full([TILE], -float("inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    mixed = tl.zeros([TILE, DIM], tl.float32)
+    for begin in range(start, stop, KEYS):
+        keys = begin + tl.arange(0, KEYS)
+        there = keys < stop
+        place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
+        top, total, mixed = take_keys(
+            query, k_pool, v_pool, place, there, there[None, :], scale, top, total, mixed, PRECISION
+        )
+    at = (item * KV_HEADS + kv_head) * TILE + tile
+    tl.store(outputs + at[:, None] * DIM + dims[None, :], mixed / total[:, None], mask=real[:, None])
+    tl.store(sums + at, top + tl.log2(total), mask=real)

@@ -1,0 +1,61 @@
+"""What the attention kernels have in common: how a tile of queries takes in keys and values.
+
+A tile keeps, for each of its queries, the largest score so far, the sum of the weights and the
+weighted sum of the values (online softmax, Milakov and Gimelshein 2018; FlashAttention, Dao et al.
+2022). It may take in keys, or what another program made of keys of its own. Scores are in base 2.
+Called from kernels only; knows neither who the queries are nor which keys are theirs.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def paged(
+    pages, row, columns, keys, there, kv_head, dims, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+):  # fmt: skip
+    """Offsets [keys, D] in the pool of one kv head's keys at positions `keys` of a row."""
+    page = tl.load(pages + row * columns + keys // PAGE, mask=there, other=0).to(tl.int64)
+    slot = page * PAGE + keys % PAGE
+    return (slot * KV_HEADS + kv_head)[:, None] * DIM + dims[None, :]
+
+
+@triton.jit
+def take_keys(
+    query, k_pool, v_pool, place, there, seen, scale, top, total, mixed, PRECISION: tl.constexpr
+):
+    """Take in the keys at `place` [K, D]: of each those `there` [K], of which a query has `seen` [Q, K].
+
+    scale: of the scores, times log2(e). Returns top [Q], total [Q] and mixed [Q, D].
+    """
+    k = tl.load(k_pool + place, mask=there[:, None], other=0.0)
+    scores = tl.dot(query, tl.trans(k), input_precision=PRECISION) * scale
+    scores = tl.where(seen, scores, -float("inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    # all keys so far may be hidden from a query
+    base = tl.where(new_top == -float("inf"), 0.0, new_top)
+    weights = tl.exp2(scores - base[:, None])
+    fade = tl.exp2(top - base)
+    total = total * fade + tl.sum(weights, 1)  # here, so that the weights need not outlive the product
+    v = tl.load(v_pool + place, mask=there[:, None], other=0.0)
+    mixed = mixed * fade[:, None]
+    mixed += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    return new_top, total, mixed
+
+
+@triton.jit
+def take_part(outputs, sums, at, real, dims, top, total, mixed, DIM: tl.constexpr):
+    """Take in what other programs left at `at` [Q]: outputs [.., D] and sums (log-sum-exps).
+
+    A sum of -inf stands for no keys.
+    """
+    lse = tl.load(sums + at, mask=real, other=0.0)
+    part = tl.load(outputs + at[:, None] * DIM + dims[None, :], mask=real[:, None], other=0.0)
+    new_top = tl.maximum(top, lse)
+    base = tl.where(new_top == -float("inf"), 0.0, new_top)
+    weight = tl.exp2(lse - base)
+    fade = tl.exp2(top - base)
+    return new_top, total * fade + weight, mixed * fade[:, None] + part * weight[:, None]
