@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.gpu.layers.overlap import launch_options, overlaps, wait
+
 
 def embed_norm(codes: Tensor, last: Tensor, table: Tensor, weight: Tensor, eps: float) -> Any:
     """Look the inputs up and normalise them for the first layer.
@@ -33,14 +35,33 @@ def embed_norm(codes: Tensor, last: Tensor, table: Tensor, weight: Tensor, eps: 
     return residual, normed
 
 
-def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual += x in place; returns the sum's RMS norm times weight. All [T, hidden]."""
-    normed = torch.empty_like(x)
-    block = triton.next_power_of_2(x.shape[1])
-    _add_norm[(len(x),)](
-        x, residual, weight, normed, x.shape[1], eps, BLOCK=block, num_warps=_warps(block)
-    )
+def add_norm(x: "Tensor | None", residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual += x in place, if there is an x; returns its RMS norm times weight. All [T, hidden]."""
+    normed = torch.empty_like(residual)
+    (tokens, hidden), device = residual.shape, residual.device
+    block = triton.next_power_of_2(hidden)
+    _add_norm[(tokens,)](
+        x, residual, weight, normed, hidden, eps, BLOCK=block, ADD=x is not None,
+        OVERLAP=overlaps(device), num_warps=_warps(block), **launch_options(device),
+    )  # fmt: skip
     return normed
+
+
+def divide_rows(values: Tensor, squares: Tensor, which: "Tensor | None", eps: float) -> Tensor:
+    """The end of an RMS norm that `triton_linear` began: rows over their root mean square.
+
+    values [T, hidden]; squares float32[T, parts] add up to the sum of squares of each row; which
+    int[S]: the rows wanted, None: all. Returns [S, hidden].
+    """
+    hidden = values.shape[1]
+    output = values.new_empty((len(values) if which is None else len(which), hidden))
+    block = triton.next_power_of_2(hidden)
+    _divide_rows[(len(output),)](
+        values, squares, which, output, hidden, squares.shape[1], eps, BLOCK=block,
+        PARTS=triton.next_power_of_2(squares.shape[1]), CHOSEN=which is not None,
+        OVERLAP=overlaps(values.device), num_warps=_warps(block), **launch_options(values.device),
+    )  # fmt: skip
+    return output
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -48,7 +69,10 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     tokens, size = len(gate_up), gate_up.shape[1] // 2
     output = gate_up.new_empty((tokens, size))
     block = min(1024, triton.next_power_of_2(size))
-    _silu_mul[(tokens, triton.cdiv(size, block))](gate_up, output, size, BLOCK=block, num_warps=4)
+    _silu_mul[(tokens, triton.cdiv(size, block))](
+        gate_up, output, size, BLOCK=block, OVERLAP=overlaps(gate_up.device), num_warps=4,
+        **launch_options(gate_up.device),
+    )  # fmt: skip
     return output
 
 
@@ -78,7 +102,8 @@ def rope_store(
     _rope_store[(tokens, (heads + 2 * kv_heads) // together)](
         qkv, q, pool[0], pool[1], q_weight, k_weight, cos_sin[0], cos_sin[1], rows, positions, pages,
         pages.shape[1], eps, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF=dim // 2,
-        TOGETHER=together, PAGE=page_size, NORM=norms is not None, num_warps=2,
+        TOGETHER=together, PAGE=page_size, NORM=norms is not None, OVERLAP=overlaps(qkv.device),
+        num_warps=2, **launch_options(qkv.device),
     )  # fmt: skip
     return q
 
@@ -105,14 +130,19 @@ def _embed_norm(codes, last, table, weight, residual, normed, hidden, eps, BLOCK
 
 
 @triton.jit
-def _add_norm(x, residual, weight, normed, hidden, eps, BLOCK: tl.constexpr):
+def _add_norm(
+    x, residual, weight, normed, hidden, eps, BLOCK: tl.constexpr, ADD: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    wait(OVERLAP)
     start = tl.program_id(0).to(tl.int64) * hidden
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden
-    added = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
-    before = tl.load(residual + start + columns, mask=inside, other=0.0).to(tl.float32)
-    total = (added + before).to(residual.dtype.element_ty)
-    tl.store(residual + start + columns, total, mask=inside)
+    total = tl.load(residual + start + columns, mask=inside, other=0.0)
+    if ADD:
+        added = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
+        total = (added + total.to(tl.float32)).to(residual.dtype.element_ty)
+        tl.store(residual + start + columns, total, mask=inside)
     wide = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide) / hidden + eps)
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
@@ -120,7 +150,27 @@ def _add_norm(x, residual, weight, normed, hidden, eps, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _silu_mul(gate_up, output, size, BLOCK: tl.constexpr):
+def _divide_rows(
+    values, squares, which, output, hidden, parts, eps, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    CHOSEN: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    wait(OVERLAP)
+    place = tl.program_id(0).to(tl.int64)
+    row = place
+    if CHOSEN:
+        row = tl.load(which + place).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    total = tl.sum(tl.load(squares + row * parts + part, mask=part < parts, other=0.0))
+    columns = tl.arange(0, BLOCK)
+    inside = columns < hidden
+    x = tl.load(values + row * hidden + columns, mask=inside, other=0.0).to(tl.float32)
+    y = x * tl.rsqrt(total / hidden + eps)
+    tl.store(output + place * hidden + columns, y.to(output.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_mul(gate_up, output, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    wait(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
@@ -134,8 +184,9 @@ def _silu_mul(gate_up, output, size, BLOCK: tl.constexpr):
 def _rope_store(
     qkv, q_out, k_pool, v_pool, q_weight, k_weight, cos, sin, rows, positions, pages,
     columns, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
-    TOGETHER: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
+    TOGETHER: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    wait(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TOGETHER
     heads = tl.arange(0, TOGETHER)[:, None]

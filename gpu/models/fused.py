@@ -4,29 +4,44 @@ All its inputs are device tensors of fixed meaning, and it never waits or asks t
 CUDA graph can hold a whole pass. Knows pages through the page table's tensor alone.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ramify.gpu.attention.paged import Inputs, PagedAttention
 from ramify.gpu.kv_pool import KVPool
-from ramify.gpu.layers.fused import add_norm, embed_norm, rope_store, silu_mul
+from ramify.gpu.layers.fused import divide_rows, embed_norm, rope_store
+from ramify.gpu.layers.overlap import overlaps
+from ramify.gpu.layers.tilings import LayerSizes, LayerTilings, tilings_for
+from ramify.gpu.layers.triton_linear import Products, Rows
 from ramify.gpu.models.decoder import Decoder, DecoderLayer
 
 
 class FusedDecoder:
     """Runs `model` over `pool`; `pages` int32[rows, columns] is the page table on the device.
 
-    `last` int32[rows]: the token that each row sampled last.
+    `last` int32[rows]: the token that each row sampled last. `tilings`: which matrix products run on
+    the Triton kernel, by the number of tokens and the model's sizes.
     """
 
     def __init__(
-        self, model: Decoder, pool: KVPool, pages: Tensor, last: Tensor, attention: PagedAttention
+        self,
+        model: Decoder,
+        pool: KVPool,
+        pages: Tensor,
+        last: Tensor,
+        attention: PagedAttention,
+        tilings: Callable[[int, LayerSizes], LayerTilings] = tilings_for,
     ) -> None:
         self._model = model
         self._pool = pool
         self._attention = attention
         self._pages = pages
         self._last = last
+        self._products = Products(model.device)
+        self._tilings = tilings
+        self._sizes = _sizes(model)
         half = model.config.head_dim // 2
         positions = torch.arange(pages.shape[1] * pool.page_size, device=model.device)
         cos, signed_sin = model.rotary.angles(positions, torch.float32)
@@ -36,28 +51,49 @@ class FusedDecoder:
     def forward(self, inputs: Inputs, logits: Tensor) -> None:
         """Run the step, write its KV, and its logits to `logits` [S, vocabulary]."""
         model, eps = self._model, self._model.config.rms_eps
-        layers = model.layers
-        residual, x = embed_norm(
+        layers, products = model.layers, self._products
+        tilings = self._tilings(len(inputs.codes), self._sizes)
+        residual, normed = embed_norm(
             inputs.codes, self._last, model.embedding, layers[0].input_norm.weight, eps
         )
+        x = Rows(normed)
         for index, layer in enumerate(layers):
-            mixed = layer.output(self._attend(index, layer, x, inputs))
-            x = add_norm(mixed, residual, layer.post_norm.weight, eps)
-            x = layer.mlp.down(silu_mul(layer.mlp.gate_up(x)))
+            qkv = products.plain(x, layer.qkv, eps, tilings.qkv)
+            mixed = self._attend(index, layer, qkv, inputs)
+            x = products.add(mixed, layer.output, residual, layer.post_norm, tilings.output)
+            activated = products.gated(x, layer.mlp.gate_up, eps, tilings.gate_up)
             following = model.norm if layer is layers[-1] else layers[index + 1].input_norm
-            x = add_norm(x, residual, following.weight, eps)
-        if inputs.sampling is not None:
-            x = x.index_select(0, inputs.sampling)
-        model.head.into(x, logits)
+            x = products.add(activated, layer.mlp.down, residual, following, tilings.down)
+        if not len(logits):
+            return
+        if x.squares is not None:
+            final = divide_rows(x.values, x.squares, inputs.sampling, eps)
+        elif inputs.sampling is not None:
+            final = x.values.index_select(0, inputs.sampling)
+        else:
+            final = x.values
+        model.head.into(final, logits)
 
-    def _attend(self, index: int, layer: DecoderLayer, x: Tensor, inputs: Inputs) -> Tensor:
-        """[T, hidden] -> [T, heads * D]."""
+    def _attend(self, index: int, layer: DecoderLayer, qkv: Tensor, inputs: Inputs) -> Tensor:
+        """[T, (heads + 2 kv_heads) * D] -> [T, heads * D]."""
         config, pool = self._model.config, self._pool.layers[index]
         norms = None
         if layer.q_norm is not None and layer.k_norm is not None:
             norms = layer.q_norm.weight, layer.k_norm.weight
         q = rope_store(
-            layer.qkv(x), norms, config.rms_eps, self._cos_sin, inputs.rows, inputs.positions,
+            qkv, norms, config.rms_eps, self._cos_sin, inputs.rows, inputs.positions,
             self._pages, self._pool.page_size, pool, config.heads,
         )  # fmt: skip
         return self._attention.attend(q, pool, inputs, config.windows[index])
+
+
+def _sizes(model: Decoder) -> LayerSizes:
+    config = model.config
+    return LayerSizes(
+        hidden=config.hidden_size,
+        attention=config.attention_width,
+        qkv=config.attention_width + 2 * config.kv_width,
+        intermediate=config.intermediate_size,
+        dtype=model.dtype,
+        overlaps=overlaps(model.device),
+    )
