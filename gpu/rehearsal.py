@@ -50,20 +50,19 @@ def _lines_worth_a_graph(executor: FusedExecutor) -> int:
 
     Beyond, a graph would only cost: its padding takes time, and the launch takes none.
     """
+    rows, tokens = executor.info.max_rows, executor.info.step_tokens
+    alone = [bucket for bucket in mixed_buckets(rows, tokens) if not bucket.decodes]
+    for bucket in alone:
+        executor.run_padding(bucket)  # compiles what steps without a graph launch
     if not executor.static_extends:
         return 0
     lines = 0
-    for bucket in mixed_buckets(executor.info.max_rows, executor.info.step_tokens):
-        if bucket.decodes:
-            continue
-        executor.run_padding(bucket)  # compiles
+    for bucket in alone:
         launched, finished = min(_timed(executor, bucket) for _ in range(3))
         if finished > HOST_BOUND * launched:
-            break
+            return lines
         lines = bucket.lines
-    else:
-        return executor.info.step_tokens + executor.info.max_rows
-    return lines
+    return tokens + rows
 
 
 def _timed(executor: FusedExecutor, bucket: Bucket) -> tuple[float, float]:
