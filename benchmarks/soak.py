@@ -447,12 +447,15 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
+    parser.add_argument("--gateways", type=int, default=0, help="processes")
     parser.add_argument("--json", help="write samples and figures to this file")
     options = parser.parse_args()
     about = machine()
     print(headline(about), flush=True)
     tally = Tally()
-    with FakeServer(step_ms=options.step_ms, ttl=TTL_S, lag=1, loop=options.loop) as server:
+    with FakeServer(
+        step_ms=options.step_ms, ttl=TTL_S, lag=1, loop=options.loop, gateways=options.gateways
+    ) as server:
         empty = server.snapshot(collect=True)
         samples = asyncio.run(soak(server, options, tally))
         end = asyncio.run(quiet(server, empty))

@@ -55,9 +55,10 @@ def is_internal(end: dict[str, Any]) -> bool:
     return end.get("error" if end["type"] == "done" else "code") == "internal"
 
 
-async def test_a_killed_executor_ends_everything_in_order(serving: Any) -> None:
+@pytest.mark.parametrize("gateways", [0, 2])
+async def test_a_killed_executor_ends_everything_in_order(serving: Any, gateways: int) -> None:
     """Each request gets its end, each socket 1012, the engine EngineFailed; nothing stays."""
-    engine = Running(serving, executor="process", fake=SLOW, limits={"running": 2})
+    engine = Running(serving, executor="process", gateways=gateways, fake=SLOW, limits={"running": 2})
     async with engine as served:
         async with (
             served.connect() as peer,
@@ -90,10 +91,11 @@ async def test_a_killed_executor_ends_everything_in_order(serving: Any) -> None:
         assert "SIGKILL" in str(failure)
 
 
+@pytest.mark.parametrize("gateways", [0, 2])
 async def test_a_core_actor_that_raises_ends_the_engine(
-    serving: Any, monkeypatch: pytest.MonkeyPatch
+    serving: Any, monkeypatch: pytest.MonkeyPatch, gateways: int
 ) -> None:
-    engine = Running(serving, fake=SLOW)
+    engine = Running(serving, gateways=gateways, fake=SLOW)
     async with engine as served:
         async with served.connect() as peer:
             await peer.open(peer.user(1, "go"), peer.greedy(2, max_tokens=3000))
