@@ -14,19 +14,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ramify.gpu.attention.paged import Inputs
+from ramify.gpu.attention.paged import Inputs, PagedAttention
+from ramify.gpu.attention.triton_invariant import InvariantPaged
 from ramify.gpu.attention.triton_paged import TritonPaged
 from ramify.gpu.executor import BadLogits, Counters, Progress
 from ramify.gpu.fused_sampling import sample_into
 from ramify.gpu.graphs import DecodeGraphs, batch_sizes
 from ramify.gpu.kv_pool import KVPool
+from ramify.gpu.layers.invariant import invariant_product
+from ramify.gpu.layers.linear import Linear
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.fused import FusedDecoder
+from ramify.gpu.row_sampler import RowSampler, token_logprobs
 from ramify.gpu.rows import Ints, RowTable, StepRows
-from ramify.gpu.sampler import Sampler
 from ramify.gpu.staging import RING, Array, Download, Fetched, Stopwatch, Upload
 from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
-from ramify.protocol.sampling import TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -37,22 +39,24 @@ class LaunchedStep:
     computed: int
     rows: Ints  # [S] that sample
     requests: Ints  # [S]
+    asked: Ints  # [S] how many log-probabilities, 0: none
     fetched: Fetched | None  # None: nothing is sampled
     watch: Stopwatch
-    logprobs: "list[TokenLogprobs | None]"
 
     def ready(self) -> bool:
         return self.fetched is None or self.fetched.ready()
 
     def result(self) -> StepResult:
-        tokens = self.fetched.wait() if self.fetched is not None else np.empty(0, dtype=np.int32)
+        tokens, words = np.empty(0, dtype=np.int32), None
+        if self.fetched is not None:
+            tokens, words = self.fetched.wait()
         result = StepResult(
             step=self.number,
             rows=self.rows.astype(np.int32).tobytes(),
             tokens=tokens.tobytes(),
             computed=self.computed,
             elapsed_us=self.watch.elapsed_us(),
-            logprobs=self.logprobs,
+            logprobs=token_logprobs(words, self.asked) if words is not None else [],
         )
         bad = np.flatnonzero(tokens < 0)
         if len(bad):
@@ -61,15 +65,26 @@ class LaunchedStep:
 
 
 class FusedExecutor:
-    """Runs plans on `model` over `pool`. CUDA graphs are captured here, before anything is served."""
+    """Runs plans on `model` over `pool`. CUDA graphs are captured here, before anything is served.
+
+    `deterministic`: a row's logits are the same, bit for bit, whatever else is in the batch, however
+    its prompt was cut and whatever part of it was cached.
+    """
 
     def __init__(
-        self, model: Decoder, pool: KVPool, table: RowTable, info: ExecutorInfo, progress: Progress
+        self,
+        model: Decoder,
+        pool: KVPool,
+        table: RowTable,
+        info: ExecutorInfo,
+        progress: Progress,
+        deterministic: bool = False,
     ) -> None:
         self.info = info
         self.counters = Counters()
         self.rows = table
         self._device = model.device
+        self._dtype = model.dtype
         # one row more than there are: padding decodes in it, at position 0 of the padding slot's page
         self._spare = info.max_rows
         columns = -(-table.max_length // info.page_size)
@@ -77,9 +92,13 @@ class FusedExecutor:
         self._pages = torch.full(shape, pool.pages, dtype=torch.int32, device=self._device)
         self._last = torch.zeros(info.max_rows + 1, dtype=torch.int32, device=self._device)
         self._tokens = torch.zeros(info.max_rows, dtype=torch.int32, device=self._device)
-        self._attention = TritonPaged(self._pages, info.page_size)
-        self._decoder = FusedDecoder(model, pool, self._pages, self._last, self._attention)
-        self._sampler = Sampler(info.max_rows, info.vocab_size, self._device)
+        product = invariant_product if deterministic else Linear.__call__
+        self._attention: PagedAttention = TritonPaged(self._pages, info.page_size)
+        if deterministic:
+            group = model.config.heads // model.config.kv_heads
+            self._attention = InvariantPaged(self._pages, info.page_size, group)
+        self._decoder = FusedDecoder(model, pool, self._pages, self._last, self._attention, product)
+        self._sampler = RowSampler(info.max_rows + 1, info.vocab_size, self._device)
         self._lines = Upload(self._device, fixed=info.max_rows * 24 + 128)
         self._extras = Upload(self._device)
         self._page_uploads = Upload(self._device)
@@ -96,10 +115,10 @@ class FusedExecutor:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start the step. Raises PlanError if the plan contradicts the rows."""
         slot = self._take_slot()
-        step = self._apply(plan)
+        step = self._apply(slot, plan)
         rows = step.rows[step.sampling]
         watch = Stopwatch(self._device)
-        fetched, logprobs = None, list[TokenLogprobs | None]()
+        fetched, logprobs = None, None
         with torch.inference_mode():
             watch.start()
             self._upload_pages(slot)
@@ -109,9 +128,10 @@ class FusedExecutor:
                 logprobs = self._run_decodes(slot, step)
             watch.stop()
             if len(rows):
-                fetched = self._download.fetch(slot, self._tokens[: len(rows)])
+                fetched = self._download.fetch(slot, self._tokens[: len(rows)], logprobs)
+        asked = self._sampler.logprobs_asked(rows)
         launched = LaunchedStep(
-            plan.step, step.computed, rows, self.rows.requests[rows], fetched, watch, logprobs
+            plan.step, step.computed, rows, self.rows.requests[rows], asked, fetched, watch
         )
         self._ring[slot] = launched
         return launched
@@ -123,7 +143,7 @@ class FusedExecutor:
         """
         slot = self._take_slot()
         self._ring[slot] = None
-        step = self._apply(plan)
+        step = self._apply(slot, plan)
         with torch.inference_mode():
             self._upload_pages(slot)
             if not len(step.rows):
@@ -153,12 +173,12 @@ class FusedExecutor:
                 before.fetched.wait()
         return slot
 
-    def _apply(self, plan: StepPlan) -> StepRows:
+    def _apply(self, slot: int, plan: StepPlan) -> StepRows:
         step = self.rows.apply(plan)
-        for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
-            self._sampler.close(row)
-        for opened in plan.opens:
-            self._sampler.open(opened)
+        if plan.closes or plan.opens:
+            closes = np.frombuffer(plan.closes, dtype=np.int32).tolist()
+            with torch.inference_mode():
+                self._sampler.apply(slot, closes, plan.opens)
         self.counters.count(step.computed)
         return step
 
@@ -177,7 +197,7 @@ class FusedExecutor:
 
     # --- the device's part ---
 
-    def _run_decodes(self, slot: int, step: StepRows) -> "list[TokenLogprobs | None]":
+    def _run_decodes(self, slot: int, step: StepRows) -> Tensor | None:
         lines = len(step.rows)
         size = self._graphs.size_for(lines) if self._graphs is not None else None
         arrays = _decode_lines(step, *self._sampler.draws_for(step.rows, step.draws))
@@ -189,7 +209,7 @@ class FusedExecutor:
             logits = self._graphs.replay(size)
         else:
             logits = self._decode(views)
-        return self._sample_by_sort(logits[:lines], step.rows, step.draws)
+        return self._resample(slot, logits, step.rows, step.draws)
 
     def _decode(self, views: list[Tensor]) -> Tensor:
         """Issue a decode step, its sampler included; `views` as of `_decode_lines`."""
@@ -198,14 +218,14 @@ class FusedExecutor:
         sample_into(logits, rows, temperatures, uniforms, self._last, self._tokens)
         return logits
 
-    def _run_mixed(self, slot: int, step: StepRows, rows: Ints) -> "list[TokenLogprobs | None]":
+    def _run_mixed(self, slot: int, step: StepRows, rows: Ints) -> Tensor | None:
         inputs, (sampled, temperatures, uniforms) = self._inputs(slot, step)
         self._download.settle()
         logits = self._decoder.forward(inputs)
         if not len(rows):
-            return []
+            return None
         sample_into(logits, sampled, temperatures, uniforms, self._last, self._tokens)
-        return self._sample_by_sort(logits, rows, step.draws)
+        return self._resample(slot, logits, rows, step.draws)
 
     def _inputs(self, slot: int, step: StepRows) -> tuple[Inputs, list[Tensor]]:
         """Upload a step of any kind. Also the sampling rows, their temperatures and uniforms."""
@@ -230,22 +250,9 @@ class FusedExecutor:
         )
         return inputs, views[4:7]
 
-    def _sample_by_sort(self, logits: Tensor, rows: Ints, draws: Ints) -> "list[TokenLogprobs | None]":
-        """Sample again, on torch, the lines that ask for more than the kernel does. This waits."""
-        lines = np.flatnonzero(~self._sampler.plain(rows))
-        if not len(lines):
-            return []
-        index = torch.from_numpy(lines).to(self._device)
-        sampled = self._sampler.sample(logits[index].float(), rows[lines], draws[lines])
-        tokens = sampled.tokens.int()
-        self._tokens[index] = torch.where(sampled.finite, tokens, -1)
-        self._last[torch.from_numpy(rows[lines]).to(self._device)] = tokens
-        if not sampled.logprobs:
-            return []
-        logprobs: list[TokenLogprobs | None] = [None] * len(rows)
-        for line, own in zip(lines.tolist(), sampled.logprobs, strict=True):
-            logprobs[line] = own
-        return logprobs
+    def _resample(self, slot: int, logits: Tensor, rows: Ints, draws: Ints) -> Tensor | None:
+        """Sample again the lines that ask for more than a temperature; log-probabilities."""
+        return self._sampler.resample(slot, logits, rows, draws, self._last, self._tokens)
 
     # --- before anything is served ---
 
@@ -260,6 +267,7 @@ class FusedExecutor:
             inputs = Inputs(codes, rows, positions, extended=1, plan=[spare], sampling=sampling)
             logits = self._decoder.forward(inputs)
             sample_into(logits, rows, temperatures, uniforms, self._last, self._tokens)
+        self._sampler.warm(self._dtype, self._spare, self._last, self._tokens)
         self._graphs = DecodeGraphs(self._padded_lines, self._decode, sizes, progress)
 
     def _padded_lines(self, size: int) -> list[Tensor]:

@@ -48,8 +48,9 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
         load_weights(config.path, model.weights(), progress)
     attention = _attention(config, shape, device)
     info = _info(config, shape, model, context, dtype, device, attention)
-    with torch.inference_mode():
-        model.pack()
+    if not config.deterministic:  # its products read plain weights
+        with torch.inference_mode():
+            model.pack()
     progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
     pool = KVPool(
         shape.layers, info.pages, info.page_size, shape.kv_heads, shape.head_dim, dtype, device
@@ -59,7 +60,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     if attention == "triton":
         from ramify.gpu.fused_executor import FusedExecutor
 
-        executor = FusedExecutor(model, pool, table, info, progress)
+        executor = FusedExecutor(model, pool, table, info, progress, config.deterministic)
     else:
         executor = TorchExecutor(
             model, TorchAttention(pool, table, shape.heads, shape.windows), table, info
@@ -71,6 +72,8 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
 
 def _attention(config: ModelConfig, shape: DecoderConfig, device: torch.device) -> str:
     """Which back end: as asked. `auto` is the Triton kernels on CUDA where they know the model."""
+    if config.deterministic:
+        return _deterministic_attention(config, shape, device)
     if config.attention == "torch" or (config.attention == "auto" and device.type != "cuda"):
         return "torch"
     obstacle = _triton_obstacle(shape, device)
@@ -79,6 +82,17 @@ def _attention(config: ModelConfig, shape: DecoderConfig, device: torch.device) 
     if config.attention == "auto":
         return "torch"
     raise ModelError(f"--attention triton: {obstacle}; give --attention torch")
+
+
+def _deterministic_attention(config: ModelConfig, shape: DecoderConfig, device: torch.device) -> str:
+    """Only the Triton kernels: what torch's products round to depends on how many rows they have."""
+    if config.attention == "torch":
+        raise ModelError("--deterministic runs on the Triton kernels: leave --attention torch out")
+    obstacle = _triton_obstacle(shape, device)
+    if obstacle is not None:
+        raise ModelError(f"--deterministic runs on the Triton kernels: {obstacle}; serve on a CUDA "
+                         "device, or leave --deterministic out")  # fmt: skip
+    return "triton"
 
 
 def _triton_obstacle(shape: DecoderConfig, device: torch.device) -> str | None:

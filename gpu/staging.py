@@ -18,6 +18,7 @@ RING = 3  # two steps in flight and one that is being filled
 _ALIGN = 16
 
 Array = npt.NDArray[np.generic]
+Int32s = npt.NDArray[np.int32]
 
 
 class Upload:
@@ -77,48 +78,67 @@ class Download:
 
     def __init__(self, device: torch.device, size: int) -> None:
         self._cuda = device.type == "cuda"
-        self._hosts = [torch.empty(size, dtype=torch.int32, pin_memory=self._cuda) for _ in range(RING)]
+        self._hosts = [self._host(size) for _ in range(RING)]
+        self._more: list[Tensor | None] = [None] * RING
         self._copied: torch.cuda.Event | None = None
         if self._cuda:
             self._stream = torch.cuda.Stream(device)
 
-    def fetch(self, slot: int, tokens: Tensor) -> "Fetched":
-        """Start copying tokens int32[n] into ring slot `slot`."""
+    def fetch(self, slot: int, tokens: Tensor, more: Tensor | None = None) -> "Fetched":
+        """Start copying tokens int32[n], and `more` int32[m, words], into ring slot `slot`."""
         host = self._hosts[slot][: len(tokens)]
+        room = None if more is None else self._room(slot, more)
         if not self._cuda:
-            host.copy_(tokens)
-            return Fetched(host, None)
+            self._copy(host, tokens, room, more)
+            return Fetched(host, room, None)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            host.copy_(tokens, non_blocking=True)
+            self._copy(host, tokens, room, more)
         self._copied = torch.cuda.Event()
         self._copied.record(self._stream)
-        return Fetched(host, self._copied)
+        return Fetched(host, room, self._copied)
 
     def settle(self) -> None:
         """Let the current stream overwrite what `fetch` copies only once it is copied."""
         if self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)
 
+    def _copy(self, host: Tensor, tokens: Tensor, room: Tensor | None, more: Tensor | None) -> None:
+        host.copy_(tokens, non_blocking=True)
+        if room is not None and more is not None:
+            room.copy_(more, non_blocking=True)
+
+    def _room(self, slot: int, more: Tensor) -> Tensor:
+        size = more.numel()
+        room = self._more[slot]
+        if room is None or len(room) < size:
+            room = self._more[slot] = self._host(2 * size)
+        return room[:size].view(more.shape)
+
+    def _host(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.int32, pin_memory=self._cuda)
+
 
 class Fetched:
-    """Tokens on their way to the host."""
+    """Tokens on their way to the host, and what came with them."""
 
-    def __init__(self, host: Tensor, event: "torch.cuda.Event | None") -> None:
+    def __init__(self, host: Tensor, more: Tensor | None, event: "torch.cuda.Event | None") -> None:
         self._host = host
+        self._more = more
         self._event = event
-        self._tokens: npt.NDArray[np.int32] | None = None
+        self._arrays: tuple[Int32s, Int32s | None] | None = None
 
     def ready(self) -> bool:
         return self._event is None or bool(self._event.query())
 
-    def wait(self) -> npt.NDArray[np.int32]:
-        """The tokens, once they are there; a copy, for the ring slot is used again."""
-        if self._tokens is None:
+    def wait(self) -> "tuple[Int32s, Int32s | None]":
+        """Tokens and `more`, once they are there; copies, for the ring slot is used again."""
+        if self._arrays is None:
             if self._event is not None:
                 self._event.synchronize()
-            self._tokens = self._host.numpy().copy()
-        return self._tokens
+            more = None if self._more is None else self._more.numpy().copy()
+            self._arrays = self._host.numpy().copy(), more
+        return self._arrays
 
 
 class Stopwatch:

@@ -71,6 +71,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_rows: int = 256
     step_tokens: int = 2048  # most tokens in one step (the budget of chunked prefill)
     attention: Literal["auto", "triton", "torch"] = "auto"  # auto: triton on CUDA, torch on a CPU
+    deterministic: bool = False  # a request's logits never depend on batch, chunking or cache
     threads: int | None = None  # torch CPU threads
     load_format: Literal["auto", "dummy"] = "auto"
 

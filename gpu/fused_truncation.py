@@ -1,0 +1,351 @@
+"""Penalties, top-k, top-p and min-p on the device, without a sort and without waiting.
+
+The rules of `sampler` and `truncation`: tokens are kept down to one logit of the row, ties
+included, and drawn by inversion of the CDF in the order of their ids. That logit is searched for
+on the bits of (best logit - logit) / temperature, which order as it does ("keys": 0 is the best
+token). A first pass sorts the keys into bins, with the count and the mass of each; only the keys
+of the few bins where the answer can lie are bisected. Masses are added up in float64, in an order
+that depends on the vocabulary alone: a row's outcome never depends on its neighbours.
+
+It does not know requests: `row_sampler` says which lines of a step need this and how.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 4096  # logits of one program
+_BINS = 32
+_REACH = 40.0  # bins end where exp(-x) is nothing
+EVERY_KEY = 0x7F800000  # the bits of infinity: keeps all tokens
+
+
+@dataclass(slots=True)
+class Lines:
+    """What N lines of a step's logits ask for. All tensors [N] on the device."""
+
+    lines: Tensor  # int32, which lines of the logits
+    rows: Tensor  # int32
+    counted: Tensor  # int32, which line of the token counts; -1: not penalised
+    top_k: Tensor  # int32, 0: off
+    keys: Tensor  # int32, the last key that min-p keeps; EVERY_KEY: off
+    temperatures: Tensor  # float32, 0: greedy
+    repetition: Tensor  # float32, 1: off
+    frequency: Tensor  # float32
+    presence: Tensor  # float32
+    top_p: Tensor  # float64, 1: off
+    uniforms: Tensor  # float64 in [0, 1)
+
+
+def resample_into(
+    logits: Tensor, what: Lines, truncated: bool, counts: Tensor, last: Tensor, tokens: Tensor
+) -> None:
+    """Write the lines' tokens to tokens int32[S] and to last[rows], and count them.
+
+    logits [S, V]; `truncated`: whether any line asks for top-k or top-p; counts int32[rows, V]:
+    twice how often the row sampled a token, plus 1 if the token occurs at all. Lines whose logits
+    are not finite get -1, and 0 as their next input.
+    """
+    n, vocabulary = len(what.lines), logits.shape[1]
+    blocks = triton.cdiv(vocabulary, _BLOCK)
+    padded = max(32, triton.next_power_of_2(blocks))
+    options = {"BLOCK": _BLOCK, "num_warps": 8, "enable_fp_fusion": False}  # rounds as torch does
+    tops = logits.new_empty((n, blocks), dtype=torch.float32)
+    lows, ids, keys = torch.empty_like(tops), torch.empty_like(tops, dtype=torch.int32), what.keys
+    masses = torch.empty_like(tops, dtype=torch.float64)
+    source = (logits, vocabulary, blocks, what.lines, counts, what.counted, what.repetition,
+              what.frequency, what.presence)  # fmt: skip
+    grid = (n, blocks)
+    _best[grid](*source, tops, lows, ids, **options)
+    if truncated:
+        keys = torch.empty_like(what.keys)
+        sizes = torch.empty((n, blocks, _BINS), dtype=torch.int32, device=logits.device)
+        weights = torch.empty_like(sizes, dtype=torch.float64)
+        found = torch.empty((n, vocabulary), dtype=torch.int32, device=logits.device)
+        scale = (what.temperatures, tops, lows)
+        _bins[grid](
+            *source, *scale, what.top_k, what.top_p, sizes, weights, BLOCKS=padded, BINS=_BINS,
+            REACH=_REACH, **options,
+        )  # fmt: skip
+        _search[(n,)](
+            *source, *scale, what.top_k, what.top_p, what.keys, sizes, weights, found, keys,
+            BLOCKS=padded, BINS=_BINS, REACH=_REACH, **options,
+        )  # fmt: skip
+    _masses[grid](*source, what.temperatures, tops, keys, masses, BLOCKS=padded, **options)
+    _draw[(n,)](
+        *source, what.temperatures, tops, ids, keys, masses, what.uniforms, what.rows, last, tokens,
+        BLOCKS=padded, **options,
+    )  # fmt: skip
+
+
+@triton.jit
+def _penalised(logits, vocabulary, line, counts, counted, repetition, frequency, presence, columns):
+    """Line `line` (of all) at `columns`, after penalties, as float32; -inf outside."""
+    inside = columns < vocabulary
+    source = tl.load(line).to(tl.int64) * vocabulary
+    x = tl.load(logits + source + columns, mask=inside, other=-float("inf")).to(tl.float32)
+    own = tl.load(counted).to(tl.int64)
+    if own >= 0:
+        count = tl.load(counts + own * vocabulary + columns, mask=inside, other=0)
+        rate = tl.load(repetition)
+        moved = tl.where(x > 0, tl.div_rn(x, rate), x * rate)
+        x = tl.where(count > 0, moved, x)
+        times = (count >> 1).to(tl.float32)
+        x = x - tl.load(frequency) * times
+        x = x - tl.load(presence) * (times > 0).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _keys(x, best, temperature):
+    """Bits that order as (best - x) / temperature does."""
+    distance = tl.abs(tl.div_rn(x - best, temperature))
+    return distance.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _weights(keys):
+    return tl.exp(-keys.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _bin(keys, scale, BINS: tl.constexpr):
+    return tl.minimum(keys.to(tl.float32, bitcast=True) * scale, BINS - 1.0).to(tl.int32)
+
+
+@triton.jit
+def _top(tops, line, blocks, BLOCKS: tl.constexpr):
+    """The best logit of a line, and whether it is one."""
+    index = tl.arange(0, BLOCKS)
+    values = tl.load(tops + line * blocks + index, mask=index < blocks, other=-float("inf"))
+    best = tl.max(values, 0)
+    return best, (best < float("inf")) & (best > -float("inf"))
+
+
+@triton.jit
+def _scale(lows, line, blocks, best, temperature, BLOCKS: tl.constexpr, BINS: tl.constexpr,
+           REACH: tl.constexpr):  # fmt: skip
+    """Bins a unit of scaled logit, so that they span the line's logits or REACH."""
+    index = tl.arange(0, BLOCKS)
+    values = tl.load(lows + line * blocks + index, mask=index < blocks, other=float("inf"))
+    span = tl.minimum(tl.div_rn(best - tl.min(values, 0), temperature), REACH)
+    return BINS / tl.maximum(span, 1e-20)
+
+
+@triton.jit
+def _best(
+    logits, vocabulary, blocks, lines, counts, counted, repetition, frequency, presence, tops, lows,
+    ids, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of each block: the best logit (inf if one is no number), its id, the lowest finite logit."""
+    n = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    columns = block * BLOCK + tl.arange(0, BLOCK)
+    x = _penalised(logits, vocabulary, lines + n, counts, counted + n, repetition + n, frequency + n,
+                   presence + n, columns)  # fmt: skip
+    broken = tl.max(((x != x) | (x == float("inf"))).to(tl.int32), 0)
+    x = tl.where(x == x, x, -float("inf"))
+    top = tl.max(x, 0)
+    at = n * blocks + block
+    tl.store(tops + at, tl.where(broken > 0, float("inf"), top))
+    tl.store(lows + at, tl.min(tl.where(x == -float("inf"), float("inf"), x), 0))
+    tl.store(ids + at, tl.min(tl.where(x == top, columns, 2147483647), 0))
+
+
+@triton.jit
+def _bins(
+    logits, vocabulary, blocks, lines, counts, counted, repetition, frequency, presence, temperatures,
+    tops, lows, top_k, top_p, sizes, weights, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    BINS: tl.constexpr, REACH: tl.constexpr,
+):  # fmt: skip
+    """How many tokens of each block are in each bin of keys, and their mass."""
+    n = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    temperature = tl.load(temperatures + n)
+    best, finite = _top(tops, n, blocks, BLOCKS)
+    cuts = (tl.load(top_k + n) > 0) | (tl.load(top_p + n) < 1.0)
+    if (temperature > 0) & finite & cuts:
+        scale = _scale(lows, n, blocks, best, temperature, BLOCKS, BINS, REACH)
+        columns = block * BLOCK + tl.arange(0, BLOCK)
+        x = _penalised(logits, vocabulary, lines + n, counts, counted + n, repetition + n,
+                       frequency + n, presence + n, columns)  # fmt: skip
+        keys = _keys(x, best, temperature)
+        bins = tl.where(columns < vocabulary, _bin(keys, scale, BINS), BINS)
+        mass = _weights(keys).to(tl.float64)
+        at = (n * blocks + block) * BINS
+        for index in tl.static_range(BINS):
+            here = bins == index
+            tl.store(sizes + at + index, tl.sum(here.to(tl.int32), 0))
+            tl.store(weights + at + index, tl.sum(tl.where(here, mass, 0.0), 0))
+
+
+@triton.jit
+def _search(
+    logits, vocabulary, blocks, lines, counts, counted, repetition, frequency, presence, temperatures,
+    tops, lows, top_k, top_p, limits, sizes, weights, found, kept, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr, BINS: tl.constexpr, REACH: tl.constexpr,
+):  # fmt: skip
+    """The last key that is kept. `found` int32[N, vocabulary]: room for keys."""
+    n = tl.program_id(0).to(tl.int64)
+    limit = tl.load(limits + n)
+    temperature = tl.load(temperatures + n)
+    k = tl.load(top_k + n)
+    p = tl.load(top_p + n)
+    best, finite = _top(tops, n, blocks, BLOCKS)
+    if (temperature > 0) & finite & ((k > 0) | (p < 1.0)):
+        # the bins in which the k-th key and the nucleus' last one lie, or may lie
+        bins = tl.arange(0, BINS)
+        index = tl.arange(0, BLOCKS)
+        at = (n * blocks + index[:, None]) * BINS + bins[None, :]
+        there = index[:, None] < blocks
+        size = tl.sum(tl.load(sizes + at, mask=there, other=0), 0)
+        mass = tl.sum(tl.load(weights + at, mask=there, other=0.0), 0)
+        size_before = tl.cumsum(size, 0) - size
+        mass_before = tl.cumsum(mass, 0) - mass
+        total = tl.sum(mass, 0)
+        last = tl.max(bins, 0)
+        least = total
+        if k > 0:
+            last = tl.max(tl.where(size_before < k, bins, 0), 0)
+            least = tl.sum(tl.where(bins < last, mass, 0.0), 0)
+            total = tl.sum(tl.where(bins <= last, mass, 0.0), 0)
+        first = last
+        if p < 1.0:
+            first = tl.max(tl.where((mass_before < p * least) & (bins <= last), bins, 0), 0)
+            if k == 0:
+                last = first
+        size_above = tl.sum(tl.where(bins < first, size, 0), 0)
+        mass_above = tl.sum(tl.where(bins < first, mass, 0.0), 0)
+        # the keys in those bins, one after another
+        scale = _scale(lows, n, blocks, best, temperature, BLOCKS, BINS, REACH)
+        own = found + n * vocabulary
+        length = 0
+        low, high = 0x7F800000, 0
+        for block in range(blocks):
+            few = tl.load(sizes + (n * blocks + block) * BINS + bins)
+            here = tl.sum(tl.where((bins >= first) & (bins <= last), few, 0), 0)
+            if here > 0:
+                columns = block * BLOCK + tl.arange(0, BLOCK)
+                x = _penalised(logits, vocabulary, lines + n, counts, counted + n, repetition + n,
+                               frequency + n, presence + n, columns)  # fmt: skip
+                keys = _keys(x, best, temperature)
+                bin = _bin(keys, scale, BINS)
+                wanted = (columns < vocabulary) & (bin >= first) & (bin <= last)
+                place = tl.cumsum(wanted.to(tl.int32), 0) - 1
+                tl.store(own + length + place, keys, mask=wanted)
+                low = tl.minimum(low, tl.min(tl.where(wanted, keys, 0x7F800000), 0))
+                high = tl.maximum(high, tl.max(tl.where(wanted, keys, 0), 0))
+                length += here
+        tl.debug_barrier()  # the keys are written
+        reach = high
+        if k > 0:
+            reach = _bisect(own, length, size_above.to(tl.float64), k.to(tl.float64), low, high,
+                            False, BLOCK)  # fmt: skip
+            if p < 1.0:
+                total = mass_above + _mass_before(own, length, reach + 1, BLOCK)
+        if p < 1.0:
+            reach = _bisect(own, length, mass_above, p * total, low, reach, True, BLOCK)
+        limit = tl.minimum(limit, reach)
+    tl.store(kept + n, limit)
+
+
+@triton.jit
+def _bisect(keys, length, above, target, low, high, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest key in [low, high] with above + (what is before it) < target; at least `low`."""
+    while low < high:
+        # three cuts a pass over the keys; unsigned room: keys are below 2**31
+        quarter = (high - low) // 4 + 1
+        one = tl.minimum(low + quarter, high)
+        two = tl.minimum(one + quarter, high)
+        three = tl.minimum(two + quarter, high)
+        first, second, third = above, above, above
+        for start in range(0, length, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            key = tl.load(keys + at, mask=at < length, other=2147483647)
+            weight = tl.where(at < length, 1.0, 0.0).to(tl.float64)
+            if BY_MASS:
+                weight = tl.where(at < length, _weights(key), 0.0).to(tl.float64)
+            first += tl.sum(tl.where(key < one, weight, 0.0), 0)
+            second += tl.sum(tl.where(key < two, weight, 0.0), 0)
+            third += tl.sum(tl.where(key < three, weight, 0.0), 0)
+        if third < target:
+            low = three
+        elif second < target:
+            low, high = two, three - 1
+        elif first < target:
+            low, high = one, two - 1
+        else:
+            high = one - 1
+    return low
+
+
+@triton.jit
+def _mass_before(keys, length, end, BLOCK: tl.constexpr):
+    total = tl.zeros([], tl.float64)
+    for start in range(0, length, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        key = tl.load(keys + at, mask=at < length, other=2147483647)
+        total += tl.sum(tl.where((at < length) & (key < end), _weights(key), 0.0).to(tl.float64), 0)
+    return total
+
+
+@triton.jit
+def _masses(
+    logits, vocabulary, blocks, lines, counts, counted, repetition, frequency, presence, temperatures,
+    tops, kept, masses, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """The mass of each block's tokens that are kept."""
+    n = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    temperature = tl.load(temperatures + n)
+    best, finite = _top(tops, n, blocks, BLOCKS)
+    if (temperature > 0) & finite:
+        columns = block * BLOCK + tl.arange(0, BLOCK)
+        x = _penalised(logits, vocabulary, lines + n, counts, counted + n, repetition + n,
+                       frequency + n, presence + n, columns)  # fmt: skip
+        keys = _keys(x, best, temperature)
+        mass = tl.where(keys <= tl.load(kept + n), _weights(keys), 0.0).to(tl.float64)
+        tl.store(masses + n * blocks + block, tl.sum(mass, 0))
+
+
+@triton.jit
+def _draw(
+    logits, vocabulary, blocks, lines, counts, counted, repetition, frequency, presence, temperatures,
+    tops, ids, kept, masses, uniforms, rows, last, tokens, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(temperatures + n)
+    best, finite = _top(tops, n, blocks, BLOCKS)
+    index = tl.arange(0, BLOCKS)
+    there = index < blocks
+    top = tl.load(tops + n * blocks + index, mask=there, other=-float("inf"))
+    id = tl.load(ids + n * blocks + index, mask=there, other=2147483647)
+    token = tl.min(tl.where(top == best, id, 2147483647), 0)
+    if (temperature > 0) & finite:
+        mass = tl.load(masses + n * blocks + index, mask=there, other=0.0)
+        point = tl.load(uniforms + n) * tl.sum(mass, 0)
+        block = tl.min(tl.where((tl.cumsum(mass, 0) > point) & there, index, BLOCKS), 0)
+        if block < BLOCKS:
+            before = tl.sum(tl.where(index < block, mass, 0.0), 0)
+            columns = block * BLOCK + tl.arange(0, BLOCK)
+            x = _penalised(logits, vocabulary, lines + n, counts, counted + n, repetition + n,
+                           frequency + n, presence + n, columns)  # fmt: skip
+            keys = _keys(x, best, temperature)
+            weight = tl.where(keys <= tl.load(kept + n), _weights(keys), 0.0).to(tl.float64)
+            passed = (before + tl.cumsum(weight, 0) > point) & (weight > 0)
+            chosen = tl.min(tl.where(passed, columns, 2147483647), 0)
+            # rounding may leave the point just past the end of its block: then its last token
+            final = tl.max(tl.where(weight > 0, columns, -1), 0)
+            chosen = tl.where(chosen < vocabulary, chosen, final)
+            token = tl.where(chosen >= 0, chosen, token)
+    tl.store(tokens + tl.load(lines + n), tl.where(finite, token, -1))
+    tl.store(last + tl.load(rows + n), tl.where(finite, token, 0))
+    own = tl.load(counted + n).to(tl.int64)
+    if (own >= 0) & finite:
+        at = counts + own * vocabulary + token
+        tl.store(at, (tl.load(at) | 1) + 2)

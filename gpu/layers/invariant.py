@@ -1,0 +1,76 @@
+"""A matrix product whose rows depend on nothing but themselves, for the deterministic mode.
+
+cuBLAS picks its algorithm by the number of rows, and so the order in which it adds. Here each
+output is one sum over the inputs in ascending steps of the same tensor-core instruction, whatever
+the number of rows; tiles of several sizes serve few and many rows and give the same bits (the
+tests hold them to it).
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.gpu.layers.linear import Linear
+
+# rows up to which it is taken: (rows, outputs, inputs of a tile, warps, stages), measured on an H200
+_TILES = (
+    (64, (64, 32, 128, 4, 5)),
+    (512, (64, 128, 64, 4, 4)),
+    (None, (128, 256, 64, 8, 3)),
+)
+_EXACT = (16, 32, 32, 4, 2)  # float32, which tensor cores do not do
+
+
+def invariant_product(linear: Linear, x: Tensor) -> Tensor:
+    """y = x W^T + b as `Linear` computes it: [T, inputs] -> [T, outputs]."""
+    tile = _EXACT
+    if x.dtype != torch.float32:
+        tile = next(tile for most, tile in _TILES if most is None or len(x) <= most)
+    return product_in_tiles(linear, x, tile)
+
+
+def product_in_tiles(linear: Linear, x: Tensor, tile: tuple[int, int, int, int, int]) -> Tensor:
+    """`tile`: as in _TILES."""
+    weight = linear.weight
+    rows, (outputs, inputs) = len(x), weight.shape
+    y = x.new_empty((rows, outputs))
+    height, width, depth, warps, stages = tile
+    grid = (triton.cdiv(rows, height) * triton.cdiv(outputs, width),)
+    _product[grid](
+        x, weight, linear.bias if linear.bias is not None else weight, y, rows, outputs, inputs,
+        HEIGHT=height, WIDTH=width, DEPTH=depth, BAND=8, BIAS=linear.bias is not None,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return y
+
+
+@triton.jit
+def _product(
+    x, weight, bias, y, rows, outputs, inputs, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr, BAND: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # tiles in bands of rows, so that those running at once share their weights and inputs in L2
+    tall, wide = tl.cdiv(rows, HEIGHT), tl.cdiv(outputs, WIDTH)
+    index = tl.program_id(0)
+    band = index // (BAND * wide)
+    height = tl.minimum(tall - band * BAND, BAND)
+    line = (band * BAND + index % (BAND * wide) % height) * HEIGHT + tl.arange(0, HEIGHT)
+    column = (index % (BAND * wide) // height) * WIDTH + tl.arange(0, WIDTH)
+    step = tl.arange(0, DEPTH)
+    some_lines, some_columns = line[:, None] < rows, column[None, :] < outputs
+    left = x + line[:, None].to(tl.int64) * inputs + step[None, :]
+    right = weight + column[None, :].to(tl.int64) * inputs + step[:, None]
+    total = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    for start in range(0, inputs, DEPTH):
+        inside = start + step < inputs
+        a = tl.load(left + start, mask=some_lines & inside[None, :], other=0.0)
+        b = tl.load(right + start, mask=some_columns & inside[:, None], other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    if BIAS:
+        total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
+    target = y + line[:, None].to(tl.int64) * outputs + column[None, :]
+    tl.store(target, total.to(y.dtype.element_ty), mask=some_lines & some_columns)
