@@ -38,7 +38,7 @@ def measure(run: Callable[[], Any], repeats: int = 30) -> tuple[float, float]:
     for _ in range(repeats):
         torch.cuda.synchronize()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(400_000)  # so that the launches are queued before the first one runs
+        torch.cuda._sleep(4_000_000)  # so that the launches are queued before the first one runs
         begin.record()
         start = time.perf_counter()
         run()

@@ -23,12 +23,13 @@ WORDS = 1 + 2 * _BEST  # int32 a line: its token's log-probability, the best one
 def logprobs_into(logits: Tensor, lines: Tensor, tokens: Tensor, output: Tensor) -> None:
     """logits [S, V]; lines int32[N]; tokens int32[S] sampled; output int32[N, WORDS] is written."""
     n, vocabulary = len(lines), logits.shape[1]
-    blocks = triton.cdiv(vocabulary, _BLOCK)
+    block = min(_BLOCK, max(_BEST, triton.next_power_of_2(vocabulary)))
+    blocks = triton.cdiv(vocabulary, block)
     tops = logits.new_empty((n, blocks), dtype=torch.float32)
     masses = torch.empty_like(tops)
     best = torch.empty((n, blocks, _BEST), dtype=torch.int64, device=logits.device)
     _blocks[(n, blocks)](
-        logits, lines, tops, masses, best, vocabulary, blocks, BLOCK=_BLOCK, BEST=_BEST, num_warps=8
+        logits, lines, tops, masses, best, vocabulary, blocks, BLOCK=block, BEST=_BEST, num_warps=8
     )
     _lines[(n,)](
         logits, lines, tokens, tops, masses, best, output, vocabulary, blocks,

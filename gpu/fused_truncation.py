@@ -20,7 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 4096  # logits of one program
-_BINS = 32
+_BINS = 16
+_TILE = 1024  # logits that a warp sorts into bins at once
 _REACH = 40.0  # bins end where exp(-x) is nothing
 EVERY_KEY = 0x7F800000  # the bits of infinity: keeps all tokens
 
@@ -67,15 +68,13 @@ def resample_into(
         sizes = torch.empty((n, blocks, _BINS), dtype=torch.int32, device=logits.device)
         weights = torch.empty_like(sizes, dtype=torch.float64)
         found = torch.empty((n, vocabulary), dtype=torch.int32, device=logits.device)
-        scale = (what.temperatures, tops, lows)
+        wanted = (what.temperatures, tops, what.top_k, what.top_p, sizes, weights)
+        shapes = {"BLOCKS": padded, "BINS": _BINS}
         _bins[grid](
-            *source, *scale, what.top_k, what.top_p, sizes, weights, BLOCKS=padded, BINS=_BINS,
-            REACH=_REACH, **options,
-        )  # fmt: skip
-        _search[(n,)](
-            *source, *scale, what.top_k, what.top_p, what.keys, sizes, weights, found, keys,
-            BLOCKS=padded, BINS=_BINS, REACH=_REACH, **options,
-        )  # fmt: skip
+            *source, *wanted, lows, TILE=_TILE, REACH=_REACH, **shapes, **options | {"num_warps": 1}
+        )
+        _gather[grid](*source, *wanted, lows, found, REACH=_REACH, **shapes, **options)
+        _search[(n,)](*wanted, what.keys, found, keys, vocabulary, blocks, **shapes, **options)
     _masses[grid](*source, what.temperatures, tops, keys, masses, BLOCKS=padded, **options)
     _draw[(n,)](
         *source, what.temperatures, tops, ids, keys, masses, what.uniforms, what.rows, last, tokens,
@@ -160,8 +159,8 @@ def _best(
 @triton.jit
 def _bins(
     logits, vocabulary, blocks, lines, counts, counted, repetition, frequency, presence, temperatures,
-    tops, lows, top_k, top_p, sizes, weights, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
-    BINS: tl.constexpr, REACH: tl.constexpr,
+    tops, top_k, top_p, sizes, weights, lows, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    BINS: tl.constexpr, TILE: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     """How many tokens of each block are in each bin of keys, and their mass."""
     n = tl.program_id(0).to(tl.int64)
@@ -171,80 +170,110 @@ def _bins(
     cuts = (tl.load(top_k + n) > 0) | (tl.load(top_p + n) < 1.0)
     if (temperature > 0) & finite & cuts:
         scale = _scale(lows, n, blocks, best, temperature, BLOCKS, BINS, REACH)
-        columns = block * BLOCK + tl.arange(0, BLOCK)
-        x = _penalised(logits, vocabulary, lines + n, counts, counted + n, repetition + n,
-                       frequency + n, presence + n, columns)  # fmt: skip
-        keys = _keys(x, best, temperature)
-        bins = tl.where(columns < vocabulary, _bin(keys, scale, BINS), BINS)
-        mass = _weights(keys).to(tl.float64)
-        at = (n * blocks + block) * BINS
-        for index in tl.static_range(BINS):
-            here = bins == index
-            tl.store(sizes + at + index, tl.sum(here.to(tl.int32), 0))
-            tl.store(weights + at + index, tl.sum(tl.where(here, mass, 0.0), 0))
+        places = tl.arange(0, BINS)
+        size = tl.zeros([BINS], tl.int32)
+        mass = tl.zeros([BINS], tl.float64)
+        for start in range(0, BLOCK, TILE):
+            columns = block * BLOCK + start + tl.arange(0, TILE)
+            x = _penalised(logits, vocabulary, lines + n, counts, counted + n, repetition + n,
+                           frequency + n, presence + n, columns)  # fmt: skip
+            keys = _keys(x, best, temperature)
+            bins = tl.where(columns < vocabulary, _bin(keys, scale, BINS), BINS)
+            weight = _weights(keys)
+            for index in tl.static_range(BINS):
+                here = bins == index
+                size += tl.where(places == index, tl.sum(here.to(tl.int32), 0), 0)
+                some = tl.sum(tl.where(here, weight, 0.0), 0)
+                mass += tl.where(places == index, some, 0.0).to(tl.float64)
+        at = (n * blocks + block) * BINS + places
+        tl.store(sizes + at, size)
+        tl.store(weights + at, mass)
 
 
 @triton.jit
-def _search(
+def _interval(sizes, weights, n, blocks, k, p, BLOCKS: tl.constexpr, BINS: tl.constexpr):
+    """The bins [first, last] in which the k-th key and the nucleus' last one lie, or may lie.
+
+    Also the size of each bin in each block, and the count and the mass before `first`, and of all
+    that top-k leaves (exact only without top-k).
+    """
+    bins = tl.arange(0, BINS)
+    index = tl.arange(0, BLOCKS)
+    at = (n * blocks + index[:, None]) * BINS + bins[None, :]
+    there = index[:, None] < blocks
+    each = tl.load(sizes + at, mask=there, other=0)
+    size = tl.sum(each, 0)
+    mass = tl.sum(tl.load(weights + at, mask=there, other=0.0), 0)
+    size_before = tl.cumsum(size, 0) - size
+    mass_before = tl.cumsum(mass, 0) - mass
+    total = tl.sum(mass, 0)
+    last = tl.max(bins, 0)
+    least = total
+    if k > 0:
+        last = tl.max(tl.where(size_before < k, bins, 0), 0)
+        least = tl.sum(tl.where(bins < last, mass, 0.0), 0)
+    first = last
+    if p < 1.0:
+        first = tl.max(tl.where((mass_before < p * least) & (bins <= last), bins, 0), 0)
+        if k == 0:
+            last = first
+    size_above = tl.sum(tl.where(bins < first, size, 0), 0)
+    mass_above = tl.sum(tl.where(bins < first, mass, 0.0), 0)
+    inside = (bins >= first) & (bins <= last)
+    own = tl.sum(tl.where(inside[None, :], each, 0), 1)  # [BLOCKS]
+    return first, last, own, size_above, mass_above, total
+
+
+@triton.jit
+def _gather(
     logits, vocabulary, blocks, lines, counts, counted, repetition, frequency, presence, temperatures,
-    tops, lows, top_k, top_p, limits, sizes, weights, found, kept, BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr, BINS: tl.constexpr, REACH: tl.constexpr,
+    tops, top_k, top_p, sizes, weights, lows, found, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    BINS: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
-    """The last key that is kept. `found` int32[N, vocabulary]: room for keys."""
+    """Write the keys of those bins one after another to found int32[N, vocabulary]."""
     n = tl.program_id(0).to(tl.int64)
-    limit = tl.load(limits + n)
+    block = tl.program_id(1)
     temperature = tl.load(temperatures + n)
     k = tl.load(top_k + n)
     p = tl.load(top_p + n)
     best, finite = _top(tops, n, blocks, BLOCKS)
     if (temperature > 0) & finite & ((k > 0) | (p < 1.0)):
-        # the bins in which the k-th key and the nucleus' last one lie, or may lie
-        bins = tl.arange(0, BINS)
+        first, last, own, _, _, _ = _interval(sizes, weights, n, blocks, k, p, BLOCKS, BINS)
         index = tl.arange(0, BLOCKS)
-        at = (n * blocks + index[:, None]) * BINS + bins[None, :]
-        there = index[:, None] < blocks
-        size = tl.sum(tl.load(sizes + at, mask=there, other=0), 0)
-        mass = tl.sum(tl.load(weights + at, mask=there, other=0.0), 0)
-        size_before = tl.cumsum(size, 0) - size
-        mass_before = tl.cumsum(mass, 0) - mass
-        total = tl.sum(mass, 0)
-        last = tl.max(bins, 0)
-        least = total
-        if k > 0:
-            last = tl.max(tl.where(size_before < k, bins, 0), 0)
-            least = tl.sum(tl.where(bins < last, mass, 0.0), 0)
-            total = tl.sum(tl.where(bins <= last, mass, 0.0), 0)
-        first = last
-        if p < 1.0:
-            first = tl.max(tl.where((mass_before < p * least) & (bins <= last), bins, 0), 0)
-            if k == 0:
-                last = first
-        size_above = tl.sum(tl.where(bins < first, size, 0), 0)
-        mass_above = tl.sum(tl.where(bins < first, mass, 0.0), 0)
-        # the keys in those bins, one after another
-        scale = _scale(lows, n, blocks, best, temperature, BLOCKS, BINS, REACH)
+        if tl.sum(tl.where(index == block, own, 0), 0) > 0:
+            before = tl.sum(tl.where(index < block, own, 0), 0)
+            scale = _scale(lows, n, blocks, best, temperature, BLOCKS, BINS, REACH)
+            columns = block * BLOCK + tl.arange(0, BLOCK)
+            x = _penalised(logits, vocabulary, lines + n, counts, counted + n, repetition + n,
+                           frequency + n, presence + n, columns)  # fmt: skip
+            keys = _keys(x, best, temperature)
+            bins = _bin(keys, scale, BINS)
+            wanted = (columns < vocabulary) & (bins >= first) & (bins <= last)
+            place = before + tl.cumsum(wanted.to(tl.int32), 0) - 1
+            tl.store(found + n * vocabulary + place, keys, mask=wanted)
+
+
+@triton.jit
+def _search(
+    temperatures, tops, top_k, top_p, sizes, weights, limits, found, kept, vocabulary, blocks,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """The last key of each line that is kept."""
+    n = tl.program_id(0).to(tl.int64)
+    limit = tl.load(limits + n)
+    temperature = tl.load(temperatures + n)
+    k = tl.load(top_k + n)
+    p = tl.load(top_p + n)
+    _, finite = _top(tops, n, blocks, BLOCKS)
+    if (temperature > 0) & finite & ((k > 0) | (p < 1.0)):
+        _, _, each, size_above, mass_above, total = _interval(
+            sizes, weights, n, blocks, k, p, BLOCKS, BINS
+        )
+        length = tl.sum(each, 0)
         own = found + n * vocabulary
-        length = 0
-        low, high = 0x7F800000, 0
-        for block in range(blocks):
-            few = tl.load(sizes + (n * blocks + block) * BINS + bins)
-            here = tl.sum(tl.where((bins >= first) & (bins <= last), few, 0), 0)
-            if here > 0:
-                columns = block * BLOCK + tl.arange(0, BLOCK)
-                x = _penalised(logits, vocabulary, lines + n, counts, counted + n, repetition + n,
-                               frequency + n, presence + n, columns)  # fmt: skip
-                keys = _keys(x, best, temperature)
-                bin = _bin(keys, scale, BINS)
-                wanted = (columns < vocabulary) & (bin >= first) & (bin <= last)
-                place = tl.cumsum(wanted.to(tl.int32), 0) - 1
-                tl.store(own + length + place, keys, mask=wanted)
-                low = tl.minimum(low, tl.min(tl.where(wanted, keys, 0x7F800000), 0))
-                high = tl.maximum(high, tl.max(tl.where(wanted, keys, 0), 0))
-                length += here
-        tl.debug_barrier()  # the keys are written
-        reach = high
+        low, reach = _range(own, length, BLOCK)
         if k > 0:
-            reach = _bisect(own, length, size_above.to(tl.float64), k.to(tl.float64), low, high,
+            reach = _bisect(own, length, size_above.to(tl.float64), k.to(tl.float64), low, reach,
                             False, BLOCK)  # fmt: skip
             if p < 1.0:
                 total = mass_above + _mass_before(own, length, reach + 1, BLOCK)
@@ -255,29 +284,43 @@ def _search(
 
 
 @triton.jit
+def _range(keys, length, BLOCK: tl.constexpr):
+    """The least and the greatest key."""
+    low = tl.full([BLOCK], 0x7F800000, tl.int32)
+    high = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, length, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        low = tl.minimum(low, tl.load(keys + at, mask=at < length, other=0x7F800000))
+        high = tl.maximum(high, tl.load(keys + at, mask=at < length, other=0))
+    return tl.min(low, 0), tl.max(high, 0)
+
+
+@triton.jit
 def _bisect(keys, length, above, target, low, high, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
     """The largest key in [low, high] with above + (what is before it) < target; at least `low`."""
     while low < high:
-        # three cuts a pass over the keys; unsigned room: keys are below 2**31
+        # three cuts a pass over the keys
         quarter = (high - low) // 4 + 1
         one = tl.minimum(low + quarter, high)
         two = tl.minimum(one + quarter, high)
         three = tl.minimum(two + quarter, high)
-        first, second, third = above, above, above
+        first = tl.zeros([BLOCK], tl.float64)
+        second = tl.zeros([BLOCK], tl.float64)
+        third = tl.zeros([BLOCK], tl.float64)
         for start in range(0, length, BLOCK):
             at = start + tl.arange(0, BLOCK)
             key = tl.load(keys + at, mask=at < length, other=2147483647)
-            weight = tl.where(at < length, 1.0, 0.0).to(tl.float64)
+            weight = tl.full([BLOCK], 1.0, tl.float64)
             if BY_MASS:
                 weight = tl.where(at < length, _weights(key), 0.0).to(tl.float64)
-            first += tl.sum(tl.where(key < one, weight, 0.0), 0)
-            second += tl.sum(tl.where(key < two, weight, 0.0), 0)
-            third += tl.sum(tl.where(key < three, weight, 0.0), 0)
-        if third < target:
+            first += tl.where(key < one, weight, 0.0)
+            second += tl.where(key < two, weight, 0.0)
+            third += tl.where(key < three, weight, 0.0)
+        if above + tl.sum(third, 0) < target:
             low = three
-        elif second < target:
+        elif above + tl.sum(second, 0) < target:
             low, high = two, three - 1
-        elif first < target:
+        elif above + tl.sum(first, 0) < target:
             low, high = one, two - 1
         else:
             high = one - 1
