@@ -18,7 +18,7 @@ from ramify.protocol.sampling import SamplingParams
 
 CUDA = torch.cuda.is_available()
 # the interpreter of 3.6 does not know numpy 2.4
-needs_triton = pytest.importorskip("triton", minversion=None if CUDA else "3.7")
+pytest.importorskip("triton", minversion=None if CUDA else "3.7")
 
 SIZES: dict[str, Any] = {"num_hidden_layers": 2, "head_dim": 16}
 PROMPTS, OUTPUTS, PREFIX = [5, 70, 9], 3, 4
@@ -136,6 +136,7 @@ def executor(request: Any, tmp_path: Path, tiny_config: dict[str, Any]) -> Itera
             path=tmp_path, device="cuda" if CUDA else "cpu", dtype="bfloat16" if CUDA else "float32",
             attention="auto" if CUDA else "triton", deterministic=True, load_format="dummy",
             page_size=request.param, kv_tokens=200_000 if CUDA else 1024, max_rows=24 if CUDA else 3,
+            step_tokens=4096,
         ),
         lambda what, share: None,
     )  # fmt: skip
