@@ -53,9 +53,10 @@ def resample_into(
     are not finite get -1, and 0 as their next input.
     """
     n, vocabulary = len(what.lines), logits.shape[1]
-    blocks = triton.cdiv(vocabulary, _BLOCK)
+    block = min(_BLOCK, max(32, triton.next_power_of_2(vocabulary)))
+    blocks = triton.cdiv(vocabulary, block)
     padded = max(32, triton.next_power_of_2(blocks))
-    options = {"BLOCK": _BLOCK, "num_warps": 8, "enable_fp_fusion": False}  # rounds as torch does
+    options = {"BLOCK": block, "num_warps": 8, "enable_fp_fusion": False}  # rounds as torch does
     tops = logits.new_empty((n, blocks), dtype=torch.float32)
     lows, ids, keys = torch.empty_like(tops), torch.empty_like(tops, dtype=torch.int32), what.keys
     masses = torch.empty_like(tops, dtype=torch.float64)
@@ -71,7 +72,13 @@ def resample_into(
         wanted = (what.temperatures, tops, what.top_k, what.top_p, sizes, weights)
         shapes = {"BLOCKS": padded, "BINS": _BINS}
         _bins[grid](
-            *source, *wanted, lows, TILE=_TILE, REACH=_REACH, **shapes, **options | {"num_warps": 1}
+            *source,
+            *wanted,
+            lows,
+            TILE=min(_TILE, block),
+            REACH=_REACH,
+            **shapes,
+            **options | {"num_warps": 1},
         )
         _gather[grid](*source, *wanted, lows, found, REACH=_REACH, **shapes, **options)
         _search[(n,)](*wanted, what.keys, found, keys, vocabulary, blocks, **shapes, **options)
