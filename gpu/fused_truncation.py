@@ -12,8 +12,7 @@ It does not know requests: `row_sampler` says which lines of a step need this an
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
 
-from dataclasses import dataclass
-
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -25,85 +24,80 @@ _TILE = 1024  # logits that a warp sorts into bins at once
 _REACH = 40.0  # bins end where exp(-x) is nothing
 EVERY_KEY = 0x7F800000  # the bits of infinity: keeps all tokens
 
-
-@dataclass(slots=True)
-class Lines:
-    """What N lines of a step's logits ask for. All tensors [N] on the device."""
-
-    lines: Tensor  # int32, which lines of the logits
-    rows: Tensor  # int32
-    counted: Tensor  # int32, which line of the token counts; -1: not penalised
-    top_k: Tensor  # int32, 0: off
-    keys: Tensor  # int32, the last key that min-p keeps; EVERY_KEY: off
-    temperatures: Tensor  # float32, 0: greedy
-    repetition: Tensor  # float32, 1: off
-    frequency: Tensor  # float32
-    presence: Tensor  # float32
-    top_p: Tensor  # float64, 1: off
-    uniforms: Tensor  # float64 in [0, 1)
+# What one line of a step's logits asks for. The kernels read it as 16 words of 32 bits.
+ASK = np.dtype({
+    "names": ["line", "row", "counted", "top_k", "key", "temperature", "repetition", "frequency",
+              "presence", "top_p", "uniform"],
+    "formats": [np.int32] * 5 + [np.float32] * 4 + [np.float64] * 2,
+    "offsets": [0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48],
+    "itemsize": 64,
+})  # fmt: skip
+"""line: of the logits; counted: line of the token counts, -1: not penalised; top_k, 0: off; key: the
+last that min-p keeps, EVERY_KEY: off; temperature, 0: greedy; repetition and top_p, 1: off; uniform
+in [0, 1)."""
 
 
 def resample_into(
-    logits: Tensor, what: Lines, truncated: bool, counts: Tensor, last: Tensor, tokens: Tensor
+    logits: Tensor, asks: Tensor, truncated: bool, counts: Tensor, last: Tensor, tokens: Tensor
 ) -> None:
     """Write the lines' tokens to tokens int32[S] and to last[rows], and count them.
 
-    logits [S, V]; `truncated`: whether any line asks for top-k or top-p; counts int32[rows, V]:
-    twice how often the row sampled a token, plus 1 if the token occurs at all. Lines whose logits
-    are not finite get -1, and 0 as their next input.
+    logits [S, V]; asks int32[N, 16], each an ASK; `truncated`: whether any of them wants top-k or
+    top-p; counts int32[rows, V]: twice how often the row sampled a token, plus 1 if the token
+    occurs at all. Lines whose logits are not finite get -1, and 0 as their next input.
     """
-    n, vocabulary = len(what.lines), logits.shape[1]
+    n, vocabulary = len(asks), logits.shape[1]
     block = min(_BLOCK, max(32, triton.next_power_of_2(vocabulary)))
     blocks = triton.cdiv(vocabulary, block)
-    padded = max(32, triton.next_power_of_2(blocks))
-    options = {"BLOCK": block, "num_warps": 8, "enable_fp_fusion": False}  # rounds as torch does
-    tops = logits.new_empty((n, blocks), dtype=torch.float32)
-    lows, ids, keys = torch.empty_like(tops), torch.empty_like(tops, dtype=torch.int32), what.keys
+    shapes = {"BLOCK": block, "BLOCKS": max(32, triton.next_power_of_2(blocks)),
+              "num_warps": 8, "enable_fp_fusion": False}  # fmt: skip
+    tops = torch.empty((n, blocks), dtype=torch.float32, device=logits.device)
+    lows, ids = torch.empty_like(tops), torch.empty_like(tops, dtype=torch.int32)
     masses = torch.empty_like(tops, dtype=torch.float64)
-    source = (logits, vocabulary, blocks, what.lines, counts, what.counted, what.repetition,
-              what.frequency, what.presence)  # fmt: skip
-    grid = (n, blocks)
-    _best[grid](*source, tops, lows, ids, **options)
+    source = (logits, asks, counts, tops, vocabulary, blocks)
+    grid, bins = (n, blocks), {"BINS": _BINS, "REACH": _REACH}
+    _best[grid](*source, lows, ids, **shapes)
+    kept = ids  # not read unless truncated
     if truncated:
-        keys = torch.empty_like(what.keys)
+        kept = torch.empty(n, dtype=torch.int32, device=logits.device)
         sizes = torch.empty((n, blocks, _BINS), dtype=torch.int32, device=logits.device)
         weights = torch.empty_like(sizes, dtype=torch.float64)
         found = torch.empty((n, vocabulary), dtype=torch.int32, device=logits.device)
-        wanted = (what.temperatures, tops, what.top_k, what.top_p, sizes, weights)
-        shapes = {"BLOCKS": padded, "BINS": _BINS}
-        _bins[grid](
-            *source,
-            *wanted,
-            lows,
-            TILE=min(_TILE, block),
-            REACH=_REACH,
-            **shapes,
-            **options | {"num_warps": 1},
-        )
-        _gather[grid](*source, *wanted, lows, found, REACH=_REACH, **shapes, **options)
-        _search[(n,)](*wanted, what.keys, found, keys, vocabulary, blocks, **shapes, **options)
-    _masses[grid](*source, what.temperatures, tops, keys, masses, BLOCKS=padded, **options)
-    _draw[(n,)](
-        *source, what.temperatures, tops, ids, keys, masses, what.uniforms, what.rows, last, tokens,
-        BLOCKS=padded, **options,
-    )  # fmt: skip
+        sort = shapes | bins | {"TILE": min(_TILE, block), "num_warps": 1}
+        _bins[grid](*source, lows, sizes, weights, **sort)
+        _gather[grid](*source, lows, sizes, weights, found, **shapes, **bins)
+        _search[(n,)](*source, sizes, weights, found, kept, BINS=_BINS, **shapes)
+    final = shapes | {"TRUNCATED": truncated}
+    _masses[grid](*source, kept, masses, **final)
+    _draw[(n,)](*source, ids, kept, masses, last, tokens, **final)
 
 
 @triton.jit
-def _penalised(logits, vocabulary, line, counts, counted, repetition, frequency, presence, columns):
-    """Line `line` (of all) at `columns`, after penalties, as float32; -inf outside."""
+def _float(ask, word: tl.constexpr):
+    return tl.load(ask + word).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _double(ask, word: tl.constexpr):
+    low = tl.load(ask + word).to(tl.int64) & 0xFFFFFFFF
+    return (low | (tl.load(ask + word + 1).to(tl.int64) << 32)).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _penalised(logits, ask, counts, vocabulary, columns):
+    """An ask's line at `columns`, after penalties, as float32; -inf outside."""
     inside = columns < vocabulary
-    source = tl.load(line).to(tl.int64) * vocabulary
+    source = tl.load(ask).to(tl.int64) * vocabulary
     x = tl.load(logits + source + columns, mask=inside, other=-float("inf")).to(tl.float32)
-    own = tl.load(counted).to(tl.int64)
+    own = tl.load(ask + 2).to(tl.int64)
     if own >= 0:
         count = tl.load(counts + own * vocabulary + columns, mask=inside, other=0)
-        rate = tl.load(repetition)
+        rate = _float(ask, 6)
         moved = tl.where(x > 0, tl.div_rn(x, rate), x * rate)
         x = tl.where(count > 0, moved, x)
         times = (count >> 1).to(tl.float32)
-        x = x - tl.load(frequency) * times
-        x = x - tl.load(presence) * (times > 0).to(tl.float32)
+        x = x - _float(ask, 7) * times
+        x = x - _float(ask, 8) * (times > 0).to(tl.float32)
     return x
 
 
@@ -145,15 +139,15 @@ def _scale(lows, line, blocks, best, temperature, BLOCKS: tl.constexpr, BINS: tl
 
 @triton.jit
 def _best(
-    logits, vocabulary, blocks, lines, counts, counted, repetition, frequency, presence, tops, lows,
-    ids, BLOCK: tl.constexpr,
+    logits, asks, counts, tops, vocabulary, blocks, lows, ids, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Of each block: the best logit (inf if one is no number), its id, the lowest finite logit."""
     n = tl.program_id(0).to(tl.int64)
+    ask = asks + n * 16
     block = tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
-    x = _penalised(logits, vocabulary, lines + n, counts, counted + n, repetition + n, frequency + n,
-                   presence + n, columns)  # fmt: skip
+    x = _penalised(logits, ask, counts, vocabulary, columns)
     broken = tl.max(((x != x) | (x == float("inf"))).to(tl.int32), 0)
     x = tl.where(x == x, x, -float("inf"))
     top = tl.max(x, 0)
@@ -165,16 +159,16 @@ def _best(
 
 @triton.jit
 def _bins(
-    logits, vocabulary, blocks, lines, counts, counted, repetition, frequency, presence, temperatures,
-    tops, top_k, top_p, sizes, weights, lows, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
-    BINS: tl.constexpr, TILE: tl.constexpr, REACH: tl.constexpr,
+    logits, asks, counts, tops, vocabulary, blocks, lows, sizes, weights, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     """How many tokens of each block are in each bin of keys, and their mass."""
     n = tl.program_id(0).to(tl.int64)
+    ask = asks + n * 16
     block = tl.program_id(1)
-    temperature = tl.load(temperatures + n)
+    temperature = _float(ask, 5)
     best, finite = _top(tops, n, blocks, BLOCKS)
-    cuts = (tl.load(top_k + n) > 0) | (tl.load(top_p + n) < 1.0)
+    cuts = (tl.load(ask + 3) > 0) | (_double(ask, 10) < 1.0)
     if (temperature > 0) & finite & cuts:
         scale = _scale(lows, n, blocks, best, temperature, BLOCKS, BINS, REACH)
         places = tl.arange(0, BINS)
@@ -182,8 +176,7 @@ def _bins(
         mass = tl.zeros([BINS], tl.float64)
         for start in range(0, BLOCK, TILE):
             columns = block * BLOCK + start + tl.arange(0, TILE)
-            x = _penalised(logits, vocabulary, lines + n, counts, counted + n, repetition + n,
-                           frequency + n, presence + n, columns)  # fmt: skip
+            x = _penalised(logits, ask, counts, vocabulary, columns)
             keys = _keys(x, best, temperature)
             bins = tl.where(columns < vocabulary, _bin(keys, scale, BINS), BINS)
             weight = _weights(keys)
@@ -233,16 +226,16 @@ def _interval(sizes, weights, n, blocks, k, p, BLOCKS: tl.constexpr, BINS: tl.co
 
 @triton.jit
 def _gather(
-    logits, vocabulary, blocks, lines, counts, counted, repetition, frequency, presence, temperatures,
-    tops, top_k, top_p, sizes, weights, lows, found, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
-    BINS: tl.constexpr, REACH: tl.constexpr,
+    logits, asks, counts, tops, vocabulary, blocks, lows, sizes, weights, found,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     """Write the keys of those bins one after another to found int32[N, vocabulary]."""
     n = tl.program_id(0).to(tl.int64)
+    ask = asks + n * 16
     block = tl.program_id(1)
-    temperature = tl.load(temperatures + n)
-    k = tl.load(top_k + n)
-    p = tl.load(top_p + n)
+    temperature = _float(ask, 5)
+    k = tl.load(ask + 3)
+    p = _double(ask, 10)
     best, finite = _top(tops, n, blocks, BLOCKS)
     if (temperature > 0) & finite & ((k > 0) | (p < 1.0)):
         first, last, own, _, _, _ = _interval(sizes, weights, n, blocks, k, p, BLOCKS, BINS)
@@ -251,8 +244,7 @@ def _gather(
             before = tl.sum(tl.where(index < block, own, 0), 0)
             scale = _scale(lows, n, blocks, best, temperature, BLOCKS, BINS, REACH)
             columns = block * BLOCK + tl.arange(0, BLOCK)
-            x = _penalised(logits, vocabulary, lines + n, counts, counted + n, repetition + n,
-                           frequency + n, presence + n, columns)  # fmt: skip
+            x = _penalised(logits, ask, counts, vocabulary, columns)
             keys = _keys(x, best, temperature)
             bins = _bin(keys, scale, BINS)
             wanted = (columns < vocabulary) & (bins >= first) & (bins <= last)
@@ -262,15 +254,16 @@ def _gather(
 
 @triton.jit
 def _search(
-    temperatures, tops, top_k, top_p, sizes, weights, limits, found, kept, vocabulary, blocks,
+    logits, asks, counts, tops, vocabulary, blocks, sizes, weights, found, kept,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """The last key of each line that is kept."""
     n = tl.program_id(0).to(tl.int64)
-    limit = tl.load(limits + n)
-    temperature = tl.load(temperatures + n)
-    k = tl.load(top_k + n)
-    p = tl.load(top_p + n)
+    ask = asks + n * 16
+    limit = tl.load(ask + 4)
+    temperature = _float(ask, 5)
+    k = tl.load(ask + 3)
+    p = _double(ask, 10)
     _, finite = _top(tops, n, blocks, BLOCKS)
     if (temperature > 0) & finite & ((k > 0) | (p < 1.0)):
         _, _, each, size_above, mass_above, total = _interval(
@@ -345,31 +338,42 @@ def _mass_before(keys, length, end, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _limit(ask, kept, TRUNCATED: tl.constexpr):
+    """The last key that is kept: as found, or what min-p says."""
+    limit = tl.load(ask + 4)
+    if TRUNCATED:
+        limit = tl.load(kept)
+    return limit
+
+
+@triton.jit
 def _masses(
-    logits, vocabulary, blocks, lines, counts, counted, repetition, frequency, presence, temperatures,
-    tops, kept, masses, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    logits, asks, counts, tops, vocabulary, blocks, kept, masses, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
     """The mass of each block's tokens that are kept."""
     n = tl.program_id(0).to(tl.int64)
+    ask = asks + n * 16
     block = tl.program_id(1)
-    temperature = tl.load(temperatures + n)
+    temperature = _float(ask, 5)
     best, finite = _top(tops, n, blocks, BLOCKS)
     if (temperature > 0) & finite:
         columns = block * BLOCK + tl.arange(0, BLOCK)
-        x = _penalised(logits, vocabulary, lines + n, counts, counted + n, repetition + n,
-                       frequency + n, presence + n, columns)  # fmt: skip
+        x = _penalised(logits, ask, counts, vocabulary, columns)
+        limit = _limit(ask, kept + n, TRUNCATED)
         keys = _keys(x, best, temperature)
-        mass = tl.where(keys <= tl.load(kept + n), _weights(keys), 0.0).to(tl.float64)
+        mass = tl.where(keys <= limit, _weights(keys), 0.0).to(tl.float64)
         tl.store(masses + n * blocks + block, tl.sum(mass, 0))
 
 
 @triton.jit
 def _draw(
-    logits, vocabulary, blocks, lines, counts, counted, repetition, frequency, presence, temperatures,
-    tops, ids, kept, masses, uniforms, rows, last, tokens, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    logits, asks, counts, tops, vocabulary, blocks, ids, kept, masses, last, tokens,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(temperatures + n)
+    ask = asks + n * 16
+    temperature = _float(ask, 5)
     best, finite = _top(tops, n, blocks, BLOCKS)
     index = tl.arange(0, BLOCKS)
     there = index < blocks
@@ -378,24 +382,24 @@ def _draw(
     token = tl.min(tl.where(top == best, id, 2147483647), 0)
     if (temperature > 0) & finite:
         mass = tl.load(masses + n * blocks + index, mask=there, other=0.0)
-        point = tl.load(uniforms + n) * tl.sum(mass, 0)
+        point = _double(ask, 12) * tl.sum(mass, 0)
         block = tl.min(tl.where((tl.cumsum(mass, 0) > point) & there, index, BLOCKS), 0)
         if block < BLOCKS:
             before = tl.sum(tl.where(index < block, mass, 0.0), 0)
             columns = block * BLOCK + tl.arange(0, BLOCK)
-            x = _penalised(logits, vocabulary, lines + n, counts, counted + n, repetition + n,
-                           frequency + n, presence + n, columns)  # fmt: skip
+            x = _penalised(logits, ask, counts, vocabulary, columns)
+            limit = _limit(ask, kept + n, TRUNCATED)
             keys = _keys(x, best, temperature)
-            weight = tl.where(keys <= tl.load(kept + n), _weights(keys), 0.0).to(tl.float64)
+            weight = tl.where(keys <= limit, _weights(keys), 0.0).to(tl.float64)
             passed = (before + tl.cumsum(weight, 0) > point) & (weight > 0)
             chosen = tl.min(tl.where(passed, columns, 2147483647), 0)
             # rounding may leave the point just past the end of its block: then its last token
             final = tl.max(tl.where(weight > 0, columns, -1), 0)
             chosen = tl.where(chosen < vocabulary, chosen, final)
             token = tl.where(chosen >= 0, chosen, token)
-    tl.store(tokens + tl.load(lines + n), tl.where(finite, token, -1))
-    tl.store(last + tl.load(rows + n), tl.where(finite, token, 0))
-    own = tl.load(counted + n).to(tl.int64)
+    tl.store(tokens + tl.load(ask), tl.where(finite, token, -1))
+    tl.store(last + tl.load(ask + 1), tl.where(finite, token, 0))
+    own = tl.load(ask + 2).to(tl.int64)
     if (own >= 0) & finite:
         at = counts + own * vocabulary + token
         tl.store(at, (tl.load(at) | 1) + 2)

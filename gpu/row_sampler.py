@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.fused_logprobs import WORDS, logprobs_into, read_logprobs
-from ramify.gpu.fused_truncation import EVERY_KEY, Lines, resample_into
+from ramify.gpu.fused_truncation import ASK, EVERY_KEY, resample_into
 from ramify.gpu.randomness import uniforms
 from ramify.gpu.rows import Ints
 from ramify.gpu.staging import Upload
@@ -20,11 +20,6 @@ from ramify.protocol.plan import OpenRow
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
 _RESAMPLED, _TRUNCATED, _LOGPROBS = 1, 2, 4
-_ROW = np.dtype([
-    ("counted", np.int32), ("top_k", np.int32), ("key", np.int32), ("temperature", np.float32),
-    ("repetition", np.float32), ("frequency", np.float32), ("presence", np.float32),
-    ("top_p", np.float64),
-])  # fmt: skip
 
 
 class RowSampler:
@@ -32,7 +27,7 @@ class RowSampler:
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
-        self._rows = np.zeros(max_rows, dtype=_ROW)
+        self._rows = np.zeros(max_rows, dtype=ASK)
         self._rows["counted"] = -1
         self._seeds: Ints = np.zeros(max_rows, dtype=np.int64)
         self._kinds: npt.NDArray[np.uint8] = np.zeros(max_rows, dtype=np.uint8)
@@ -75,20 +70,19 @@ class RowSampler:
             return None
         lines = np.flatnonzero(kinds & _RESAMPLED)
         asked = np.flatnonzero(kinds & _LOGPROBS)
-        chosen = self._rows[rows[lines]]
-        fields = [np.ascontiguousarray(chosen[name]) for name in _ROW.names or ()]
-        points = uniforms(self._seeds[rows[lines]], draws[lines])
-        indices = [lines.astype(np.int32), rows[lines].astype(np.int32), asked.astype(np.int32)]
-        views = self._upload.send(slot, [*indices, *fields, points])
+        asks = self._rows[rows[lines]]
+        asks["line"], asks["row"] = lines, rows[lines]
+        asks["uniform"] = uniforms(self._seeds[rows[lines]], draws[lines])
+        words = asks.view(np.int32).reshape(-1, ASK.itemsize // 4)
+        views = self._upload.send(slot, [words, asked.astype(np.int32)])
         if len(lines):
             truncated = bool((kinds & _TRUNCATED).any())
-            what = Lines(views[0], views[1], *views[3:])
-            resample_into(logits, what, truncated, self._counts.table, last, tokens)
+            resample_into(logits, views[0], truncated, self._counts.table, last, tokens)
         if not len(asked):
             return None
-        words = self._words[: len(asked)]
-        logprobs_into(logits, views[2], tokens, words)
-        return words
+        output = self._words[: len(asked)]
+        logprobs_into(logits, views[1], tokens, output)
+        return output
 
     def logprobs_asked(self, rows: Ints) -> Ints:
         """int64[S]: how many of the best tokens each row wants, 0: no log-probabilities."""
