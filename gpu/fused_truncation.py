@@ -238,7 +238,7 @@ def _gather(
     p = _double(ask, 10)
     best, finite = _top(tops, n, blocks, BLOCKS)
     if (temperature > 0) & finite & ((k > 0) | (p < 1.0)):
-        first, last, own, _, _, _ = _interval(sizes, weights, n, blocks, k, p, BLOCKS, BINS)
+        first, last, own, _size, _mass, _total = _interval(sizes, weights, n, blocks, k, p, BLOCKS, BINS)
         index = tl.arange(0, BLOCKS)
         if tl.sum(tl.where(index == block, own, 0), 0) > 0:
             before = tl.sum(tl.where(index < block, own, 0), 0)
@@ -264,9 +264,9 @@ def _search(
     temperature = _float(ask, 5)
     k = tl.load(ask + 3)
     p = _double(ask, 10)
-    _, finite = _top(tops, n, blocks, BLOCKS)
+    _best_logit, finite = _top(tops, n, blocks, BLOCKS)
     if (temperature > 0) & finite & ((k > 0) | (p < 1.0)):
-        _, _, each, size_above, mass_above, total = _interval(
+        _first, _last, each, size_above, mass_above, total = _interval(
             sizes, weights, n, blocks, k, p, BLOCKS, BINS
         )
         length = tl.sum(each, 0)

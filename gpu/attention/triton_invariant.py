@@ -22,7 +22,7 @@ from ramify.gpu.rows import StepRows
 from ramify.gpu.staging import Array
 
 _KEYS = 64  # in one block
-_CHUNK = 1024  # keys at least
+_CHUNK = 512  # keys at least
 _MOST_CHUNKS = 32
 _FIELDS = 4
 

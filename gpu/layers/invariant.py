@@ -15,11 +15,13 @@ from torch import Tensor
 
 from ramify.gpu.layers.linear import Linear
 
-# rows up to which it is taken: (rows, outputs, inputs of a tile, warps, stages), measured on an H200
+# Tiles of (rows, outputs, inputs, warps, stages), as measured on an H200: up to so many rows, for
+# matrices of few and of many outputs.
+_WIDE = 16384
 _TILES = (
-    (64, (64, 32, 128, 4, 5)),
-    (512, (64, 128, 64, 4, 4)),
-    (None, (128, 256, 64, 8, 3)),
+    (64, (64, 32, 128, 4, 5), (64, 64, 64, 4, 6)),
+    (512, (128, 64, 64, 4, 5), (128, 128, 64, 8, 4)),
+    (None, (256, 128, 64, 8, 3), (256, 128, 64, 8, 3)),
 )
 _EXACT = (16, 32, 32, 4, 2)  # float32, which tensor cores do not do
 
@@ -28,7 +30,8 @@ def invariant_product(linear: Linear, x: Tensor) -> Tensor:
     """y = x W^T + b as `Linear` computes it: [T, inputs] -> [T, outputs]."""
     tile = _EXACT
     if x.dtype != torch.float32:
-        tile = next(tile for most, tile in _TILES if most is None or len(x) <= most)
+        tiles = next(tiles for most, *tiles in _TILES if most is None or len(x) <= most)
+        tile = tiles[len(linear.weight) >= _WIDE]
     return product_in_tiles(linear, x, tile)
 
 
