@@ -33,11 +33,11 @@ IN_FLIGHT = 2
 class Bench:
     """Rows on an executor: row r has its own `capacity` tokens of shuffled pages."""
 
-    def __init__(self, executor: Executor, temperature: float) -> None:
+    def __init__(self, executor: Executor, sampling: dict[str, Any]) -> None:
         self.executor = executor
         self.vocabulary = executor.info.vocab_size
         self.random = random.Random(0)
-        self.temperature = temperature
+        self.sampling = sampling
         self.pages = list(range(executor.info.pages))
         self.random.shuffle(self.pages)
         self.steps = 0
@@ -69,7 +69,7 @@ class Bench:
         opens = []
         for place, row in enumerate(rows):
             own = self.pages[place * count : (place + 1) * count]
-            settings = SamplingParams(temperature=self.temperature, seed=row)
+            settings = SamplingParams(**self.sampling, seed=row)
             opens.append(OpenRow(row, row, pack(own), 0, settings))
         ranges, left = [[]], info.step_tokens  # chunks of each step
         for row in rows:
@@ -198,11 +198,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--temperature", type=float, default=0.6)
+    parser.add_argument("--sampling", type=json.loads, default={}, help="JSON: more SamplingParams")
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--kv-tokens", type=int, help="size of the pool (default: most of the memory)")
     parser.add_argument("--max-rows", type=int, default=256)
     parser.add_argument("--step-tokens", type=int, default=8192)
     parser.add_argument("--attention", default="auto")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -214,18 +216,21 @@ def main() -> None:
             path=folder, device=args.device, load_format="dummy", kv_tokens=args.kv_tokens,
             page_size=args.page_size, max_rows=args.max_rows, step_tokens=args.step_tokens,
             context=4096, attention=args.attention,
+            deterministic=args.deterministic,
         ),
         lambda what, share: None,
     )  # fmt: skip
     report: dict[str, Any] = {
         "shape": args.shape, "dtype": executor.info.dtype, "attention": executor.info.attention,
-        "page_size": args.page_size, "temperature": args.temperature, "torch": torch.__version__,
+        "page_size": args.page_size, "torch": torch.__version__,
+        "sampling": {"temperature": args.temperature} | args.sampling,
+        "deterministic": args.deterministic,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
         "ready_s": round(time.perf_counter() - begin, 2),
         "kv_tokens": executor.info.pages * args.page_size,
         "decode": [], "prefill": [], "mixed": [], "profile": [],
     }  # fmt: skip
-    bench = Bench(executor, args.temperature)
+    bench = Bench(executor, report["sampling"])
     for prompts, tokens in args.prefill:
         rows = list(range(prompts))
         times = []

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -33,11 +32,11 @@ from ramify.gpu.graphs import StepGraphs
 from ramify.gpu.kv_pool import KVPool
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.fused import FusedDecoder
+from ramify.gpu.row_sampler import RowSampler, token_logprobs
 from ramify.gpu.rows import Ints, RowTable, StepRows
-from ramify.gpu.sampler import Sampler
-from ramify.gpu.staging import RING, Array, Download, Frame, StepClock, Upload, frame_bytes
+from ramify.gpu.staging import RING, Array, Download, Frame, Int32s, StepClock, Upload, frame_bytes
 from ramify.protocol.plan import ExecutorInfo, OpenRow, StepPlan, StepResult
-from ramify.protocol.sampling import SamplingParams, TokenLogprobs
+from ramify.protocol.sampling import SamplingParams
 
 
 @dataclass(slots=True)
@@ -49,8 +48,10 @@ class LaunchedStep:
     rows: Ints  # [S] that sample
     requests: Ints  # [S]
     clock: StepClock
-    tokens: npt.NDArray[np.int32]  # [>= S], of the ring slot: good once the step is over
-    logprobs: "list[TokenLogprobs | None]"
+    asked: Ints  # [S] how many log-probabilities, 0: none
+    # both of the ring slot: good once the step is over
+    tokens: Int32s  # [>= S]
+    words: Int32s | None  # as of `logprobs_into`, of the rows that asked
     _elapsed_us: int | None = None
 
     def ready(self) -> bool:
@@ -61,6 +62,7 @@ class LaunchedStep:
         if self._elapsed_us is None:
             self.clock.wait()
             self.tokens = self.tokens[: len(self.rows)].copy()
+            self.words = None if self.words is None else self.words.copy()
             self._elapsed_us = self.clock.elapsed_us()
         return self._elapsed_us
 
@@ -72,7 +74,7 @@ class LaunchedStep:
             tokens=self.tokens.tobytes(),
             computed=self.computed,
             elapsed_us=elapsed_us,
-            logprobs=self.logprobs,
+            logprobs=[] if self.words is None else token_logprobs(self.words, self.asked),
         )
         bad = np.flatnonzero(self.tokens < 0)
         if len(bad):
@@ -102,8 +104,10 @@ class FusedExecutor:
             (info.max_rows, info.vocab_size), dtype=model.dtype, device=self._device
         )
         self._attention = attention.paged(self._pages, table, model.config, model.dtype)
-        self._decoder = FusedDecoder(model, pool, self._pages, self._last, self._attention)
-        self._sampler = Sampler(info.max_rows, info.vocab_size, self._device)
+        self._decoder = FusedDecoder(
+            model, pool, self._pages, self._last, self._attention, attention.products(self._device)
+        )
+        self._sampler = RowSampler(info.max_rows + 1, info.vocab_size, self._device)
         most = [largest(info.max_rows, info.step_tokens), *self.decode_buckets()[-1:]]
         sizes = [frame_bytes(fields(bucket, self._room(bucket))) for bucket in most]
         self._lines = Upload(self._device, fixed=max(sizes))
@@ -120,24 +124,28 @@ class FusedExecutor:
         """Capture CUDA graphs for `buckets`; steps that fit none are launched kernel by kernel."""
         if not self.static_extends:
             buckets = [bucket for bucket in buckets if not bucket.extended]
+        if self._device.type == "cuda":
+            self._sampler.warm(self._logits.dtype, self._spare, self._last, self._tokens)
         self._graphs.capture(buckets, progress)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start the step. Raises PlanError if the plan contradicts the rows."""
         slot = self._take_slot()
         clock = self._clocks[slot]
-        step = self._apply(plan)
+        step = self._apply(slot, plan)
         rows = step.rows[step.sampling]
-        logprobs = list[TokenLogprobs | None]()
+        words = None
         clock.start()
         self._upload_pages(slot)
         if len(step.rows):
             self._run(slot, step)
-            logprobs = self._sample_by_sort(self._logits, rows, step.draws)
+            words = self._resample(slot, rows, step.draws)
         clock.stop(fetched=len(rows) > 0)
-        tokens = self._download.fetch(slot, clock) if len(rows) else np.empty(0, dtype=np.int32)
-        requests = self.rows.requests[rows]
-        launched = LaunchedStep(plan.step, step.computed, rows, requests, clock, tokens, logprobs)
+        tokens, fetched = np.empty(0, dtype=np.int32), None
+        if len(rows):
+            tokens, fetched = self._download.fetch(slot, clock, words)
+        asked, requests = self._sampler.logprobs_asked(rows), self.rows.requests[rows]
+        launched = LaunchedStep(plan.step, step.computed, rows, requests, clock, asked, tokens, fetched)
         self._ring[slot] = launched
         return launched
 
@@ -148,7 +156,7 @@ class FusedExecutor:
         """
         slot = self._take_slot()
         self._ring[slot] = None
-        step = self._apply(plan)
+        step = self._apply(slot, plan)
         self._upload_pages(slot)
         if len(step.rows):
             bucket, frame = self._tailor(slot, step)
@@ -166,12 +174,11 @@ class FusedExecutor:
     @torch.inference_mode()
     def sample_the_slowest(self) -> None:
         """Sample as the most demanding step there can be; the executor cannot serve afterwards."""
-        sampling = SamplingParams(top_p=0.5, presence_penalty=0.5)
+        sampling = SamplingParams(top_p=0.5, presence_penalty=0.5, logprobs=1)
         rows = np.arange(self.info.max_rows)
-        for row in rows.tolist():
-            self._sampler.open(OpenRow(row, 0, b"", 0, sampling))
+        self._sampler.apply(0, [], [OpenRow(row, 0, b"", 0, sampling) for row in rows.tolist()])
         self._logits.zero_()  # the flattest distribution: half of the vocabulary stays
-        self._sample_by_sort(self._logits, rows, rows)
+        self._resample(0, rows, rows)
 
     def decode_buckets(self) -> list[Bucket]:
         """Of steps of decodes alone, from small to large, those that share keys behind the others."""
@@ -208,12 +215,11 @@ class FusedExecutor:
             before.settle()
         return slot
 
-    def _apply(self, plan: StepPlan) -> StepRows:
+    def _apply(self, slot: int, plan: StepPlan) -> StepRows:
         step = self.rows.apply(plan)
-        for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
-            self._sampler.close(row)
-        for opened in plan.opens:
-            self._sampler.open(opened)
+        if plan.closes or plan.opens:
+            closes = np.frombuffer(plan.closes, dtype=np.int32).tolist()
+            self._sampler.apply(slot, closes, plan.opens)
         self.counters.count(step.computed)
         return step
 
@@ -320,19 +326,6 @@ class FusedExecutor:
         )
         self._decoder.forward(inputs, self._logits[: bucket.sampling])
 
-    def _sample_by_sort(self, logits: Tensor, rows: Ints, draws: Ints) -> "list[TokenLogprobs | None]":
-        """Sample again, on torch, the lines that ask for more than the kernel does. This waits."""
-        lines = np.flatnonzero(~self._sampler.plain(rows))
-        if not len(lines):
-            return []
-        index = torch.from_numpy(lines).to(self._device)
-        sampled = self._sampler.sample(logits[index].float(), rows[lines], draws[lines])
-        tokens = sampled.tokens.int()
-        self._tokens[index] = torch.where(sampled.finite, tokens, -1)
-        self._last[torch.from_numpy(rows[lines]).to(self._device)] = tokens
-        if not sampled.logprobs:
-            return []
-        logprobs: list[TokenLogprobs | None] = [None] * len(rows)
-        for line, own in zip(lines.tolist(), sampled.logprobs, strict=True):
-            logprobs[line] = own
-        return logprobs
+    def _resample(self, slot: int, rows: Ints, draws: Ints) -> Tensor | None:
+        """Sample again the lines that ask for more than a temperature; their log-probabilities."""
+        return self._sampler.resample(slot, self._logits, rows, draws, self._last, self._tokens)

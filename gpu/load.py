@@ -40,7 +40,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     context = _context(config, shape)
-    attention = choose(config.attention, shape, dtype, device)
+    attention = choose(config.attention, shape, dtype, device, config.deterministic)
     model = Decoder(shape, context, dtype, device)
     if config.load_format == "dummy":
         progress("making random weights", 0.0)
@@ -48,8 +48,9 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     else:
         load_weights(config.path, model.weights(), progress)
     info = _info(config, shape, model, context, dtype, device, attention)
-    with torch.inference_mode():
-        model.pack()
+    if not config.deterministic:  # its products read plain weights
+        with torch.inference_mode():
+            model.pack()
     executor: Executor
     if attention.extend == "torch":
         executor = _torch(config, model, info, progress)

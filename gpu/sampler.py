@@ -57,14 +57,6 @@ class Sampler:
         """Forget the row's history."""
         self._penalties.close(row)
 
-    def plain(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """bool[S]: rows that ask for nothing but a temperature."""
-        plain: npt.NDArray[np.bool_] = (self._top_k[rows] == 0) & (self._top_p[rows] >= 1)
-        plain &= (self._min_p[rows] == 0) & (self._logprobs[rows] == 0)
-        if self._penalties:
-            plain &= np.array([row not in self._penalties for row in rows.tolist()], dtype=np.bool_)
-        return plain
-
     def draws_for(
         self, rows: Ints, draws: Ints
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:

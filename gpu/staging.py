@@ -19,6 +19,7 @@ RING = 3  # two steps in flight and one that is being filled
 _ALIGN = 16
 
 Array = npt.NDArray[np.generic]
+Int32s = npt.NDArray[np.int32]
 Field = tuple[str, tuple[int, ...]]  # dtype, shape
 
 
@@ -67,6 +68,14 @@ class Upload:
         if size > len(self._hosts[slot]):
             self._hosts[slot] = self._host(2 * size)
         return Frame(fields, self._hosts[slot], self._device)
+
+    def send(self, slot: int, arrays: Sequence[Array]) -> list[Tensor]:
+        """Copy `arrays` through ring slot `slot`; where they arrive."""
+        frame = self.frame(slot, [(array.dtype.char, array.shape) for array in arrays])
+        for target, array in zip(frame.arrays, arrays, strict=True):
+            target[...] = array
+        frame.send()
+        return frame.views
 
     def kept(self, slot: int, key: Hashable, fields: Callable[[], Sequence[Field]]) -> Frame:
         """The same if the way is fixed: `key` stands for the fields, and its frame is made once."""
@@ -127,37 +136,57 @@ class StepClock:
 
 
 class Download:
-    """The way back: one copy a step, of all of `tokens` int32[n], on a stream of its own."""
+    """The way back: one copy a step, of all of `tokens` int32[n], on a stream of its own.
+
+    A second one brings what only some steps have, and takes room for it when it is first met.
+    """
 
     def __init__(self, tokens: Tensor) -> None:
         self._tokens = tokens
         self._cuda = tokens.device.type == "cuda"
         self._hosts = [torch.empty(len(tokens), dtype=tokens.dtype, pin_memory=self._cuda)
                        for _ in range(RING)]  # fmt: skip
-        self._arrays: list[npt.NDArray[np.int32]] = [host.numpy() for host in self._hosts]
+        self._arrays: list[Int32s] = [host.numpy() for host in self._hosts]
+        self._more: list[Tensor | None] = [None] * RING
         self._copying: StepClock | None = None
         if self._cuda:
             self._steps = torch.cuda.current_stream(tokens.device)
             self._copies = torch.cuda.Stream(tokens.device)
 
-    def fetch(self, slot: int, clock: StepClock) -> npt.NDArray[np.int32]:
-        """Start copying the tokens of the step that `clock` saw end.
+    def fetch(
+        self, slot: int, clock: StepClock, more: Tensor | None = None
+    ) -> tuple[Int32s, Int32s | None]:
+        """Start copying the tokens of the step that `clock` saw end, and `more` int32[m, words].
 
-        Returns int32[n], good once `clock.arrived` and until the ring slot is used again.
+        Returns int32[n] and int32[m, words], good once `clock.arrived` and until the ring slot is
+        used again.
         """
         host = self._hosts[slot]
+        room = None if more is None else self._room(slot, more)
+        arrays = self._arrays[slot], None if room is None else room.numpy()
         if not self._cuda:
             host.copy_(self._tokens)
-            return self._arrays[slot]
+            if room is not None and more is not None:
+                room.copy_(more)
+            return arrays
         self._copies.wait_event(clock.ended)
         torch.cuda.set_stream(self._copies)
         try:
             host.copy_(self._tokens, non_blocking=True)
+            if room is not None and more is not None:
+                room.copy_(more, non_blocking=True)
         finally:
             torch.cuda.set_stream(self._steps)
         clock.arrived.record(self._copies)
         self._copying = clock
-        return self._arrays[slot]
+        return arrays
+
+    def _room(self, slot: int, more: Tensor) -> Tensor:
+        room = self._more[slot]
+        if room is None or len(room) < more.numel():
+            room = torch.empty(2 * more.numel(), dtype=more.dtype, pin_memory=self._cuda)
+            self._more[slot] = room
+        return room[: more.numel()].view(more.shape)
 
     def settle(self) -> None:
         """Let the coming step overwrite the tokens only once they are copied."""

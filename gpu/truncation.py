@@ -35,25 +35,28 @@ def _sorted_thresholds(logits: Tensor, limits: Tensor, top_p: Tensor) -> Tensor:
     limited = limits > 0
     kth = best.gather(1, (limits - 1).clamp(min=0)[:, None])[:, 0]
     low = torch.where(limited, kth, low)
-    # the mass of what top-k left, ties at the k-th place included
-    kept = torch.where(logits >= low[:, None], logits, -torch.inf).logsumexp(-1)
-    nucleus, complete = _nucleus(best, kept, top_p)
+    # the mass of what top-k left, ties at the k-th place included; the best token's is 1
+    top = best[:, :1]
+    kept = torch.where(logits >= low[:, None], (logits - top).exp(), 0.0).sum(-1, dtype=torch.float64)
+    nucleus, complete = _nucleus(best, top, kept, top_p)
     low = torch.maximum(low, nucleus)
     unfinished = (~complete & ~limited & (top_p < 1.0)).nonzero()[:, 0]
     if len(unfinished):
         ordered = logits[unfinished].sort(-1, descending=True).values
-        low[unfinished], _ = _nucleus(ordered, kept[unfinished], top_p[unfinished])
+        rest = (values[unfinished] for values in (top, kept, top_p))
+        low[unfinished], _ = _nucleus(ordered, *rest)
     return low
 
 
-def _nucleus(ordered: Tensor, total: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """The last logit of the smallest set with mass >= top_p (Holtzman et al. 2020).
+def _nucleus(ordered: Tensor, top: Tensor, kept: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """The last logit of the smallest set with mass >= top_p * kept (Holtzman et al. 2020).
 
-    ordered [R, W] from high to low, total [R] log of the whole mass. Also whether W sufficed.
+    ordered [R, W] from high to low, top [R, 1] the best, kept float64[R]. Also whether W sufficed.
     """
-    masses = (ordered - total[:, None]).exp().double().cumsum(-1)
-    before = masses - (ordered - total[:, None]).exp()
-    count = (before < top_p[:, None]).sum(-1).clamp(min=1)
+    own = (ordered - top).exp().double()
+    masses = own.cumsum(-1)
+    wanted = top_p * kept
+    count = (masses - own < wanted[:, None]).sum(-1).clamp(min=1)
     low = ordered.gather(1, (count - 1)[:, None])[:, 0]
     off = top_p >= 1.0
-    return torch.where(off, -torch.inf, low), off | (masses[:, -1] >= top_p)
+    return torch.where(off, -torch.inf, low), off | (masses[:, -1] >= wanted)

@@ -72,6 +72,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: int = 2048  # most tokens in one step (the budget of chunked prefill)
     # auto: torch on a CPU; on CUDA triton, with FlashInfer's FA3 for extends where it is at hand
     attention: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
+    deterministic: bool = False  # a request's logits never depend on batch, chunking or cache
     threads: int | None = None  # torch CPU threads
     load_format: Literal["auto", "dummy"] = "auto"
 

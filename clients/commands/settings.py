@@ -40,6 +40,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--step-tokens", type=int, default=2048, metavar="N", help="most tokens in a step"
     )
+    group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="same bits alone or batched, cold or cached; slower, CUDA only",
+    )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads of torch")
     group.add_argument(
         "--attention",
@@ -105,6 +110,7 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
         max_rows=args.max_rows,
         step_tokens=args.step_tokens,
         attention=args.attention,
+        deterministic=args.deterministic,
         threads=args.threads,
         load_format=args.load_format,
     )

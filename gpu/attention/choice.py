@@ -9,6 +9,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from ramify.gpu.attention.paged import PagedAttention
 from ramify.gpu.models.config import DecoderConfig
 from ramify.gpu.rows import RowTable
 from ramify.protocol.errors import ModelError
+
+if TYPE_CHECKING:
+    from ramify.gpu.layers.triton_linear import Products
 
 _HOPPER = (9, 0)  # FA3 is written for its matrix instructions and runs nowhere else
 
@@ -31,11 +35,14 @@ class Choice:
     extend: str
     decode: str
     reason: str
+    deterministic: bool = False  # kernels whose results never depend on the batch
     compiles: bool = False  # at the first step: FlashInfer lacks some of its kernels
 
     @property
     def name(self) -> str:
         """As logs and `ExecutorInfo` show it."""
+        if self.deterministic:
+            return f"{self.extend}, deterministic"
         if self.extend == self.decode:
             return self.extend
         return f"flashinfer prefill {self.extend} + {self.decode} decode"
@@ -44,6 +51,10 @@ class Choice:
         self, pages: Tensor, table: RowTable, shape: DecoderConfig, dtype: torch.dtype
     ) -> PagedAttention:
         """The back end over `pages` int32[rows, columns]; `table`: the same on the host."""
+        if self.deterministic:
+            from ramify.gpu.attention.triton_invariant import InvariantPaged
+
+            return InvariantPaged(pages, table.page_size, shape.heads // shape.kv_heads)
         if self.extend == "triton":
             from ramify.gpu.attention.triton_paged import TritonPaged
 
@@ -52,13 +63,28 @@ class Choice:
 
         return FlashInferPaged(pages, table, shape, dtype, self.extend, self.decode)
 
+    def products(self, device: torch.device) -> "Products":
+        """The matrix products that go with it."""
+        from ramify.gpu.layers.invariant import InvariantProducts
+        from ramify.gpu.layers.triton_linear import Products
 
-def choose(asked: str, shape: DecoderConfig, dtype: torch.dtype, device: torch.device) -> Choice:
+        return InvariantProducts(device) if self.deterministic else Products(device)
+
+
+def choose(
+    asked: str,
+    shape: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    deterministic: bool = False,
+) -> Choice:
     """`asked` as of `--attention`. Raises ModelError if it cannot be had.
 
     "auto" on CUDA is Triton, and FA3 for extends where FlashInfer's kernels are at hand on a
     Hopper GPU: see docs/log.md for the measurements.
     """
+    if deterministic:
+        return _deterministic(asked, shape, device)
     if asked == "torch":
         return Choice("torch", "torch", "as asked")
     if asked == "auto" and device.type != "cuda":
@@ -83,6 +109,17 @@ def choose(asked: str, shape: DecoderConfig, dtype: torch.dtype, device: torch.d
             "install flashinfer-jit-cache of the same version, or a CUDA toolkit and ninja"
         )
     raise ModelError(f"--attention flashinfer: {obstacle}; or give --attention triton")
+
+
+def _deterministic(asked: str, shape: DecoderConfig, device: torch.device) -> Choice:
+    """What torch's products round to depends on how many rows they have; FlashInfer's splits too."""
+    if asked not in ("auto", "triton"):
+        raise ModelError(f"--deterministic runs on Triton kernels: leave --attention {asked} out")
+    obstacle = _triton_obstacle(shape, device)
+    if obstacle is not None:
+        raise ModelError(f"--deterministic runs on Triton kernels: {obstacle}; serve on a CUDA device, "
+                         "or leave --deterministic out")  # fmt: skip
+    return Choice("triton", "triton", "--deterministic", deterministic=True)
 
 
 def _automatic(

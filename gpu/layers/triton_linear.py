@@ -90,6 +90,10 @@ class Products:
         self._launch(_ADD, Rows(x), linear, rows.values, tiling, 0.0, residual, norm.weight, squares)
         return rows
 
+    def head(self, x: Tensor, linear: Linear, output: Tensor) -> None:
+        """[S, inputs] -> output [S, outputs], which is contiguous."""
+        linear.into(x, output)
+
     def _launch(
         self,
         epilogue: Any,

@@ -21,8 +21,8 @@ from ramify.gpu.models.decoder import Decoder, DecoderLayer
 class FusedDecoder:
     """Runs `model` over `pool`; `pages` int32[rows, columns] is the page table on the device.
 
-    `last` int32[rows]: the token that each row sampled last. `tilings`: which matrix products run on
-    the Triton kernel, by the number of tokens and the model's sizes.
+    `last` int32[rows]: the token that each row sampled last. `tilings`: which of the `products` run
+    on the Triton kernel, by the number of tokens and the model's sizes.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class FusedDecoder:
         pages: Tensor,
         last: Tensor,
         attention: PagedAttention,
+        products: Products,
         tilings: Callable[[int, LayerSizes], LayerTilings] = tilings_for,
     ) -> None:
         self._model = model
@@ -39,7 +40,7 @@ class FusedDecoder:
         self._attention = attention
         self._pages = pages
         self._last = last
-        self._products = Products(model.device)
+        self._products = products
         self._tilings = tilings
         self._sizes = _sizes(model)
         half = model.config.head_dim // 2
@@ -72,7 +73,7 @@ class FusedDecoder:
             final = x.values.index_select(0, inputs.sampling)
         else:
             final = x.values
-        model.head.into(final, logits)
+        products.head(final, model.head, logits)
 
     def _attend(self, index: int, layer: DecoderLayer, qkv: Tensor, inputs: Inputs) -> Tensor:
         """[T, (heads + 2 kv_heads) * D] -> [T, heads * D]."""

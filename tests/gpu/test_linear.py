@@ -218,7 +218,9 @@ def test_a_model_on_them(
 
     logits = []
     for tilings in (LayerTilings(), LayerTilings(*(Tiling(16, 32, 32, n) for n in (1, 2, 1, 2)))):
-        decoder = FusedDecoder(model, pool, pages, last, Echo(), partial(chosen_tilings, tilings))
+        decoder = FusedDecoder(
+            model, pool, pages, last, Echo(), Products(DEVICE), partial(chosen_tilings, tilings)
+        )
         chosen = None if sampling is None else torch.tensor(sampling, device=DEVICE)
         inputs = Inputs(
             integers(-1, -2, -3), integers(0, 1, 2), integers(0, 3, 9), 0, [], sampling=chosen

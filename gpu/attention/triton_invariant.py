@@ -1,0 +1,216 @@
+"""Attention whose result for a token depends on nothing but the token's own sequence.
+
+For the deterministic mode: one kernel for decodes and extends alike, so that it does not matter
+what else is in the batch, how a prefill was cut or which part came from the cache. Keys are taken
+in blocks and chunks aligned to absolute positions; blocks that a query does not see change
+nothing, bit for bit. Chunks are merged in order, in registers or, where few sequences decode, by a
+second kernel from partial results: the same additions either way. The other back end,
+`triton_paged`, is faster and gives the same up to rounding.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.gpu.attention.paged import Inputs
+from ramify.gpu.attention.triton_decode import splits_for
+from ramify.gpu.rows import Ints, StepRows
+from ramify.gpu.staging import Array
+
+_KEYS = 64  # in one block
+_CHUNK = 512  # keys at least
+_MOST_CHUNKS = 32
+_FIELDS = 4
+
+
+class InvariantPaged:
+    """`pages` int32[rows, columns] is the page table on the device; `group`: query heads a KV head."""
+
+    name = "triton, deterministic"
+    static_extends = False  # a step's decodes are tiles beside those of its extends
+
+    def __init__(self, pages: Tensor, page_size: int, group: int) -> None:
+        self._pages = pages
+        self._page_size = page_size
+        self._group = triton.next_power_of_2(group)
+        length = pages.shape[1] * page_size
+        self._chunk = max(_CHUNK, triton.next_power_of_2(triton.cdiv(length, _MOST_CHUNKS)))
+        self._chunks = triton.cdiv(length, self._chunk)
+        # numpy's products, which the interpreter uses, round by the shape: there one for all
+        tall, flat = (128, 64) if pages.is_cuda else (16, 16)
+        self._extend_lines, self._decode_lines = (max(n, self._group) for n in (tall, flat))
+
+    def room(self, tokens: int, runs: int) -> list[Array]:
+        raise NotImplementedError("steps with extends are not captured")
+
+    def groups(self, rows: Ints, positions: Ints, size: int) -> list[Array]:
+        return []  # which lines share keys follows the batch
+
+    def no_groups(self, size: int) -> list[Array]:
+        return []
+
+    def plan_decodes(self, rows: Array, positions: Array) -> None:
+        pass
+
+    def plan(self, step: StepRows, captured: bool = False) -> list[Array]:
+        """int32[tiles, 4]: row, first query's index among the step's tokens, queries, its position.
+
+        Decodes are tiles of one query. Tiles with the longest reach come first.
+        """
+        size = self._extend_lines // self._group
+        tiles, first = [], 0
+        for row, start, count in zip(
+            step.rows.tolist(), step.starts.tolist(), step.counts.tolist(), strict=True
+        ):
+            for offset in range(0, count, size):
+                tiles.append((row, first + offset, min(size, count - offset), start + offset))
+            first += count
+        tiles.sort(key=lambda tile: -(tile[3] + tile[2]))
+        return [np.array(tiles, dtype=np.int32).reshape(-1, _FIELDS)]
+
+    def attend(
+        self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
+    ) -> Tensor:
+        tokens, heads, dim = q.shape
+        kv_heads = pool[0].shape[1]
+        output = q.new_empty((tokens, heads * dim))
+        decode = not inputs.extended
+        splits = min(self._chunks, splits_for(tokens, kv_heads)) if decode else 1
+        partial = sums = output
+        if splits > 1:
+            shape = (tokens, heads, self._chunks)
+            partial = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
+            sums = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
+        tiles = inputs.rows if decode else inputs.plan[0]
+        lines = self._decode_lines if decode else self._extend_lines
+        exact = q.dtype == torch.float32
+        shapes = {"HEADS": heads, "DIM": dim, "WINDOW": window or 0, "CHUNK": self._chunk,
+                  "CHUNKS": self._chunks, "enable_fp_fusion": False}  # fmt: skip
+        _attend[(len(tiles), kv_heads, splits)](
+            q, pool[0], pool[1], tiles, inputs.positions, self._pages, output, partial, sums,
+            self._pages.shape[1], dim**-0.5 * 1.4426950408889634, KV_HEADS=kv_heads,
+            PADDED=self._group, LINES=lines, PAGE=self._page_size, KEYS=_KEYS, DECODE=decode,
+            SPLITS=splits, PRECISION="ieee" if exact else "tf32", num_warps=lines // 16 if lines >= 64
+            else 4, num_stages=2 if exact else 3, **shapes,
+        )  # fmt: skip
+        if splits > 1:
+            _merge[(tokens, heads)](inputs.positions, partial, sums, output, num_warps=2, **shapes)
+        return output
+
+
+@triton.jit
+def _add(top, total, mixed, other_top, other_total, other_mixed):
+    """The sums over one more chunk; top, total [...], mixed [..., DIM]. -inf: nothing yet."""
+    new_top = tl.maximum(top, other_top)
+    base = tl.where(new_top == -float("inf"), 0.0, new_top)
+    fade = tl.exp2(top - base)
+    share = tl.exp2(other_top - base)
+    total = total * fade + other_total * share
+    mixed = mixed * tl.expand_dims(fade, -1) + other_mixed * tl.expand_dims(share, -1)
+    return new_top, total, mixed
+
+
+@triton.jit
+def _attend(
+    q, k_pool, v_pool, tiles, positions, pages, output, partial, sums, columns, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+    LINES: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, DECODE: tl.constexpr, SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """scale: of the scores, times log2(e), so that exp2 can be used throughout."""
+    index = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    if DECODE:
+        row = tl.load(tiles + index).to(tl.int64)
+        first = index.to(tl.int64)
+        count = 1
+        position = tl.load(positions + index)
+    else:
+        row = tl.load(tiles + index * 4).to(tl.int64)
+        first = tl.load(tiles + index * 4 + 1).to(tl.int64)
+        count = tl.load(tiles + index * 4 + 2)
+        position = tl.load(tiles + index * 4 + 3)
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    lines = tl.arange(0, LINES)
+    query = lines // PADDED
+    head = kv_head * GROUP + lines % PADDED
+    real = (query < count) & (lines % PADDED < GROUP)
+    dims = tl.arange(0, DIM)
+    place = (first + query) * HEADS + head
+    asked = tl.load(q + place[:, None] * DIM + dims[None, :], mask=real[:, None], other=0.0)
+    reach = position + query
+    end = position + count
+    low = 0
+    if WINDOW:
+        low = tl.maximum(position - WINDOW + 1, 0) // CHUNK
+    top = tl.full([LINES], -float("inf"), tl.float32)
+    total = tl.zeros([LINES], tl.float32)
+    mixed = tl.zeros([LINES, DIM], tl.float32)
+    for chunk in range(low + tl.program_id(2), tl.cdiv(end, CHUNK), SPLITS):
+        own_top = tl.full([LINES], -float("inf"), tl.float32)
+        own_total = tl.zeros([LINES], tl.float32)
+        own_mixed = tl.zeros([LINES, DIM], tl.float32)
+        for begin in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, end), KEYS):
+            keys = begin + tl.arange(0, KEYS)
+            there = keys < end
+            page = tl.load(pages + row * columns + keys // PAGE, mask=there, other=0).to(tl.int64)
+            slot = page * PAGE + keys % PAGE
+            source = (slot * KV_HEADS + kv_head)[:, None] * DIM + dims[None, :]
+            k = tl.load(k_pool + source, mask=there[:, None], other=0.0)
+            scores = tl.dot(asked, tl.trans(k), input_precision=PRECISION) * scale
+            seen = keys[None, :] <= reach[:, None]
+            if WINDOW:
+                seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
+            scores = tl.where(seen, scores, -float("inf"))
+            new_top = tl.maximum(own_top, tl.max(scores, 1))
+            base = tl.where(new_top == -float("inf"), 0.0, new_top)
+            weights = tl.exp2(scores - base[:, None])
+            fade = tl.exp2(own_top - base)
+            own_total = own_total * fade + tl.sum(weights, 1)
+            v = tl.load(v_pool + source, mask=there[:, None], other=0.0)
+            own_mixed = own_mixed * fade[:, None]
+            own_mixed = tl.dot(weights.to(v.dtype), v, own_mixed, input_precision=PRECISION)
+            own_top = new_top
+        if SPLITS == 1:
+            top, total, mixed = _add(top, total, mixed, own_top, own_total, own_mixed)
+        else:
+            at = place * CHUNKS + chunk
+            tl.store(partial + at[:, None] * DIM + dims[None, :], own_mixed, mask=real[:, None])
+            tl.store(sums + at * 2, own_top, mask=real)
+            tl.store(sums + at * 2 + 1, own_total, mask=real)
+    if SPLITS == 1:
+        mixed = tl.div_rn(mixed, tl.where(total > 0, total, 1.0)[:, None])
+        target = output + place[:, None] * DIM + dims[None, :]
+        tl.store(target, mixed.to(output.dtype.element_ty), mask=real[:, None])
+
+
+@triton.jit
+def _merge(
+    positions, partial, sums, output, HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """The chunks of one decode and head, in order."""
+    token = tl.program_id(0)
+    position = tl.load(positions + token)
+    place = token.to(tl.int64) * HEADS + tl.program_id(1)
+    one = tl.arange(0, 1)
+    dims = tl.arange(0, DIM)
+    low = 0
+    if WINDOW:
+        low = tl.maximum(position - WINDOW + 1, 0) // CHUNK
+    top = tl.full([1], -float("inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    mixed = tl.zeros([1, DIM], tl.float32)
+    for chunk in range(low, position // CHUNK + 1):
+        at = place * CHUNKS + chunk
+        own_mixed = tl.load(partial + (at + one)[:, None] * DIM + dims[None, :])
+        own_top = tl.load(sums + (at + one) * 2)
+        own_total = tl.load(sums + (at + one) * 2 + 1)
+        top, total, mixed = _add(top, total, mixed, own_top, own_total, own_mixed)
+    mixed = tl.div_rn(mixed, total[:, None])
+    tl.store(output + (place + one)[:, None] * DIM + dims[None, :], mixed.to(output.dtype.element_ty))

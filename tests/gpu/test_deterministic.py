@@ -1,0 +1,281 @@
+"""The deterministic mode: warm = cold, alone = batched, cut = whole, bit for bit."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ramify.gpu.load import load_executor
+from ramify.protocol.config import ModelConfig
+from ramify.protocol.errors import ModelError
+from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
+from ramify.protocol.sampling import SamplingParams
+
+CUDA = torch.cuda.is_available()
+# the interpreter of 3.6 does not know numpy 2.4
+pytest.importorskip("triton", minversion=None if CUDA else "3.7")
+
+SIZES: dict[str, Any] = {"num_hidden_layers": 2, "head_dim": 16}
+PROMPTS, OUTPUTS, PREFIX = [5, 70, 9], 3, 4
+if CUDA:
+    SIZES = {
+        "vocab_size": 3001, "hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 12,
+        "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 3,
+        "max_position_embeddings": 4096,
+    }  # fmt: skip
+    PROMPTS, OUTPUTS, PREFIX = [5, 700, 2100, 64, 65, 1500, 31, 129, 2047, 700, 3, 1024] * 5, 12, 600
+
+Logits = dict[tuple[int, int], torch.Tensor]
+
+
+class Traffic:
+    """Requests with fixed tokens on an executor; keeps the logits of (request, position)."""
+
+    def __init__(self, executor: Any, seed: int) -> None:
+        self.executor = executor
+        self.size = executor.info.page_size
+        self.random = random.Random(seed)
+        prefix = self._tokens(PREFIX)  # every second request begins with it
+        self.texts = []
+        for index, length in enumerate(PROMPTS):
+            text = self._tokens(length + OUTPUTS)
+            self.texts.append((prefix + text)[: len(text)] if index % 2 else text)
+        self.pages = list(range(executor.info.pages))
+
+    def alone(self, request: int, logits: Logits) -> None:
+        """One request in one piece, then its decodes."""
+        text, prompt = self.texts[request], PROMPTS[request]
+        pages = pack(self.pages[: -(-len(text) // self.size)])
+        opened = OpenRow(0, request, pages, 0, SamplingParams(temperature=0.0))
+        self._run({0: request}, logits, opens=[opened], extends=[(0, 0, prompt)])
+        for at in range(prompt, len(text) - 1):
+            self._run({0: request}, logits, decodes=[(0, at)])
+        self._run({}, logits, closes=pack([0]))
+
+    def together(self, logits: Logits, rows: int) -> None:
+        """All requests: in any order, cut anywhere, beside each other, some with a cached prefix."""
+        order = list(range(len(self.texts)))
+        self.random.shuffle(order)
+        self.random.shuffle(self.pages)
+        free, running = list(range(rows)), {}
+        done, room = dict[int, int](), 0  # tokens computed by row; pages handed out
+        cached: list[int] = []  # pages that hold the prefix
+        while order or running:
+            opens, closes = [], []
+            for row in [row for row, own in running.items() if done[row] == len(self.texts[own]) - 1]:
+                closes.append(row)
+                del running[row]
+            while order and len(free) > 0 and self.random.random() < 0.7:
+                own, row = order.pop(), free.pop()
+                text, shared = self.texts[own], 0
+                if own % 2 and cached:
+                    shared = min(len(cached) * self.size, PROMPTS[own] - 1) // self.size * self.size
+                count = -(-len(text) // self.size) - shared // self.size
+                fresh = [self.pages[(room + i) % len(self.pages)] for i in range(count)]
+                room += count
+                pages = cached[: shared // self.size] + fresh
+                opens.append(OpenRow(row, own, pack(pages), shared, SamplingParams(temperature=0.0)))
+                running[row], done[row] = own, shared
+                if own % 2 and not cached and PROMPTS[own] > PREFIX:
+                    candidate = row, pages[: PREFIX // self.size]
+                    self.candidate = candidate
+            extends, decodes, left = [], [], self.executor.info.step_tokens
+            for row, own in running.items():
+                prompt = PROMPTS[own]
+                if self.random.random() < 0.3:
+                    continue
+                if done[row] >= prompt:
+                    decodes.append((row, done[row]))
+                elif left:
+                    size = min(left, self.random.choice([1, 17, 64, 200, 5000]), prompt - done[row])
+                    extends.append((row, done[row], size))
+                    left -= size
+            self._run(
+                running, logits, opens=opens, extends=extends, decodes=decodes, closes=pack(closes)
+            )
+            free += closes
+            for row, start, size in [*extends, *((row, at, 1) for row, at in decodes)]:
+                done[row] = start + size
+            if not cached and getattr(self, "candidate", None) is not None:
+                row, pages = self.candidate
+                if done.get(row, 0) >= PREFIX:
+                    cached = pages
+
+    def _run(
+        self, running: dict[int, int], logits: Logits, extends: Any = (), decodes: Any = (), **plan: Any
+    ) -> None:
+        for row, at in decodes:  # the tokens are given, not sampled
+            self.executor._last[row] = self.texts[running[row]][at]
+        parts = [
+            ExtendRow(row, start, pack(self.texts[running[row]][start : start + size]),
+                      start + size >= PROMPTS[running[row]])
+            for row, start, size in extends
+        ]  # fmt: skip
+        rows = pack([row for row, _ in decodes])
+        step, values = self.executor.forward(StepPlan(0, extends=parts, decodes=rows, **plan))
+        for line, index in enumerate(step.sampling.tolist()):
+            own = running[int(step.rows[index])]
+            at = int(step.starts[index] + step.counts[index])
+            logits[own, at] = values[line].clone()
+
+    def _tokens(self, count: int) -> list[int]:
+        return self.random.choices(range(self.executor.info.vocab_size), k=count)
+
+
+@pytest.fixture(params=[1, 16])
+def executor(request: Any, tmp_path: Path, tiny_config: dict[str, Any]) -> Iterator[Any]:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config | SIZES))
+    torch.manual_seed(1)
+    made = load_executor(
+        ModelConfig(
+            path=tmp_path, device="cuda" if CUDA else "cpu", dtype="bfloat16" if CUDA else "float32",
+            attention="auto" if CUDA else "triton", deterministic=True, load_format="dummy",
+            page_size=request.param, kv_tokens=200_000 if CUDA else 1024, max_rows=24 if CUDA else 3,
+            step_tokens=4096,
+        ),
+        lambda what, share: None,
+    )  # fmt: skip
+    yield made
+    made.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_traffic_on_a_gpu(executor: Any, seed: int) -> None:
+    check_traffic(executor, seed)
+
+
+@pytest.mark.skipif(CUDA, reason="a small version, for the interpreter")
+def test_random_traffic(executor: Any) -> None:
+    check_traffic(executor, 1)
+
+
+def check_traffic(executor: Any, seed: int) -> None:
+    traffic = Traffic(executor, seed)
+    alone: Logits = {}
+    for request in range(len(PROMPTS)):
+        traffic.alone(request, alone)
+    together: Logits = {}
+    traffic.together(together, executor.info.max_rows)
+    assert alone.keys() == together.keys()
+    assert len(alone) == len(PROMPTS) * OUTPUTS
+    different = [key for key, own in alone.items() if not torch.equal(own, together[key])]
+    assert different == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+def test_graphs_give_the_same_tokens(executor: Any) -> None:
+    """Sampled tokens through CUDA graphs of several sizes, two steps in flight."""
+    traffic = Traffic(executor, 3)
+    settings = SamplingParams(temperature=2.0, top_p=0.9, seed=5, logprobs=3)
+    prompt = traffic.texts[1][: PROMPTS[1]]
+    outcomes = []
+    for others in (0, 2, 20):
+        opens = [
+            OpenRow(row, row, pack(range(row * 800, row * 800 + 800)), 0, settings)
+            for row in range(others + 1)
+        ]
+        if executor.info.page_size > 1:
+            opens = [
+                OpenRow(row, row, pack(range(row * 60, row * 60 + 60)), 0, settings)
+                for row in range(others + 1)
+            ]
+        extends = [ExtendRow(0, 0, pack(prompt), True)]
+        extends += [ExtendRow(row, 0, pack([row, 7, row]), True) for row in range(1, others + 1)]
+        launched = [executor.launch(StepPlan(0, opens=opens, extends=extends))]
+        rows = list(range(others + 1))
+        output: list[Any] = []
+        for step in range(40):
+            launched.append(executor.launch(StepPlan(1 + step, decodes=pack(rows))))
+            result = launched.pop(0).result()
+            at = unpack(result.rows).index(0)
+            output.append((unpack(result.tokens)[at], result.logprobs[at]))
+        launched.pop(0).result()
+        executor.launch(StepPlan(99, closes=pack(rows))).result()
+        outcomes.append(output)
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+def test_products_of_all_tiles_give_the_same_bits() -> None:
+    from ramify.gpu.layers.invariant import _EXACT, _TILES, invariant_product, product_in_tiles
+    from ramify.gpu.layers.linear import Linear
+
+    device = torch.device("cuda" if CUDA else "cpu")
+    torch.manual_seed(2)
+    shapes = [(768, 1000, 500), (4096, 512, 100)] if CUDA else [(48, 50, 20)]
+    for inputs, outputs, rows in shapes:
+        for bias in (False, True):
+            dtype = torch.bfloat16 if CUDA else torch.float32
+            # of very different sizes, so that the order of additions shows
+            x = torch.randn(rows, inputs, device=device) * torch.randn(inputs, device=device).exp()
+            x = (x * 10 ** torch.randint(-3, 3, (rows, inputs), device=device)).to(dtype)
+            weight = torch.randn(outputs, inputs, device=device).to(dtype)
+            linear = Linear(weight, torch.randn(outputs, device=device).to(dtype) if bias else None)
+            whole = invariant_product(linear, x)
+            wanted = x.double() @ weight.double().T
+            if linear.bias is not None:
+                wanted = wanted + linear.bias.double()
+            assert (whole.double() - wanted).norm() <= (1e-2 if CUDA else 1e-5) * wanted.norm()
+            for tile in {tile for _, *tiles in _TILES for tile in tiles} if CUDA else {_EXACT}:
+                assert torch.equal(product_in_tiles(linear, x, tile), whole)
+            for first, last in ((0, 1), (3, 4), (7, 19), (rows - 1, rows)):
+                assert torch.equal(invariant_product(linear, x[first:last]), whole[first:last])
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_attention_agrees_with_the_plain_kernels(window: int | None) -> None:
+    """Up to rounding, over several chunks of keys."""
+    from ramify.gpu.attention.paged import Inputs
+    from ramify.gpu.attention.triton_invariant import InvariantPaged
+    from ramify.gpu.attention.triton_paged import TritonPaged
+    from ramify.gpu.rows import StepRows
+
+    device = torch.device("cuda" if CUDA else "cpu")
+    torch.manual_seed(3)
+    heads, kv_heads, dim = 6, 2, 16
+    starts, counts = np.array([1020, 0, 1100]), np.array([7, 5, 1])
+    length = 2500 if CUDA else 1200
+    pages = torch.randperm(3 * length, device=device).int().view(3, length)
+    pool = tuple(torch.randn(3 * length, kv_heads, dim, device=device) for _ in range(2))
+    index = np.arange(3)
+    tokens = np.zeros(12, dtype=np.int32)
+    step = StepRows(index, starts, counts, 2, tokens, index, index)
+    q = torch.randn(13, heads, dim, device=device)
+    rows = torch.tensor(np.repeat(index, counts), dtype=torch.int32, device=device)
+    positions = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)])
+    outputs = []
+    invariant = InvariantPaged(pages, 1, heads // kv_heads)
+    table: Any = SimpleNamespace(page_size=1)
+    shape: Any = SimpleNamespace(heads=heads, kv_heads=kv_heads, windows=(window,))
+    for attention in (TritonPaged(pages, table, shape, None), invariant):
+        plan = [torch.from_numpy(array).to(device) for array in attention.plan(step)]
+        places = torch.from_numpy(positions).int().to(device)
+        inputs = Inputs(rows, rows, places, extended=12, plan=plan)
+        outputs.append(attention.attend(q, pool, inputs, window))  # type: ignore[arg-type]
+    assert (outputs[0] - outputs[1]).norm() <= 1e-5 * outputs[0].norm()
+    # the decode alone, its chunks on programs of their own
+    alone = Inputs(rows[12:], rows[12:], places[12:], extended=0, plan=[])
+    assert torch.equal(invariant.attend(q[12:], pool, alone, window), outputs[1][12:])  # type: ignore[arg-type]
+
+
+def test_it_is_refused_where_it_cannot_hold(
+    tmp_path: Path, tiny_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config | {"head_dim": 16}))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    config = ModelConfig(path=tmp_path, device="cpu", deterministic=True, load_format="dummy")
+    with pytest.raises(ModelError, match="serve on a CUDA device, or leave --deterministic out"):
+        load_executor(config, lambda what, share: None)
+    config = ModelConfig(
+        path=tmp_path, device="cpu", deterministic=True, attention="torch", load_format="dummy"
+    )
+    with pytest.raises(ModelError, match="leave --attention torch out"):
+        load_executor(config, lambda what, share: None)
