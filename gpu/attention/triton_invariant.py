@@ -37,6 +37,8 @@ class InvariantPaged:
         self._pages = pages
         self._page_size = page_size
         self._group = triton.next_power_of_2(group)
+        # a step of padding has no plan: one tile without queries
+        self._no_query = torch.zeros((1, _FIELDS), dtype=torch.int32, device=pages.device)
         length = pages.shape[1] * page_size
         self._chunk = max(_CHUNK, triton.next_power_of_2(triton.cdiv(length, _MOST_CHUNKS)))
         self._chunks = triton.cdiv(length, self._chunk)
@@ -85,7 +87,7 @@ class InvariantPaged:
             shape = (tokens, heads, self._chunks)
             partial = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
             sums = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
-        tiles = inputs.rows if decode else inputs.plan[0]
+        tiles = inputs.rows if decode else inputs.plan[0] if inputs.plan else self._no_query
         lines = self._decode_lines if decode else self._extend_lines
         exact = q.dtype == torch.float32
         shapes = {"HEADS": heads, "DIM": dim, "WINDOW": window or 0, "CHUNK": self._chunk,

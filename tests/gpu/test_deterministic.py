@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.gpu.buckets import mixed_buckets
 from ramify.gpu.load import load_executor
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
@@ -168,6 +169,13 @@ def check_traffic(executor: Any, seed: int) -> None:
     assert len(alone) == len(PROMPTS) * OUTPUTS
     different = [key for key, own in alone.items() if not torch.equal(own, together[key])]
     assert different == []
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about the garbage in padding
+def test_a_start_plays_steps_of_padding(executor: Any) -> None:
+    """As the rehearsal does on a GPU, extends among them, for which the attention has no plan."""
+    for bucket in [*executor.decode_buckets(), *mixed_buckets(executor.info.max_rows, 32)]:
+        executor.run_padding(bucket)
 
 
 @pytest.mark.gpu
