@@ -2,8 +2,9 @@
 
 Page p holds the slots [p * page_size, (p + 1) * page_size). Which page belongs to whom is the
 cache actor's business; this file knows only slots. One slot after the last page belongs to no
-page and stays zero: padding points there, because what a freed page holds may be NaN, and zero
-times NaN would reach a neighbour's output.
+page: padding points there. On torch it is only read and stays zero, because what a freed page
+holds may be NaN, and zero times NaN would reach a neighbour's output. The fused executor's padding
+writes there too, and nothing but padding reads it.
 """
 
 import torch

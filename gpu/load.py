@@ -41,7 +41,13 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
         torch.set_num_threads(config.threads)
     context = _context(config, shape)
     attention = choose(config.attention, shape, dtype, device, config.deterministic)
-    model = Decoder(shape, context, dtype, device)
+    try:
+        model = Decoder(shape, context, dtype, device)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"the weights do not fit into the memory of {device} ({free_bytes(device) >> 20} MiB are "
+            "free): free memory, or give a smaller model or dtype"
+        ) from error
     if config.load_format == "dummy":
         progress("making random weights", 0.0)
         fill_random(model.weights())
@@ -97,8 +103,15 @@ def _fused(
         gc.collect()
         torch.cuda.empty_cache()
     info = _with_pages(info, config, free - rehearsal.bytes, model.device)
-    executor = FusedExecutor(model, _pool(model, info, progress), RowTable(info), info, attention)
-    executor.capture(rehearsal.buckets, progress)
+    try:
+        pool = _pool(model, info, progress)
+        executor = FusedExecutor(model, pool, RowTable(info), info, attention)
+        executor.capture(rehearsal.buckets, progress)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"a KV cache of {info.pages * info.page_size} tokens leaves too little for steps and CUDA "
+            "graphs: lower --kv-tokens or --kv-fraction, or free memory"
+        ) from error
     return executor
 
 

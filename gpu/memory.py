@@ -42,13 +42,14 @@ def plan_pages(
     """
     if wanted_tokens is not None:
         pages = wanted_tokens // page_size
-        if pages * page_size * bytes_per_token > free:
-            fits = int(free * fraction) // bytes_per_token
+        if pages * page_size * bytes_per_token <= free:
+            return pages
+        fits = int(free * fraction) // bytes_per_token
+        if fits >= 2 * page_size:
             raise ModelError(
                 f"--kv-tokens {wanted_tokens} does not fit: a token takes {bytes_per_token} bytes, "
                 f"{free >> 20} MiB are free; give at most {fits}"
             )
-        return pages
     on_cpu = device.type == "cpu"
     tokens = int(free * (_CPU_SHARE if on_cpu else fraction)) // bytes_per_token
     if on_cpu:

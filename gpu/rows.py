@@ -159,6 +159,9 @@ class RowTable:
                             f"the pool has {self.pool_pages}")  # fmt: skip
         old = int(self.page_counts[row])
         new = old + len(added)
+        if (new - 1) * self.page_size >= self.max_length:  # a device's copy has no room for them
+            raise PlanError(f"row {row} gets {new} pages of {self.page_size}: more than the "
+                            f"{self.max_length} tokens that a row may have need")  # fmt: skip
         if new > self.pages.shape[1]:
             self._widen(new)
         self.pages[row, old:new] = added

@@ -57,12 +57,6 @@ class Sampler:
         """Forget the row's history."""
         self._penalties.close(row)
 
-    def draws_for(
-        self, rows: Ints, draws: Ints
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
-        """Temperature and random number of each row's output token `draws`: both [S]."""
-        return self._temperature[rows].astype(np.float32), uniforms(self._seeds[rows], draws)
-
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Ints, draws: Ints) -> Sampled:
         """logits float32[S, V] of `rows` int64[S]; `draws`: the index of each row's output token."""

@@ -14,8 +14,6 @@ from ramify.gpu.batch import Batch
 class AttentionBackend(Protocol):
     """Causal attention of each token over its own sequence, through the page table."""
 
-    name: str
-
     def plan(self, batch: Batch) -> None:
         """Make the step's indices. Once per step, before any layer."""
         ...

@@ -22,6 +22,7 @@ from ramify.protocol.errors import ModelError
 if TYPE_CHECKING:
     from ramify.gpu.layers.triton_linear import Products
 
+_MOST_HEADS = 64  # query heads that share a KV head: a tile of the kernels holds all of a token's
 _HOPPER = (9, 0)  # FA3 is written for its matrix instructions and runs nowhere else
 
 
@@ -142,6 +143,9 @@ def _triton_obstacle(shape: DecoderConfig, device: torch.device) -> str | None:
     """Why the Triton kernels cannot serve this model here, None if they can."""
     if shape.head_dim not in (16, 32, 64, 128, 256):
         return f"the kernels know head sizes 16, 32, 64, 128 and 256, not {shape.head_dim}"
+    group = shape.heads // shape.kv_heads
+    if group > _MOST_HEADS:
+        return f"the kernels know at most {_MOST_HEADS} query heads for a KV head, not {group}"
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":

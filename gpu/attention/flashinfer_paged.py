@@ -58,7 +58,6 @@ class FlashInferPaged:
         decode: str,
     ) -> None:
         page_size = table.page_size
-        self.name = f"flashinfer prefill {extend} + {decode} decode"
         self.static_extends = decode == "triton"  # graphs of steps with extends are Triton's
         self._triton = TritonPaged(pages, table, shape, dtype if decode == "triton" else None)
         self._heads = shape.heads

@@ -36,7 +36,6 @@ class Inputs:
 class PagedAttention(Protocol):
     """Causal attention of each token over its own sequence, through the page table."""
 
-    name: str
     static_extends: bool
     """Extends may be padded with tokens that no run has, and captured in a graph: then the arrays of
     `plan` are as long as `room` says, with zeros behind the step's own."""

@@ -52,8 +52,6 @@ class _Decodes:
 class TorchAttention:
     """`windows[layer]`: sliding window or None."""
 
-    name = "torch"
-
     def __init__(
         self, pool: KVPool, table: RowTable, heads: int, windows: tuple[int | None, ...]
     ) -> None:

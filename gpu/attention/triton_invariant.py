@@ -30,7 +30,6 @@ _FIELDS = 4
 class InvariantPaged:
     """`pages` int32[rows, columns] is the page table on the device; `group`: query heads a KV head."""
 
-    name = "triton, deterministic"
     static_extends = False  # a step's decodes are tiles beside those of its extends
 
     def __init__(self, pages: Tensor, page_size: int, group: int) -> None:

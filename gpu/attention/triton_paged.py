@@ -24,7 +24,6 @@ class TritonPaged:
     reads all of its keys itself.
     """
 
-    name = "triton"
     static_extends = True
 
     def __init__(

@@ -62,6 +62,7 @@ class Machine:
         ({}, {"dtype": torch.float32}, "triton", "float32"),
         ({}, {"head_dim": 32}, "triton", "not 32"),
         ({}, {"head_dim": 80}, "torch", "not 80"),
+        ({}, {"heads": 71, "kv_heads": 1}, "torch", "not 71"),
     ],
 )
 def test_auto_takes_fa3_where_it_is_at_hand(

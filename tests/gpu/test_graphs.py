@@ -16,6 +16,7 @@ from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
 CUDA = torch.cuda.is_available()
+# the interpreter of 3.6 does not know numpy 2.4
 pytest.importorskip("triton", minversion=None if CUDA else "3.7")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: garbage in padding
 

@@ -224,6 +224,30 @@ def test_a_pool_that_does_not_fit(checkpoint: Path) -> None:
     refused(checkpoint, "--kv-tokens", "give at most", kv_tokens=1 << 44)
 
 
+def full(*arguments: Any) -> None:
+    raise torch.OutOfMemoryError("what torch says")
+
+
+def test_weights_that_do_not_fit(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramify.gpu.load.Decoder", full)
+    refused(checkpoint, "the weights do not fit", "smaller model")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a small version, for the interpreter")
+def test_steps_that_do_not_fit(
+    checkpoint: Path, tiny_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", minversion="3.7")
+    from ramify.gpu.fused_executor import FusedExecutor
+
+    (checkpoint / "config.json").write_text(json.dumps(tiny_config | {"head_dim": 16}))
+    settings: dict[str, Any] = {"attention": "triton", "load_format": "dummy", "max_rows": 3}
+    monkeypatch.setattr(FusedExecutor, "capture", full)
+    refused(checkpoint, "KV cache of 256 tokens", "--kv-fraction", **settings)
+    monkeypatch.setattr("ramify.gpu.rehearsal.rehearse", full)
+    refused(checkpoint, "the largest step", "lower --max-rows", **settings)
+
+
 def test_a_context_beyond_the_models(checkpoint: Path) -> None:
     refused(checkpoint, "--context 300", "256", context=300)
     configure(checkpoint, rope_scaling={"type": "dynamic", "factor": 2.0})

@@ -32,6 +32,8 @@ def test_what_was_asked_for() -> None:
         plan_pages(100_000, 4096, 1, 65536, GIB, CPU)
     with pytest.raises(ModelError, match="0 MiB are free on cpu"):
         plan_pages(None, 4096, 16, 65536, 1 << 19, CPU)
+    with pytest.raises(ModelError, match="0 MiB are free on cuda"):  # no smaller cache would fit
+        plan_pages(1000, 4096, 16, 65536, -GIB, CUDA)
 
 
 def test_free_memory(tmp_path: Path) -> None:

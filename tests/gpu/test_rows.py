@@ -50,6 +50,8 @@ def test_what_the_table_holds(executor: FakeExecutor) -> None:
         ({"opens": [opened(2, [-1])]}, "the pool has 50"),
         ({"opens": [opened(2, [1], cached=5)]}, "5 cached tokens in 1 pages"),
         ({"opens": [opened(2, [1], sampled=-1)]}, "must not be negative"),
+        ({"opens": [opened(2, list(range(7)))]}, "gets 7 pages of 4: more than the 21 tokens"),
+        ({"grows": [GrowRow(0, pack(range(10, 15)))]}, "gets 7 pages of 4: more than the 21 tokens"),
         ({"grows": [GrowRow(2, pack([1]))]}, "grows row 2, which is not open"),
         ({"extends": [ExtendRow(2, 0, pack([1]), True)]}, "extends row 2, which is not open"),
         ({"extends": [ExtendRow(1, 1, pack([1]), True)]}, "at position 1: its length is 2"),
@@ -65,7 +67,7 @@ def test_what_the_table_holds(executor: FakeExecutor) -> None:
         ({"decodes": pack([4])}, "there are 4 rows"),
         (
             {
-                "grows": [GrowRow(0, pack(range(10, 20)))],
+                "grows": [GrowRow(0, pack(range(10, 14)))],
                 "extends": [ExtendRow(0, 4, pack([1] * 18), True)],
             },
             "longer than 21 tokens",

@@ -189,23 +189,25 @@ def test_rope_store(dtype: torch.dtype, page_size: int, normed: bool) -> None:
 
 def test_sampling_follows_the_torch_sampler() -> None:
     from ramify.gpu.fused_sampling import sample_into
+    from ramify.gpu.randomness import uniforms
     from ramify.gpu.sampler import Sampler
 
     lines, vocabulary = (64, 151936) if CUDA else (6, 5000)
     sampler = Sampler(lines, vocabulary, DEVICE)
-    for row in range(lines):
-        heat = [0.0, 0.7, 1.0, 1e-4][row % 4]
+    heats = [[0.0, 0.7, 1.0, 1e-4][row % 4] for row in range(lines)]
+    for row, heat in enumerate(heats):
         sampler.open(StepOpen(row, SamplingParams(temperature=heat, seed=row)))
     logits = draw(lines, vocabulary) * 3
     logits[0, [7, 4500]] = 50.0  # a tie: the lowest id wins
     rows, draws = np.arange(lines), np.full(lines, 5)
     wanted = sampler.sample(logits.clone(), rows, draws)
     logits[4, 9] = torch.nan
-    temperatures, uniforms = (torch.from_numpy(a).to(DEVICE) for a in sampler.draws_for(rows, draws))
+    temperatures = torch.tensor(heats, device=DEVICE)
+    points = torch.from_numpy(uniforms(rows, draws)).to(DEVICE)
     last = torch.zeros(lines, dtype=torch.int32, device=DEVICE)
     tokens = torch.full((lines,), -7, dtype=torch.int32, device=DEVICE)
     index = torch.from_numpy(rows).int().to(DEVICE)
-    sample_into(logits, index, temperatures, uniforms, last, tokens)
+    sample_into(logits, index, temperatures, points, last, tokens)
     assert tokens[0] == 7
     assert (tokens[4], last[4]) == (-1, 0)
     others = [line for line in range(lines) if line != 4]
