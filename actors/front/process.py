@@ -105,7 +105,10 @@ class GatewayProcess:
         return self._process.pid
 
     def tell(self, message: FromCore, /) -> None:
-        """Send `message` after what sessions were told. A process that takes nothing is killed."""
+        """Send `message` after what sessions were told, unless the process is too far behind for that.
+
+        One that takes nothing is killed.
+        """
         try:
             self._sessions.flush()
             self._link.tell(message)

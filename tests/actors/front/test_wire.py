@@ -33,7 +33,15 @@ def test_numbers_name_their_slot_and_never_come_again() -> None:
 
 @pytest.mark.parametrize(
     ("session", "slot"),
-    [("s_3_ab_c", 3), ("s_12_x", 12), ("s_abc", None), ("s_a_b", None), ("", None), ("s__x", None)],
+    [
+        ("s_3_ab_c", 3),
+        ("s_12_x", 12),
+        ("s_abc", None),
+        ("s_a_b", None),
+        ("", None),
+        ("s__x", None),
+        (f"s_{'9' * 5000}_x", None),
+    ],
 )
 def test_a_public_id_names_its_owner(session: str, slot: int | None) -> None:
     assert w.owner(session) == slot
