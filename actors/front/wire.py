@@ -7,7 +7,7 @@
                       <-------  Serving
     ToSessions        ------->  a step's tokens, for all sessions there: one frame
                       <-------  Events: what its sessions want of cache and scheduler: one frame
-    Forwarded         ------->  from another gateway process
+    Forwarded         ------->  from other gateway processes
     Status            ------->
                       <-------  Ready, once the engine is
     Load, Peers, MetricsText  ------->
@@ -88,9 +88,9 @@ class ToSessions(_Base, frozen=True):
 
 
 class Forwarded(_Base, frozen=True):
-    """`PeerMessages` of another gateway process."""
+    """`PeerMessages` of other gateway processes, in order."""
 
-    body: bytes
+    bodies: list[bytes]
 
 
 class Status(_Base, frozen=True):

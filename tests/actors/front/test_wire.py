@@ -53,7 +53,7 @@ def test_a_public_id_names_its_owner(session: str, slot: int | None) -> None:
         w.Start(CONFIG, 1, 2, 3, [4, 5], 6, None),
         w.Serve(ServerInfo(version=1, epoch="e", model="m", context=9), 9),
         w.ToSessions([(65, m.Tokens([m.Progress(1, b"1234")], [])), (66, m.Inspected(1, [2]))]),
-        w.Forwarded(b"x"),
+        w.Forwarded([b"x", b"y"]),
         w.Status(True, "ready", {"model": None, "limits": {"n": 1}}),
         w.Load({"queue": 1.0}),
         w.Peers([0, 1]),
