@@ -104,7 +104,12 @@ class Switch(Post):
         self.fan_out.start()
 
     def peers(self, slots: set[int]) -> None:
-        """These processes serve now; one that is missing has lost its sockets and sessions."""
+        """These processes serve now; one that is missing has lost its sockets and sessions.
+
+        Without this one among them they do not know it yet, and would not answer.
+        """
+        if self.slot not in slots:
+            return
         lost = self._peers - slots
         self._peers = slots - {self.slot}
         early, self._early = self._early, None

@@ -118,6 +118,9 @@ async def test_a_new_process_asks_nobody_before_it_knows_its_neighbours() -> Non
     for message in (own, abroad, lost):
         switch.directory.tell(message)
     assert switch.to_directory.drain_nowait() == [own]
+    switch.peers({THERE})  # it does not know this one yet: its answer would go nowhere
+    await turn()
+    assert sent == []
     switch.peers({HERE, THERE})
     await turn()
     assert sent == [THERE]
