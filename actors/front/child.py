@@ -170,8 +170,9 @@ class GatewayProcess:
                     put(session, inner)
                 self._switch.fan_out.start()
                 return
-            case Forwarded(body):
-                self._switch.receive(body)
+            case Forwarded(bodies):
+                for body in bodies:
+                    self._switch.receive(body)
             case Load(load):
                 self._status.now = load
             case Status():

@@ -14,7 +14,6 @@ from ramify.actors.front.wire import (
     AskMetrics,
     CoreMessage,
     Forward,
-    Forwarded,
     Gauges,
     MetricsText,
     count_of,
@@ -59,7 +58,7 @@ class Inlet:
             case Forward(slot, body):
                 neighbour = self._up.get(slot)
                 if neighbour is not None:
-                    neighbour.tell(Forwarded(body))
+                    neighbour.forward(body)
             case Gauges(sockets, sessions, lag):
                 self._metrics.gateway(process.slot, sockets, sessions, lag)
             case AskMetrics(ident):

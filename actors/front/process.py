@@ -19,6 +19,7 @@ import anyio
 
 from ramify.actors.front.wire import (
     MAX_FRAME,
+    Forwarded,
     FromCore,
     Start,
     ToCore,
@@ -42,8 +43,9 @@ class GatewayProcess:
     has had. `heard`: when it last sent something; its owner sets it.
     """
 
-    _link: Link[FromCore, ToCore]  # this and the bundle: from `start` on
+    _link: Link[FromCore, ToCore]  # this and the bundles: from `start` on
     _sessions: Bundle[tuple[int, Tokens | Inspected]]
+    _relayed: Bundle[bytes]
 
     def __init__(self, start: Start, process: asyncio.subprocess.Process, lifeline: int) -> None:
         self.slot = start.slot
@@ -96,6 +98,7 @@ class GatewayProcess:
             os.close(held)
             raise
         self._sessions = Bundle(link, ToSessions)
+        self._relayed = Bundle(link, Forwarded)
         self.tell(start)
         return self
 
@@ -105,9 +108,13 @@ class GatewayProcess:
         return self._process.pid
 
     def tell(self, message: FromCore, /) -> None:
-        """Send `message` after what sessions were told. A process that takes nothing is killed."""
+        """Send `message`, after all else that was given here unless the process is far behind.
+
+        One that takes nothing is killed.
+        """
         try:
             self._sessions.flush()
+            self._relayed.flush()
             self._link.tell(message)
         except MailboxFull as error:
             self.hung(str(error))
@@ -124,6 +131,13 @@ class GatewayProcess:
     def flush(self) -> None:
         """Send the frame."""
         self._sessions.flush()
+
+    def forward(self, body: bytes) -> None:
+        """Hand on what another process tells this one. May wait, as what sessions are told may."""
+        try:
+            self._relayed.tell(body)
+        except MailboxFull as error:
+            self.hung(str(error))
 
     def consumed(self) -> None:
         """A message of the process has been dealt with."""
@@ -154,6 +168,7 @@ class GatewayProcess:
                 self._link.abort()
                 await self._link.wait_closed()
             self._sessions.close()
+            self._relayed.close()
             os.close(self._lifeline)
         return self._explain(code)
 

@@ -200,7 +200,7 @@ class ProcessFront:
                     why = await process.ended()
                     watching.cancel_scope.cancel()
                 begun = begun or slot.listening.is_set()
-                self._bury(slot, process, why)
+                self._bury(slot, process, why, begun)
         finally:
             slot.ended.set()
 
@@ -239,8 +239,11 @@ class ProcessFront:
         await slot.serving.wait()
         self._tell_all(Peers(sorted(self._up)))
 
-    def _bury(self, slot: _Slot, process: GatewayProcess, why: str) -> None:
-        """A process has ended: in order, or to be replaced. Raises if there is no use in that."""
+    def _bury(self, slot: _Slot, process: GatewayProcess, why: str, begun: bool) -> None:
+        """A process has ended: in order, or to be replaced. Raises if there is no use in that.
+
+        `begun`: one of its slot has listened.
+        """
         slot.process = None
         slot.first = process.first
         self._up.pop(slot.number, None)
@@ -252,7 +255,7 @@ class ProcessFront:
         log.error(
             "a gateway process failed", gateway=slot.number, reason=why, sessions=len(process.live)
         )
-        if not slot.listening.is_set():
+        if not begun:
             raise GatewayFailed(f"gateway {slot.number} did not start: {why}")
         now = self._clock.now()
         self._deaths.append(now)

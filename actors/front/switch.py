@@ -9,7 +9,8 @@ turn of the loop. Frames of clients keep their limits: a session with too much t
     A's session --Opened, Deliver, CloseSocket-----> B's gateway
 
 When a neighbour is gone, its sessions' sockets here are closed, and its sockets are detached from
-the sessions here.
+the sessions here. A process that has just taken another one's place accepts sockets before it has
+heard who its neighbours are; until then, sockets that want a session elsewhere wait.
 
 This file does not know links: it is given a function that forwards bytes.
 """
@@ -71,6 +72,7 @@ class Switch(Post):
         self._decode = from_peer()
         self._loop = asyncio.get_running_loop()
         self._peers: set[int] = set()
+        self._early: list[OpenSession] | None = []  # wait for the first `peers`; None: it has come
         self._waiting: dict[int, list[PeerMessage]] = {}  # by slot
         self._away: dict[int, int] = {}  # our socket -> the slot that its session lives in
         self._opening: set[int] = set()  # those of `_away` that have no answer yet
@@ -102,9 +104,18 @@ class Switch(Post):
         self.fan_out.start()
 
     def peers(self, slots: set[int]) -> None:
-        """These processes serve now; one that is missing has lost its sockets and sessions."""
+        """These processes serve now; one that is missing has lost its sockets and sessions.
+
+        Without this one among them they do not know it yet, and would not answer.
+        """
+        if self.slot not in slots:
+            return
         lost = self._peers - slots
         self._peers = slots - {self.slot}
+        early, self._early = self._early, None
+        for message in early or ():
+            if not self._open_abroad(message):
+                self._open(message)
         for slot in lost:
             self._waiting.pop(slot, None)
         for socket, slot in list(self._away.items()):
@@ -146,13 +157,22 @@ class Switch(Post):
 
     def _to_directory(self, message: DirectoryMessage) -> None:
         if isinstance(message, OpenSession) and message.open.session is not None:
-            slot = owner(message.open.session)
-            if slot is not None and slot in self._peers:
-                self._away[message.socket] = slot
-                self._opening.add(message.socket)
-                self._send(slot, message)
+            if self._early is not None and owner(message.open.session) != self.slot:
+                self._early.append(message)
+                return
+            if self._open_abroad(message):
                 return
         self.to_directory.tell(message)
+
+    def _open_abroad(self, message: OpenSession) -> bool:
+        """Ask the neighbour that has the session. False if none has."""
+        slot = owner(message.open.session or "")
+        if slot is None or slot not in self._peers:
+            return False
+        self._away[message.socket] = slot
+        self._opening.add(message.socket)
+        self._send(slot, message)
+        return True
 
     def _send(self, slot: int, message: PeerMessage) -> None:
         waiting = self._waiting.setdefault(slot, [])

@@ -7,7 +7,7 @@
                       <-------  Serving
     ToSessions        ------->  a step's tokens, for all sessions there: one frame
                       <-------  Events: what its sessions want of cache and scheduler: one frame
-    Forwarded         ------->  from another gateway process
+    Forwarded         ------->  from other gateway processes
     Status            ------->
                       <-------  Ready, once the engine is
     Load, Peers, MetricsText  ------->
@@ -88,9 +88,9 @@ class ToSessions(_Base, frozen=True):
 
 
 class Forwarded(_Base, frozen=True):
-    """`PeerMessages` of another gateway process."""
+    """`PeerMessages` of other gateway processes, in order."""
 
-    body: bytes
+    bodies: list[bytes]
 
 
 class Status(_Base, frozen=True):
@@ -235,7 +235,9 @@ def naming(slot: int, incarnation: int, first: int) -> Naming:
 def owner(session: str) -> int | None:
     """The slot that a public session id names; None if it is none of ours."""
     parts = session.split("_", 2)
-    return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() else None
+    if len(parts) != 3 or not parts[1].isdecimal() or len(parts[1]) > len(str(SLOTS)):
+        return None  # a client wrote it: it may be anything
+    return int(parts[1])
 
 
 # --- codecs -------------------------------------------------------------------------------------

@@ -55,7 +55,8 @@ class OwnMinted:
 class SharedMinted:
     """The tokens of all processes that hold the file `fd`, of `table_bytes(most)` zeros at first.
 
-    A ring: as all tokens live equally long, the slot after the last one is free or the oldest.
+    A ring: as all tokens live equally long, the slot after the last one is free or has the oldest
+    that is left; behind that one some may be free.
     Record locks belong to a process and end with it, so one that dies leaves no lock behind.
     """
 
@@ -66,14 +67,15 @@ class SharedMinted:
 
     def add(self, digest: bytes, expiry: float, now: float) -> bool:
         with self._locked():
-            (slot,) = struct.unpack_from("<Q", self._table, _RECORD.size * self._most)
-            at = slot % self._most * _RECORD.size
-            held, until = _RECORD.unpack_from(self._table, at)
-            if held != _FREE and until > now:
-                return False
-            _RECORD.pack_into(self._table, at, digest, expiry)
-            struct.pack_into("<Q", self._table, _RECORD.size * self._most, slot + 1)
-            return True
+            (last,) = struct.unpack_from("<Q", self._table, _RECORD.size * self._most)
+            for slot in range(last, last + self._most):
+                at = slot % self._most * _RECORD.size
+                held, until = _RECORD.unpack_from(self._table, at)
+                if held == _FREE or until <= now:
+                    _RECORD.pack_into(self._table, at, digest, expiry)
+                    struct.pack_into("<Q", self._table, _RECORD.size * self._most, slot + 1)
+                    return True
+            return False
 
     def take(self, digest: bytes, now: float) -> bool:
         with self._locked():

@@ -1,14 +1,17 @@
 """Binding the port: for this process, or for several processes that share it."""
 
 import asyncio
+import errno
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ramify.protocol.config import ServerConfig
 from ramify.protocol.errors import ConfigError
 
 BACKLOG = 1024  # connections the kernel accepts ahead of us; a reconnect storm is a burst
+_ABSENT = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)  # of "localhost", a container often lacks ::1
 
 
 async def listen(factory: Callable[[], asyncio.Protocol], config: ServerConfig) -> asyncio.Server:
@@ -55,26 +58,43 @@ def bind_shared(config: ServerConfig, processes: int) -> list[list[socket.socket
 
 
 def _bind(config: ServerConfig, port: int, *, share: bool) -> list[socket.socket]:
-    """Listening sockets, one for each address of the host. Raises OSError."""
+    """Listening sockets, one for each address of the host that this machine has. Raises OSError."""
     found = socket.getaddrinfo(_host(config), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
+    absent: OSError | None = None
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            sock = socket.socket(family, kind, protocol)
-            sockets.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if share:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind((address[0], port or sockets[0].getsockname()[1], *address[2:]))
-            sock.listen(BACKLOG)
-            sock.setblocking(False)
+        for family, _, _, _, address in dict.fromkeys(found):
+            chosen = port or (sockets[0].getsockname()[1] if sockets else 0)
+            try:
+                sockets.append(_bind_one(family, (address[0], chosen, *address[2:]), share=share))
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                absent = error
+        if absent is not None and not sockets:
+            raise absent
     except OSError:
         for sock in sockets:
             sock.close()
         raise
     return sockets
+
+
+def _bind_one(family: int, address: tuple[Any, ...], *, share: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def _host(config: ServerConfig) -> str | None:

@@ -135,6 +135,23 @@ async def test_a_slow_reader_abroad_is_held_back(serving: Any) -> None:
             assert len(reader.text()) > 1000
 
 
+async def test_a_process_that_stands_still_for_a_while_loses_nothing(serving: Any) -> None:
+    """What its neighbour sends it meanwhile waits, far beyond the frames that a link takes."""
+    async with serving(gateways=2, fake={"context": 4096} | SLOW) as served:
+        async with socket_in(served, 0) as peer, socket_in(served, 1) as reader:
+            state = await peer.open(client="writer")
+            await reader.open(client="reader", **login(state))
+            pids = served.engine.front.pids
+            os.kill(pids[1], signal.SIGSTOP)
+            try:
+                await peer.say(1, "on and on", max_tokens=1500)
+            finally:
+                os.kill(pids[1], signal.SIGCONT)
+            await reader.until(lambda m: m["type"] == "delta" and m["position"] >= peer.position["main"])
+            assert reader.text() == peer.text()
+            assert served.engine.front.pids == pids
+
+
 async def test_a_killed_process_takes_only_its_own_along(serving: Any) -> None:
     """Requests end, pages come back, neighbours go on, and another process takes its place."""
     async with serving(gateways=2, fake=SLOW) as served:
@@ -198,7 +215,9 @@ async def test_a_process_that_hangs_is_replaced(serving: Any, monkeypatch: pytes
             await again.open()
 
 
-async def test_processes_that_keep_dying_end_the_engine(serving: Any) -> None:
+@pytest.mark.parametrize("young", [False, True])
+async def test_processes_that_keep_dying_end_the_engine(serving: Any, young: bool) -> None:
+    """Also if they do not live to listen: one such death is no reason, four are."""
     with pytest.raises(EngineFailed, match="gateway processes failed in a minute"):
         async with serving(gateways=1, idle_at_end=False) as served:
             front = served.engine.front
@@ -206,7 +225,7 @@ async def test_processes_that_keep_dying_end_the_engine(serving: Any) -> None:
             async with asyncio.timeout(PATIENCE):
                 while True:
                     fresh = [pid for pid in front.pids if pid not in killed]
-                    if fresh and front._slots[0].serving.is_set():
+                    if fresh and (young or front._slots[0].serving.is_set()):
                         os.kill(fresh[0], signal.SIGKILL)
                         killed.add(fresh[0])
                     await asyncio.sleep(0.01)

@@ -107,6 +107,26 @@ async def test_a_busy_session_refuses_frames_but_hears_of_its_sockets() -> None:
     assert pair.session.drain_nowait() == [Detached(SOCKET)]
 
 
+async def test_a_new_process_asks_nobody_before_it_knows_its_neighbours() -> None:
+    """Else a session that a neighbour has would be one that does not exist."""
+    sent: list[int] = []
+    switch = Switch(HERE, lambda slot, body: sent.append(slot), 256)
+    own, abroad, lost = (
+        OpenSession(64 * n, Open(client="c", session=session), [])
+        for n, session in enumerate(("s_0_x", "s_1_x", "s_7_x"), 1)
+    )
+    for message in (own, abroad, lost):
+        switch.directory.tell(message)
+    assert switch.to_directory.drain_nowait() == [own]
+    switch.peers({THERE})  # it does not know this one yet: its answer would go nowhere
+    await turn()
+    assert sent == []
+    switch.peers({HERE, THERE})
+    await turn()
+    assert sent == [THERE]
+    assert switch.to_directory.drain_nowait() == [lost]
+
+
 async def test_a_refused_open_is_forgotten() -> None:
     pair = Pair()
     pair.open()

@@ -33,7 +33,15 @@ def test_numbers_name_their_slot_and_never_come_again() -> None:
 
 @pytest.mark.parametrize(
     ("session", "slot"),
-    [("s_3_ab_c", 3), ("s_12_x", 12), ("s_abc", None), ("s_a_b", None), ("", None), ("s__x", None)],
+    [
+        ("s_3_ab_c", 3),
+        ("s_12_x", 12),
+        ("s_abc", None),
+        ("s_a_b", None),
+        ("", None),
+        ("s__x", None),
+        (f"s_{'9' * 5000}_x", None),
+    ],
 )
 def test_a_public_id_names_its_owner(session: str, slot: int | None) -> None:
     assert w.owner(session) == slot
@@ -45,7 +53,7 @@ def test_a_public_id_names_its_owner(session: str, slot: int | None) -> None:
         w.Start(CONFIG, 1, 2, 3, [4, 5], 6, None),
         w.Serve(ServerInfo(version=1, epoch="e", model="m", context=9), 9),
         w.ToSessions([(65, m.Tokens([m.Progress(1, b"1234")], [])), (66, m.Inspected(1, [2]))]),
-        w.Forwarded(b"x"),
+        w.Forwarded([b"x", b"y"]),
         w.Status(True, "ready", {"model": None, "limits": {"n": 1}}),
         w.Load({"queue": 1.0}),
         w.Peers([0, 1]),

@@ -63,6 +63,14 @@ def test_there_is_a_bound_until_tokens_expire_or_are_used(minted: Minted) -> Non
     assert minted.take(digest("late"), 12.0)
 
 
+def test_one_that_is_never_used_keeps_no_other_out(minted: Minted) -> None:
+    assert minted.add(digest("unused"), 10.0, 0.0)
+    for i in range(3 * MOST):
+        assert minted.add(digest(i), 10.0, 0.0)
+        assert minted.take(digest(i), 0.0)
+    assert minted.take(digest("unused"), 0.0)
+
+
 TAKER = """
 import hashlib, sys
 from ramify.actors.gateway.minted import SharedMinted

@@ -50,6 +50,19 @@ def test_a_port_that_others_share_is_taken(processes: int) -> None:
     close(bind_shared(ServerConfig(port=port), processes))
 
 
+def test_an_address_that_this_machine_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `localhost` may name ::1 where there is no IPv6. Without any address there is no server."""
+    here, lacking = ("127.0.0.1", 0), ("192.0.2.1", 0)  # the second one is for documentation
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in (lacking, here)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)
+    bound = bind_shared(ServerConfig(host="localhost", port=0), 2)
+    close(bound)
+    assert [len(sockets) for sockets in bound] == [1, 1]
+    del found[1]
+    with pytest.raises(ConfigError, match="cannot listen"):
+        bind_shared(ServerConfig(host="localhost", port=0), 1)
+
+
 def test_all_interfaces_have_one_port() -> None:
     bound = bind_shared(ServerConfig(host="", port=0, insecure=True), 2)
     try:
