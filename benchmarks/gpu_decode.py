@@ -115,7 +115,7 @@ class Bench:
         info = self.executor.info
         share = tokens // len(fresh)
         count = -(-(share + 1) // info.page_size)
-        settings = SamplingParams(temperature=self.temperature)
+        settings = SamplingParams(**self.sampling)
         opens, extends = [], []
         for place, row in enumerate(fresh):
             own = self.pages[len(self.pages) - (place + 1) * count :][:count]
