@@ -2,7 +2,7 @@
 
 Drives an executor with the plans that a scheduler would send, two steps in flight, on random
 weights of a real model's shape. Prints one JSON object; `--profile` adds a torch.profiler trace of
-20 decode steps: the share of time in which the GPU ran no kernel, and the kernels that cost most.
+24 decode steps: the share of time in which the GPU ran no kernel, and the kernels that cost most.
 
     python benchmarks/gpu_decode.py --shape qwen3-0.6b --decode 1x128,64x128,256x1024 --prefill 8x2048
 """
@@ -115,7 +115,7 @@ class Bench:
         info = self.executor.info
         share = tokens // len(fresh)
         count = -(-(share + 1) // info.page_size)
-        settings = SamplingParams(temperature=self.temperature)
+        settings = SamplingParams(**self.sampling)
         opens, extends = [], []
         for place, row in enumerate(fresh):
             own = self.pages[len(self.pages) - (place + 1) * count :][:count]
@@ -141,7 +141,7 @@ class Bench:
 
 
 def profile(bench: Bench, rows: list[int], trace: Path | None) -> dict[str, Any]:
-    """Idle share and the costliest kernels of 20 decode steps."""
+    """Idle share and the costliest kernels of 24 decode steps."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 

@@ -225,7 +225,7 @@ def main() -> None:
             (torch.randn((outputs, inputs), device="cuda") / inputs**0.5).bfloat16()
             for _ in range(copies)
         ]
-        for count in map(int, args.tokens.split(",")):
+        for count in tokens:
             case = Case(name, outputs, inputs, count, weights)
             tilings = [getattr(tilings_for(count, SIZES[args.shape]), name)]
             if args.search:

@@ -237,6 +237,9 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="of the tokens per generation")
     parser.add_argument("--only", nargs="+", help='shapes, such as "1x256"')
     options = parser.parse_args()
+    unknown = set(options.only or ()) - {shape.name.replace(" ", "") for shape in SHAPES}
+    if unknown:
+        parser.error(f"--only {' '.join(sorted(unknown))}: no such shape")
     about = machine()
     print(headline(about), flush=True)
     shapes = [

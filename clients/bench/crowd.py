@@ -19,6 +19,8 @@ from ramify.clients.bench.program import Outcome, Program, Target
 from ramify.clients.bench.session import BenchFailed
 from ramify.protocol.errors import RamifyError
 
+DEAD = "a process of the load has died"
+
 
 class Share(msgspec.Struct, frozen=True, array_like=True):
     """What one process gets to do."""
@@ -62,12 +64,12 @@ class Crowd:
             return asyncio.run(execute(target, programs))
         busy = self._workers[: len(programs)]
         for place, (_, pipe) in enumerate(busy):
-            pipe.send_bytes(_encode(Share(target, list(programs[place :: len(busy)]))))
+            _tell(pipe, Share(target, list(programs[place :: len(busy)])))
         for _, pipe in busy:
             _expect(pipe)
         begin = time.perf_counter()
         for _, pipe in busy:
-            pipe.send_bytes(_encode(Ready()))
+            _tell(pipe, Ready())
         outcomes = [answer.outcome for _, pipe in busy if isinstance(answer := _expect(pipe), Finished)]
         traces = []
         for place, outcome in enumerate(outcomes):
@@ -95,7 +97,7 @@ def work(pipe: Connection) -> None:
     while True:
         try:
             share = msgspec.msgpack.decode(pipe.recv_bytes(), type=Share)
-        except (EOFError, KeyboardInterrupt):
+        except (EOFError, OSError, KeyboardInterrupt):  # nobody has more work
             return
         answer: Finished | Fault
         try:
@@ -115,11 +117,18 @@ async def _go(pipe: Connection) -> None:
     await asyncio.to_thread(pipe.recv_bytes)
 
 
+def _tell(pipe: Connection, what: Share | Ready) -> None:
+    try:
+        pipe.send_bytes(_encode(what))
+    except OSError:
+        raise BenchFailed(DEAD) from None
+
+
 def _expect(pipe: Connection) -> Ready | Finished:
     try:
         answer: Fault | Ready | Finished = _answers.decode(pipe.recv_bytes())
-    except EOFError:
-        raise BenchFailed("a process of the load has died") from None
+    except (EOFError, OSError):
+        raise BenchFailed(DEAD) from None
     if isinstance(answer, Fault):
         raise BenchFailed(answer.message)
     return answer

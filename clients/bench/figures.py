@@ -7,9 +7,11 @@ itl_p*_ms        over tokens: what a token waited for; a delta of k tokens count
 step_ms          of the lines of a `together` level: time per token while all of them decode
 steady_share     which part of their tokens fell into that time
 prefill_tok_s    where each request has one token of output: all prompts over the time until the last
-level_N_s        mean over programs of the time from a level's start to its end
+level_N_s        mean over programs of the time from a level's start, which warms its prefix if that
+                 was asked for, to its end
 computed_ratio   prompt tokens computed, over the optimum (`workloads.optimum`); not where input was
-                 appended ahead, for then its computation is in no request's account
+                 appended ahead, for then its computation is in no request's account; far below 1 the
+                 prompts were cached before the run, which then counts for nothing
 hit_rate         cached share of the prompt tokens
 wall_over_device `seconds` over the time that the device spent in steps (of every Ramify server's run)
 """
@@ -23,6 +25,7 @@ from ramify.clients.bench.stats import mean, percentile, quantiles
 from ramify.clients.bench.workloads import Case, optimum
 
 STEADY_SHARE = 0.5  # of a decode batch's tokens at least
+LEAST_RATIO = 0.8  # below 1 by chance only: random prompts may begin with the same few tokens
 
 
 def figures(case: Case, programs: list[Program], outcome: Outcome) -> dict[str, float]:
@@ -39,7 +42,7 @@ def figures(case: Case, programs: list[Program], outcome: Outcome) -> dict[str, 
         "client_cpu": outcome.cpu,
         **_latencies(load),
         **_prompts(programs, outcome),
-        **_levels(load),
+        **_levels(outcome.traces),
     }
     if case.together:
         found |= _steady([trace for trace in load if trace.level == 1])
@@ -92,7 +95,10 @@ def _gaps(load: Sequence[Trace]) -> tuple[list[float], list[int]]:
 
 
 def _prompts(programs: list[Program], outcome: Outcome) -> dict[str, float]:
-    """Prompt tokens by the server's account; nothing where it gives none."""
+    """Prompt tokens by the server's account; nothing where it gives none.
+
+    Raises BenchFailed if the prompts were in the server's cache before this run.
+    """
     counted = [(t.cached, t.computed) for t in outcome.traces if t.computed is not None]
     ahead = any(level.ahead_s for program in programs for level in program.levels)
     if ahead or len(counted) != len(outcome.traces):
@@ -100,6 +106,11 @@ def _prompts(programs: list[Program], outcome: Outcome) -> dict[str, float]:
     cached = sum(have or 0 for have, _ in counted)
     computed = sum(new or 0 for _, new in counted)
     best = optimum(programs)
+    if computed < LEAST_RATIO * best:
+        raise BenchFailed(
+            f"only {computed} of at least {best} prompt tokens were computed: the server has the others "
+            "cached from an earlier load. Give another --seed, or start the server anew"
+        )
     return {
         "prompt_cached": cached,
         "prompt_computed": computed,
@@ -109,9 +120,9 @@ def _prompts(programs: list[Program], outcome: Outcome) -> dict[str, float]:
     }
 
 
-def _levels(load: Sequence[Trace]) -> dict[str, float]:
+def _levels(every: Sequence[Trace]) -> dict[str, float]:
     spans: dict[tuple[int, int], list[Trace]] = defaultdict(list)
-    for trace in load:
+    for trace in every:
         spans[trace.level, trace.program].append(trace)
     times: dict[int, list[float]] = defaultdict(list)
     for (level, _), traces in spans.items():

@@ -102,7 +102,8 @@ class HttpConnection:
 
         Raises BenchFailed for any other answer, and where the connection breaks off.
         """
-        if self._writer is None:
+        if self._writer is None or self._reader.at_eof():  # servers end idle connections
+            self.close()
             await self.connect()
         assert self._writer is not None
         http = h11.Connection(h11.CLIENT)  # for one request: it never sees the body's end
@@ -156,7 +157,10 @@ class HttpConnection:
 
     async def _read(self) -> bytes:
         """Raises BenchFailed at the end of the connection."""
-        data = await self._reader.read(READ_BYTES)
+        try:
+            data = await self._reader.read(READ_BYTES)
+        except OSError as error:
+            raise BenchFailed(f"the server's answer breaks off: {error}") from None
         if not data:
             raise BenchFailed("the server's answer breaks off: it closed the connection")
         return data

@@ -2,7 +2,8 @@
 
 Beyond OpenAI's own fields it sends `ignore_eos`, `stream_options.continuous_usage_stats` (each
 chunk counts its tokens; without it a chunk is taken for one token, and the final usage must agree)
-and, only where the output has to be sent again, `return_token_ids` (vLLM >= 0.10.2).
+and, only where the output has to be sent again, `return_token_ids` (vLLM >= 0.10.2). No `seed`: what
+is sampled does not matter, and some servers draw row by row for requests that have one.
 """
 
 from collections.abc import Sequence
@@ -57,7 +58,6 @@ class OpenaiDialect:
             "prompt": prompt,
             "max_tokens": job.output,
             "temperature": self._temperature,
-            "seed": job.seed,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},

@@ -3,6 +3,7 @@
 matplotlib is imported here only, when something is drawn.
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -28,9 +29,16 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     workloads = {report["workload"] for report in reports}
     if len(workloads) != 1:
         raise BadRequest(f"one plot, one workload; these are {', '.join(sorted(workloads))}")
-    panels = PANELS[workloads.pop()]
-    plt = _pyplot()
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.8), squeeze=False)
+    panels = [
+        panel for panel in PANELS[workloads.pop()] if panel[0] is not _bars or _cases(reports, panel[1])
+    ]
+    if not panels:
+        raise BadRequest("the reports hold nothing to draw")
+    plt, patch = _pyplot(), import_module("matplotlib.patches").Patch
+    widths = [_width(reports, panel) for panel in panels]
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(sum(widths), 4), width_ratios=widths, squeeze=False
+    )
     names = [report["label"] for report in reports]
     if len(set(names)) < len(names):
         names = [f"{name} ({place + 1})" for place, name in enumerate(names)]
@@ -39,8 +47,14 @@ def draw(reports: Sequence[Report], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     machines = sorted({_machine(report) for report in reports})
     figure.suptitle(f"ramify bench {reports[0]['workload']}", fontsize=11)
+    marks = [patch(color=f"C{place}", label=name) for place, name in enumerate(names)]
+    columns = max(1, int(sum(widths) / 2.3))
+    figure.legend(
+        handles=marks, loc="upper center", bbox_to_anchor=(0.5, 0.95), ncols=columns, fontsize=7,
+        frameon=False,
+    )  # fmt: skip
     figure.text(0.01, 0.005, "; ".join(machines), fontsize=6, color="0.4")
-    figure.tight_layout(rect=(0, 0.02, 1, 1))
+    figure.tight_layout(rect=(0, 0.02, 1, 0.97 - 0.04 * -(-len(names) // columns)))
     figure.savefig(path)
     plt.close(figure)
 
@@ -49,8 +63,16 @@ def _pyplot() -> Any:
     try:
         import_module("matplotlib").use("agg")
     except ModuleNotFoundError:
-        raise BadRequest("plots need matplotlib: pip install 'ramify[bench]'") from None
+        raise BadRequest("plots need matplotlib: pip install matplotlib") from None
     return import_module("matplotlib.pyplot")
+
+
+def _width(reports: Sequence[Report], panel: Sequence[Any]) -> float:
+    """Inches: room for the names of the cases, and for the number above each bar."""
+    if panel[0] is not _bars:
+        return max(4.6, 1.2 * len(reports))
+    cases = len(_cases(reports, panel[1]))
+    return max(4.6, 0.7 + cases * max(1.15, 0.45 * len(reports)))
 
 
 def _machine(report: Report) -> str:
@@ -63,7 +85,7 @@ def _bars(axis: Any, reports: Sequence[Report], names: Sequence[str], key: str, 
     """The medians of every case, with the spread of its runs."""
     cases = _cases(reports, key)
     width = 0.8 / len(reports)
-    for place, (report, name) in enumerate(zip(reports, names, strict=True)):
+    for place, report in enumerate(reports):
         found = {
             case["name"]: case["figures"][key] for case in report["cases"] if key in case["figures"]
         }
@@ -76,23 +98,23 @@ def _bars(axis: Any, reports: Sequence[Report], names: Sequence[str], key: str, 
         ]
         offset = (place - (len(reports) - 1) / 2) * width
         marks = axis.bar(
-            [i + offset for i in at], middle, 0.92 * width, yerr=error, capsize=3, label=name
+            [i + offset for i in at], middle, 0.92 * width, yerr=error, capsize=3, color=f"C{place}"
         )
         axis.bar_label(marks, labels=[_short(value) for value in middle], fontsize=7, padding=2)
-    _case_ticks(axis, cases, title)
-    axis.margins(y=0.15)
+    axis.set_xticks(range(len(cases)))
+    axis.set_xticklabels([_wrapped(case) for case in cases], fontsize=7)
+    axis.set_xlim(-0.75, len(cases) - 0.25)
+    axis.set_ylabel(title)
+    axis.margins(y=0.1)
+
+
+def _wrapped(case: str) -> str:
+    """Several lines, none of which breaks inside `8 x 2048`."""
+    return textwrap.fill(case.replace(" x ", "\N{NO-BREAK SPACE}x\N{NO-BREAK SPACE}"), 24)
 
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _case_ticks(axis: Any, cases: Sequence[str], title: str) -> None:
-    axis.set_xticks(range(len(cases)))
-    short = [case if len(case) < 28 else case.replace(", ", ",\n") for case in cases]
-    axis.set_xticklabels(short, fontsize=7)
-    axis.set_ylabel(title)
-    axis.legend(fontsize=7)
 
 
 def _cases(reports: Sequence[Report], key: str) -> list[str]:
@@ -103,7 +125,7 @@ def _cases(reports: Sequence[Report], key: str) -> list[str]:
 
 def _ttft_distribution(axis: Any, reports: Sequence[Report], names: Sequence[str]) -> None:
     """Which share of requests had their first token after how long; all runs together."""
-    for report, name in zip(reports, names, strict=True):
+    for place, report in enumerate(reports):
         values = sorted(
             value
             for case in report["cases"]
@@ -111,7 +133,8 @@ def _ttft_distribution(axis: Any, reports: Sequence[Report], names: Sequence[str
             for value, extra in zip(run["requests"]["ttft_ms"], run["requests"]["extra"], strict=True)
             if not extra
         )
-        axis.plot([percentile(values, p) for p in range(101)], [p / 100 for p in range(101)], label=name)
+        shares = [p / 100 for p in range(101)]
+        axis.plot([percentile(values, p) for p in range(101)], shares, color=f"C{place}")
     _distribution(axis, "TTFT, ms")
 
 
@@ -120,12 +143,12 @@ def _itl_distribution(axis: Any, reports: Sequence[Report], names: Sequence[str]
 
     The axis ends at the 99th percentile: the longest gap of all would leave no room for the rest.
     """
-    for report, name in zip(reports, names, strict=True):
+    for place, report in enumerate(reports):
         runs = [run["itl_ms_quantiles"] for case in report["cases"] for run in case["runs"]]
         points = [percentile(column, 50) for column in zip(*(r for r in runs if r), strict=True)]
         if points:
             shares = [p / (len(points) - 1) for p in range(len(points))]
-            axis.plot(points[:-1], shares[:-1], label=name)
+            axis.plot(points[:-1], shares[:-1], color=f"C{place}")
     _distribution(axis, "time between tokens, ms (to p99)")
 
 
@@ -135,7 +158,6 @@ def _distribution(axis: Any, title: str) -> None:
     axis.set_ylim(0, 1)
     axis.set_xlim(left=0)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=7)
 
 
 def _phases(axis: Any, reports: Sequence[Report], names: Sequence[str]) -> None:
@@ -161,7 +183,7 @@ def _phases(axis: Any, reports: Sequence[Report], names: Sequence[str]) -> None:
             xytext=(6, 3), textcoords="offset points",
         )  # fmt: skip
     axis.set_xticks(range(len(names)))
-    axis.set_xticklabels(names, fontsize=7)
+    axis.set_xticklabels([textwrap.fill(name, 20) for name in names], fontsize=7)
     axis.set_ylabel("seconds")
     axis.margins(y=0.12)
 

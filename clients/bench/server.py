@@ -10,7 +10,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ class Served(msgspec.Struct, frozen=True):
 
     url: str
     ready_s: float
-    command: list[str]
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def served(flags: Sequence[str], shape: str | None) -> Iterator[Served]:
     """Start `ramify serve FLAGS` on a free port; stop it at the end of the block.
 
     `shape`: serve a config of this shape with random weights. Its log goes to our stderr.
-    Raises BenchFailed if it ends before it is ready.
+    Raises BenchFailed if it ends before it is ready, or inside the block.
     """
     command = [sys.executable, "-m", "ramify.clients.cli", "serve", "--port", "0"]
     command += ["--log-level", "warning"]
@@ -53,12 +53,21 @@ def served(flags: Sequence[str], shape: str | None) -> Iterator[Served]:
         try:
             url = _announced(process)
             get(http_url(url) + "/readyz", None)
-            yield Served(url, time.perf_counter() - begin, command)
+            try:
+                yield Served(url, time.perf_counter() - begin)
+            except (BenchFailed, OSError):
+                with suppress(subprocess.TimeoutExpired):
+                    code = process.wait(0.5)  # its sockets close a moment before it ends
+                    raise BenchFailed(
+                        f"the server ended with code {code} meanwhile: see above"
+                    ) from None
+                raise
         finally:
             process.terminate()
             try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_S)
+            finally:  # also where a second Ctrl-C ends the wait
                 process.kill()
                 process.wait()
             assert process.stdout is not None
@@ -100,8 +109,11 @@ def get(url: str, token: str | None) -> bytes:
     except urllib.error.HTTPError as error:
         with error:
             raise BenchFailed(f"{url} answered HTTP {error.code}: {seen(error.read())}") from None
-    except (OSError, ValueError) as error:
-        raise BenchFailed(f"cannot read {url}: {error}") from None
+    except (OSError, ValueError, HTTPException) as error:
+        why = getattr(error, "reason", error)  # a URLError is the reason in brackets
+        raise BenchFailed(
+            f"cannot read {url}: {why}: is this the address of a server that runs?"
+        ) from None
     return body
 
 

@@ -59,7 +59,7 @@ def _workload(kinds: Any, name: str, text: str) -> argparse.ArgumentParser:
         "--shape", choices=list(SHAPES), help="with --serve: random weights in this model's shape"
     )
     parser.add_argument("--repeats", type=_count, default=3, help="measured runs (default 3)")
-    parser.add_argument("--warmup", type=int, default=1, help="runs before them (default 1)")
+    parser.add_argument("--warmup", type=_whole, default=1, help="runs before them (default 1)")
     parser.add_argument("--label", help="the server's name in tables and plots")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything, every run")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: svg, png or pdf")
@@ -155,18 +155,22 @@ def _warm(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _whole(text: str, least: int = 0) -> int:
+    """Raises ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+    return int(text)
+
+
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
+    return _whole(text, least=1)
 
 
 def pairs(text: str) -> list[tuple[int, int]]:
-    """`8x2048,1x2048` as pairs. Raises ArgumentTypeError."""
+    """`8x2048,1x2048` as pairs; none of an empty text. Raises ArgumentTypeError."""
     try:
         return [(_count(a), _count(b)) for a, _, b in (p.partition("x") for p in text.split(",") if p)]
-    except ValueError:
+    except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not like 8x2048,1x2048") from None
 
 
@@ -176,6 +180,9 @@ def pairs(text: str) -> list[tuple[int, int]]:
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table, write what was asked for. Raises RamifyError, OSError."""
     _check(args)
+    for path in filter(None, (args.json, args.plot)):
+        if not path.parent.is_dir():  # now, not when everything is measured
+            raise BadRequest(f"{path}: there is no folder {path.parent}")
     if args.plot is not None:
         plot.check(args.plot)
     made = _start_report(args) if args.workload == "start" else _load_report(args)
@@ -210,6 +217,8 @@ def _check(args: argparse.Namespace) -> None:
         raise BadRequest(HISTORY_ONLY)
     if args.warm_prefix and not (args.sglang or args.openai):
         raise BadRequest("--warm-prefix is for servers over HTTP: Ramify needs no such help")
+    if args.workload == "latency" and not (args.decode or args.prefill):
+        raise BadRequest("nothing to measure: give --decode or --prefill some sizes, such as 8x1024")
     if args.workload == "throughput":
         for name in ("input", "output"):
             if getattr(args, f"{name}_min") > getattr(args, f"{name}_max"):

@@ -31,6 +31,8 @@ def run(*argv: str) -> int:
         (["overhead", "--sglang", "http://127.0.0.1:1"], "only a Ramify server tells"),
         (["latency", "--url", "ws://127.0.0.1:1", "--processes", "2"], "--processes 1"),
         (["chat", "--url", "ws://x", "--plot", "a.txt"], "a plot is one of"),
+        (["chat", "--url", "ws://x", "--json", "/nowhere/a.json"], "there is no folder /nowhere"),
+        (["latency", "--url", "ws://x", "--decode", "", "--prefill", ""], "nothing to measure"),
         (["throughput", "--url", "x", "--input-min", "9", "--input-max", "8"], "--input-min is more"),
     ],
 )
@@ -44,6 +46,7 @@ def test_flags_that_do_not_go_together(
 @pytest.mark.parametrize(
     "argv",
     [["chat"], ["chat", "--url", "x", "--serve"], ["chat", "--url", "x", "--turns", "0"],
+     ["chat", "--url", "x", "--turns", "x"], ["chat", "--url", "x", "--warmup", "-1"],
      ["latency", "--url", "x", "--decode", "8"], ["nothing"]],
 )  # fmt: skip
 def test_usage(argv: list[str]) -> None:
@@ -105,7 +108,7 @@ def test_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     @contextmanager
     def served(flags: list[str], shape: str | None) -> Iterator[Served]:
         asked.append((flags, shape))
-        yield Served("ws://x", float(len(asked)), [])
+        yield Served("ws://x", float(len(asked)))
 
     monkeypatch.setattr(measure, "served", served)
     assert run("start", "--serve", "--shape", "tiny", "--", "--device", "cpu") == 0

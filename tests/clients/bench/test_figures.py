@@ -82,8 +82,23 @@ def test_a_step_is_timed_while_all_decode() -> None:
         figures(case(together=True), [load], Outcome(0.0, [*first, early, apart]))
 
 
+def test_prompts_that_were_cached_before_the_run() -> None:
+    with pytest.raises(BenchFailed, match=r"6 of at least 10 prompt tokens.*another --seed"):
+        figures(case(), [program(1)], Outcome(0.0, [trace(0.0, (1.0, 1), cached=4)]))
+    found = figures(case(), [program(1)], Outcome(0.0, [trace(0.0, (1.0, 1), cached=1)]))
+    assert found["computed_ratio"] == pytest.approx(0.9)  # which may be chance
+
+
+def test_warming_a_prefix_is_part_of_its_level() -> None:
+    warm, load = trace(1.0, (2.0, 1), cached=None), trace(2.0, (4.0, 1), cached=None)
+    warm.extra = True
+    found = figures(case(), [program(1)], Outcome(1.0, [warm, load]))
+    assert found["level_1_s"] == pytest.approx(3.0)
+    assert found["ttft_mean_ms"] == pytest.approx(2000)  # of the load alone
+
+
 def test_device_time() -> None:
-    outcome = Outcome(0.0, [trace(0.0, (3.0, 1))], device_s=2.0, steps=7)
+    outcome = Outcome(0.0, [trace(0.0, (3.0, 1), cached=0)], device_s=2.0, steps=7)
     found = figures(case(), [program(1)], outcome)
     assert (found["wall_over_device"], found["steps"]) == (1.5, 7)
     outcome.device_s = 0.0

@@ -78,6 +78,30 @@ async def test_a_connection_is_used_again(http_serving: Any) -> None:
         connection.close()
 
 
+async def test_a_connection_that_the_server_ended_while_idle() -> None:
+    answer = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"9\r\ndata: x\n\n\r\n0\r\n\r\n"
+    )
+    closed = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(BODY)
+        writer.write(answer)
+        writer.close()
+        await writer.wait_closed()
+        closed.set()
+
+    async with await asyncio.start_server(talk, "127.0.0.1", 0) as server:
+        connection = HttpConnection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None)
+        for _ in range(2):
+            assert await post(connection) == [b"x"]
+            await closed.wait()
+            while not connection._reader.at_eof():
+                await asyncio.sleep(0)
+        connection.close()
+
+
 @pytest.mark.parametrize(
     ("fault", "text"), [("status", "answered HTTP 400.*no such thing"), ("broken", "breaks off")]
 )

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import psutil
 import pytest
 
 from ramify.clients.bench import server
@@ -36,3 +37,12 @@ def test_a_server_that_does_not_start(capfd: pytest.CaptureFixture[str]) -> None
         with server.served(["--page-size", "0"], "tiny"):
             pass
     assert "--page-size is 0" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_while_it_is_measured() -> None:
+    with pytest.raises(BenchFailed, match="the server ended with code -9 meanwhile"):
+        with server.served(["--device", "cpu"], "tiny"):
+            (child,) = (own for own in psutil.Process().children() if "serve" in own.cmdline())
+            child.kill()
+            raise BenchFailed("the server closed the connection")
