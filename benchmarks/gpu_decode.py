@@ -208,18 +208,15 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    folder = Path(tempfile.mkdtemp())
-    (folder / "config.json").write_text(json.dumps(SHAPES[args.shape]))
     begin = time.perf_counter()
-    executor = load_executor(
-        ModelConfig(
-            path=folder, device=args.device, load_format="dummy", kv_tokens=args.kv_tokens,
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]))
+        config = ModelConfig(
+            path=Path(folder), device=args.device, load_format="dummy", kv_tokens=args.kv_tokens,
             page_size=args.page_size, max_rows=args.max_rows, step_tokens=args.step_tokens,
-            context=4096, attention=args.attention,
-            deterministic=args.deterministic,
-        ),
-        lambda what, share: None,
-    )  # fmt: skip
+            context=4096, attention=args.attention, deterministic=args.deterministic,
+        )  # fmt: skip
+        executor = load_executor(config, lambda what, share: None)
     report: dict[str, Any] = {
         "shape": args.shape, "dtype": executor.info.dtype, "attention": executor.info.attention,
         "page_size": args.page_size, "torch": torch.__version__,

@@ -210,6 +210,8 @@ def main() -> None:
     parser.add_argument("--search", action="store_true", help="time all tilings worth trying")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("it needs a CUDA device")
     tokens = [int(count) for count in args.tokens.split(",")]
     if args.compile_part is not None:
         compile_some(args.shape, tokens, args.compile_part, args.compilers)

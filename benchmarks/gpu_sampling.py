@@ -83,6 +83,8 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=integers, default=[128256, 151936])
     parser.add_argument("--batch", type=integers, default=[1, 64, 256])
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("it needs a CUDA device")
     print(torch.cuda.get_device_name(), torch.__version__)
     for vocabulary in args.vocabulary:
         for spread in (0.5, 3.0):  # nearly flat; peaked as a trained model's

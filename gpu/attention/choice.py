@@ -164,7 +164,7 @@ def _flashinfer_obstacle(shape: DecoderConfig, dtype: torch.dtype, device: torch
     if shape.head_dim not in (64, 128, 256):
         return f"it knows head sizes 64, 128 and 256, not {shape.head_dim}"
     if importlib.util.find_spec("flashinfer") is None:
-        return "the package is not installed: pip install 'ramify[cuda]'"
+        return "the package is not installed: pip install flashinfer-python"
     try:
         import_module("flashinfer")
     except (ImportError, RuntimeError) as error:  # it raises RuntimeError if its parts do not match
