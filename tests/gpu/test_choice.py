@@ -80,7 +80,7 @@ def test_auto_takes_fa3_where_it_is_at_hand(
 @pytest.mark.parametrize(
     ("machine", "call", "mend"),
     [
-        ({"installed": False}, {}, r"pip install 'ramify\[cuda\]'"),
+        ({"installed": False}, {}, "pip install flashinfer-python"),
         ({"built": False}, {}, "install flashinfer-jit-cache"),
         ({}, {"dtype": torch.float32}, "--dtype bfloat16"),
         ({}, {"head_dim": 32}, "--attention triton"),
