@@ -278,7 +278,7 @@ class FusedExecutor:
         if step.extends:
             return bucket, self._attention.plan(step, captured)
         groups = self._attention.groups(step.rows, step.starts, bucket.decodes)
-        return replace(bucket, grouped=bool(groups)), groups
+        return (replace(bucket, grouped=True) if groups else bucket), groups
 
     def _room(self, bucket: Bucket) -> list[Array]:
         """Arrays as large as the attention's plan for a step in `bucket` can be."""

@@ -11,13 +11,13 @@
 This file does not know sockets or processes.
 """
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ramify.actors.executor.spec import ExecutorFailed, ExecutorSpec
 from ramify.actors.kit.log import LogConfig
+from ramify.actors.kit.paths import decode_path, encode_path
 from ramify.protocol.errors import ConfigError, ModelError, RamifyError
 from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepPlan, StepResult, StopExecutor
 
@@ -61,26 +61,14 @@ ToExecutor = Start | StepPlan | StopExecutor
 FromExecutor = Loading | LoadFailed | ExecutorInfo | StepResult | ExecutorDown
 
 
-def _encode_path(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    raise NotImplementedError(f"no encoding for {type(value).__name__}")
-
-
-def _decode_path(kind: type, value: Any) -> Any:
-    if kind is Path:
-        return Path(value)
-    raise NotImplementedError(f"no decoding for {kind.__name__}")
-
-
 def encoder() -> msgspec.msgpack.Encoder:
     """For either direction."""
-    return msgspec.msgpack.Encoder(enc_hook=_encode_path)
+    return msgspec.msgpack.Encoder(enc_hook=encode_path)
 
 
 def to_executor() -> "msgspec.msgpack.Decoder[ToExecutor]":
     """Decodes what the process receives."""
-    return msgspec.msgpack.Decoder(ToExecutor, dec_hook=_decode_path)
+    return msgspec.msgpack.Decoder(ToExecutor, dec_hook=decode_path)
 
 
 def from_executor() -> "msgspec.msgpack.Decoder[FromExecutor]":

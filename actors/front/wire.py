@@ -23,13 +23,13 @@ This file does not know sockets or processes.
 
 from collections.abc import Callable
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ramify.actors.front.local import Naming
 from ramify.actors.kit.log import LogConfig
+from ramify.actors.kit.paths import decode_path, encode_path
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import ConfigError, ModelError, RamifyError
 from ramify.protocol.messages import (
@@ -243,25 +243,13 @@ def owner(session: str) -> int | None:
 # --- codecs -------------------------------------------------------------------------------------
 
 
-def _encode_path(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    raise NotImplementedError(f"no encoding for {type(value).__name__}")
-
-
-def _decode_path(kind: type, value: Any) -> Any:
-    if kind is Path:
-        return Path(value)
-    raise NotImplementedError(f"no decoding for {kind.__name__}")
-
-
 def encoder() -> msgspec.msgpack.Encoder:
     """For all directions."""
-    return msgspec.msgpack.Encoder(enc_hook=_encode_path)
+    return msgspec.msgpack.Encoder(enc_hook=encode_path)
 
 
 def from_core() -> "msgspec.msgpack.Decoder[FromCore]":
-    return msgspec.msgpack.Decoder(FromCore, dec_hook=_decode_path)
+    return msgspec.msgpack.Decoder(FromCore, dec_hook=decode_path)
 
 
 def to_core() -> "msgspec.msgpack.Decoder[ToCore]":
