@@ -48,16 +48,21 @@ def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsa
 def _lines_worth_a_graph(executor: FusedExecutor) -> int:
     """Up to how many lines of a mixed step the device would wait for the host to launch kernels.
 
-    Beyond, a graph would only cost: its padding takes time, and the launch takes none.
+    Beyond, a graph would only cost: its padding takes time, and the launch takes none. Measured
+    beside a few decodes, because attention for them is launched as well.
     """
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
-    alone = [bucket for bucket in mixed_buckets(rows, tokens) if not bucket.decodes]
-    for bucket in alone:
-        executor.run_padding(bucket)  # compiles what steps without a graph launch
-    if not executor.static_extends:
+    buckets = mixed_buckets(rows, tokens)
+    for bucket in buckets:
+        if not bucket.decodes:
+            executor.run_padding(bucket)  # compiles what steps without a graph launch
+    if not executor.static_extends or not buckets:
         return 0
+    few = min(bucket.decodes for bucket in buckets if bucket.decodes)
     lines = 0
-    for bucket in alone:
+    for bucket in buckets:
+        if bucket.decodes != few:
+            continue
         launched, finished = min(_timed(executor, bucket) for _ in range(3))
         if finished > HOST_BOUND * launched:
             return lines

@@ -65,7 +65,8 @@ class StepRows:
         short = (self.counts[:n] == 1) & samples[:n]
         if not short.any():
             return self
-        order = np.concatenate([np.flatnonzero(~short), np.flatnonzero(short), np.arange(n, len(samples))])
+        others = np.arange(n, len(self.rows))
+        order = np.concatenate([np.flatnonzero(~short), np.flatnonzero(short), others])
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         given = np.repeat(short, self.counts[:n])
