@@ -48,6 +48,8 @@ from ramify.protocol.wire import (
     names,
 )
 
+FAILED = "the engine failed"  # why a session may be over
+
 
 class Identity:
     """What a session is called: its public id and the keys that grant access."""
@@ -84,7 +86,8 @@ class SessionCore:
         self._program: Program[Task] = Program()
         self._joining: dict[int, Attach] = {}  # waiting for the cache's Inspected
         self._backlog: dict[int, list[list[ClientMessage]]] = {}
-        self._inspections: dict[int, Callable[[list[int]], None]] = {}
+        self._inspections: dict[int, tuple[int, Callable[[list[int]], None]]] = {}
+        self._broken: RamifyError | None = None  # the engine; nothing is begun any more
         turns = Turns(state, tokenizer, template)
         self.turns = turns
         self.generations = Generations(
@@ -404,6 +407,8 @@ class SessionCore:
                 f"an earlier op of this frame failed on branch {failed[0]!r}",
                 details={"branch": failed[0]},
             )
+        if self._broken is not None:
+            raise self._broken
         return self._ops.run(task, self._now)
 
     def _prefill(self, task: Task) -> None:
@@ -573,13 +578,33 @@ class SessionCore:
 
     def inspected(self, message: Inspected, now: float) -> None:
         self._now = now
-        then = self._inspections.pop(message.id, None)
+        _, then = self._inspections.pop(message.id, (0, None))
         if then is not None:
             then(message.resident)
 
+    def fail(self, error: RamifyError, now: float) -> None:
+        """The engine is broken: every op that has no terminal reply gets one; the session is over.
+
+        What ran ends with `error`, and so does what waited, or it is skipped.
+        """
+        self._now = now
+        self._broken = error
+        while self._inspections:  # an `open` or a `tree` that waits for the cache
+            _, (count, then) = self._inspections.popitem()
+            then([-1] * count)
+        self.generations.fail(error, now)
+        for task in self._ops.encoding():
+            self._fail(task, error)
+            self._start(self._program.finish(task))
+        for attachment in self.attachments.values():
+            for branch in self.state.branches.values():
+                attachment.settle(branch)
+        self.state.out.forget()
+        self.ended = FAILED
+
     def _inspect(self, handles: list[int], then: Callable[[list[int]], None]) -> None:
         ident = self.state.next_id()
-        self._inspections[ident] = then
+        self._inspections[ident] = (len(handles), then)
         self.state.out.cache.append(Inspect(self.state.number, ident, handles))
 
     def _branch_state(

@@ -26,6 +26,7 @@ from ramify.gpu.fake import FakeExecutor, FakeModel
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits, ScheduleConfig
+from ramify.protocol.errors import RamifyError
 from ramify.protocol.plan import StepPlan
 
 
@@ -223,6 +224,16 @@ class SimEngine:
 
     def post_session(self, number: int, message: Any) -> None:
         self._mail[number].append(message)
+
+    def fail(self, number: int) -> None:
+        """The engine breaks: the session reads what waits, and says how it all ends."""
+        core = self.cores[number]
+        for message in self._mail.pop(number):
+            self._session(number, message)
+        core.fail(RamifyError("broken"), self.now)
+        out = core.state.out
+        assert [*out.cache, *out.scheduler, *out.encode] == []
+        self._flush(number)
 
     # --- running -------------------------------------------------------------------------------
 
