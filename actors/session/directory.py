@@ -19,10 +19,11 @@ from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, Router
 from ramify.actors.session.actor import MAILBOX, SessionActor, SessionEvent
-from ramify.actors.session.core import FAILED, Identity, SessionCore
+from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.view import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Close, Forbidden, NoSession, Overloaded, RamifyError

@@ -16,10 +16,11 @@ import pytest
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.scheduler.core import Scheduler
-from ramify.actors.session.core import Identity, SessionCore
+from ramify.actors.session.core import SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.view import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.gpu.executor import PendingStep
 from ramify.gpu.fake import FakeExecutor, FakeModel

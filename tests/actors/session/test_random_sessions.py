@@ -148,12 +148,14 @@ def test_a_broken_engine_answers_every_op_once(sim_class: Any, tokenizer: Tokeni
     client = engine.session(detach=rng.choice(["run", "pause"]))
     client.send(w.Append(id=client.id(), tokens=[5, 6, 7]))
     engine.pump()
+    resent: set[int] = set()
     for _ in range(rng.randrange(1, 12)):
         client.send(*(random_op(rng, client) for _ in range(rng.randrange(1, 5))))
         engine.pump(rng.randrange(0, 30))
         if rng.random() < 0.2:
             client.drop()
             engine.pump(rng.randrange(0, 9))
+            resent |= set(client.unanswered)
             client.connect()
         elif rng.random() < 0.2:
             engine.post_session(1, m.Throttled(client.socket))
@@ -172,7 +174,8 @@ def test_a_broken_engine_answers_every_op_once(sim_class: Any, tokenizer: Tokeni
     engine.fail(1)
     assert client.unanswered == {}
     assert waiting <= {ident for ident, _ in counts}
-    assert set(counts.values()) <= {1}
+    again = {ident for (ident, _), count in counts.items() if count > 1}
+    assert again <= resent  # a repeated op gets what is kept of it, besides what was missed
     assert engine.cores[1].ended is not None
 
 
