@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.gpu.buckets import mixed_buckets
+from ramify.gpu.buckets import decode_buckets, mixed_buckets
 from ramify.gpu.load import load_executor
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
@@ -174,7 +174,8 @@ def check_traffic(executor: Any, seed: int) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about the garbage in padding
 def test_a_start_plays_steps_of_padding(executor: Any) -> None:
     """As the rehearsal does on a GPU, extends among them, for which the attention has no plan."""
-    for bucket in [*executor.decode_buckets(), *mixed_buckets(executor.info.max_rows, 32)]:
+    rows = executor.info.max_rows
+    for bucket in [*decode_buckets(rows), *mixed_buckets(rows, 32)]:
         executor.run_padding(bucket)
 
 

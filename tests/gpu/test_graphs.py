@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,6 +105,29 @@ def test_padding_and_graphs_change_no_token(load: Any, page_size: int) -> None:
     graphs.capture([*decode_buckets(ROWS), *mixed_buckets(ROWS, 512)], lambda what, done: None)
     eager.capture([], lambda what, done: None)
     assert run(graphs, todo) == run(eager, todo)
+
+
+def test_a_captured_size_runs_grouped_too(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever captures names sizes; which decodes share keys is found out by each step."""
+    todo = plans(2, 20 if CUDA else 4, 16)
+    wanted = run(load(page_size=16), todo)
+    executor = load(page_size=16)
+    attention = executor._attention
+    shared = [np.zeros((4, 5), np.int32), np.zeros(ROWS, np.int32)]
+
+    def nobody(size: int) -> list[Any]:  # groups without members: nothing is shared after all
+        return [shared[0], shared[1][:size], np.zeros((size, 4), np.int32)]
+
+    monkeypatch.setattr(attention, "no_groups", nobody)
+    monkeypatch.setattr(attention, "groups", lambda rows, positions, size: nobody(size))
+    sizes = decode_buckets(ROWS)
+    assert executor.capture(sizes, lambda what, done: None) == 2 * len(sizes)
+    replayed: list[Any] = []
+    replay = executor._graphs.replay
+    monkeypatch.setattr(executor._graphs, "replay", lambda b: (replayed.append(b), replay(b)))
+    assert run(executor, todo) == wanted
+    assert replayed
+    assert all(bucket.grouped for bucket in replayed)
 
 
 @pytest.mark.gpu
