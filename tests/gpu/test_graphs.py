@@ -109,7 +109,11 @@ def test_padding_and_graphs_change_no_token(load: Any, page_size: int) -> None:
 
 def test_a_captured_size_runs_grouped_too(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever captures names sizes; which decodes share keys is found out by each step."""
-    todo = plans(2, 20 if CUDA else 4, 16)
+    rows, heat = range(ROWS - 1), SamplingParams(temperature=0.9, seed=1)
+    opens = [OpenRow(row, row, pack(range(2 * row, 2 * row + 2)), 0, heat) for row in rows]
+    extends = [ExtendRow(row, 0, pack([row + 1, row + 2]), True) for row in rows]
+    todo = [StepPlan(0, opens=opens, extends=extends)]
+    todo += [StepPlan(step, decodes=pack(rows)) for step in (1, 2, 3)]
     wanted = run(load(page_size=16), todo)
     executor = load(page_size=16)
     attention = executor._attention
@@ -126,8 +130,7 @@ def test_a_captured_size_runs_grouped_too(load: Any, monkeypatch: pytest.MonkeyP
     replay = executor._graphs.replay
     monkeypatch.setattr(executor._graphs, "replay", lambda b: (replayed.append(b), replay(b)))
     assert run(executor, todo) == wanted
-    assert replayed
-    assert all(bucket.grouped for bucket in replayed)
+    assert [bucket.grouped for bucket in replayed] == [True] * 3
 
 
 @pytest.mark.gpu
@@ -139,8 +142,8 @@ def test_nothing_is_compiled_once_it_is_ready(load: Any) -> None:
     compiled: list[str] = []
     knobs.runtime.jit_post_compile_hook = lambda **about: compiled.append(about["repr"])
     try:
-        for seed, captured in ((5, True), (6, False)):
-            executor = load(dtype="bfloat16")
+        for seed, captured, deterministic in ((5, True, False), (6, False, False), (7, True, True)):
+            executor = load(dtype="bfloat16", deterministic=deterministic)
             if not captured:
                 executor.capture([], lambda what, done: None)
             compiled.clear()
