@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ramify.gpu.buckets import Bucket, largest, mixed_buckets
+from ramify.gpu.buckets import Bucket, decode_buckets, largest, mixed_buckets
 from ramify.gpu.executor import Progress
 from ramify.gpu.fused_executor import FusedExecutor
 
@@ -34,11 +34,11 @@ def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsa
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
     if executor.device.type != "cuda":
         return Rehearsal([], 0)
-    decodes = executor.decode_buckets()
+    decodes = decode_buckets(rows)
     progress("measuring steps", 0.0)
     lines = _lines_worth_a_graph(executor)
     executor.run_padding(largest(rows, tokens))
-    executor.run_padding(decodes[-1])
+    executor.run_padding(executor.forms(decodes[-1])[-1])
     executor.sample_the_slowest()
     steps = free - _free(executor)
     buckets = decodes + [bucket for bucket in mixed_buckets(rows, tokens) if bucket.lines <= lines]
@@ -83,8 +83,9 @@ def _graph_bytes(executor: FusedExecutor, buckets: list[Bucket], progress: Progr
     executor.capture(order[:1], progress)
     first = _free(executor)
     small = order[-_SAMPLED:]
-    executor.capture(small, progress)
-    return begin - first + (first - _free(executor)) * len(buckets) // len(small)
+    sampled = executor.capture(small, progress)
+    count = sum(len(executor.forms(bucket)) for bucket in buckets)
+    return begin - first + (first - _free(executor)) * count // sampled
 
 
 def _free(executor: FusedExecutor) -> int:
