@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ramify.gpu.buckets import Bucket, largest, mixed_buckets
+from ramify.gpu.compiling import compile_side_by_side
 from ramify.gpu.executor import Progress
 from ramify.gpu.fused_executor import FusedExecutor
 
@@ -34,26 +35,34 @@ def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsa
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
     if executor.device.type != "cuda":
         return Rehearsal([], 0)
-    decodes = executor.decode_buckets()
+    decodes, mixed = executor.decode_buckets(), mixed_buckets(rows, tokens)
+    progress("compiling kernels, if they are not in Triton's cache", 0.0)
+    sizes = [*decodes, *_of_each_size(mixed), largest(rows, tokens)]
+    compile_side_by_side(lambda: executor.warm(sizes), executor.device)
     progress("measuring steps", 0.0)
-    lines = _lines_worth_a_graph(executor)
+    lines = _lines_worth_a_graph(executor, mixed)
     executor.run_padding(largest(rows, tokens))
     executor.run_padding(decodes[-1])
     executor.sample_the_slowest()
     steps = free - _free(executor)
-    buckets = decodes + [bucket for bucket in mixed_buckets(rows, tokens) if bucket.lines <= lines]
+    buckets = decodes + [bucket for bucket in mixed if bucket.lines <= lines]
     return Rehearsal(buckets, steps + _graph_bytes(executor, buckets, progress))
 
 
-def _lines_worth_a_graph(executor: FusedExecutor) -> int:
+def _of_each_size(mixed: list[Bucket]) -> list[Bucket]:
+    """So many of the buckets that every number of extended tokens and of decodes is met once."""
+    least = min(bucket.extended for bucket in mixed)
+    return [bucket for bucket in mixed if not bucket.decodes or bucket.extended == least]
+
+
+def _lines_worth_a_graph(executor: FusedExecutor, mixed: list[Bucket]) -> int:
     """Up to how many lines of a mixed step the device would wait for the host to launch kernels.
 
     Beyond, a graph would only cost: its padding takes time, and the launch takes none.
     """
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
-    alone = [bucket for bucket in mixed_buckets(rows, tokens) if not bucket.decodes]
-    for bucket in alone:
-        executor.run_padding(bucket)  # compiles what steps without a graph launch
+    alone = [bucket for bucket in mixed if not bucket.decodes]
+    executor.warm(alone)  # loads what steps without a graph launch
     if not executor.static_extends:
         return 0
     lines = 0
