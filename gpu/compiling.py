@@ -24,6 +24,15 @@ from triton import AsyncCompileMode
 from triton.runtime import JITFunction
 
 
+@contextmanager
+def compiling(play: Callable[[], None], device: torch.device) -> Iterator[None]:
+    """`compile_side_by_side` while the block runs, whose end waits for it and raises its errors."""
+    with ThreadPoolExecutor(1, "play", initializer=_use, initargs=(device,)) as thread:
+        compiled = thread.submit(compile_side_by_side, play, device)
+        yield
+        compiled.result()
+
+
 def compile_side_by_side(play: Callable[[], None], device: torch.device) -> int:
     """Compile the kernels that `play` launches on `device`, and load them. Returns how many.
 

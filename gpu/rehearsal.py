@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from ramify.gpu.buckets import Bucket, largest, mixed_buckets
-from ramify.gpu.compiling import compile_side_by_side
 from ramify.gpu.executor import Progress
 from ramify.gpu.fused_executor import FusedExecutor
 
@@ -36,9 +35,6 @@ def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsa
     if executor.device.type != "cuda":
         return Rehearsal([], 0)
     decodes, mixed = executor.decode_buckets(), mixed_buckets(rows, tokens)
-    progress("compiling kernels, if they are not in Triton's cache", 0.0)
-    sizes = [*decodes, *_of_each_size(mixed), largest(rows, tokens)]
-    compile_side_by_side(lambda: executor.warm(sizes), executor.device)
     progress("measuring steps", 0.0)
     lines = _lines_worth_a_graph(executor, mixed)
     executor.run_padding(largest(rows, tokens))
@@ -49,10 +45,16 @@ def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsa
     return Rehearsal(buckets, steps + _graph_bytes(executor, buckets, progress))
 
 
-def _of_each_size(mixed: list[Bucket]) -> list[Bucket]:
-    """So many of the buckets that every number of extended tokens and of decodes is met once."""
+def warm_all(executor: FusedExecutor) -> None:
+    """Launch every kernel there is: of the sampler, and of steps of all sizes.
+
+    Not of all buckets: every number of extended tokens and of decodes is met once.
+    """
+    rows, tokens = executor.info.max_rows, executor.info.step_tokens
+    mixed = mixed_buckets(rows, tokens)
     least = min(bucket.extended for bucket in mixed)
-    return [bucket for bucket in mixed if not bucket.decodes or bucket.extended == least]
+    sizes = [bucket for bucket in mixed if not bucket.decodes or bucket.extended == least]
+    executor.warm([*executor.decode_buckets(), *sizes, largest(rows, tokens)])
 
 
 def _lines_worth_a_graph(executor: FusedExecutor, mixed: list[Bucket]) -> int:

@@ -18,7 +18,7 @@ import threading, types, torch, triton, triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from ramify.gpu.compiling import compile_side_by_side, nothing_launched
+from ramify.gpu.compiling import compile_side_by_side, compiling, nothing_launched
 
 launched, compiled, threads = [], [], set()
 
@@ -113,6 +113,40 @@ with nothing_launched():
     other.start()
     other.join()
 assert len(launched) == 8
+""",
+        tmp_path,
+    )
+
+
+def test_other_work_goes_on_meanwhile(tmp_path: Path) -> None:
+    run(
+        """
+begun, go_on = threading.Event(), threading.Event()
+
+def held():
+    begun.set()
+    assert go_on.wait(60)
+    play()
+
+with compiling(held, cpu):
+    assert begun.wait(60)
+    double[(1,)](x, BLOCK=64)
+    assert launched == ["double"]  # what this thread launches is
+    go_on.set()
+assert len(compiled) == 3
+play()
+assert len(compiled) == 3
+
+def fail():
+    broken[(1,)](x, BLOCK=2)
+
+try:
+    with compiling(fail, cpu):
+        pass
+except triton.compiler.errors.CompileTimeAssertionFailure:
+    pass
+else:
+    raise AssertionError("no error")
 """,
         tmp_path,
     )
