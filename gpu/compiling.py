@@ -53,7 +53,10 @@ def compile_side_by_side(play: Callable[[], None], device: torch.device) -> int:
 
 @contextmanager
 def nothing_launched() -> Iterator[None]:
-    """Launches from this thread end where the kernel would be sent to the device."""
+    """Launches from this thread end where the kernel would be sent to the device.
+
+    Triton can be told so only launch by launch (`warmup`), hence the substitution.
+    """
     launch, thread = JITFunction.run, threading.get_ident()
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
