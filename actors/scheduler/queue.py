@@ -101,14 +101,17 @@ class WaitingQueue:
             assert isinstance(share, Share)
             self._post(share)
 
-    def pick(self, rows: int, tokens: int) -> list[Request]:
-        """Take out at most `rows` requests whose prompts bring about `tokens` tokens of work.
+    def pick(self, rows: int, tokens: int, ahead: int) -> list[Request]:
+        """Take out at most `rows` requests whose prompts bring about `tokens` tokens of work, and
+        `ahead` tokens those of requests without output.
 
         Requests of one session that were submitted together are taken together while there
         are rows, so that the children of a fork share steps and their prefix stays warm.
         """
         picked: list[Request] = []
-        while len(picked) < rows and tokens > 0 and (share := self._best()) is not None:
+        while len(picked) < rows and (share := self._best()) is not None:
+            if (ahead if share.top().ahead else tokens) <= 0:
+                break
             account = share.account
             self.virtual = max(self.virtual, account.served)
             batch = share.top().batch
@@ -118,7 +121,10 @@ class WaitingQueue:
                 work = max(1, request.prompt - request.resident)
                 request.charge = work + request.extra(self._lookahead)
                 account.served += request.charge
-                tokens -= work
+                if request.ahead:
+                    ahead -= work
+                else:
+                    tokens -= work
                 picked.append(request)
                 self._left(share)
         return picked
