@@ -51,7 +51,7 @@ class Account:
     def __init__(self, session: int) -> None:
         self.session = session
         self.served = 0
-        self.shares: dict[int, object] = {}  # priority -> its place in the waiting queue
+        self.shares: dict[tuple[bool, int], object] = {}  # level -> its place in the waiting queue
         self.requests: dict[int, Request] = {}
         self.progress: list[Progress] = []
         self.finished: list[Finished] = []

@@ -108,6 +108,18 @@ def test_rows_and_tokens_bound_a_pick(make):
     assert len(queue) == 2
 
 
+def test_input_computed_ahead_holds_no_generation_up(make):
+    queue = WaitingQueue(1.0, 4)
+    busy = Account(1)
+    busy.served = 1000
+    queue.push(make(Account(2), priority=5, max_tokens=0))
+    queue.push(make(busy))
+    queue.push(make(Account(3), max_tokens=0))
+    assert [r.submit.request for r in queue.pick(MANY, MANY, 0)] == [2]
+    assert [r.submit.request for r in queue.pick(MANY, MANY, MANY)] == [1, 3]
+    assert len(queue) == 0
+
+
 def test_refund_restores_the_place(make):
     queue = WaitingQueue(1.0, 4)
     one, two = Account(1), Account(2)
