@@ -267,7 +267,7 @@ def main() -> None:
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=value, help=f"(default {value})")
     parser.add_argument("--append-ahead", type=float, default=0.0, metavar="MS")
-    parser.add_argument("--spread", type=float, default=0.0, metavar="MS", help="of the sessions' starts")
+    parser.add_argument("--spread", type=float, default=0.0, metavar="MS", help="of their starts")
     parser.add_argument("--steps", action="store_true", help="print every step")
     options = parser.parse_args()
     made = Simulation(options)
