@@ -118,7 +118,7 @@ class FusedExecutor:
         self._clocks = [StepClock(self._device) for _ in range(RING)]
         self._ring: list[LaunchedStep | None] = [None] * RING
         self._launched = 0
-        self._graphs = StepGraphs(self._pad, self._replayed, self._device)
+        self._graphs = StepGraphs(self._warm, self._replayed, self._device)
 
     @torch.inference_mode()
     def capture(self, buckets: Sequence[Bucket], progress: Progress) -> int:
@@ -128,8 +128,7 @@ class FusedExecutor:
         """
         if not self.static_extends:
             buckets = [bucket for bucket in buckets if not bucket.extended]
-        if self._device.type == "cuda":
-            self._sampler.warm(self._logits.dtype, self._spare, self._last, self._tokens)
+        self.warm([])
         wanted = dict.fromkeys(form for bucket in buckets for form in self.forms(bucket))
         self._graphs.capture(list(wanted), progress)
         return len(wanted)
@@ -183,6 +182,17 @@ class FusedExecutor:
         """Launch a step of `bucket`'s size without a graph. It changes nothing that is ever read."""
         self._pad(bucket)
         self._replayed(bucket)
+
+    @torch.inference_mode()
+    def warm(self, buckets: Sequence[Bucket]) -> None:
+        """Launch every kernel of the sampler and of steps of `buckets`' sizes, so that it is loaded.
+
+        Like `run_padding` it changes nothing that is ever read. On a CPU nothing is to be loaded.
+        """
+        if self._device.type == "cuda":
+            self._sampler.warm(self._logits.dtype, self._spare, self._last, self._tokens)
+            for bucket in buckets:
+                self._warm(bucket)
 
     @torch.inference_mode()
     def sample_the_slowest(self) -> None:
@@ -302,19 +312,24 @@ class FusedExecutor:
         lay(frame.arrays, bucket, NOTHING, (NO_SETTINGS, NO_SETTINGS), [], self._spare)
         self._send(frame, bucket)
 
+    def _warm(self, bucket: Bucket) -> None:
+        """Upload a step of padding and launch each of its kernels once, in place of each layer's."""
+        self._pad(bucket)
+        self._issue(bucket, self._frame(0, bucket).views, abridged=True)
+
     def _replayed(self, bucket: Bucket) -> None:
         """What the graph of `bucket` holds."""
         self._issue(bucket, self._frame(0, bucket).views)
 
-    def _issue(self, bucket: Bucket, views: list[Tensor]) -> None:
+    def _issue(self, bucket: Bucket, views: list[Tensor], abridged: bool = False) -> None:
         """Issue a step's kernels, its sampler included; `views` as of `fields`."""
-        self._compute(bucket, views)
+        self._compute(bucket, views, abridged)
         if bucket.sampling:
             rows = views[6] if bucket.extended else views[1]
             logits = self._logits[: bucket.sampling]
             sample_into(logits, rows, views[3], views[4], self._last, self._tokens)
 
-    def _compute(self, bucket: Bucket, views: list[Tensor]) -> None:
+    def _compute(self, bucket: Bucket, views: list[Tensor], abridged: bool = False) -> None:
         """Run the model; the logits of the lines that sample come to `_logits`."""
         codes, rows, positions = views[:3]
         sampling = views[5] if bucket.extended else None
@@ -328,7 +343,7 @@ class FusedExecutor:
             sampling=sampling,
             groups=plan if bucket.grouped else [],
         )
-        self._decoder.forward(inputs, self._logits[: bucket.sampling])
+        self._decoder.forward(inputs, self._logits[: bucket.sampling], abridged)
 
     def _resample(self, slot: int, rows: Ints, draws: Ints) -> Tensor | None:
         """Sample again the lines that ask for more than a temperature; their log-probabilities."""

@@ -15,8 +15,8 @@ from ramify.gpu.rows import StepRows
 
 
 class StepGraphs:
-    """`prepare(bucket)` uploads a step of padding; `run(bucket)` issues the kernels for what was
-    uploaded last, and must not wait.
+    """`prepare(bucket)` uploads a step of padding and has all its kernels loaded; `run(bucket)` issues
+    the kernels for what was uploaded last, and must not wait.
     """
 
     def __init__(
@@ -40,7 +40,6 @@ class StepGraphs:
             else:
                 progress(f"capturing CUDA graphs ({bucket.lines} lines)", done / len(buckets))
                 self._prepare(bucket)
-                self._run(bucket)  # compiles kernels, lets cuBLAS choose
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool):

@@ -34,26 +34,38 @@ def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsa
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
     if executor.device.type != "cuda":
         return Rehearsal([], 0)
-    decodes = decode_buckets(rows)
+    decodes, mixed = decode_buckets(rows), mixed_buckets(rows, tokens)
     progress("measuring steps", 0.0)
-    lines = _lines_worth_a_graph(executor)
+    lines = _lines_worth_a_graph(executor, mixed)
     executor.run_padding(largest(rows, tokens))
     executor.run_padding(executor.forms(decodes[-1])[-1])
     executor.sample_the_slowest()
     steps = free - _free(executor)
-    buckets = decodes + [bucket for bucket in mixed_buckets(rows, tokens) if bucket.lines <= lines]
+    buckets = decodes + [bucket for bucket in mixed if bucket.lines <= lines]
     return Rehearsal(buckets, steps + _graph_bytes(executor, buckets, progress))
 
 
-def _lines_worth_a_graph(executor: FusedExecutor) -> int:
+def warm_all(executor: FusedExecutor) -> None:
+    """Launch every kernel there is: of the sampler, and of steps of all sizes.
+
+    Not of all buckets: every number of extended tokens and of decodes is met once.
+    """
+    rows, tokens = executor.info.max_rows, executor.info.step_tokens
+    mixed = mixed_buckets(rows, tokens)
+    least = min(bucket.extended for bucket in mixed)
+    sizes = [bucket for bucket in mixed if not bucket.decodes or bucket.extended == least]
+    decodes = [form for bucket in decode_buckets(rows) for form in executor.forms(bucket)]
+    executor.warm([*decodes, *sizes, largest(rows, tokens)])
+
+
+def _lines_worth_a_graph(executor: FusedExecutor, mixed: list[Bucket]) -> int:
     """Up to how many lines of a mixed step the device would wait for the host to launch kernels.
 
     Beyond, a graph would only cost: its padding takes time, and the launch takes none.
     """
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
-    alone = [bucket for bucket in mixed_buckets(rows, tokens) if not bucket.decodes]
-    for bucket in alone:
-        executor.run_padding(bucket)  # compiles what steps without a graph launch
+    alone = [bucket for bucket in mixed if not bucket.decodes]
+    executor.warm(alone)  # loads what steps without a graph launch
     if not executor.static_extends:
         return 0
     lines = 0
