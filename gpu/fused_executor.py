@@ -230,7 +230,7 @@ class FusedExecutor:
         return slot
 
     def _apply(self, slot: int, plan: StepPlan) -> StepRows:
-        step = self.rows.apply(plan)
+        step = self.rows.apply(plan).with_short_extends_as_decodes()
         if plan.closes or plan.opens:
             closes = np.frombuffer(plan.closes, dtype=np.int32).tolist()
             self._sampler.apply(slot, closes, plan.opens)

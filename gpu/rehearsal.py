@@ -61,15 +61,18 @@ def warm_all(executor: FusedExecutor) -> None:
 def _lines_worth_a_graph(executor: FusedExecutor, mixed: list[Bucket]) -> int:
     """Up to how many lines of a mixed step the device would wait for the host to launch kernels.
 
-    Beyond, a graph would only cost: its padding takes time, and the launch takes none.
+    Beyond, a graph would only cost: its padding takes time, and the launch takes none. Measured
+    beside a few decodes, because attention for them is launched as well.
     """
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
-    alone = [bucket for bucket in mixed if not bucket.decodes]
-    executor.warm(alone)  # loads what steps without a graph launch
-    if not executor.static_extends:
+    executor.warm([bucket for bucket in mixed if not bucket.decodes])  # loads what such steps launch
+    if not executor.static_extends or not mixed:
         return 0
+    few = min(bucket.decodes for bucket in mixed if bucket.decodes)
     lines = 0
-    for bucket in alone:
+    for bucket in mixed:
+        if bucket.decodes != few:
+            continue
         launched, finished = min(_timed(executor, bucket) for _ in range(3))
         if finished > HOST_BOUND * launched:
             return lines
