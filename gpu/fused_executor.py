@@ -108,7 +108,8 @@ class FusedExecutor:
             model, pool, self._pages, self._last, self._attention, attention.products(self._device)
         )
         self._sampler = RowSampler(info.max_rows + 1, info.vocab_size, self._device)
-        most = [largest(info.max_rows, info.step_tokens), *self.decode_buckets()[-1:]]
+        decodes = decode_buckets(info.max_rows)[-1]
+        most = [largest(info.max_rows, info.step_tokens), *self.forms(decodes)]
         sizes = [frame_bytes(fields(bucket, self._room(bucket))) for bucket in most]
         self._lines = Upload(self._device, fixed=max(sizes))
         self._extras = Upload(self._device)
@@ -120,12 +121,24 @@ class FusedExecutor:
         self._graphs = StepGraphs(self._warm, self._replayed, self._device)
 
     @torch.inference_mode()
-    def capture(self, buckets: Sequence[Bucket], progress: Progress) -> None:
-        """Capture CUDA graphs for `buckets`; steps that fit none are launched kernel by kernel."""
+    def capture(self, buckets: Sequence[Bucket], progress: Progress) -> int:
+        """Capture CUDA graphs for `buckets`, in all `forms` of each: returns how many.
+
+        Steps that fit none are launched kernel by kernel.
+        """
         if not self.static_extends:
             buckets = [bucket for bucket in buckets if not bucket.extended]
         self.warm([])
-        self._graphs.capture(buckets, progress)
+        wanted = dict.fromkeys(form for bucket in buckets for form in self.forms(bucket))
+        self._graphs.capture(list(wanted), progress)
+        return len(wanted)
+
+    def forms(self, bucket: Bucket) -> list[Bucket]:
+        """How steps that fit `bucket` may run: as it is, and grouped if decodes can share keys."""
+        plain = replace(bucket, grouped=False)
+        if bucket.extended or not self._attention.no_groups(bucket.decodes):
+            return [plain]
+        return [plain, replace(bucket, grouped=True)]
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start the step. Raises PlanError if the plan contradicts the rows."""
@@ -190,15 +203,6 @@ class FusedExecutor:
         self._logits.zero_()  # the flattest distribution: half of the vocabulary stays
         self._resample(0, rows, rows)
 
-    def decode_buckets(self) -> list[Bucket]:
-        """Of steps of decodes alone, from small to large, those that share keys behind the others."""
-        plain = decode_buckets(self.info.max_rows)
-        return plain + [
-            replace(bucket, grouped=True)
-            for bucket in plain
-            if self._attention.no_groups(bucket.decodes)
-        ]
-
     @property
     def device(self) -> torch.device:
         return self._device
@@ -226,7 +230,7 @@ class FusedExecutor:
         return slot
 
     def _apply(self, slot: int, plan: StepPlan) -> StepRows:
-        step = self.rows.apply(plan)
+        step = self.rows.apply(plan).with_short_extends_as_decodes()
         if plan.closes or plan.opens:
             closes = np.frombuffer(plan.closes, dtype=np.int32).tolist()
             self._sampler.apply(slot, closes, plan.opens)

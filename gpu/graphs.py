@@ -29,13 +29,15 @@ class StepGraphs:
         self._run = run
         self._cuda = device.type == "cuda"
         self._table = BucketTable([])
-        self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[Bucket, torch.cuda.CUDAGraph | None] = {}  # None: on a CPU
 
     def capture(self, buckets: Sequence[Bucket], progress: Progress) -> None:
         """Capture a graph for each of `buckets`; the largest first, whose memory the others use."""
         pool = None
         for done, bucket in enumerate(sorted(buckets, key=lambda bucket: -bucket.lines)):
-            if self._cuda:
+            if not self._cuda:
+                self._graphs[bucket] = None
+            else:
                 progress(f"capturing CUDA graphs ({bucket.lines} lines)", done / len(buckets))
                 self._prepare(bucket)
                 torch.cuda.synchronize()
@@ -51,8 +53,9 @@ class StepGraphs:
         return self._table.find(step)
 
     def replay(self, bucket: Bucket) -> None:
-        """Run the step that was uploaded."""
-        if self._cuda:
-            self._graphs[bucket].replay()
-        else:
+        """Run the step that was uploaded. Raises KeyError for a bucket that was not captured."""
+        graph = self._graphs[bucket]
+        if graph is None:
             self._run(bucket)
+        else:
+            graph.replay()
