@@ -1,4 +1,5 @@
-"""The Triton kernels as one back end: split decode for decodes, tiles for extends.
+"""The Triton kernels as one back end: split decode for few decodes or shared keys, equal shares of
+all keys for many decodes, tiles for extends.
 
 Plans nothing for decodes but which of them share keys: the kernels read page table and positions
 on the device.
