@@ -39,13 +39,14 @@ from ramify.actors.kit.metrics import Metrics
 from ramify.actors.placement import place
 from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.protocol.config import EngineConfig
+from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import CacheMessage, SchedulerEvent
 from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
 
 PROTOCOL_VERSION = 1
 BIG = 1 << 20  # mailboxes whose traffic is bounded by the steps in flight and the sessions
-ECHO_SECONDS = 0.05  # to a session in another process and back, on a busy machine
+FAILED_SECONDS = 5.0  # for sessions to say the ends of their requests; they may be behind
 
 Progress = Callable[[str, float], None]
 log = get_log(__name__)
@@ -176,7 +177,6 @@ class Engine:
             self.front.spread,
             self.clock,
             self.metrics,
-            echo_s=ECHO_SECONDS if self.placement.gateways else 0.0,
         )
         server = ServerInfo(
             version=PROTOCOL_VERSION, epoch=self.epoch, model=info.model, context=info.context
@@ -211,17 +211,16 @@ class Engine:
                     log.exception("a core actor failed", actor=name)
                     self.status.become("failed")
                     await self._abort()
-                    raise EngineFailed(f"the {name} failed: {error}") from error
-                raise
+                elif isinstance(error, RamifyError | OSError):  # what the user can mend
+                    raise
+                raise EngineFailed(f"the {name} failed: {error}") from error
 
         return guarded
 
     async def _abort(self) -> None:
         """Let the ends of requests reach their sockets, then close them with 1012."""
-        with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
-            for _ in range(3):  # scheduler -> session -> gateway
-                await anyio.lowlevel.checkpoint()
-            await self.front.drain(1.0, failed=True)
+        with anyio.CancelScope(shield=True):
+            await self.front.drain(FAILED_SECONDS, failed=True)
 
     # --- stop ------------------------------------------------------------------------------------
 

@@ -154,7 +154,7 @@ def lay(
         rows[:decodes], rows[decodes:] = step.rows, spare
         positions[:decodes], positions[decodes:] = step.starts, 0
         np.subtract(-1, rows, out=codes)
-        codes[decodes:] = 0
+        codes[: len(step.given)], codes[decodes:] = step.given, 0
     else:
         _lay_mixed(arrays, bucket, step, spare)
     for place, target in enumerate(arrays[bucket.fixed :]):
@@ -177,6 +177,7 @@ def _lay_mixed(arrays: Sequence[Array], bucket: Bucket, step: StepRows, spare: i
     rows[first:stop] = step.rows[n:]
     np.subtract(-1, rows, out=codes)
     codes[:tokens], codes[tokens:first], codes[stop:] = step.tokens, 0, 0
+    codes[first : first + len(step.given)] = step.given
     positions[:] = 0
     positions[:tokens] = np.arange(tokens) - np.repeat(ends - counts - step.starts[:n], counts)
     positions[first:stop] = step.starts[n:]

@@ -108,7 +108,8 @@ class FusedExecutor:
             model, pool, self._pages, self._last, self._attention, attention.products(self._device)
         )
         self._sampler = RowSampler(info.max_rows + 1, info.vocab_size, self._device)
-        most = [largest(info.max_rows, info.step_tokens), *self.decode_buckets()[-1:]]
+        decodes = decode_buckets(info.max_rows)[-1]
+        most = [largest(info.max_rows, info.step_tokens), *self.forms(decodes)]
         sizes = [frame_bytes(fields(bucket, self._room(bucket))) for bucket in most]
         self._lines = Upload(self._device, fixed=max(sizes))
         self._extras = Upload(self._device)
@@ -117,16 +118,27 @@ class FusedExecutor:
         self._clocks = [StepClock(self._device) for _ in range(RING)]
         self._ring: list[LaunchedStep | None] = [None] * RING
         self._launched = 0
-        self._graphs = StepGraphs(self._pad, self._replayed, self._device)
+        self._graphs = StepGraphs(self._warm, self._replayed, self._device)
 
     @torch.inference_mode()
-    def capture(self, buckets: Sequence[Bucket], progress: Progress) -> None:
-        """Capture CUDA graphs for `buckets`; steps that fit none are launched kernel by kernel."""
+    def capture(self, buckets: Sequence[Bucket], progress: Progress) -> int:
+        """Capture CUDA graphs for `buckets`, in all `forms` of each: returns how many.
+
+        Steps that fit none are launched kernel by kernel.
+        """
         if not self.static_extends:
             buckets = [bucket for bucket in buckets if not bucket.extended]
-        if self._device.type == "cuda":
-            self._sampler.warm(self._logits.dtype, self._spare, self._last, self._tokens)
-        self._graphs.capture(buckets, progress)
+        self.warm([])
+        wanted = dict.fromkeys(form for bucket in buckets for form in self.forms(bucket))
+        self._graphs.capture(list(wanted), progress)
+        return len(wanted)
+
+    def forms(self, bucket: Bucket) -> list[Bucket]:
+        """How steps that fit `bucket` may run: as it is, and grouped if decodes can share keys."""
+        plain = replace(bucket, grouped=False)
+        if bucket.extended or not self._attention.no_groups(bucket.decodes):
+            return [plain]
+        return [plain, replace(bucket, grouped=True)]
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start the step. Raises PlanError if the plan contradicts the rows."""
@@ -172,6 +184,17 @@ class FusedExecutor:
         self._replayed(bucket)
 
     @torch.inference_mode()
+    def warm(self, buckets: Sequence[Bucket]) -> None:
+        """Launch every kernel of the sampler and of steps of `buckets`' sizes, so that it is loaded.
+
+        Like `run_padding` it changes nothing that is ever read. On a CPU nothing is to be loaded.
+        """
+        if self._device.type == "cuda":
+            self._sampler.warm(self._logits.dtype, self._spare, self._last, self._tokens)
+            for bucket in buckets:
+                self._warm(bucket)
+
+    @torch.inference_mode()
     def sample_the_slowest(self) -> None:
         """Sample as the most demanding step there can be; the executor cannot serve afterwards."""
         sampling = SamplingParams(top_p=0.5, presence_penalty=0.5, logprobs=1)
@@ -179,15 +202,6 @@ class FusedExecutor:
         self._sampler.apply(0, [], [OpenRow(row, 0, b"", 0, sampling) for row in rows.tolist()])
         self._logits.zero_()  # the flattest distribution: half of the vocabulary stays
         self._resample(0, rows, rows)
-
-    def decode_buckets(self) -> list[Bucket]:
-        """Of steps of decodes alone, from small to large, those that share keys behind the others."""
-        plain = decode_buckets(self.info.max_rows)
-        return plain + [
-            replace(bucket, grouped=True)
-            for bucket in plain
-            if self._attention.no_groups(bucket.decodes)
-        ]
 
     @property
     def device(self) -> torch.device:
@@ -216,7 +230,7 @@ class FusedExecutor:
         return slot
 
     def _apply(self, slot: int, plan: StepPlan) -> StepRows:
-        step = self.rows.apply(plan)
+        step = self.rows.apply(plan).with_short_extends_as_decodes()
         if plan.closes or plan.opens:
             closes = np.frombuffer(plan.closes, dtype=np.int32).tolist()
             self._sampler.apply(slot, closes, plan.opens)
@@ -298,19 +312,24 @@ class FusedExecutor:
         lay(frame.arrays, bucket, NOTHING, (NO_SETTINGS, NO_SETTINGS), [], self._spare)
         self._send(frame, bucket)
 
+    def _warm(self, bucket: Bucket) -> None:
+        """Upload a step of padding and launch each of its kernels once, in place of each layer's."""
+        self._pad(bucket)
+        self._issue(bucket, self._frame(0, bucket).views, abridged=True)
+
     def _replayed(self, bucket: Bucket) -> None:
         """What the graph of `bucket` holds."""
         self._issue(bucket, self._frame(0, bucket).views)
 
-    def _issue(self, bucket: Bucket, views: list[Tensor]) -> None:
+    def _issue(self, bucket: Bucket, views: list[Tensor], abridged: bool = False) -> None:
         """Issue a step's kernels, its sampler included; `views` as of `fields`."""
-        self._compute(bucket, views)
+        self._compute(bucket, views, abridged)
         if bucket.sampling:
             rows = views[6] if bucket.extended else views[1]
             logits = self._logits[: bucket.sampling]
             sample_into(logits, rows, views[3], views[4], self._last, self._tokens)
 
-    def _compute(self, bucket: Bucket, views: list[Tensor]) -> None:
+    def _compute(self, bucket: Bucket, views: list[Tensor], abridged: bool = False) -> None:
         """Run the model; the logits of the lines that sample come to `_logits`."""
         codes, rows, positions = views[:3]
         sampling = views[5] if bucket.extended else None
@@ -324,7 +343,7 @@ class FusedExecutor:
             sampling=sampling,
             groups=plan if bucket.grouped else [],
         )
-        self._decoder.forward(inputs, self._logits[: bucket.sampling])
+        self._decoder.forward(inputs, self._logits[: bucket.sampling], abridged)
 
     def _resample(self, slot: int, rows: Ints, draws: Ints) -> Tensor | None:
         """Sample again the lines that ask for more than a temperature; their log-probabilities."""

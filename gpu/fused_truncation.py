@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.gpu.key_search import bisect, mass_below, range_of, weights_of
+
 _BLOCK = 4096  # logits of one program
 _BINS = 16
 _TILE = 1024  # logits that a warp sorts into bins at once
@@ -102,15 +104,10 @@ def _penalised(logits, ask, counts, vocabulary, columns):
 
 
 @triton.jit
-def _keys(x, best, temperature):
-    """Bits that order as (best - x) / temperature does."""
-    distance = tl.abs(tl.div_rn(x - best, temperature))
-    return distance.to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def _weights(keys):
-    return tl.exp(-keys.to(tl.float32, bitcast=True))
+def _keys(logits, ask, counts, vocabulary, columns, best):
+    """An ask's line at `columns`: bits that order as (best - logit) / temperature does."""
+    x = _penalised(logits, ask, counts, vocabulary, columns)
+    return tl.abs(tl.div_rn(x - best, _float(ask, 5))).to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -119,21 +116,31 @@ def _bin(keys, scale, BINS: tl.constexpr):
 
 
 @triton.jit
-def _top(tops, line, blocks, BLOCKS: tl.constexpr):
-    """The best logit of a line, and whether it is one."""
+def _line(asks, tops, blocks, BLOCKS: tl.constexpr):
+    """This program's line: its number, ask, best logit; whether that is finite; whether to draw."""
+    n = tl.program_id(0).to(tl.int64)
+    ask = asks + n * 16
     index = tl.arange(0, BLOCKS)
-    values = tl.load(tops + line * blocks + index, mask=index < blocks, other=-float("inf"))
-    best = tl.max(values, 0)
-    return best, (best < float("inf")) & (best > -float("inf"))
+    best = tl.max(tl.load(tops + n * blocks + index, mask=index < blocks, other=-float("inf")), 0)
+    finite = (best < float("inf")) & (best > -float("inf"))
+    return n, ask, best, finite, (_float(ask, 5) > 0) & finite
 
 
 @triton.jit
-def _scale(lows, line, blocks, best, temperature, BLOCKS: tl.constexpr, BINS: tl.constexpr,
+def _cut(ask, drawn):
+    """top-k and top-p of an ask, and whether its line has to be cut by them."""
+    k = tl.load(ask + 3)
+    p = _double(ask, 10)
+    return k, p, drawn & ((k > 0) | (p < 1.0))
+
+
+@triton.jit
+def _scale(lows, n, ask, blocks, best, BLOCKS: tl.constexpr, BINS: tl.constexpr,
            REACH: tl.constexpr):  # fmt: skip
     """Bins a unit of scaled logit, so that they span the line's logits or REACH."""
     index = tl.arange(0, BLOCKS)
-    values = tl.load(lows + line * blocks + index, mask=index < blocks, other=float("inf"))
-    span = tl.minimum(tl.div_rn(best - tl.min(values, 0), temperature), REACH)
+    values = tl.load(lows + n * blocks + index, mask=index < blocks, other=float("inf"))
+    span = tl.minimum(tl.div_rn(best - tl.min(values, 0), _float(ask, 5)), REACH)
     return BINS / tl.maximum(span, 1e-20)
 
 
@@ -163,23 +170,19 @@ def _bins(
     BLOCKS: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     """How many tokens of each block are in each bin of keys, and their mass."""
-    n = tl.program_id(0).to(tl.int64)
-    ask = asks + n * 16
+    n, ask, best, _finite, drawn = _line(asks, tops, blocks, BLOCKS)
+    _k, _p, cut = _cut(ask, drawn)
     block = tl.program_id(1)
-    temperature = _float(ask, 5)
-    best, finite = _top(tops, n, blocks, BLOCKS)
-    cuts = (tl.load(ask + 3) > 0) | (_double(ask, 10) < 1.0)
-    if (temperature > 0) & finite & cuts:
-        scale = _scale(lows, n, blocks, best, temperature, BLOCKS, BINS, REACH)
+    if cut:
+        scale = _scale(lows, n, ask, blocks, best, BLOCKS, BINS, REACH)
         places = tl.arange(0, BINS)
         size = tl.zeros([BINS], tl.int32)
         mass = tl.zeros([BINS], tl.float64)
         for start in range(0, BLOCK, TILE):
             columns = block * BLOCK + start + tl.arange(0, TILE)
-            x = _penalised(logits, ask, counts, vocabulary, columns)
-            keys = _keys(x, best, temperature)
+            keys = _keys(logits, ask, counts, vocabulary, columns, best)
             bins = tl.where(columns < vocabulary, _bin(keys, scale, BINS), BINS)
-            weight = _weights(keys)
+            weight = weights_of(keys)
             for index in tl.static_range(BINS):
                 here = bins == index
                 size += tl.where(places == index, tl.sum(here.to(tl.int32), 0), 0)
@@ -230,22 +233,17 @@ def _gather(
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     """Write the keys of those bins one after another to found int32[N, vocabulary]."""
-    n = tl.program_id(0).to(tl.int64)
-    ask = asks + n * 16
+    n, ask, best, _finite, drawn = _line(asks, tops, blocks, BLOCKS)
+    k, p, cut = _cut(ask, drawn)
     block = tl.program_id(1)
-    temperature = _float(ask, 5)
-    k = tl.load(ask + 3)
-    p = _double(ask, 10)
-    best, finite = _top(tops, n, blocks, BLOCKS)
-    if (temperature > 0) & finite & ((k > 0) | (p < 1.0)):
+    if cut:
         first, last, own, _size, _mass, _total = _interval(sizes, weights, n, blocks, k, p, BLOCKS, BINS)
         index = tl.arange(0, BLOCKS)
         if tl.sum(tl.where(index == block, own, 0), 0) > 0:
             before = tl.sum(tl.where(index < block, own, 0), 0)
-            scale = _scale(lows, n, blocks, best, temperature, BLOCKS, BINS, REACH)
+            scale = _scale(lows, n, ask, blocks, best, BLOCKS, BINS, REACH)
             columns = block * BLOCK + tl.arange(0, BLOCK)
-            x = _penalised(logits, ask, counts, vocabulary, columns)
-            keys = _keys(x, best, temperature)
+            keys = _keys(logits, ask, counts, vocabulary, columns, best)
             bins = _bin(keys, scale, BINS)
             wanted = (columns < vocabulary) & (bins >= first) & (bins <= last)
             place = before + tl.cumsum(wanted.to(tl.int32), 0) - 1
@@ -258,92 +256,33 @@ def _search(
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """The last key of each line that is kept."""
-    n = tl.program_id(0).to(tl.int64)
-    ask = asks + n * 16
+    n, ask, _best_logit, _finite, drawn = _line(asks, tops, blocks, BLOCKS)
+    k, p, cut = _cut(ask, drawn)
     limit = tl.load(ask + 4)
-    temperature = _float(ask, 5)
-    k = tl.load(ask + 3)
-    p = _double(ask, 10)
-    _best_logit, finite = _top(tops, n, blocks, BLOCKS)
-    if (temperature > 0) & finite & ((k > 0) | (p < 1.0)):
+    if cut:
         _first, _last, each, size_above, mass_above, total = _interval(
             sizes, weights, n, blocks, k, p, BLOCKS, BINS
         )
         length = tl.sum(each, 0)
         own = found + n * vocabulary
-        low, reach = _range(own, length, BLOCK)
+        low, reach = range_of(own, length, BLOCK)
         if k > 0:
-            reach = _bisect(own, length, size_above.to(tl.float64), k.to(tl.float64), low, reach,
+            reach = bisect(own, length, size_above.to(tl.float64), k.to(tl.float64), low, reach,
                             False, BLOCK)  # fmt: skip
             if p < 1.0:
-                total = mass_above + _mass_before(own, length, reach + 1, BLOCK)
+                total = mass_above + mass_below(own, length, reach + 1, BLOCK)
         if p < 1.0:
-            reach = _bisect(own, length, mass_above, p * total, low, reach, True, BLOCK)
+            reach = bisect(own, length, mass_above, p * total, low, reach, True, BLOCK)
         limit = tl.minimum(limit, reach)
     tl.store(kept + n, limit)
 
 
 @triton.jit
-def _range(keys, length, BLOCK: tl.constexpr):
-    """The least and the greatest key."""
-    low = tl.full([BLOCK], 0x7F800000, tl.int32)
-    high = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, length, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        low = tl.minimum(low, tl.load(keys + at, mask=at < length, other=0x7F800000))
-        high = tl.maximum(high, tl.load(keys + at, mask=at < length, other=0))
-    return tl.min(low, 0), tl.max(high, 0)
-
-
-@triton.jit
-def _bisect(keys, length, above, target, low, high, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest key in [low, high] with above + (what is before it) < target; at least `low`."""
-    while low < high:
-        # three cuts a pass over the keys
-        quarter = (high - low) // 4 + 1
-        one = tl.minimum(low + quarter, high)
-        two = tl.minimum(one + quarter, high)
-        three = tl.minimum(two + quarter, high)
-        first = tl.zeros([BLOCK], tl.float64)
-        second = tl.zeros([BLOCK], tl.float64)
-        third = tl.zeros([BLOCK], tl.float64)
-        for start in range(0, length, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            key = tl.load(keys + at, mask=at < length, other=2147483647)
-            weight = tl.full([BLOCK], 1.0, tl.float64)
-            if BY_MASS:
-                weight = tl.where(at < length, _weights(key), 0.0).to(tl.float64)
-            first += tl.where(key < one, weight, 0.0)
-            second += tl.where(key < two, weight, 0.0)
-            third += tl.where(key < three, weight, 0.0)
-        if above + tl.sum(third, 0) < target:
-            low = three
-        elif above + tl.sum(second, 0) < target:
-            low, high = two, three - 1
-        elif above + tl.sum(first, 0) < target:
-            low, high = one, two - 1
-        else:
-            high = one - 1
-    return low
-
-
-@triton.jit
-def _mass_before(keys, length, end, BLOCK: tl.constexpr):
-    total = tl.zeros([], tl.float64)
-    for start in range(0, length, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        key = tl.load(keys + at, mask=at < length, other=2147483647)
-        total += tl.sum(tl.where((at < length) & (key < end), _weights(key), 0.0).to(tl.float64), 0)
-    return total
-
-
-@triton.jit
-def _limit(ask, kept, TRUNCATED: tl.constexpr):
-    """The last key that is kept: as found, or what min-p says."""
-    limit = tl.load(ask + 4)
-    if TRUNCATED:
-        limit = tl.load(kept)
-    return limit
+def _kept(logits, ask, counts, vocabulary, columns, best, kept, TRUNCATED: tl.constexpr):
+    """The weights at `columns`, in float64: 0 behind the key that was found, or that min-p says."""
+    limit = tl.load(kept if TRUNCATED else ask + 4)
+    keys = _keys(logits, ask, counts, vocabulary, columns, best)
+    return tl.where(keys <= limit, weights_of(keys), 0.0).to(tl.float64)
 
 
 @triton.jit
@@ -352,18 +291,12 @@ def _masses(
     BLOCKS: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
     """The mass of each block's tokens that are kept."""
-    n = tl.program_id(0).to(tl.int64)
-    ask = asks + n * 16
+    n, ask, best, _finite, drawn = _line(asks, tops, blocks, BLOCKS)
     block = tl.program_id(1)
-    temperature = _float(ask, 5)
-    best, finite = _top(tops, n, blocks, BLOCKS)
-    if (temperature > 0) & finite:
+    if drawn:
         columns = block * BLOCK + tl.arange(0, BLOCK)
-        x = _penalised(logits, ask, counts, vocabulary, columns)
-        limit = _limit(ask, kept + n, TRUNCATED)
-        keys = _keys(x, best, temperature)
-        mass = tl.where(keys <= limit, _weights(keys), 0.0).to(tl.float64)
-        tl.store(masses + n * blocks + block, tl.sum(mass, 0))
+        weight = _kept(logits, ask, counts, vocabulary, columns, best, kept + n, TRUNCATED)
+        tl.store(masses + n * blocks + block, tl.sum(weight, 0))
 
 
 @triton.jit
@@ -371,26 +304,21 @@ def _draw(
     logits, asks, counts, tops, vocabulary, blocks, ids, kept, masses, last, tokens,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
-    n = tl.program_id(0).to(tl.int64)
-    ask = asks + n * 16
-    temperature = _float(ask, 5)
-    best, finite = _top(tops, n, blocks, BLOCKS)
+    """Of each line: the token at its random number, or the best one; and what becomes of it."""
+    n, ask, best, finite, drawn = _line(asks, tops, blocks, BLOCKS)
     index = tl.arange(0, BLOCKS)
     there = index < blocks
     top = tl.load(tops + n * blocks + index, mask=there, other=-float("inf"))
     id = tl.load(ids + n * blocks + index, mask=there, other=2147483647)
     token = tl.min(tl.where(top == best, id, 2147483647), 0)
-    if (temperature > 0) & finite:
+    if drawn:
         mass = tl.load(masses + n * blocks + index, mask=there, other=0.0)
         point = _double(ask, 12) * tl.sum(mass, 0)
         block = tl.min(tl.where((tl.cumsum(mass, 0) > point) & there, index, BLOCKS), 0)
         if block < BLOCKS:
             before = tl.sum(tl.where(index < block, mass, 0.0), 0)
             columns = block * BLOCK + tl.arange(0, BLOCK)
-            x = _penalised(logits, ask, counts, vocabulary, columns)
-            limit = _limit(ask, kept + n, TRUNCATED)
-            keys = _keys(x, best, temperature)
-            weight = tl.where(keys <= limit, _weights(keys), 0.0).to(tl.float64)
+            weight = _kept(logits, ask, counts, vocabulary, columns, best, kept + n, TRUNCATED)
             passed = (before + tl.cumsum(weight, 0) > point) & (weight > 0)
             chosen = tl.min(tl.where(passed, columns, 2147483647), 0)
             # rounding may leave the point just past the end of its block: then its last token

@@ -15,8 +15,8 @@ from ramify.gpu.rows import StepRows
 
 
 class StepGraphs:
-    """`prepare(bucket)` uploads a step of padding; `run(bucket)` issues the kernels for what was
-    uploaded last, and must not wait.
+    """`prepare(bucket)` uploads a step of padding and has all its kernels loaded; `run(bucket)` issues
+    the kernels for what was uploaded last, and must not wait.
     """
 
     def __init__(
@@ -29,16 +29,17 @@ class StepGraphs:
         self._run = run
         self._cuda = device.type == "cuda"
         self._table = BucketTable([])
-        self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[Bucket, torch.cuda.CUDAGraph | None] = {}  # None: on a CPU
 
     def capture(self, buckets: Sequence[Bucket], progress: Progress) -> None:
         """Capture a graph for each of `buckets`; the largest first, whose memory the others use."""
         pool = None
         for done, bucket in enumerate(sorted(buckets, key=lambda bucket: -bucket.lines)):
-            if self._cuda:
+            if not self._cuda:
+                self._graphs[bucket] = None
+            else:
                 progress(f"capturing CUDA graphs ({bucket.lines} lines)", done / len(buckets))
                 self._prepare(bucket)
-                self._run(bucket)  # compiles kernels, lets cuBLAS choose
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool):
@@ -52,8 +53,9 @@ class StepGraphs:
         return self._table.find(step)
 
     def replay(self, bucket: Bucket) -> None:
-        """Run the step that was uploaded."""
-        if self._cuda:
-            self._graphs[bucket].replay()
-        else:
+        """Run the step that was uploaded. Raises KeyError for a bucket that was not captured."""
+        graph = self._graphs[bucket]
+        if graph is None:
             self._run(bucket)
+        else:
+            graph.replay()

@@ -5,6 +5,7 @@ The one place that knows all parts. Progress is reported throughout, because a p
 
 import gc
 import time
+from functools import partial
 
 import msgspec
 import torch
@@ -48,15 +49,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
             f"the weights do not fit into the memory of {device} ({free_bytes(device) >> 20} MiB are "
             "free): free memory, or give a smaller model or dtype"
         ) from error
-    if config.load_format == "dummy":
-        progress("making random weights", 0.0)
-        fill_random(model.weights())
-    else:
-        load_weights(config.path, model.weights(), progress)
     info = _info(config, shape, model, context, dtype, device, attention)
-    if not config.deterministic:  # its products read plain weights
-        with torch.inference_mode():
-            model.pack()
     executor: Executor
     if attention.extend == "torch":
         executor = _torch(config, model, info, progress)
@@ -69,8 +62,21 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     return executor
 
 
+def _fill(config: ModelConfig, model: Decoder, progress: Progress) -> None:
+    """Bring the weights in, and into the order in which they are fastest."""
+    if config.load_format == "dummy":
+        progress("making random weights", 0.0)
+        fill_random(model.weights())
+    else:
+        load_weights(config.path, model.weights(), progress)
+    if not config.deterministic:  # its products read plain weights
+        with torch.inference_mode():
+            model.pack()
+
+
 def _torch(config: ModelConfig, model: Decoder, info: ExecutorInfo, progress: Progress) -> Executor:
     """The executor on torch operators."""
+    _fill(config, model, progress)
     info = _with_pages(info, config, free_bytes(model.device), model.device)
     pool, table = _pool(model, info, progress), RowTable(info)
     attention = TorchAttention(pool, table, model.config.heads, model.config.windows)
@@ -80,10 +86,18 @@ def _torch(config: ModelConfig, model: Decoder, info: ExecutorInfo, progress: Pr
 def _fused(
     config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: Choice, progress: Progress
 ) -> Executor:
-    """The executor on Triton kernels, rehearsed on a pool of one page, then made in earnest."""
-    from ramify.gpu.fused_executor import FusedExecutor
-    from ramify.gpu.rehearsal import rehearse
+    """The executor on Triton kernels, rehearsed on a pool of one page, then made in earnest.
 
+    Its kernels are compiled while the weights are loaded, whose shapes are enough for it. On a CPU
+    they are interpreted.
+    """
+    from ramify.gpu.compiling import compiling
+    from ramify.gpu.fused_executor import FusedExecutor
+    from ramify.gpu.rehearsal import rehearse, warm_all
+
+    compiled = model.device.type == "cuda"
+    if not compiled:
+        _fill(config, model, progress)
     free = free_bytes(model.device)
     small = msgspec.structs.replace(info, pages=1)
     if attention.compiles:
@@ -91,6 +105,10 @@ def _fused(
     try:
         pool = _pool(model, small, lambda what, done: None)
         stage = FusedExecutor(model, pool, RowTable(small), small, attention)
+        if compiled:
+            with compiling(partial(warm_all, stage), model.device):
+                _fill(config, model, progress)
+                progress("compiling kernels that Triton's cache does not hold", 0.0)
         rehearsal = rehearse(stage, free, progress)
     except torch.OutOfMemoryError as error:
         raise ModelError(
@@ -99,7 +117,7 @@ def _fused(
         ) from error
     stage.close()
     del stage, pool
-    if model.device.type == "cuda":
+    if compiled:
         gc.collect()
         torch.cuda.empty_cache()
     info = _with_pages(info, config, free - rehearsal.bytes, model.device)
@@ -129,6 +147,13 @@ def _rows(config: ModelConfig, device: torch.device) -> int:
     if config.max_rows is not None:
         return config.max_rows
     return 512 if device.type == "cuda" else 256
+
+
+def _step_tokens(config: ModelConfig, device: torch.device) -> int:
+    """Most tokens in a step: a GPU's products gain a little beyond 2,048, a CPU's do not."""
+    if config.step_tokens is not None:
+        return config.step_tokens
+    return 8192 if device.type == "cuda" else 2048
 
 
 def _context(config: ModelConfig, shape: DecoderConfig) -> int:
@@ -180,7 +205,7 @@ def _info(
         page_size=config.page_size,
         pages=0,
         max_rows=_rows(config, device),
-        step_tokens=config.step_tokens,
+        step_tokens=_step_tokens(config, device),
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         attention=attention.name,

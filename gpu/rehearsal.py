@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ramify.gpu.buckets import Bucket, largest, mixed_buckets
+from ramify.gpu.buckets import Bucket, decode_buckets, largest, mixed_buckets
 from ramify.gpu.executor import Progress
 from ramify.gpu.fused_executor import FusedExecutor
 
@@ -34,30 +34,45 @@ def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsa
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
     if executor.device.type != "cuda":
         return Rehearsal([], 0)
-    decodes = executor.decode_buckets()
+    decodes, mixed = decode_buckets(rows), mixed_buckets(rows, tokens)
     progress("measuring steps", 0.0)
-    lines = _lines_worth_a_graph(executor)
+    lines = _lines_worth_a_graph(executor, mixed)
     executor.run_padding(largest(rows, tokens))
-    executor.run_padding(decodes[-1])
+    executor.run_padding(executor.forms(decodes[-1])[-1])
     executor.sample_the_slowest()
     steps = free - _free(executor)
-    buckets = decodes + [bucket for bucket in mixed_buckets(rows, tokens) if bucket.lines <= lines]
+    buckets = decodes + [bucket for bucket in mixed if bucket.lines <= lines]
     return Rehearsal(buckets, steps + _graph_bytes(executor, buckets, progress))
 
 
-def _lines_worth_a_graph(executor: FusedExecutor) -> int:
-    """Up to how many lines of a mixed step the device would wait for the host to launch kernels.
+def warm_all(executor: FusedExecutor) -> None:
+    """Launch every kernel there is: of the sampler, and of steps of all sizes.
 
-    Beyond, a graph would only cost: its padding takes time, and the launch takes none.
+    Not of all buckets: every number of extended tokens and of decodes is met once.
     """
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
-    alone = [bucket for bucket in mixed_buckets(rows, tokens) if not bucket.decodes]
-    for bucket in alone:
-        executor.run_padding(bucket)  # compiles what steps without a graph launch
-    if not executor.static_extends:
+    mixed = mixed_buckets(rows, tokens)
+    least = min(bucket.extended for bucket in mixed)
+    sizes = [bucket for bucket in mixed if not bucket.decodes or bucket.extended == least]
+    decodes = [form for bucket in decode_buckets(rows) for form in executor.forms(bucket)]
+    executor.warm([*decodes, *sizes, largest(rows, tokens)])
+
+
+def _lines_worth_a_graph(executor: FusedExecutor, mixed: list[Bucket]) -> int:
+    """Up to how many lines of a mixed step the device would wait for the host to launch kernels.
+
+    Beyond, a graph would only cost: its padding takes time, and the launch takes none. Measured
+    beside a few decodes, because attention for them is launched as well.
+    """
+    rows, tokens = executor.info.max_rows, executor.info.step_tokens
+    executor.warm([bucket for bucket in mixed if not bucket.decodes])  # loads what such steps launch
+    if not executor.static_extends or not mixed:
         return 0
+    few = min(bucket.decodes for bucket in mixed if bucket.decodes)
     lines = 0
-    for bucket in alone:
+    for bucket in mixed:
+        if bucket.decodes != few:
+            continue
         launched, finished = min(_timed(executor, bucket) for _ in range(3))
         if finished > HOST_BOUND * launched:
             return lines
@@ -83,8 +98,9 @@ def _graph_bytes(executor: FusedExecutor, buckets: list[Bucket], progress: Progr
     executor.capture(order[:1], progress)
     first = _free(executor)
     small = order[-_SAMPLED:]
-    executor.capture(small, progress)
-    return begin - first + (first - _free(executor)) * len(buckets) // len(small)
+    sampled = executor.capture(small, progress)
+    count = sum(len(executor.forms(bucket)) for bucket in buckets)
+    return begin - first + (first - _free(executor)) * count // sampled
 
 
 def _free(executor: FusedExecutor) -> int:

@@ -5,7 +5,7 @@ a bug elsewhere stops here with a name and never writes into another request's p
 numpy only: this file does not know tensors, models or what a page holds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, GrowRow, OpenRow, StepPlan
 
 Ints = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
 PageTable = npt.NDArray[np.int32]
 
 # A finished request decodes at most one token too many while its last result is on the way.
@@ -33,21 +34,52 @@ class StepRows:
     """What one plan runs, sequence by sequence: first its extends, then its decodes.
 
     B sequences, T tokens, S sampling sequences. Sequence i runs positions
-    [starts[i], starts[i] + counts[i]) of row rows[i].
+    [starts[i], starts[i] + counts[i]) of row rows[i]. A decode's input is its row's last sampled
+    token, apart from the first len(given) decodes, whose input is `given`.
     """
 
     rows: Ints  # [B]
     starts: Ints  # [B]
     counts: Ints  # [B]
     extends: int  # the first `extends` sequences are extends, the others decodes
-    tokens: npt.NDArray[np.int32]  # [T - decodes] the extends' tokens, one after another
-    sampling: Ints  # [S] indices into the B sequences
+    tokens: Tokens  # [T - decodes] the extends' tokens, one after another
+    sampling: Ints  # [S] indices into the B sequences, in the order of the result
     draws: Ints  # [S] index of the output token that is sampled now
+    given: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
     @property
     def computed(self) -> int:
         """T, the tokens that go through the model."""
         return len(self.tokens) + len(self.rows) - self.extends
+
+    def with_short_extends_as_decodes(self) -> "StepRows":
+        """The same step, in which what runs one token and samples is a decode of a given token.
+
+        So many generations that find their prompts computed but for the last token are one step of
+        decodes. The result keeps its order; what does not sample stays an extend, because every
+        line of a step of decodes does.
+        """
+        n = self.extends
+        samples = np.zeros(len(self.rows), dtype=np.bool_)
+        samples[self.sampling] = True
+        short = (self.counts[:n] == 1) & samples[:n]
+        if not short.any():
+            return self
+        others = np.arange(n, len(self.rows))
+        order = np.concatenate([np.flatnonzero(~short), np.flatnonzero(short), others])
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        given = np.repeat(short, self.counts[:n])
+        return StepRows(
+            rows=self.rows[order],
+            starts=self.starts[order],
+            counts=self.counts[order],
+            extends=n - int(short.sum()),
+            tokens=self.tokens[~given],
+            sampling=place[self.sampling],
+            draws=self.draws,
+            given=self.tokens[given],
+        )
 
 
 class RowTable:
@@ -121,7 +153,7 @@ class RowTable:
         pages: Ints = self.pages[rows, page].astype(np.int64)
         return pages * self.page_size + offset
 
-    def _close(self, rows: npt.NDArray[np.int32]) -> None:
+    def _close(self, rows: Tokens) -> None:
         for row in rows.tolist():
             self._require_open(row, "closes")
             self.requests[row] = -1
@@ -241,7 +273,7 @@ class RowTable:
             draws=all_rows,
         )
 
-    def _check_extend(self, extend: ExtendRow, run: npt.NDArray[np.int32]) -> None:
+    def _check_extend(self, extend: ExtendRow, run: Tokens) -> None:
         self._require_open(extend.row, "extends")
         if extend.start != self.lengths[extend.row]:
             raise PlanError(f"row {extend.row} is extended at position {extend.start}: "

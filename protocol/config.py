@@ -69,7 +69,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int | None = None  # default: sized from memory
     kv_fraction: float = 0.9  # of the GPU memory that weights, steps and graphs leave, for the KV cache
     max_rows: int | None = None  # requests that run at once; default: 512 on CUDA, 256 on a CPU
-    step_tokens: int = 2048  # most tokens in one step (the budget of chunked prefill)
+    step_tokens: int | None = None  # most tokens in one step; default: 8192 on CUDA, 2048 on a CPU
     # auto: torch on a CPU; on CUDA triton, with FlashInfer's FA3 for extends where it is at hand
     attention: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
     deterministic: bool = False  # a request's logits never depend on batch, chunking or cache
@@ -80,7 +80,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         _require(self.page_size >= 1, f"--page-size is {self.page_size}: must be at least 1")
         rows = self.max_rows
         _require(rows is None or rows >= 1, f"--max-rows is {rows}: must be at least 1")
-        _require(self.step_tokens >= 16, f"--step-tokens is {self.step_tokens}: must be at least 16")
+        most = self.step_tokens
+        _require(most is None or most >= 16, f"--step-tokens is {most}: must be at least 16")
         _require(self.context is None or self.context >= 2, f"--context is {self.context}: at least 2")
         _require(
             0 < self.kv_fraction < 1, f"--kv-fraction is {self.kv_fraction}: must be between 0 and 1"
@@ -94,12 +95,16 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How requests share the machine."""
 
     in_flight: int = 2  # steps sent before the first one's result is seen
+    mixed_tokens: int = 2048  # most prompt tokens in a step beside decodes
+    ahead_tokens: int = 512  # most in a step that holds some nobody waits for yet
     lookahead: int = 16  # token slots granted ahead of a decoding request
     ageing: float = 1.0  # cached tokens that one token of waiting is worth
     max_waiting: int = 16384
 
     def __post_init__(self) -> None:
         _require(self.in_flight in (1, 2), f"--in-flight is {self.in_flight}: must be 1 or 2")
+        for flag, tokens in (("mixed", self.mixed_tokens), ("ahead", self.ahead_tokens)):
+            _require(tokens >= 16, f"--{flag}-tokens is {tokens}: must be at least 16")
         _require(self.lookahead >= 1, f"--lookahead is {self.lookahead}: must be at least 1")
         _require(self.ageing >= 0, f"--ageing is {self.ageing}: must not be negative")
         _require(self.max_waiting >= 1, f"--max-waiting is {self.max_waiting}: must be at least 1")

@@ -62,7 +62,6 @@ from ramify.actors.kit.mailbox import Mailbox, MailboxClosed
 from ramify.protocol.errors import RamifyError
 
 PARTING_SECONDS = 1.0  # for closing handshakes when the engine has gone
-ECHO_SECONDS = 0.05
 HUNG_SECONDS = 5.0  # after the engine's end a process that is still there has hung
 
 log = get_log("ramify.actors.front.child")
@@ -96,7 +95,9 @@ class GatewayProcess:
         try:
             return await self._serve(link)
         finally:
-            self._core.flush()  # the ends of sessions
+            with anyio.move_on_after(PARTING_SECONDS, shield=True):
+                if not link.closed:
+                    await self._core.sent()  # the ends of sessions, to the cache and to neighbours
             link.close()
             with anyio.move_on_after(PARTING_SECONDS, shield=True):
                 await link.wait_closed()
@@ -145,8 +146,6 @@ class GatewayProcess:
                             case Drain(reason, grace):
                                 self._front.begin_drain(reason, grace)
                             case Leave(grace, failed):
-                                if failed:  # ends may be under way from another process
-                                    await anyio.sleep(ECHO_SECONDS)
                                 await self._front.drain(grace, failed=failed)
                                 return _leave(group, 0)
             except RamifyError as error:

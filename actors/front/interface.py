@@ -59,7 +59,8 @@ class Front(Protocol):
     async def drain(self, grace: float, *, failed: bool = False) -> None:
         """Wait for clients to leave, at most `grace` seconds, then close their sockets.
 
-        `failed`: the engine is broken; does not wait and closes with 1012.
+        `failed`: the engine is broken; ends every request and closes with 1012. Waits only for
+        what is behind.
         """
         ...
 

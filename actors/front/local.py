@@ -19,7 +19,7 @@ from ramify.actors.gateway.minted import Minted
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Spread
 from ramify.actors.kit.mailbox import Address, Mailbox, Router
-from ramify.actors.session.directory import Directory, SessionMetrics
+from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.messages import (
@@ -88,6 +88,7 @@ class LocalFront:
         self._post = post if post is not None else Post()
         self._naming = naming if naming is not None else Naming()
         self._tokenizer: Tokenizer | None = None
+        self._directory: Directory | None = None
         self._spread = FanOut(self._post.sessions)
         self.gateway = GatewayActor(
             self._post.to_gateway,
@@ -117,7 +118,7 @@ class LocalFront:
 
     async def serve(self, group: TaskGroup, guard: Guard, core: Core) -> None:
         assert self._tokenizer is not None
-        directory = Directory(
+        self._directory = directory = Directory(
             self._post.to_directory,
             tokenizer=self._tokenizer,
             server=core.server,
@@ -139,10 +140,13 @@ class LocalFront:
         """The gateway looks at the engine's status itself."""
 
     def begin_drain(self, reason: str, grace: float) -> None:
-        self._post.to_directory.tell(Shutdown(reason, 1000))
+        self._post.to_directory.tell(Shutdown(reason, RETRY_MS))
         self.gateway.begin_drain(reason, grace)
 
     async def drain(self, grace: float, *, failed: bool = False) -> None:
+        if failed and self._directory is not None:
+            with anyio.move_on_after(grace):
+                await self._directory.fail()
         await self.gateway.drain(grace, failed=failed)
 
     async def close(self) -> None:

@@ -61,6 +61,8 @@ from ramify.protocol.wire import ServerInfo
 
 LOAD_SECONDS = 0.25  # how often processes hear of the engine's load
 DEATHS, WITHIN_SECONDS = 3, 60.0  # more deaths than these end the engine
+START_SECONDS = 30.0  # from its start until a process listens, and from `Serve` until it serves
+ATTEMPTS, BACK_OFF_SECONDS = 4, 0.5  # processes in a row that may fail to start; the pause doubles
 HUNG_SECONDS = 30.0  # a process reports its lag every 0.25 s
 LEAVE_SECONDS = 7.0  # beyond the grace time: closing handshakes, and the end of the process
 
@@ -84,6 +86,7 @@ class _Slot:
         self.serving = asyncio.Event()
         self.ready = asyncio.Event()
         self.failure: Exception | None = None
+        self.attempts = 0  # processes in a row that ended before they served
         self.ended = asyncio.Event()
 
 
@@ -101,7 +104,7 @@ class ProcessFront:
         self._up: dict[int, GatewayProcess] = {}  # those that serve, by slot
         self._inlet = Inlet(metrics, self._up)
         self._serve = asyncio.Event()
-        self._stopping = False
+        self._stop = asyncio.Event()
         self._deaths: deque[float] = deque(maxlen=DEATHS + 1)
         self._minted: int | None = None
         self._told_load: dict[str, float] = {}
@@ -145,16 +148,15 @@ class ProcessFront:
             await slot.ready.wait()
 
     def begin_drain(self, reason: str, grace: float) -> None:
-        self._stopping = True
+        self._stop.set()
         self._close_listeners()
         self._tell_all(Drain(reason, grace))
 
     async def drain(self, grace: float, *, failed: bool = False) -> None:
-        self._stopping = True
+        self._stop.set()
         self._close_listeners()
         self._tell_all(Leave(grace, failed))
-        patience = grace if failed else grace + LEAVE_SECONDS
-        with anyio.move_on_after(patience + 0.5):
+        with anyio.move_on_after(grace + LEAVE_SECONDS):
             for slot in self._slots:
                 await slot.ended.wait()
 
@@ -191,7 +193,7 @@ class ProcessFront:
         """One process after the other, until the engine stops."""
         begun = False
         try:
-            while not self._stopping:
+            while not self._stop.is_set():
                 process, why = await self._start(slot), ""
                 async with anyio.create_task_group() as watching:
                     watching.start_soon(self._bring_up, slot, process)
@@ -201,6 +203,7 @@ class ProcessFront:
                     watching.cancel_scope.cancel()
                 begun = begun or slot.listening.is_set()
                 self._bury(slot, process, why, begun)
+                await self._back_off(slot)
         finally:
             slot.ended.set()
 
@@ -221,14 +224,16 @@ class ProcessFront:
         slot.incarnation += 1
         slot.process = process
         process.tell(self._state())
-        if self._stopping:  # it came too late to be told
+        if self._stop.is_set():  # it came too late to be told
             process.kill()
         log.info("gateway process started", gateway=slot.number, pid=process.pid)
         return process
 
     async def _bring_up(self, slot: _Slot, process: GatewayProcess) -> None:
         """Once the core and the process are ready, sessions can be opened there."""
-        await slot.listening.wait()
+        if not await _within(START_SECONDS, slot.listening):
+            process.hung(f"it did not listen within {START_SECONDS:g} s")
+            return
         await self._serve.wait()
         core = self._inlet.core
         assert core is not None
@@ -236,7 +241,10 @@ class ProcessFront:
         process.tell(Load(self._status.load()))
         process.heard = self._clock.now()
         self._up[slot.number] = process  # its sessions may be told from now on
-        await slot.serving.wait()
+        if not await _within(START_SECONDS, slot.serving):
+            process.hung(f"it did not serve within {START_SECONDS:g} s")
+            return
+        slot.attempts = 0
         self._tell_all(Peers(sorted(self._up)))
 
     def _bury(self, slot: _Slot, process: GatewayProcess, why: str, begun: bool) -> None:
@@ -248,7 +256,7 @@ class ProcessFront:
         slot.first = process.first
         self._up.pop(slot.number, None)
         self._inlet.bury(process)
-        if self._stopping:
+        if self._stop.is_set():
             return
         if slot.failure is not None:
             raise slot.failure
@@ -257,11 +265,29 @@ class ProcessFront:
         )
         if not begun:
             raise GatewayFailed(f"gateway {slot.number} did not start: {why}")
+        slot.attempts += not slot.serving.is_set()
+        if slot.attempts >= ATTEMPTS:
+            raise GatewayFailed(
+                f"gateway {slot.number} could not be started {ATTEMPTS} times in a row; last: {why}"
+            )
         now = self._clock.now()
         self._deaths.append(now)
         if len(self._deaths) > DEATHS and now - self._deaths[0] < WITHIN_SECONDS:
             raise GatewayFailed(f"{len(self._deaths)} gateway processes failed in a minute; last: {why}")
         self._tell_all(Peers(sorted(self._up)))
+
+    async def _back_off(self, slot: _Slot) -> None:
+        """Pause before the next process, longer each time, if the last one did not come to serve."""
+        if slot.serving.is_set() or self._stop.is_set():
+            return
+        pause = BACK_OFF_SECONDS * 2 ** (slot.attempts - 1)
+        log.warning(
+            "a gateway process starts again soon",
+            gateway=slot.number,
+            attempt=f"{slot.attempts + 1} of {ATTEMPTS}",
+            pause_s=pause,
+        )
+        await _within(pause, self._stop)
 
     # --- messages --------------------------------------------------------------------------------
 
@@ -307,6 +333,13 @@ class ProcessFront:
             for sock in slot.listeners:
                 sock.close()
             slot.listeners.clear()
+
+
+async def _within(seconds: float, event: asyncio.Event) -> bool:
+    """Wait for `event`. False if `seconds` passed without it."""
+    with anyio.move_on_after(seconds):
+        await event.wait()
+    return event.is_set()
 
 
 async def _announce(slot: _Slot, task_status: TaskStatus[None]) -> None:

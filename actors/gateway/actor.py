@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import anyio
 from anyio.abc import TaskStatus
@@ -46,6 +46,7 @@ from ramify.protocol.wire import Bye
 _LOG = logging.getLogger("ramify.gateway")
 
 TICK_S = 0.5  # how often deadlines are looked at
+FAILED_CLOSE_S = 1.0  # for closing handshakes when the engine is broken
 RETRY_S = 0.05  # while a session's mailbox has no room for a notice
 
 
@@ -134,17 +135,22 @@ class GatewayActor:
         """Say `bye`, wait until all clients have left or `grace` seconds are over, close with 1001.
 
         `run` must still be running: sessions may go on sending meanwhile. `failed`: the engine is
-        broken, so nothing is worth waiting for; closes with 1012 and gives the closing handshakes
-        at most `grace` seconds.
+        broken. Sockets close with 1012: those of a session when it has said the ends of its
+        requests, if that takes no longer than `grace`, the others at once.
         """
         clock = self._hub.clock
         code = Close.RESTART if failed else Close.DRAINING
         self.begin_drain(reason, 0.0 if failed else grace)
-        if not failed:
-            await self._until_empty(clock.now() + grace)
+        if failed:
+            for connection in list(self._hub.connections.values()):
+                if not connection.attached:
+                    connection.close(code, reason)
+        waits = self._any_attached if failed else self._any
+        await self._until_not(waits, clock.now() + grace)
         for connection in list(self._hub.connections.values()):
             connection.close(code, reason)
-        await self._until_empty(clock.now() + (grace if failed else CLOSE_TIMEOUT_S))
+        handshake = FAILED_CLOSE_S if failed else CLOSE_TIMEOUT_S
+        await self._until_not(self._any, clock.now() + handshake)
         for connection in list(self._hub.connections.values()):
             connection.abort()
 
@@ -193,10 +199,16 @@ class GatewayActor:
                 if connection is not None:
                     connection.on_timer(now)
 
-    async def _until_empty(self, deadline: float) -> None:
-        """Wait for the last connection to end, or for the deadline."""
+    def _any(self) -> bool:
+        return bool(self._hub.connections)
+
+    def _any_attached(self) -> bool:
+        return any(connection.attached for connection in self._hub.connections.values())
+
+    async def _until_not(self, waits: Callable[[], bool], deadline: float) -> None:
+        """Wait until nothing `waits`, or for the deadline."""
         clock = self._hub.clock
-        while self._hub.connections and clock.now() < deadline:
+        while waits() and clock.now() < deadline:
             await clock.sleep_until(min(deadline, clock.now() + RETRY_S))
 
     def _stop_listening(self) -> None:

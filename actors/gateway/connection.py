@@ -145,6 +145,14 @@ class Connection(asyncio.Protocol):
         """True from the accepted upgrade to the end of the connection."""
         return self._ws is not None
 
+    @property
+    def attached(self) -> bool:
+        """True while it has a session, or the directory is asked for one."""
+        return self._attachment is not None and self._attachment.stage in (
+            Stage.OPENING,
+            Stage.ATTACHED,
+        )
+
     def opened(self, session: int) -> None:
         """The directory's answer: the socket belongs to `session`."""
         if self._attachment is not None:

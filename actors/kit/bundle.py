@@ -43,6 +43,7 @@ class Bundle(Generic[T]):
         self._items: list[T] = []
         self._loop = asyncio.get_running_loop()
         self._due: asyncio.Handle | None = None
+        self._left: asyncio.Future[None] | None = None  # for `sent`
 
     def __len__(self) -> int:
         """Messages that have not left."""
@@ -74,6 +75,15 @@ class Bundle(Generic[T]):
         items, self._items = self._items, []
         with contextlib.suppress(MailboxClosed):  # whoever owns the link hears of its end
             self._link.tell(self._wrap(items))
+        if self._left is not None and not self._left.done():
+            self._left.set_result(None)
+
+    async def sent(self) -> None:
+        """Return when nothing waits. Bound it: a peer that is gone grants no credits."""
+        self.flush()
+        while self._items:
+            self._left = self._loop.create_future()
+            await self._left
 
     def close(self) -> None:
         """Forget what waits."""

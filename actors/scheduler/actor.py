@@ -30,12 +30,12 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepResult
 
-HOPS = 4  # turns of the event loop from a request's end to what its session submits next
-LAST_TURNS = 1000  # at most so many turns after the executor's end
-
 
 class ExecutorFailed(Exception):
-    """The executor went down; every request was ended with `internal`. The engine must exit."""
+    """The executor went down; every request was ended with `internal`. The engine must exit.
+
+    What sessions submit from now on is not read: they end it themselves when the engine tells them.
+    """
 
 
 class MetricsSink(Protocol):
@@ -69,11 +69,8 @@ class SchedulerActor:
         sessions: Spread[SessionMessage],
         clock: Clock,
         metrics: MetricsSink,
-        echo_s: float = 0.0,
     ) -> None:
-        """`echo_s`: seconds to a session and back, where sessions live in other processes."""
         self._mailbox = mailbox
-        self._echo_s = echo_s
         self._core = Scheduler(info, config)
         self._page_size = info.page_size
         self._cache = cache
@@ -98,9 +95,6 @@ class SchedulerActor:
                     self._turn(await self._mailbox.drain())
             except MailboxClosed:
                 pass
-            except ExecutorFailed as error:
-                self._failure = error
-                await self._refuse_rest()
             except Exception as error:  # raised below as it is, not inside a group
                 self._failure = error
             tasks.cancel_scope.cancel()
@@ -149,23 +143,6 @@ class SchedulerActor:
         deadline = core.next_deadline()
         if deadline is not None and (self._alarm_at is None or deadline < self._alarm_at):
             self._alarm_scope.cancel()
-
-    async def _refuse_rest(self) -> None:
-        """End what sessions submit because others have ended, until nothing comes any more."""
-        quiet = 0
-        for _ in range(LAST_TURNS):
-            if quiet == HOPS and self._echo_s:
-                await self._clock.sleep_until(self._clock.now() + self._echo_s)
-            else:
-                await anyio.lowlevel.checkpoint()
-            events = self._mailbox.drain_nowait()
-            quiet = 0 if events else quiet + 1
-            if quiet > HOPS:
-                return
-            for event in events:
-                self._core.handle(event, self._clock.now())
-            self._deliver()
-            self._sessions.flush()
 
     def _deliver(self) -> None:
         for session, tokens in self._core.deliver():

@@ -5,8 +5,8 @@ a run ended, the page counts say so, or nothing runs. After a denial one request
 tried until one is granted, so that small ones do not overtake a big one for ever. A request
 whose prefix another run computes is parked on that run and comes back with its next commit.
 
-Sizes: pages are claimed only about two steps ahead of prefill (`backlog`), and a few slots for
-every running request stay free, so that admission does not cause the next retraction.
+Sizes: pages are claimed only about two steps ahead of prefill (`Prompts.lacking`), and a few slots
+for every running request stay free, so that admission does not cause the next retraction.
 """
 
 from ramify.actors.scheduler.ledger import Ledger
@@ -25,7 +25,6 @@ class Admission:
         self._planner = planner
         self._ledger = ledger
         self._reserve = config.lookahead / info.page_size  # pages kept free for each running request
-        self._ahead = (config.in_flight + 1) * info.step_tokens
         self.queue = WaitingQueue(config.ageing, config.lookahead)
         self._blocked = False
         self._single = False  # after a denial: one at a time
@@ -42,7 +41,7 @@ class Admission:
                 return []
         self._blocked = False
         rows = 1 if self._single else planner.free_rows
-        picked = self.queue.pick(rows, self._ahead - planner.backlog)
+        picked = self.queue.pick(rows, *planner.lacking())
         for request in picked:
             request.state = State.ACQUIRING
         return picked
@@ -64,6 +63,8 @@ class Admission:
         if verdict.reason == "shared" and owner is not None and not self._ledger.owes(verdict.on):
             request.state = State.PARKED
             owner.waiters.append(request)
+            if not request.ahead:
+                self._planner.hurry(owner)
             return
         self.enqueue(request)
         if verdict.reason == "memory":

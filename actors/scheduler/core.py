@@ -48,8 +48,7 @@ class Scheduler:
     def __init__(self, info: ExecutorInfo, config: ScheduleConfig) -> None:
         self._info = info
         self._config = config
-        watermark = max(1, min(4, config.lookahead // 2))
-        self._planner = Planner(info, config.in_flight, watermark)
+        self._planner = Planner(info, config)
         self._ledger = Ledger(info.pages, info.page_size, config.lookahead)
         self._admission = Admission(info, config, self._planner, self._ledger)
         self._requests: dict[int, Request] = {}

@@ -1,8 +1,7 @@
 """Which rows run in the next step, and what became of the steps that were sent.
 
-A plan is decodes first (they keep their inter-token latency), then prefill chunks in the order
-of admission until the token budget is used up. `max_rows` is at most the budget here, so every
-running request gets a decode or at least one prefill token in each step.
+A plan is decodes first (they keep their inter-token latency), then prefill chunks as `prompts`
+hands them out. `max_rows` is at most the step's tokens, so decodes always leave room for a prompt.
 
 All decoding rows advance together, so their progress is one number, `tick`: the tokens planned
 for a run are `tick + run.offset`. A run is looked at only at the ticks where something happens
@@ -15,7 +14,9 @@ This file knows rows and slots, not what the cache does, nor the clock, nor what
 from collections import deque
 from collections.abc import Iterable
 
+from ramify.actors.scheduler.prompts import Prompts
 from ramify.actors.scheduler.request import Run, SchedulerError
+from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import (
     ExecutorInfo,
     ExtendRow,
@@ -44,16 +45,15 @@ class Step:
 
 
 class Planner:
-    """Rows, the decode set, the prefill list and the steps in flight."""
+    """Rows, the decode set, the prompts and the steps in flight."""
 
-    def __init__(self, info: ExecutorInfo, in_flight: int, watermark: int) -> None:
+    def __init__(self, info: ExecutorInfo, config: ScheduleConfig) -> None:
         self._page_size = info.page_size
-        self._budget = info.step_tokens
-        self._limit = in_flight
-        self._watermark = watermark
+        self._limit = config.in_flight
+        self._watermark = max(1, min(4, config.lookahead // 2))  # slots left when more are asked for
+        self._prompts = Prompts(info, config)
         self.max_rows = min(info.max_rows, info.step_tokens)
         self._rows = list(range(self.max_rows - 1, -1, -1))
-        self._prefilling: deque[Run] = deque()
         self._decoding: list[Run] = []
         self._joining: list[Run] = []
         self._decode_rows = b""
@@ -65,7 +65,6 @@ class Planner:
         self._grows: list[GrowRow] = []
         self.in_flight: deque[Step] = deque()
         self.wanted: list[Run] = []  # runs that need a Grow; the caller takes them away
-        self.backlog = 0  # prompt tokens of running requests that are not planned yet
         self.processed = 0  # tokens planned since the start
 
     @property
@@ -81,8 +80,15 @@ class Planner:
 
     def admit(self, run: Run) -> None:
         """`run` (with a row from `take_row`) is prefilled from the next plan on."""
-        self._prefilling.append(run)
-        self.backlog += run.prompt - run.filled
+        self._prompts.add(run)
+
+    def lacking(self) -> tuple[int, int]:
+        """See `Prompts.lacking`."""
+        return self._prompts.lacking(len(self._decoding))
+
+    def hurry(self, run: Run) -> None:
+        """A request waits for what `run` computes ahead of time."""
+        self._prompts.hurry(run)
 
     def drop(self, run: Run) -> None:
         """No new plan contains `run`; what is in flight for it counts for nothing.
@@ -90,7 +96,7 @@ class Planner:
         Its row can be handed out at once: a plan closes rows before it opens any.
         """
         run.live = False
-        self.backlog -= run.prompt - run.filled
+        self._prompts.forget(run)
         if run.decoding:
             run.decoding = False
             self._changed = True
@@ -124,11 +130,18 @@ class Planner:
         extends: list[ExtendRow] = []
         chunks: list[tuple[Run, int]] = []
         firsts: list[Run] = []
-        if self._prefilling:
-            self._prefill(opens, extends, chunks, firsts)
-            if firsts:
-                bound = firsts + bound
-                rows = pack(run.row for run in firsts) + rows
+        for run, start, end in self._prompts.take(len(bound)):
+            if not run.opened:
+                run.opened = True
+                opens.append(self._open(run))
+            extends.append(self._extend(run, start, end))
+            chunks.append((run, end))
+            self.processed += end - start
+            if extends[-1].sample:
+                firsts.append(run)
+        if firsts:
+            bound = firsts + bound
+            rows = pack(run.row for run in firsts) + rows
         if not extends and not bound and (self.in_flight or not self._closes):
             return None
         self._step += 1
@@ -161,37 +174,12 @@ class Planner:
             raise SchedulerError(f"step {step.step}: {counts}")
         return step, unpack(result.tokens)
 
-    def _prefill(
-        self,
-        opens: list[OpenRow],
-        extends: list[ExtendRow],
-        chunks: list[tuple[Run, int]],
-        firsts: list[Run],
-    ) -> None:
-        budget = self._budget - len(self._decoding)
-        while budget > 0 and self._prefilling:
-            run = self._prefilling[0]
-            if not run.live:
-                self._prefilling.popleft()
-                continue
-            start = run.filled
-            end = min(run.prompt, start + budget)
-            sample = end == run.prompt and run.limit > 0
-            if not run.opened:
-                run.opened = True
-                opens.append(self._open(run))
-            tokens = run.tokens[4 * (start - run.cached) : 4 * (end - run.cached)]
-            extends.append(ExtendRow(run.row, start, tokens, sample))
-            chunks.append((run, end))
-            run.filled = end
-            budget -= end - start
-            self.backlog -= end - start
-            self.processed += end - start
-            if end == run.prompt:
-                run.tokens = b""
-                self._prefilling.popleft()
-                if sample:
-                    firsts.append(run)
+    def _extend(self, run: Run, start: int, end: int) -> ExtendRow:
+        """Positions [start, end) of the prompt; the last chunk lets go of its tokens."""
+        tokens = run.tokens[4 * (start - run.cached) : 4 * (end - run.cached)]
+        if end == run.prompt:
+            run.tokens = b""
+        return ExtendRow(run.row, start, tokens, end == run.prompt and run.limit > 0)
 
     def _open(self, run: Run) -> OpenRow:
         submit = run.request.submit

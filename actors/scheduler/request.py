@@ -51,7 +51,7 @@ class Account:
     def __init__(self, session: int) -> None:
         self.session = session
         self.served = 0
-        self.shares: dict[int, object] = {}  # priority -> its place in the waiting queue
+        self.shares: dict[tuple[bool, int], object] = {}  # level -> its place in the waiting queue
         self.requests: dict[int, Request] = {}
         self.progress: list[Progress] = []
         self.finished: list[Finished] = []
@@ -111,6 +111,11 @@ class Request:
     def remaining(self) -> int:
         return self.limit - self.done
 
+    @property
+    def ahead(self) -> bool:
+        """It only computes a prompt, for a generation that may come."""
+        return self.limit == 0
+
     def extra(self, lookahead: int) -> int:
         """Slots to ask for beyond the prompt: the last output token never needs one."""
         return max(0, min(lookahead, self.remaining - 1))
@@ -137,6 +142,7 @@ class Run:
 
     __slots__ = (
         "account",
+        "ahead",
         "cached",
         "cap",
         "computed",
@@ -181,6 +187,7 @@ class Run:
         self.row = row
         self.prompt = prompt
         self.limit = request.remaining  # most output tokens of this run
+        self.ahead = request.ahead  # nobody waits for it
         self.cap = prompt + max(0, self.limit - 1)  # most slots it can ever use
         self.cached = self.computed = self.filled = cached
         self.tokens = tokens

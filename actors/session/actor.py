@@ -14,6 +14,7 @@ from ramify.actors.kit.clock import Clock, Timer
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.outbox import Encoded, EncodeText
+from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import (
     Attach,
     CacheMessage,
@@ -57,9 +58,18 @@ class SessionActor:
         self._clock = clock
         self._timer: Timer | None = None
         self._timer_at = 0.0
+        self._failure = "the server has stopped"
+
+    def fail(self, reason: str) -> None:
+        """The engine is broken: once it has read what waits, the session ends its ops and itself."""
+        self._failure = reason
+        self._mailbox.close()
 
     async def run(self) -> None:
-        """Return when the session is over; whatever the core raises is a bug and ends it too."""
+        """Return when the session is over; whatever the core raises is a bug and ends it too.
+
+        If its mailbox is closed, or another actor's, the engine goes down and takes it along.
+        """
         core = self.core
         self._send()
         try:
@@ -70,7 +80,8 @@ class SessionActor:
                         break
                 self._send()
         except MailboxClosed:
-            core.ended = "closed"
+            core.fail(RamifyError(self._failure), self._clock.now())
+            self._send()
         finally:
             if self._timer is not None:
                 self._timer.cancel()

@@ -64,7 +64,7 @@ class Attachment:
 
     def rename(self, branch: Branch, new: str) -> None:
         """`branch` is about to be called `new`."""
-        self._finish(branch)
+        self.settle(branch)
         old = branch.name
         for table in (self._cursors, self._truncate, self._credit):
             if old in table:
@@ -72,14 +72,15 @@ class Attachment:
 
     def drop(self, branch: Branch) -> None:
         """`branch` is about to go; its name may come back for another one."""
-        self._finish(branch)
+        self.settle(branch)
         for table in (self._cursors, self._truncate, self._credit):
             table.pop(branch.name, None)
 
-    def _finish(self, branch: Branch) -> None:
+    def settle(self, branch: Branch) -> None:
         """Send all that is due under the branch's present name, even to a socket that is held back.
 
-        It cannot be made from the branch later, and a program that ends with `drop` needs it.
+        It cannot be made later from a branch that goes or is renamed, and a program that ends
+        with `drop` needs it.
         """
         throttled, self.throttled = self.throttled, False
         credit = self._credit.pop(branch.name, None)

@@ -5,6 +5,7 @@ nobody else notices. Mailbox: full means that sockets open faster than sessions 
 gateway answers `overloaded`.
 """
 
+import contextlib
 import hmac
 import itertools
 import secrets
@@ -18,10 +19,11 @@ from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, Router
 from ramify.actors.session.actor import MAILBOX, SessionActor, SessionEvent
-from ramify.actors.session.core import Identity, SessionCore
+from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.view import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Close, Forbidden, NoSession, Overloaded, RamifyError
@@ -42,6 +44,7 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.wire import Error, Open, ServerInfo
 
+RETRY_MS = 1000  # when a client may look for this server's next life
 log = get_log(__name__)
 
 
@@ -56,9 +59,10 @@ class SessionMetrics(Protocol):
 class _Entry:
     """A live session."""
 
-    def __init__(self, identity: Identity, mailbox: Mailbox[SessionEvent]) -> None:
+    def __init__(self, identity: Identity, mailbox: Mailbox[SessionEvent], actor: SessionActor) -> None:
         self.identity = identity
         self.mailbox = mailbox
+        self.actor = actor
 
 
 class Directory:
@@ -104,9 +108,21 @@ class Directory:
         self._numbers = numbers if numbers is not None else itertools.count(1)
         self._prefix = prefix
         self._draining: Shutdown | None = None
+        self._deserted = anyio.Event()  # no session is left; a new one for the next
+        self._deserted.set()
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    async def fail(self) -> None:
+        """The engine is broken: sessions say the ends of their ops, close their sockets, are over.
+
+        Returns when none is left. New ones are refused.
+        """
+        self._draining = Shutdown(FAILED, RETRY_MS)
+        for _, entry in self._entries.values():
+            entry.actor.fail(FAILED)
+        await self._deserted.wait()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled, or until the mailbox is closed and every session has ended."""
@@ -174,7 +190,6 @@ class Directory:
             f"v_{secrets.token_urlsafe(18)}",
         )
         mailbox: Mailbox[SessionEvent] = Mailbox(f"session {number}", MAILBOX)
-        entry = _Entry(identity, mailbox)
         core = SessionCore(
             identity,
             SessionState(
@@ -195,19 +210,24 @@ class Directory:
             gateway=self._gateway,
             clock=self._clock,
         )
+        entry = _Entry(identity, mailbox, actor)
         self._entries[identity.session] = (number, entry)
+        if self._deserted.is_set():
+            self._deserted = anyio.Event()
         self._sessions.add(number, mailbox)
         self._metrics.sessions(1)
         log.info("session opened", session=identity.session, client=opened.client)
-        group.start_soon(self._guard, number, entry, actor)
+        group.start_soon(self._guard, number, entry)
         return number, entry
 
-    async def _guard(self, number: int, entry: _Entry, actor: SessionActor) -> None:
+    async def _guard(self, number: int, entry: _Entry) -> None:
         """Run a session; whatever happens, give back what it held."""
-        identity = entry.identity
+        identity, actor = entry.identity, entry.actor
         code, reason = Close.DONE, "the session has ended"
         try:
             await actor.run()
+            if actor.core.ended == FAILED:
+                code, reason = Close.RESTART, FAILED
         except Exception:
             log.exception("session crashed", session=identity.session)
             actor.core.ended = "crashed"
@@ -217,13 +237,13 @@ class Directory:
             del self._entries[identity.session]
             self._sessions.remove(number)
             self._metrics.sessions(-1)
-            try:
-                self._scheduler.tell(CancelSession(number))
-                self._cache.tell(DropBranches(core.state.handles()))
-                entry.mailbox.close()
-                late = [m.socket for m in entry.mailbox.drain_nowait() if isinstance(m, Attach)]
+            entry.mailbox.close()
+            late = [m.socket for m in entry.mailbox.drain_nowait() if isinstance(m, Attach)]
+            with contextlib.suppress(MailboxClosed):  # the engine is going down as a whole
                 for socket in [*core.sockets, *late]:
                     self._gateway.tell(CloseSocket(socket, code, reason))
-            except MailboxClosed:  # the engine is going down as a whole
-                pass
+                self._scheduler.tell(CancelSession(number))
+                self._cache.tell(DropBranches(core.state.handles()))
+            if not self._entries:
+                self._deserted.set()
             log.info("session ended", session=identity.session, reason=core.ended or "stopped")

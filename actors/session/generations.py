@@ -219,7 +219,7 @@ class Generations:
             if (generation, task) in queue:
                 queue.remove((generation, task))
                 break
-        self._close(generation, task, _never_ran(generation, now))
+        self._close(generation, task, _ended_here(generation, now))
         return True
 
     def pause(self, client: str) -> None:
@@ -242,6 +242,16 @@ class Generations:
         self.submit_ready()
 
     # --- the end ---------------------------------------------------------------------------
+
+    def fail(self, error: RamifyError, now: float) -> None:
+        """The engine is broken: every generation ends with `error`, wherever it stood."""
+        entries = [*self._by_request.values(), *self._ready]
+        entries += [entry for away in self._paused.values() for entry in away]
+        for table in (self._by_request, self._ready, self._paused, self._prefills):
+            table.clear()
+        for generation, task in entries:
+            decided = generation.stopping or generation.cancelled  # it was only to be confirmed
+            self._close(generation, task, _ended_here(generation, now, None if decided else error))
 
     def finished(self, finished: Finished) -> None:
         """A request ended. Call `submit_ready` after the last one of a message."""
@@ -361,12 +371,12 @@ def _refusal(finished: Finished) -> RamifyError:
             return RamifyError(finished.message or "the engine failed")
 
 
-def _never_ran(generation: Generation, now: float) -> Finished:
-    """The end of a generation that is not with the scheduler."""
+def _ended_here(generation: Generation, now: float, error: RamifyError | None = None) -> Finished:
+    """An end that the scheduler does not say: it has not got the generation, or is no more."""
     piece = generation.piece
     return Finished(
         request=generation.request,
-        reason="cancelled",
+        reason="cancelled" if error is None else "error",
         output=len(piece.tokens) - generation.before,
         prompt=piece.start,
         cached=0,
@@ -375,4 +385,6 @@ def _never_ran(generation: Generation, now: float) -> Finished:
         started=0.0,
         first_token=0.0,
         ended=now,
+        error=None if error is None else error.code,
+        message="" if error is None else error.message,
     )

@@ -76,6 +76,10 @@ class OpRunner:
             raise BadRequest(f"the text cannot be tokenized: {error}")
         return self._apply(task, branch, draft, tokens)
 
+    def encoding(self) -> list[Task]:
+        """The appends whose text is being tokenized."""
+        return [task for task, _, _ in self._encoding.values()]
+
     def task_of(self, ticket: int) -> Task:
         """The append that an `EncodeText` belongs to."""
         return self._encoding[ticket][0]

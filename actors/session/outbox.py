@@ -65,6 +65,12 @@ class Outbox:
         self.encode: list[EncodeText] = []
         self.wake_at: float | None = None
 
+    def forget(self) -> None:
+        """Nobody is there any more to do anything; replies go out all the same."""
+        for commands in (self.cache, self.scheduler, self.encode):
+            commands.clear()
+        self.wake_at = None
+
     def wake(self, when: float) -> None:
         """Ask for a `Tick` at `when` or earlier."""
         if self.wake_at is None or when < self.wake_at:

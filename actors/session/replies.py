@@ -1,6 +1,6 @@
 """Errors as messages: what a refused frame or a failed op is answered with. Pure."""
 
-from ramify.protocol.errors import Code, RamifyError
+from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import ClientMessage, Error, Op
 
 
@@ -16,12 +16,10 @@ class Cancelled(RamifyError):
     code = "cancelled"
 
 
-def error_message(
-    error: RamifyError, *, ident: int | None = None, branch: str | None = None, code: Code | None = None
-) -> Error:
-    """`error` as the reply to op `ident`. `code`: instead of the error's own."""
+def error_message(error: RamifyError, *, ident: int | None = None, branch: str | None = None) -> Error:
+    """`error` as the reply to op `ident`."""
     return Error(
-        code=code or error.code,
+        code=error.code,
         message=error.message,
         id=ident,
         branch=branch,

@@ -8,11 +8,14 @@ that failed. Pure.
 from collections.abc import Sequence
 from typing import Literal
 
+from ramify.actors.session.ledger import Ledger
 from ramify.actors.session.toolcalls import tool_names
 from ramify.protocol.config import Limits
-from ramify.protocol.errors import BadRequest, LimitExceeded, RamifyError
+from ramify.protocol.errors import BadRequest, Forbidden, LimitExceeded, RamifyError
 from ramify.protocol.wire import (
     Append,
+    ClientMessage,
+    CloseSession,
     Drop,
     Fork,
     Generate,
@@ -75,6 +78,48 @@ class Task:
         self.children = tuple(children)
         self.arrived = 0.0
         self.cancelled = False
+
+
+def take_apart(
+    ops: Sequence[ClientMessage],
+    opened: Open,
+    ledger: Ledger,
+    limits: Limits,
+    *,
+    write: bool,
+    in_flight: int,
+) -> list[tuple[ClientMessage, list[Task]]]:
+    """Check a whole frame; each op with its tasks, none for one that was seen or that never waits.
+
+    `in_flight`: what the client waits for already. Raises RamifyError, and then nothing of the
+    frame may run.
+    """
+    frame = FrameRun(opened)
+    taken: list[tuple[ClientMessage, list[Task]]] = []
+    count = in_flight
+    ids: list[int] = []
+    for i, op in enumerate(ops):
+        tasks: list[Task] = []
+        if isinstance(op, Op):
+            if not write and not isinstance(op, Tree | CloseSession):
+                what = type(op).__name__.lower()
+                raise Forbidden(
+                    f"the view key does not allow `{what}`: open with the session's key",
+                    details={"id": op.id},
+                )
+            check_static(op, limits, f"$[{i}]" if len(ops) > 1 else "$")
+            ids.append(op.id)
+            if op.id > ledger.last:
+                tasks = expand(op, frame)
+                count += len(tasks)
+        taken.append((op, tasks))
+    ledger.admit(ids)
+    if in_flight < count > limits.ops_in_flight:  # `cancel` and `credit` pass always
+        raise LimitExceeded(
+            f"{count} ops would be in flight: wait for replies, then send the frame again",
+            details={"max": limits.ops_in_flight},
+        )
+    return taken
 
 
 def child_names(op: Generate, branch: str) -> list[str]:

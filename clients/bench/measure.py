@@ -1,7 +1,9 @@
 """Repeats a case and collects what came out. Knows no flags and draws nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ramify.clients.bench.crowd import Crowd
@@ -94,14 +96,28 @@ def records(outcome: Outcome) -> dict[str, Any]:
 
 
 def measure_start(
-    flags: list[str], shape: str | None, *, repeats: int, warmup: int, say: Say
+    flags: list[str], shape: str | None, *, cold: bool, repeats: int, warmup: int, say: Say
 ) -> dict[str, Any]:
-    """Row h: from the start of the process to ready, so many times. Returns the case's report."""
+    """Row h: from the start of the process to ready, so many times. Returns the case's report.
+
+    `cold`: Triton finds no kernel that an earlier start compiled, and leaves none.
+    """
     runs: list[dict[str, Any]] = []
     for number in range(-warmup, repeats):
-        with served(flags, shape) as server:
+        with _kernel_cache(cold) as environment, served(flags, shape, environment) as server:
             what = f"run {number + 1} of {repeats}" if number >= 0 else "warm-up"
             say(f"start: {what}: ready_s {server.ready_s:.2f}")
             if number >= 0:
                 runs.append({"figures": {"ready_s": server.ready_s}})
-    return {"name": "process start to ready", "shown": ["ready_s"], **summary(runs), "runs": runs}
+    name = f"process start to ready, {'cold' if cold else 'warm'}"
+    return {"name": name, "shown": ["ready_s"], **summary(runs), "runs": runs}
+
+
+@contextmanager
+def _kernel_cache(cold: bool) -> Iterator[dict[str, str]]:
+    """Where Triton keeps compiled kernels, as environment variables."""
+    if not cold:
+        yield {}
+        return
+    with TemporaryDirectory() as folder:
+        yield {"TRITON_CACHE_DIR": folder}

@@ -1,5 +1,6 @@
 """A `ramify serve` in a process of its own, to be measured, and what a server tells of itself."""
 
+import os
 import re
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -35,10 +36,13 @@ class Served(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def served(flags: Sequence[str], shape: str | None) -> Iterator[Served]:
+def served(
+    flags: Sequence[str], shape: str | None, environment: Mapping[str, str] | None = None
+) -> Iterator[Served]:
     """Start `ramify serve FLAGS` on a free port; stop it at the end of the block.
 
-    `shape`: serve a config of this shape with random weights. Its log goes to our stderr.
+    `shape`: serve a config of this shape with random weights. `environment`: variables beside our
+    own. Its log goes to our stderr.
     Raises BenchFailed if it ends before it is ready, or inside the block.
     """
     command = [sys.executable, "-m", "ramify.clients.cli", "serve", "--port", "0"]
@@ -49,7 +53,9 @@ def served(flags: Sequence[str], shape: str | None) -> Iterator[Served]:
             command += ["--model", folder, "--name", shape, "--load-format", "dummy"]
         command += flags
         begin = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
+        )
         try:
             url = _announced(process)
             get(http_url(url) + "/readyz", None)

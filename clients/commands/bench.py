@@ -140,6 +140,9 @@ def _overhead(parser: argparse.ArgumentParser) -> None:
 
 
 def _start(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cold", action="store_true", help="on a GPU: with no compiled kernels in Triton's cache"
+    )
     parser.set_defaults(url=None, sglang=None, openai=None)
 
 
@@ -229,7 +232,12 @@ def _check(args: argparse.Namespace) -> None:
 
 def _start_report(args: argparse.Namespace) -> dict[str, Any]:
     case = measure.measure_start(
-        args.serve_flags, args.shape, repeats=args.repeats, warmup=args.warmup, say=say
+        args.serve_flags,
+        args.shape,
+        cold=args.cold,
+        repeats=args.repeats,
+        warmup=args.warmup,
+        say=say,
     )
     engine = {"kind": "ramify"}
     return report.assemble("start", args.label or "ramify", engine, options(args), [case])

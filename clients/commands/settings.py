@@ -38,7 +38,10 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="most requests in a step (default: 512 on CUDA, else 256)",
     )
     group.add_argument(
-        "--step-tokens", type=int, default=2048, metavar="N", help="most tokens in a step"
+        "--step-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens in a step (default: 8192 on CUDA, else 2048)",
     )
     group.add_argument(
         "--deterministic",
@@ -87,6 +90,22 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     schedule = parser.add_argument_group("scheduling")
     known = ScheduleConfig()
     schedule.add_argument("--in-flight", type=int, default=known.in_flight, metavar="N")
+    schedule.add_argument(
+        "--mixed-tokens",
+        type=int,
+        default=known.mixed_tokens,
+        metavar="N",
+        help="most prompt tokens in a step beside decodes: fewer give shorter pauses and earlier first "
+        f"tokens, and more time between tokens on average (default {known.mixed_tokens})",
+    )
+    schedule.add_argument(
+        "--ahead-tokens",
+        type=int,
+        default=known.ahead_tokens,
+        metavar="N",
+        help="most prompt tokens in a step that computes input ahead of its generation "
+        f"(default {known.ahead_tokens})",
+    )
     schedule.add_argument("--lookahead", type=int, default=known.lookahead, metavar="N")
     schedule.add_argument("--ageing", type=float, default=known.ageing, metavar="X")
     schedule.add_argument("--max-waiting", type=int, default=known.max_waiting, metavar="N")
@@ -138,6 +157,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         limits=Limits(**{name: given[f"limit_{name}"] for name in Limits.__struct_fields__}),
         schedule=ScheduleConfig(
             in_flight=args.in_flight,
+            mixed_tokens=args.mixed_tokens,
+            ahead_tokens=args.ahead_tokens,
             lookahead=args.lookahead,
             ageing=args.ageing,
             max_waiting=args.max_waiting,

@@ -55,7 +55,7 @@ class Choice:
         if self.deterministic:
             from ramify.gpu.attention.triton_invariant import InvariantPaged
 
-            return InvariantPaged(pages, table.page_size, shape.heads // shape.kv_heads)
+            return InvariantPaged(pages, table.page_size, shape.heads // shape.kv_heads, dtype)
         if self.extend == "triton":
             from ramify.gpu.attention.triton_paged import TritonPaged
 

@@ -28,11 +28,14 @@ _FIELDS = 4
 
 
 class InvariantPaged:
-    """`pages` int32[rows, columns] is the page table on the device; `group`: query heads a KV head."""
+    """`pages` int32[rows, columns] is the page table on the device; `group`: query heads a KV head.
+
+    `dtype`: of queries and pool.
+    """
 
     static_extends = False  # a step's decodes are tiles beside those of its extends
 
-    def __init__(self, pages: Tensor, page_size: int, group: int) -> None:
+    def __init__(self, pages: Tensor, page_size: int, group: int, dtype: torch.dtype) -> None:
         self._pages = pages
         self._page_size = page_size
         self._group = triton.next_power_of_2(group)
@@ -41,8 +44,12 @@ class InvariantPaged:
         length = pages.shape[1] * page_size
         self._chunk = max(_CHUNK, triton.next_power_of_2(triton.cdiv(length, _MOST_CHUNKS)))
         self._chunks = triton.cdiv(length, self._chunk)
-        # numpy's products, which the interpreter uses, round by the shape: there one for all
-        tall, flat = (128, 64) if pages.is_cuda else (16, 16)
+        self._exact = dtype == torch.float32
+        tall, flat = 128, 64
+        if self._exact:  # of 256 dimensions, 128 lines do not fit into shared memory
+            tall = flat
+        if not pages.is_cuda:  # numpy's products round by the shape: there one for all
+            tall = flat = 16
         self._extend_lines, self._decode_lines = (max(n, self._group) for n in (tall, flat))
 
     def room(self, tokens: int, runs: int) -> list[Array]:
@@ -88,7 +95,7 @@ class InvariantPaged:
             sums = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
         tiles = inputs.rows if decode else inputs.plan[0] if inputs.plan else self._no_query
         lines = self._decode_lines if decode else self._extend_lines
-        exact = q.dtype == torch.float32
+        exact = self._exact
         shapes = {"HEADS": heads, "DIM": dim, "WINDOW": window or 0, "CHUNK": self._chunk,
                   "CHUNKS": self._chunks, "enable_fp_fusion": False}  # fmt: skip
         _attend[(len(tiles), kv_heads, splits)](

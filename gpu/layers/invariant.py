@@ -73,7 +73,7 @@ def product_in_tiles(linear: Linear, x: Tensor, tile: tuple[int, int, int, int, 
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # any number of them comes without compiling again
 def _product(
     x, weight, bias, y, rows, outputs, inputs, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     DEPTH: tl.constexpr, BAND: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,

@@ -44,14 +44,20 @@ class FusedDecoder:
         self._products = products
         self._tilings = tilings
         self._sizes = _sizes(model)
+        # the first layer's input is a normalised one; else layers differ by their windows
+        unlike = {(window, index == 0): index for index, window in enumerate(model.config.windows)}
+        self._unlike = sorted(unlike.values())
         half = model.config.head_dim // 2
         positions = torch.arange(pages.shape[1] * pool.page_size, device=model.device)
         cos, signed_sin = model.rotary.angles(positions, torch.float32)
         self._cos_sin = cos[:, 0, :half].contiguous(), signed_sin[:, 0, half:].contiguous()
 
     @torch.inference_mode()
-    def forward(self, inputs: Inputs, logits: Tensor) -> None:
-        """Run the step, write its KV, and its logits to `logits` [S, vocabulary]."""
+    def forward(self, inputs: Inputs, logits: Tensor, abridged: bool = False) -> None:
+        """Run the step, write its KV, and its logits to `logits` [S, vocabulary].
+
+        `abridged`: only layers that launch different kernels, to load those; garbage comes out.
+        """
         model, eps = self._model, self._model.config.rms_eps
         layers, products = model.layers, self._products
         tilings = self._tilings(len(inputs.codes), self._sizes)
@@ -59,7 +65,8 @@ class FusedDecoder:
             inputs.codes, self._last, model.embedding, layers[0].input_norm.weight, eps
         )
         x = Rows(normed)
-        for index, layer in enumerate(layers):
+        for index in self._unlike if abridged else range(len(layers)):
+            layer = layers[index]
             qkv = products.plain(x, layer.qkv, eps, tilings.qkv)
             mixed = self._attend(index, layer, qkv, inputs)
             x = products.add(mixed, layer.output, residual, layer.post_norm, tilings.output)

@@ -91,6 +91,39 @@ async def test_a_killed_executor_ends_everything_in_order(serving: Any, gateways
         assert "SIGKILL" in str(failure)
 
 
+async def test_a_gateway_without_credits_tells_every_end(serving: Any) -> None:
+    """It stood still while the executor died: the ends, and what waits behind them, are not lost."""
+    engine = Running(serving, executor="process", gateways=1, fake=SLOW, limits={"running": 2})
+    async with engine as served:
+        (slot,) = served.engine.front._slots
+        async with served.connect() as peer:
+            names = [f"b{i}" for i in range(5)]  # three wait in the session for the end of the others
+            await peer.open(
+                peer.user(1, "go"),
+                {"type": "fork", "id": 2, "as": names},
+                peer.greedy(3, branch=names, max_tokens=3000),
+                peer.user(4, "queued", branch="b4"),
+            )
+            await peer.next("delta")
+            os.kill(slot.process.pid, signal.SIGSTOP)
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    while slot.process._link.credits:
+                        await asyncio.sleep(0.01)
+                    os.kill(served.engine.executor.pid, signal.SIGKILL)
+                    while served.engine.status.phase != "failed":
+                        await asyncio.sleep(0.01)
+            finally:
+                os.kill(slot.process.pid, signal.SIGCONT)
+            ends = await peer.terminals(3, names)
+            assert all(map(is_internal, ends.values()))
+            assert (await peer.terminal(4))["code"] == "skipped"
+            assert await peer.closed() == 1012
+            seen = [(m["id"], m.get("branch")) for m in peer.log if m["type"] in ("done", "error")]
+            assert len(seen) == len(set(seen)) == 6
+        assert isinstance(await engine.failure(), EngineFailed)
+
+
 @pytest.mark.parametrize("gateways", [0, 2])
 async def test_a_core_actor_that_raises_ends_the_engine(
     serving: Any, monkeypatch: pytest.MonkeyPatch, gateways: int
@@ -99,12 +132,16 @@ async def test_a_core_actor_that_raises_ends_the_engine(
     async with engine as served:
         async with served.connect() as peer:
             await peer.open(peer.user(1, "go"), peer.greedy(2, max_tokens=3000))
+            await peer.send(peer.greedy(3), {"type": "rollback", "id": 4, "to": 0})
             await peer.next("delta")
 
             def broken(*_: object) -> None:
                 raise RuntimeError("injected")
 
             monkeypatch.setattr(RadixCache, "settle", broken)
+            assert is_internal(await peer.terminal(2))
+            assert is_internal(await peer.terminal(3))
+            assert (await peer.terminal(4))["code"] == "skipped"
             assert await peer.closed() == 1012
         failure = await engine.failure()
         assert isinstance(failure, EngineFailed)

@@ -215,6 +215,61 @@ async def test_a_process_that_hangs_is_replaced(serving: Any, monkeypatch: pytes
             await again.open()
 
 
+async def stop_the_next(front: Any, known: set[int]) -> int:
+    """Stop (SIGSTOP) the next process that is started, before it has said a word."""
+    async with asyncio.timeout(PATIENCE):
+        while not (fresh := [pid for pid in front.pids if pid not in known]):
+            await asyncio.sleep(0)
+    os.kill(fresh[0], signal.SIGSTOP)
+    assert not front._slots[0].listening.is_set()
+    return fresh[0]
+
+
+async def test_a_replacement_that_hangs_at_its_start_is_replaced(
+    serving: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ramify.actors.front.processes.START_SECONDS", 3.0)
+    async with serving(gateways=1) as served:
+        front = served.engine.front
+        (pid,) = front.pids
+        os.kill(pid, signal.SIGKILL)
+        hung = await stop_the_next(front, {pid})
+        async with served.connect() as peer:  # waits in the backlog meanwhile
+            await peer.open()
+        assert front.pids[0] not in (pid, hung)
+        await vanished(hung)
+    fields: list[dict[str, Any]] = [getattr(r, "ramify_fields", {}) for r in caplog.records]
+    assert any("did not listen within 3 s" in f.get("reason", "") for f in fields)
+    assert any(f.get("attempt") == "2 of 4" for f in fields)
+
+
+async def test_a_first_process_that_hangs_at_its_start_ends_the_start(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramify.actors.front.processes.START_SECONDS", 0.0)
+    with pytest.raises(EngineFailed, match=r"gateway 0 did not start: its process .* did not listen"):
+        async with serving(gateways=1):
+            pass
+
+
+async def test_replacements_that_all_hang_end_the_engine(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is given up after its time; they are not tried for ever."""
+    monkeypatch.setattr("ramify.actors.front.processes.WITHIN_SECONDS", 0.0)  # rarely enough
+    stopped: set[int] = set()
+    with pytest.raises(EngineFailed, match=r"4 times in a row.*did not listen within"):
+        async with serving(gateways=1, idle_at_end=False) as served:
+            front = served.engine.front
+            stopped.update(front.pids)
+            monkeypatch.setattr("ramify.actors.front.processes.START_SECONDS", 0.2)
+            os.kill(front.pids[0], signal.SIGKILL)
+            while True:
+                stopped.add(await stop_the_next(front, stopped))
+    for pid in stopped:
+        await vanished(pid)
+
+
 @pytest.mark.parametrize("young", [False, True])
 async def test_processes_that_keep_dying_end_the_engine(serving: Any, young: bool) -> None:
     """Also if they do not live to listen: one such death is no reason, four are."""
@@ -291,6 +346,8 @@ async def test_a_killed_core_leaves_no_process(peers: Any, llama_folder: Path) -
             await peer.open(peer.user(1, "go"), peer.greedy(2, max_tokens=400, ignore_eos=True))
             await peer.next("delta")
             process.send_signal(signal.SIGKILL)
+            end = await peer.terminal(2)  # the process that has the session says it
+            assert (end["reason"], end["error"]) == ("error", "internal")
             assert await peer.closed() == 1012
             assert await idle.closed() == 1012
         for pid in pids:

@@ -56,9 +56,10 @@ def check(bucket: Bucket, step: StepRows) -> None:
     codes, rows, positions, temperatures, uniforms, *mixed = laid(bucket, step)
     assert len(codes) == len(rows) == len(positions) == bucket.lines
     tokens, n = len(step.tokens), step.extends
+    decoded = [*step.given.tolist(), *(-1 - step.rows[n + len(step.given) :]).tolist()]
     wanted = [  # code, row, position of each token, sequence by sequence
         [
-            (int(step.tokens[step.counts[:i].sum() + k]) if i < n else -1 - row, row, start + k)
+            (int(step.tokens[step.counts[:i].sum() + k]) if i < n else decoded[i - n], row, start + k)
             for k in range(count)
         ]
         for i, (row, start, count) in enumerate(
@@ -85,8 +86,9 @@ def check(bucket: Bucket, step: StepRows) -> None:
         assert plan == [[7] * 4] * n + [[0] * 4] * (bucket.runs - n)
 
 
-@given(steps())
-def test_a_padded_step_says_what_the_step_says(step: StepRows) -> None:
+@given(steps(), st.booleans())
+def test_a_padded_step_says_what_the_step_says(step: StepRows, decodes: bool) -> None:
+    step = step.with_short_extends_as_decodes() if decodes else step
     table = BucketTable([*decode_buckets(ROWS), *mixed_buckets(ROWS, 256)])
     bucket = table.find(step)
     if bucket is not None:

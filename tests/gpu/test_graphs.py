@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -106,6 +107,32 @@ def test_padding_and_graphs_change_no_token(load: Any, page_size: int) -> None:
     assert run(graphs, todo) == run(eager, todo)
 
 
+def test_a_captured_size_runs_grouped_too(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever captures names sizes; which decodes share keys is found out by each step."""
+    rows, heat = range(ROWS - 1), SamplingParams(temperature=0.9, seed=1)
+    opens = [OpenRow(row, row, pack(range(2 * row, 2 * row + 2)), 0, heat) for row in rows]
+    extends = [ExtendRow(row, 0, pack([row + 1, row + 2]), True) for row in rows]
+    todo = [StepPlan(0, opens=opens, extends=extends)]
+    todo += [StepPlan(step, decodes=pack(rows)) for step in (1, 2, 3)]
+    wanted = run(load(page_size=16), todo)
+    executor = load(page_size=16)
+    attention = executor._attention
+    shared = [np.zeros((4, 5), np.int32), np.zeros(ROWS, np.int32)]
+
+    def nobody(size: int) -> list[Any]:  # groups without members: nothing is shared after all
+        return [shared[0], shared[1][:size], np.zeros((size, 4), np.int32)]
+
+    monkeypatch.setattr(attention, "no_groups", nobody)
+    monkeypatch.setattr(attention, "groups", lambda rows, positions, size: nobody(size))
+    sizes = decode_buckets(ROWS)
+    assert executor.capture(sizes, lambda what, done: None) == 2 * len(sizes)
+    replayed: list[Any] = []
+    replay = executor._graphs.replay
+    monkeypatch.setattr(executor._graphs, "replay", lambda b: (replayed.append(b), replay(b)))
+    assert run(executor, todo) == wanted
+    assert [bucket.grouped for bucket in replayed] == [True] * 3
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 def test_nothing_is_compiled_once_it_is_ready(load: Any) -> None:
@@ -115,8 +142,8 @@ def test_nothing_is_compiled_once_it_is_ready(load: Any) -> None:
     compiled: list[str] = []
     knobs.runtime.jit_post_compile_hook = lambda **about: compiled.append(about["repr"])
     try:
-        for seed, captured in ((5, True), (6, False)):
-            executor = load(dtype="bfloat16")
+        for seed, captured, deterministic in ((5, True, False), (6, False, False), (7, True, True)):
+            executor = load(dtype="bfloat16", deterministic=deterministic)
             if not captured:
                 executor.capture([], lambda what, done: None)
             compiled.clear()

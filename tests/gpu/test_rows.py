@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ramify.gpu.fake import FakeExecutor
-from ramify.gpu.rows import PlanError, fields
+from ramify.gpu.rows import PlanError, StepRows, fields
 from ramify.protocol.plan import ExtendRow, GrowRow, OpenRow, StepPlan, pack
 from ramify.protocol.sampling import SamplingParams
 
@@ -104,3 +105,35 @@ def test_long_page_tables() -> None:
     executor.launch(StepPlan(step=1, grows=[GrowRow(0, pack(range(3500, 3600)))]))
     result = executor.launch(StepPlan(step=2, extends=[ExtendRow(0, 0, pack(tokens), True)])).result()
     assert result.tokens == pack(executor.expected(tokens, 1))
+
+
+def test_short_extends_become_decodes() -> None:
+    """Row 4 runs one token and does not sample, rows 1 and 3 do; the result's order stays."""
+    step = StepRows(
+        rows=np.array([3, 4, 2, 1, 0]),
+        starts=np.array([7, 8, 9, 10, 11]),
+        counts=np.array([1, 1, 3, 1, 1]),
+        extends=4,
+        tokens=np.array([30, 40, 20, 21, 22, 10], dtype=np.int32),
+        sampling=np.array([0, 2, 3, 4]),
+        draws=np.array([5, 0, 6, 7]),
+    )
+    other = step.with_short_extends_as_decodes()
+    assert other.rows.tolist() == [4, 2, 3, 1, 0]
+    assert other.starts.tolist() == [8, 9, 7, 10, 11]
+    assert other.counts.tolist() == [1, 3, 1, 1, 1]
+    assert (other.extends, other.computed) == (2, step.computed)
+    assert other.tokens.tolist() == [40, 20, 21, 22]
+    assert other.given.tolist() == [30, 10]
+    assert other.rows[other.sampling].tolist() == step.rows[step.sampling].tolist() == [3, 2, 1, 0]
+    assert other.draws is step.draws
+    assert other.with_short_extends_as_decodes().given.tolist() == [30, 10]
+
+
+def test_generations_of_computed_prompts_are_decodes_alone() -> None:
+    index = np.arange(3)
+    tokens = np.array([7, 8], dtype=np.int32)
+    step = StepRows(index, index, np.ones_like(index), 2, tokens, index, index)
+    other = step.with_short_extends_as_decodes()
+    assert (other.extends, len(other.tokens), other.given.tolist()) == (0, 0, [7, 8])
+    assert other.sampling.tolist() == other.rows.tolist() == [0, 1, 2]

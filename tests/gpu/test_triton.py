@@ -228,7 +228,7 @@ def StepOpen(row: int, sampling: SamplingParams) -> Any:
 def test_the_executor_equals_the_one_on_torch(
     page_size: int, tmp_path: Path, tiny_config: dict[str, Any], drive: Any
 ) -> None:
-    """Mixed steps, late pages, truncated sampling and log-probabilities, two steps in flight."""
+    """Mixed steps, late pages, truncated sampling and log-probabilities, extends of one token."""
     (tmp_path / "config.json").write_text(json.dumps(tiny_config | {"head_dim": 16}))
     where = "cuda" if CUDA else "cpu"
     results = []
@@ -254,6 +254,19 @@ def test_the_executor_equals_the_one_on_torch(
             StepPlan(3, decodes=pack([2, 0, 1])),
             StepPlan(4, closes=pack([0])),
             StepPlan(5, decodes=pack([1, 2])),
+            # extends of one token: cached before, sampled or not, beside others and alone
+            StepPlan(6, closes=pack([1]), opens=[
+                         d.open(1, d.pages(512, 96), 3, settings[2], history=pack([4, 5, 6, 9])),
+                         d.open(0, d.pages(1024, 96), sampling=settings[1])],
+                     extends=[ExtendRow(0, 0, pack([1]), False), ExtendRow(1, 3, pack([9]), True)],
+                     decodes=pack([2])),
+            StepPlan(7, extends=[ExtendRow(0, 1, pack([2]), True)], decodes=pack([2, 1])),
+            StepPlan(8, closes=pack([2, 1]), opens=[
+                         d.open(1, d.pages(512, 96), 4, settings[0]),
+                         d.open(2, d.pages(0, 96), 2, settings[1])],
+                     extends=[ExtendRow(2, 2, pack([3]), True), ExtendRow(1, 4, pack([8, 9]), True)],
+                     decodes=pack([0])),
+            StepPlan(9, decodes=pack([0, 1, 2])),
         ]  # fmt: skip
         pending, tokens = [], []
         for plan in plans:
@@ -262,5 +275,5 @@ def test_the_executor_equals_the_one_on_torch(
                 tokens.append(pending.pop(0).result())
         tokens.append(pending.pop().result())
         results.append([(r.step, r.computed, unpack(r.rows), unpack(r.tokens)) for r in tokens])
-        assert [bool(r.logprobs) for r in tokens] == [False, False, True, True, False, True]
+        assert [bool(r.logprobs) for r in tokens] == [i in (2, 3, 5, 6, 7) for i in range(10)]
     assert results[0] == results[1]

@@ -21,6 +21,8 @@ MODEL = ModelConfig(path=Path("m"))
         (lambda: ModelConfig(path=Path("m"), context=1), "--context"),
         (lambda: ModelConfig(path=Path("m"), page_size=8, kv_tokens=15), "--kv-tokens"),
         (lambda: ScheduleConfig(in_flight=3), "--in-flight"),
+        (lambda: ScheduleConfig(mixed_tokens=15), "--mixed-tokens"),
+        (lambda: ScheduleConfig(ahead_tokens=0), "--ahead-tokens"),
         (lambda: ScheduleConfig(lookahead=0), "--lookahead"),
         (lambda: ScheduleConfig(ageing=-0.1), "--ageing"),
         (lambda: ScheduleConfig(max_waiting=0), "--max-waiting"),

@@ -468,14 +468,25 @@ async def test_drain_says_bye_once_then_closes(serve) -> None:
         assert await session.drain() == [Detached(socket)]
 
 
-async def test_a_failed_engine_closes_at_once_with_1012(serve) -> None:
+async def test_a_failed_engine_closes_with_1012_what_its_sessions_do_not(serve) -> None:
+    """At once where there is no session; after the session's last words; and after the grace time."""
     async with serve() as gateway:
         gateway.session()
-        async with gateway.connect() as client:
-            await gateway.attach(client)
+        async with gateway.connect() as client, gateway.connect() as silent, gateway.connect() as other:
+            socket = await gateway.attach(client)
+            await gateway.attach(silent)
             task = asyncio.create_task(gateway.actor.drain(1, "the engine failed", failed=True))
             assert (await gateway.read(client))[0].reason == "the engine failed"
+            assert await closed(other) == 1012
+            end = Error(code="internal", message="the engine failed", id=1)
+            gateway.mailbox.tell(Deliver(socket, [end]))
+            gateway.mailbox.tell(CloseSocket(socket, 1012, "the engine failed"))
+            assert (await gateway.read(client))[0].id == 1
             assert await closed(client) == 1012
+            assert not task.done()
+            gateway.clock.advance(1.1)
+            assert (await gateway.read(silent))[0].reason == "the engine failed"
+            assert await closed(silent) == 1012
             await gateway.until_gone()
             gateway.clock.advance(0.1)
             await task

@@ -68,6 +68,36 @@ def test_a_group_is_admitted_before_another_sessions_turn(world):
     w.check_idle()
 
 
+def test_a_generation_hurries_what_was_computed_ahead_of_it(world, expected):
+    """20 tokens a step while nobody waits, then all the rest at once."""
+    w = world(rows=4, pages=400, budget=200, ahead_tokens=20)
+    other, own = list(range(50, 97)), list(range(90))
+    w.turn(w.submit(1, other, max_tokens=0), w.submit(2, own, max_tokens=0))
+    w.cache_settles()
+    w.result()
+    w.turn(w.submit(3, branch=ident(2), max_tokens=4))
+    w.cache_settles()
+    w.run()
+    assert [work for work, _ in w.executor.ran[:4]] == [20, 20, 7 + 13, 77]
+    assert w.output[ident(3)] == expected(own, 0, 4)
+    w.check_idle()
+
+
+def test_generations_are_admitted_past_what_is_computed_ahead(world):
+    w = world(rows=8, pages=900, budget=64, ahead_tokens=16)
+    w.turn(*(w.submit(i, [i] * 40, max_tokens=0, priority=-8) for i in range(1, 6)))
+    w.cache_settles()
+    w.turn(w.submit(9, [9] * 10, max_tokens=2))
+    w.cache_settles()
+    w.result()
+    w.result()
+    w.result()
+    assert [work for work, _ in w.executor.ran] == [16, 16, 16]
+    assert len(w.output[ident(9)]) == 1
+    w.run()
+    w.check_idle()
+
+
 def test_parked_requests_come_back_when_the_owner_is_cancelled(world, expected):
     w = world(budget=16, pages=200)
     prompt = list(range(80))

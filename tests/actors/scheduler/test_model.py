@@ -87,6 +87,8 @@ worlds = st.fixed_dictionaries(
         "lookahead": st.integers(1, 8),
         "in_flight": st.integers(1, 2),
         "max_waiting": st.sampled_from([4, 1000]),
+        "mixed_tokens": st.sampled_from([16, 18, 2048]),
+        "ahead_tokens": st.sampled_from([16, 17, 512]),
     }
 )
 

@@ -28,7 +28,7 @@ def make():
 
 
 def drain(queue):
-    return [r.submit.request for r in queue.pick(MANY, MANY)]
+    return [r.submit.request for r in queue.pick(MANY, MANY, 0)]
 
 
 def test_priority_comes_first(make):
@@ -81,7 +81,7 @@ def test_a_newcomer_starts_at_the_virtual_time(make):
     old.served = 1000
     queue.push(make(old))
     queue.push(make(old))
-    assert [r.submit.request for r in queue.pick(1, MANY)] == [1]
+    assert [r.submit.request for r in queue.pick(1, MANY, 0)] == [1]
     late = Account(2)
     queue.push(make(late))
     assert late.served == 1000  # nothing was saved up while it was away
@@ -102,10 +102,22 @@ def test_rows_and_tokens_bound_a_pick(make):
     account = Account(1)
     for _ in range(6):
         queue.push(make(account, prompt=10))
-    assert len(queue.pick(2, MANY)) == 2
-    assert len(queue.pick(MANY, 15)) == 2
-    assert len(queue.pick(MANY, 0)) == 0
+    assert len(queue.pick(2, MANY, 0)) == 2
+    assert len(queue.pick(MANY, 15, 0)) == 2
+    assert len(queue.pick(MANY, 0, 0)) == 0
     assert len(queue) == 2
+
+
+def test_input_computed_ahead_holds_no_generation_up(make):
+    queue = WaitingQueue(1.0, 4)
+    busy = Account(1)
+    busy.served = 1000
+    queue.push(make(Account(2), priority=5, max_tokens=0))
+    queue.push(make(busy))
+    queue.push(make(Account(3), max_tokens=0))
+    assert [r.submit.request for r in queue.pick(MANY, MANY, 0)] == [2]
+    assert [r.submit.request for r in queue.pick(MANY, MANY, MANY)] == [1, 3]
+    assert len(queue) == 0
 
 
 def test_refund_restores_the_place(make):
@@ -114,7 +126,7 @@ def test_refund_restores_the_place(make):
     queue.push(make(one))
     queue.push(make(one))
     queue.push(make(two))
-    (first,) = queue.pick(1, MANY)
+    (first,) = queue.pick(1, MANY, 0)
     queue.refund(first)
     queue.push(first)
     assert one.served == 0
@@ -169,7 +181,7 @@ def test_against_a_naive_model(make):
             level = [r for r in waiting if r.submit.priority == top]
             least = min(served[r.account.session] for r in level)
             allowed = [r for r in level if served[r.account.session] == least]
-            (got,) = queue.pick(1, MANY)
+            (got,) = queue.pick(1, MANY, 0)
             assert got in allowed
             same = [r for r in allowed if r.account is got.account]
             assert got is min(same, key=lambda r: (0.3 * r.mark - r.resident, r.seq))

@@ -16,16 +16,18 @@ import pytest
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.scheduler.core import Scheduler
-from ramify.actors.session.core import Identity, SessionCore
+from ramify.actors.session.core import SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.view import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.gpu.executor import PendingStep
 from ramify.gpu.fake import FakeExecutor, FakeModel
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits, ScheduleConfig
+from ramify.protocol.errors import RamifyError
 from ramify.protocol.plan import StepPlan
 
 
@@ -223,6 +225,16 @@ class SimEngine:
 
     def post_session(self, number: int, message: Any) -> None:
         self._mail[number].append(message)
+
+    def fail(self, number: int) -> None:
+        """The engine breaks: the session reads what waits, and says how it all ends."""
+        core = self.cores[number]
+        for message in self._mail.pop(number):
+            self._session(number, message)
+        core.fail(RamifyError("broken"), self.now)
+        out = core.state.out
+        assert [*out.cache, *out.scheduler, *out.encode] == []
+        self._flush(number)
 
     # --- running -------------------------------------------------------------------------------
 

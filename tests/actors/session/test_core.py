@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 
@@ -469,3 +470,29 @@ def test_closing_ends_the_session_for_all(sim: Callable[..., Any]) -> None:
     engine.pump()
     assert engine.cores[1].ended == "closed"
     assert isinstance(client.replies[1][0], w.Ok)
+
+
+def test_a_broken_engine_answers_who_joins_looks_and_tokenizes(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    first = engine.session("first")
+    first.send(w.Append(id=1, text="hello"))
+    engine.pump()
+    core = engine.cores[1]
+    first.send(w.Tree(id=2), w.Append(id=3, branch="main", text="x" * 100_000))
+    first.send(w.Generate(id=4, max_tokens=3))
+    for message in engine._mail[1]:  # nobody answers the cache's question, nobody tokenizes
+        engine._session(1, message)
+    engine._mail[1].clear()
+    assert core.state.out.encode
+    late, append = engine.session("late"), w.Append(id=9, text="!")  # it joins the first one's
+    late.unanswered[9] = (append, 1)
+    opened = w.Open(client="late", session="s_1", key="key")
+    core.attach(m.Attach(late.socket, opened, [append], True), engine.now)
+    engine.fail(1)
+    (tree,) = first.replies[2]
+    assert isinstance(tree, w.State)
+    assert tree.branches[0].resident is None
+    for client, ident in ((first, 3), (first, 4), (late, 9)):
+        assert (error(client, ident).code, error(client, ident).message) == ("internal", "broken")
+    assert late.session == "s_1"
+    assert core.ended == "the engine failed"

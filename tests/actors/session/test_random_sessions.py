@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from ramify.actors.session.pieces import OutputPiece
 from ramify.actors.tokenizer import Tokenizer
+from ramify.protocol import messages as m
 from ramify.protocol import wire as w
+from ramify.protocol.config import Limits
 
 NAMES = ["main", "a", "b", "c"]
 
@@ -134,6 +136,47 @@ def test_random_sessions(
     engine.pump()
     assert engine.cache.referenced == 0
     assert engine.cache.free + engine.cache.evictable == engine.cache.total
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_broken_engine_answers_every_op_once(sim_class: Any, tokenizer: Tokenizer, seed: int) -> None:
+    """Whatever ran, waited, was paused, or was held back from a socket that does not read."""
+    rng = random.Random(seed)
+    limits = Limits(running=rng.choice([1, 2, 16]))
+    engine = sim_class(tokenizer, context=128, step_tokens=24, max_rows=4, seed=seed, limits=limits)
+    client = engine.session(detach=rng.choice(["run", "pause"]))
+    client.send(w.Append(id=client.id(), tokens=[5, 6, 7]))
+    engine.pump()
+    resent: set[int] = set()
+    for _ in range(rng.randrange(1, 12)):
+        client.send(*(random_op(rng, client) for _ in range(rng.randrange(1, 5))))
+        engine.pump(rng.randrange(0, 30))
+        if rng.random() < 0.2:
+            client.drop()
+            engine.pump(rng.randrange(0, 9))
+            resent |= set(client.unanswered)
+            client.connect()
+        elif rng.random() < 0.2:
+            engine.post_session(1, m.Throttled(client.socket))
+    counts: dict[tuple[int, str | None], int] = {}
+    receive = client.receive
+
+    def counting(messages: list[w.ServerMessage]) -> None:
+        for message in messages:
+            if isinstance(message, w.Ok | w.Done | w.Error) and message.id is not None:
+                key = (message.id, message.branch)
+                counts[key] = counts.get(key, 0) + 1
+        receive(messages)
+
+    client.receive = counting
+    waiting = set(client.unanswered)
+    engine.fail(1)
+    assert client.unanswered == {}
+    assert waiting <= {ident for ident, _ in counts}
+    again = {ident for (ident, _), count in counts.items() if count > 1}
+    assert again <= resent  # a repeated op gets what is kept of it, besides what was missed
+    assert engine.cores[1].ended is not None
 
 
 def program(client: Any) -> None:

@@ -106,14 +106,35 @@ def test_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     asked: list[Any] = []
 
     @contextmanager
-    def served(flags: list[str], shape: str | None) -> Iterator[Served]:
-        asked.append((flags, shape))
+    def served(flags: list[str], shape: str | None, environment: dict[str, str]) -> Iterator[Served]:
+        asked.append((flags, shape, environment))
         yield Served("ws://x", float(len(asked)))
 
     monkeypatch.setattr(measure, "served", served)
     assert run("start", "--serve", "--shape", "tiny", "--", "--device", "cpu") == 0
-    assert asked == [(["--device", "cpu"], "tiny")] * 4  # a warm-up and three
-    assert "3.00 (2.00-4.00)" in capsys.readouterr().out
+    assert asked == [(["--device", "cpu"], "tiny", {})] * 4  # a warm-up and three
+    out = capsys.readouterr().out
+    assert "3.00 (2.00-4.00)" in out
+    assert "warm" in out
+
+
+def test_a_cold_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each run has an empty cache of compiled kernels of its own, and nothing is left of it."""
+    caches: list[Path] = []
+
+    @contextmanager
+    def served(flags: list[str], shape: str | None, environment: dict[str, str]) -> Iterator[Served]:
+        cache = Path(environment["TRITON_CACHE_DIR"])
+        assert list(cache.iterdir()) == []
+        (cache / "kernel").touch()
+        caches.append(cache)
+        yield Served("ws://x", 1.0)
+
+    monkeypatch.setattr(measure, "served", served)
+    assert run("start", "--serve", "--shape", "tiny", "--cold", "--warmup", "0") == 0
+    assert len(set(caches)) == 3
+    assert not any(cache.exists() for cache in caches)
+    assert "process start to ready, cold" in capsys.readouterr().out
 
 
 @pytest.mark.slow

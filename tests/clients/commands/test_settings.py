@@ -82,6 +82,10 @@ def test_every_flag() -> None:
             "0.5",
             "--max-waiting",
             "8",
+            "--mixed-tokens",
+            "24",
+            "--ahead-tokens",
+            "16",
         ],
     )
     server, model = made.server, made.model
@@ -94,6 +98,7 @@ def test_every_flag() -> None:
     assert (model.threads, model.name, made.executor) == (1, "n", "process")
     assert (made.schedule.in_flight, made.schedule.lookahead) == (1, 2)
     assert (made.schedule.ageing, made.schedule.max_waiting) == (0.5, 8)
+    assert (made.schedule.mixed_tokens, made.schedule.ahead_tokens) == (24, 16)
 
 
 @pytest.mark.parametrize("name", Limits.__struct_fields__)

@@ -1,0 +1,217 @@
+"""Ops that wait for their branches and run in order: who is next, how each ends, its reply. Pure.
+
+An op's tasks come in checked (`tasks`), wait in the queues of the branches that they touch
+(`program`), and run (`ops`); those that go on, a generation or the tokenizing of long text, end
+later. Each gets its terminal reply here, and then whoever waited for it runs.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+
+import msgspec
+
+from ramify.actors.session.audience import Audience
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.generations import Generations
+from ramify.actors.session.ops import OpRunner
+from ramify.actors.session.program import Program
+from ramify.actors.session.replies import Cancelled, Skipped, error_message
+from ramify.actors.session.state import SessionState
+from ramify.actors.session.tasks import Task
+from ramify.actors.session.turns import Turns
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.wire import Done, Ok, ServerMessage
+
+
+class Execution:
+    """`len`: tasks that wait or run."""
+
+    def __init__(
+        self,
+        state: SessionState,
+        audience: Audience,
+        turns: Turns,
+        detokenizer: Detokenizer,
+        random_seed: Callable[[], int],
+    ) -> None:
+        self._state = state
+        self._audience = audience
+        self._program: Program[Task] = Program()
+        self._broken: RamifyError | None = None  # the engine; nothing is begun any more
+        self.generations = Generations(
+            state,
+            turns,
+            detokenizer,
+            random_seed=random_seed,
+            on_output=audience.flush,
+            on_done=self._generation_done,
+            on_refused=self._failed,
+        )
+        self._ops = OpRunner(
+            state,
+            turns,
+            self.generations,
+            on_cut=audience.cut,
+            on_rename=audience.rename,
+            on_drop=audience.drop,
+            on_new=audience.begin,
+        )
+
+    def __len__(self) -> int:
+        return len(self._program)
+
+    def expects(self, name: str) -> bool:
+        """Whether there is a branch of this name, or an op that may be going to make it."""
+        return name in self._state.branches or self._program.behind(name) > 0
+
+    # --- in order --------------------------------------------------------------------------------
+
+    def add(self, tasks: list[Task]) -> None:
+        """Queue the tasks; `start` runs them."""
+        for task in tasks:
+            task.arrived = self._audience.now
+            self._program.add(task)
+
+    def start(self, tasks: Iterable[Task]) -> None:
+        """Run the tasks that are first in their queues, then those that this frees."""
+        ready = list(tasks)
+        while ready:
+            task = ready.pop(0)
+            if not self._program.start(task):
+                continue
+            try:
+                reply = self._run(task)
+            except RamifyError as error:
+                self._fail(task, error)
+                ready = self._program.finish(task) + ready
+                continue
+            if reply is not None:
+                if task.kind != "spawn":
+                    self._complete(task, reply)
+                heads = self._program.finish(task)
+                ready = heads + ready
+                if task.kind == "append" and not any(task.branch in head.touched for head in heads):
+                    self._prefill(task)
+
+    def _run(self, task: Task) -> Ok | None:
+        failed = [name for name in task.touched if name in task.frame.failed]
+        if failed:
+            cause = task.frame.failed[failed[0]]
+            if cause is not None and task.kind == "generate":  # of the spawn that was to make its branch
+                raise cause
+            raise Skipped(
+                f"an earlier op of this frame failed on branch {failed[0]!r}",
+                details={"branch": failed[0]},
+            )
+        if self._broken is not None:
+            raise self._broken
+        return self._ops.run(task, self._audience.now)
+
+    def _prefill(self, task: Task) -> None:
+        branch = self._branch(task.branch)
+        if branch is not None:
+            self.generations.prefill(branch, self._audience.now)
+
+    # --- what ends later -------------------------------------------------------------------------
+
+    def encoded(self, ticket: int, tokens: list[list[int]], error: BaseException | None) -> None:
+        """Long text was tokenized (or could not be)."""
+        task = self._ops.task_of(ticket)
+        try:
+            reply = self._ops.encoded(ticket, tokens, error)
+        except RamifyError as failure:
+            self._failed(task, failure)
+            return
+        self._complete(task, reply)
+        heads = self._program.finish(task)
+        self.start(heads)
+        if not heads:
+            self._prefill(task)
+
+    def _generation_done(self, task: Task, done: Done, text: str) -> None:
+        if done.reason == "error":
+            for name in task.touched:
+                task.frame.failed[name] = None
+        # A client that was away may find the branch dropped: the repeated reply has the text.
+        self._complete(task, done, again=msgspec.structs.replace(done, text=text))
+        self.start(self._program.finish(task))
+
+    def _failed(self, task: Task, error: RamifyError) -> None:
+        """A task that was running could not be done."""
+        self._fail(task, error)
+        self.start(self._program.finish(task))
+
+    # --- ahead of their turn ---------------------------------------------------------------------
+
+    def cancel(self, client: str, ids: Collection[int]) -> list[Task]:
+        """Those ops of the client. Returns the tasks that this ended or will end."""
+        return self._cancel(
+            [task for task in self._program.on() if task.frame.client == client and task.op.id in ids]
+        )
+
+    def cancel_generations(self, branches: list[str] | None) -> list[Task]:
+        """Those that run or wait on the branches, None: on all. See `cancel`."""
+        tasks = [
+            task
+            for task in self._program.on(branches)
+            if task.kind == "generate"
+            or (task.kind == "spawn" and (branches is None or task.branch in branches))
+        ]
+        spawned = {id(task.op) for task in tasks if task.kind == "spawn"}
+        if spawned:  # the generations of a fork that will not be made
+            tasks += [t for t in self._program.on() if id(t.op) in spawned and t not in tasks]
+        return self._cancel(tasks)
+
+    def cancel_generations_of(self, client: str) -> None:
+        """The client is gone, and nobody else wants them."""
+        mine = [task for task in self._program.on() if task.frame.client == client]
+        self._cancel([task for task in mine if task.kind in ("generate", "spawn")])
+
+    def _cancel(self, tasks: list[Task]) -> list[Task]:
+        """Stop generations that run, answer tasks that wait."""
+        done: list[Task] = []
+        for task in tasks:
+            if self._program.running(task):
+                if self.generations.cancel(task, self._audience.now):
+                    done.append(task)
+                continue
+            heads = self._program.finish(task)
+            done.append(task)
+            if task.kind != "spawn":
+                self._refuse(task, Cancelled("cancelled before it ran"))
+            self.start(head for head in heads if head not in tasks)
+        return done
+
+    def refuse(self, error: RamifyError) -> None:
+        """The engine is broken: no task runs any more; each whose turn comes fails with `error`."""
+        self._broken = error
+
+    def fail(self, error: RamifyError) -> None:
+        """After `refuse`: what runs ends with `error`, and so does what waits for it, or is skipped."""
+        self.generations.fail(error, self._audience.now)
+        for task in self._ops.encoding():
+            self._failed(task, error)
+
+    # --- terminal replies ------------------------------------------------------------------------
+
+    def _complete(self, task: Task, reply: Ok | Done, *, again: ServerMessage | None = None) -> None:
+        """`again`: what is sent instead of `reply` if it has to be sent once more."""
+        branch = self._branch(reply.branch)
+        self._audience.reply(task.frame.client, task.op.id, reply, branch, again=again)
+        self._audience.announce(task, reply)
+
+    def _fail(self, task: Task, error: RamifyError) -> None:
+        failed = task.frame.failed
+        if task.kind == "spawn":  # the generations report it
+            failed.update(dict.fromkeys(task.children, error))
+            return
+        failed.update(dict.fromkeys(task.touched))  # reported now: what follows is skipped
+        self._refuse(task, error)
+
+    def _refuse(self, task: Task, error: RamifyError) -> None:
+        ident = task.op.id
+        message = error_message(error, ident=ident, branch=task.branch)
+        self._audience.reply(task.frame.client, ident, message, self._branch(task.branch))
+
+    def _branch(self, name: str | None) -> Branch | None:
+        return self._state.branches.get(name or "")

@@ -1,0 +1,37 @@
+"""Questions to the cache, how much of a branch is warm, and what is done with the answers. Pure."""
+
+from collections.abc import Callable
+
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.state import SessionState
+from ramify.protocol.messages import Inspect, Inspected
+
+Then = Callable[[list[int]], None]
+UNKNOWN = -1  # tokens of a branch that are resident
+
+
+class Inspections:
+    """Those that have no answer yet."""
+
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
+        self._waiting: dict[int, tuple[int, Then]] = {}
+
+    def ask(self, branches: list[Branch], then: Then) -> None:
+        """`then` gets the resident tokens of each branch, UNKNOWN if nobody can tell."""
+        ident = self._state.next_id()
+        self._waiting[ident] = (len(branches), then)
+        handles = [branch.handle for branch in branches]
+        self._state.out.cache.append(Inspect(self._state.number, ident, handles))
+
+    def answered(self, message: Inspected) -> None:
+        """The cache's answer."""
+        waiting = self._waiting.pop(message.id, None)
+        if waiting is not None:
+            waiting[1](message.resident)
+
+    def give_up(self) -> None:
+        """There is no cache any more: nothing is known."""
+        while self._waiting:
+            _, (count, then) = self._waiting.popitem()
+            then([UNKNOWN] * count)

@@ -1,0 +1,188 @@
+"""Who is at a session: sockets that come, catch up, are held back and go; and when it expires. Pure.
+
+A socket joins when the cache has said what is warm: then it gets its `state`, what it missed, and
+the frames that it sent meanwhile run. The last one to go leaves the session its time to live.
+"""
+
+from collections.abc import Callable
+
+from ramify.actors.session.attachment import Attachment
+from ramify.actors.session.audience import Audience
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.execution import Execution
+from ramify.actors.session.inspections import Inspections
+from ramify.actors.session.ledger import Ledger
+from ramify.actors.session.replies import error_message
+from ramify.actors.session.state import SessionState
+from ramify.actors.session.view import View
+from ramify.protocol.errors import Close, LimitExceeded
+from ramify.protocol.messages import Attach
+from ramify.protocol.wire import ClientMessage
+
+Ops = list[ClientMessage]
+
+
+class Presence:
+    """`on_frame(attachment, ops)`: a frame of a socket that has its `state`. `ttl_s`: the default."""
+
+    def __init__(
+        self,
+        state: SessionState,
+        audience: Audience,
+        execution: Execution,
+        inspections: Inspections,
+        view: View,
+        *,
+        ttl_s: float,
+        on_frame: Callable[[Attachment, Ops], None],
+    ) -> None:
+        self._state = state
+        self._audience = audience
+        self._execution = execution
+        self._inspections = inspections
+        self._view = view
+        self._on_frame = on_frame
+        self._default_ttl = self._ttl = ttl_s
+        self._expires: float | None = None
+        self._policies: dict[str, str] = {}  # client -> what its disconnect does
+        self._joining: dict[int, Attach] = {}  # waiting for the cache
+        self._backlog: dict[int, list[Ops]] = {}  # what they have sent meanwhile
+
+    @property
+    def sockets(self) -> list[int]:
+        """Attached ones and those that wait for their `state`."""
+        return [*self._audience.attachments, *self._joining]
+
+    def _clients(self) -> list[tuple[int, str]]:
+        """(socket, client) of `sockets`."""
+        attached = [(socket, a.client) for socket, a in self._audience.attachments.items()]
+        return attached + [(socket, m.open.client) for socket, m in self._joining.items()]
+
+    # --- coming ----------------------------------------------------------------------------------
+
+    def attach(self, message: Attach) -> None:
+        """A client opened this session. Its `state` follows once the cache has said what is warm."""
+        opened, out = message.open, self._state.out
+        others = [socket for socket, client in self._clients() if client == opened.client]
+        count = len(self.sockets) - len(others)
+        if count >= self._state.limits.attachments:
+            error = LimitExceeded(
+                f"{count} clients are attached to this session already: close one first",
+                details={"max": self._state.limits.attachments},
+            )
+            out.notes.append((message.socket, error_message(error)))
+            out.closes.append((message.socket, Close.FORBIDDEN, "too many attachments"))
+            return
+        self._expires = None
+        if message.write:
+            self._policies[opened.client] = opened.detach
+        self._joining[message.socket] = message  # before the others leave: the client is not away
+        for other in others:
+            self.detach(other)
+            out.closes.append((other, Close.REPLACED, "the same client attached again"))
+        branches = list(self._state.branches.values())
+        if opened.session is None or not branches:
+            self._join(message.socket, dict.fromkeys(branches, 0))
+        else:
+            self._inspections.ask(
+                branches,
+                lambda resident: self._join(message.socket, dict(zip(branches, resident, strict=True))),
+            )
+
+    def frame(self, socket: int, ops: Ops) -> None:
+        """Ops of one frame from a socket."""
+        attachment = self._audience.attachments.get(socket)
+        if attachment is not None:
+            self._on_frame(attachment, ops)
+        elif socket in self._joining:
+            self._backlog.setdefault(socket, []).append(ops)
+
+    def _join(self, socket: int, resident: dict[Branch, int]) -> None:
+        message = self._joining.pop(socket, None)
+        if message is None:  # gone in the meantime
+            return
+        opened = message.open
+        attachment = Attachment(socket, opened, write=message.write)
+        self._audience.attachments[socket] = attachment
+        ledger = self._audience.ledger(opened.client)
+        attachment.out.append(self._view.opened(message, ledger, resident))
+        if message.write:
+            self._ttl = opened.ttl_s if opened.ttl_s is not None else self._default_ttl
+        for branch in list(self._state.branches.values()):
+            self._catch_up(attachment, branch, ledger)
+        self._execution.generations.unpause(opened.client)
+        self._on_frame(attachment, message.ops)
+        for ops in self._backlog.pop(socket, ()):
+            self._on_frame(attachment, ops)
+
+    def _catch_up(self, attachment: Attachment, branch: Branch, ledger: Ledger) -> None:
+        now = self._audience.now
+        have = attachment.opened.have.get(branch.name)
+        if have is not None:
+            attachment.resume(branch, have, attachment.opened.revision)
+            attachment.replay(branch, ledger.replies, now)
+            return
+        running = self._execution.generations.running_piece(branch)
+        attachment.begin(branch, running.start if running is not None else branch.released)
+        attachment.flush(branch, now, force=True)
+
+    # --- going -----------------------------------------------------------------------------------
+
+    def detach(self, socket: int) -> None:
+        """The socket is gone; what its generations do was said in `open.detach`."""
+        self._backlog.pop(socket, None)
+        joining = self._joining.pop(socket, None)
+        attachment = self._audience.attachments.pop(socket, None)
+        gone = attachment or joining
+        if gone is None:
+            return
+        client = gone.open.client if isinstance(gone, Attach) else gone.client
+        if gone.write and all(other != client for _, other in self._clients()):
+            policy = self._policies.get(client, "run")
+            if policy == "pause":
+                self._execution.generations.pause(client)
+            elif policy == "cancel":
+                self._execution.cancel_generations_of(client)
+        if not self.sockets:
+            self._expires = self._audience.now + self._ttl
+            self._state.out.wake(self._expires)
+
+    def forget(self, client: str) -> None:
+        """Too many clients were here: this one's ids and policy are gone, and so is that it is away."""
+        self._policies.pop(client, None)
+        self._execution.generations.unpause(client)
+
+    # --- staying ---------------------------------------------------------------------------------
+
+    def throttle(self, socket: int, held: bool) -> None:
+        """The socket's queue is full (`held`), or short again."""
+        attachment = self._audience.attachments.get(socket)
+        if attachment is None:
+            return
+        attachment.throttled = held
+        if not held:
+            for branch in self._state.branches.values():
+                attachment.flush(branch, self._audience.now)
+
+    def tick(self) -> bool:
+        """Time has passed: flush what waited for `tick_ms`. True if the session has expired.
+
+        There is one timer, for the earliest time that was asked for: what is later asks again.
+        """
+        now, out = self._audience.now, self._state.out
+        for attachment in self._audience.attachments.values():
+            if not attachment.opened.tick_ms:
+                continue
+            if now < attachment.next_tick:
+                out.wake(attachment.next_tick)
+                continue
+            for branch in self._state.branches.values():
+                attachment.flush(branch, now)
+        if self._expires is None:
+            return False
+        if now >= self._expires:
+            if not self._execution.generations.busy:
+                return True
+            self._expires = now + self._ttl  # a detached generation may finish
+        out.wake(self._expires)
+        return False
