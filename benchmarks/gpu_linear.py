@@ -1,4 +1,4 @@
-"""The matrix products of a decode step on one GPU: our Triton kernel against cuBLAS, one by one.
+"""The matrix products of a step on one GPU: our Triton and Gluon kernels against cuBLAS, one by one.
 
 Each case is a CUDA graph of one product after another on distinct weights (more of them than the L2
 cache holds), as in a decode step. cuBLAS is timed with the kernels that ours make needless: the norm
@@ -15,7 +15,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from torch import Tensor
 
 from ramify.gpu.layers.fused import add_norm
 from ramify.gpu.layers.linear import Linear
+from ramify.gpu.layers.rings import rings
 from ramify.gpu.layers.rmsnorm import RMSNorm
-from ramify.gpu.layers.tilings import LayerSizes, Tiling, tilings_for
+from ramify.gpu.layers.tilings import AnyTiling, LayerSizes, RingTiling, Tiling, tilings_for
 from ramify.gpu.layers.triton_linear import Products, Rows
 
 PRODUCTS = {  # outputs, inputs
@@ -43,6 +44,10 @@ SIZES = {
     "qwen3-0.6b": LayerSizes(1024, 2048, 4096, 3072, torch.bfloat16, overlaps=True),
     "llama-3.1-8b": LayerSizes(4096, 4096, 6144, 14336, torch.bfloat16, overlaps=True),
 }
+RINGS = [
+    RingTiling(1, 128, 64, 8), RingTiling(1, 128, 128, 4), RingTiling(1, 256, 64, 5),
+    RingTiling(2, 128, 64, 6), RingTiling(2, 256, 64, 4),
+]  # fmt: skip
 L2 = 150e6  # bytes of weights that one graph reads at least
 EPS = 1e-6
 
@@ -62,7 +67,7 @@ class Case:
         self.residual = torch.zeros((tokens, outputs), device="cuda", dtype=torch.bfloat16)
         self.norm = RMSNorm(torch.ones(outputs, device="cuda", dtype=torch.bfloat16), EPS)
 
-    def run(self, products: Products, weight: Tensor, tiling: Tiling | None) -> Tensor:
+    def run(self, products: Products, weight: Tensor, tiling: AnyTiling | None) -> Tensor:
         linear = Linear(weight)
         if self.name == "qkv":
             return products.plain(self.rows if tiling else self.normed, linear, EPS, tiling)
@@ -76,7 +81,7 @@ class Case:
             return F.linear(self.x, weight)
         return add_norm(F.linear(self.x, weight), self.residual, self.norm.weight, EPS)
 
-    def error(self, products: Products, tiling: Tiling) -> float:
+    def error(self, products: Products, tiling: AnyTiling) -> float:
         """Largest difference from float32 mathematics, in parts of the largest result."""
         self.residual.zero_()
         weight = self.weights[0]
@@ -115,8 +120,12 @@ class Case:
         return float(sorted(times[1:])[2])
 
 
-def candidates(name: str, tokens: int, outputs: int, inputs: int) -> Iterator[Tiling]:
+def candidates(name: str, tokens: int, outputs: int, inputs: int) -> Iterator[AnyTiling]:
     """Tilings worth trying."""
+    if tokens > 32 and rings(torch.device("cuda")):
+        yield from RINGS
+    if tokens > 512:
+        return
     shapes: list[tuple[int, int, int, int, int, bool]]  # tokens, outputs, inputs, warps, stages, swap
     if tokens <= 32:
         rows = 16 if tokens <= 16 else 32
@@ -179,7 +188,7 @@ def compile_some(shape: str, tokens: list[int], part: int, parts: int) -> None:
                     print(type(error).__name__, tiling, file=sys.stderr)
 
 
-def measure(case: Case, products: Products, tilings: Sequence[Tiling | None]) -> dict[str, Any]:
+def measure(case: Case, products: Products, tilings: Sequence[AnyTiling | None]) -> dict[str, Any]:
     """Microseconds of the bare library product, of it with its neighbours, and of each tiling."""
     found = []
     for tiling in filter(None, tilings):
@@ -220,6 +229,7 @@ def main() -> None:
     for process in [subprocess.Popen([*command, str(part)]) for part in range(args.compilers)]:
         process.wait()
     report = []
+    sizes = replace(SIZES[args.shape], rings=rings(torch.device("cuda")))
     products = Products(torch.device("cuda"))
     for name, (outputs, inputs) in PRODUCTS[args.shape].items():
         copies = max(4, int(L2 / (2 * outputs * inputs)) + 1)
@@ -229,7 +239,7 @@ def main() -> None:
         ]
         for count in tokens:
             case = Case(name, outputs, inputs, count, weights)
-            tilings = [getattr(tilings_for(count, SIZES[args.shape]), name)]
+            tilings = [getattr(tilings_for(count, sizes), name)]
             if args.search:
                 tilings = [*candidates(name, count, outputs, inputs)]
             line = measure(case, products, tilings)

@@ -2,9 +2,9 @@
 
 A kernel is compiled where it is first launched, for about half a second on one core, and a server
 needs dozens. So launches are played through, without launching anything, and whatever they ask for
-is compiled by as many threads as there are cores: most of it is LLVM, ptxas and the C compiler,
-outside the interpreter lock. Which kernels these are nobody lists: what is not met in the play is
-compiled at its first launch, as ever.
+is compiled by several threads: most of it is LLVM, ptxas and the C compiler, outside the interpreter
+lock. Which kernels these are nobody lists: what is not met in the play is compiled at its first
+launch, as ever.
 
 With Triton's interpreter there is nothing to compile, and launches in a play are launches.
 """
@@ -23,6 +23,8 @@ import torch
 from triton import AsyncCompileMode
 from triton.runtime import JITFunction
 
+_MOST_THREADS = 8  # 16 are no faster (docs/log.md): Triton's own part holds the interpreter lock
+
 
 @contextmanager
 def compiling(play: Callable[[], None], device: torch.device) -> Iterator[None]:
@@ -39,7 +41,7 @@ def compile_side_by_side(play: Callable[[], None], device: torch.device) -> int:
     Nothing of Triton's is launched in `play`, which must therefore not compute addresses from what
     its kernels would have written. Raises what the compiler raises.
     """
-    with ThreadPoolExecutor(_cores(), "compile", initializer=_use, initargs=(device,)) as pool:
+    with ThreadPoolExecutor(_threads(), "compile", initializer=_use, initargs=(device,)) as pool:
         loading = _Loading(pool)
 
         def compile_all() -> None:
@@ -96,5 +98,6 @@ def _use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _threads() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(_MOST_THREADS, cores)

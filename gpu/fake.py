@@ -189,17 +189,6 @@ class FakeExecutor:
     def close(self) -> None:
         """Nothing to release."""
 
-    def expected(
-        self,
-        tokens: Sequence[int],
-        n: int,
-        eos: Collection[int] | None = None,
-        sampling: SamplingParams | None = None,
-        sampled: int = 0,
-    ) -> list[int]:
-        """See `FakeModel.expected`."""
-        return self.model.expected(tokens, n, eos, sampling, sampled)
-
     def _run(self, step: StepRows) -> Hashes:
         """Write the new tokens' hashes; return the last one of each sequence. uint64[B]."""
         last: Hashes = np.empty(len(step.rows), dtype=np.uint64)

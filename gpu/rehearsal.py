@@ -52,7 +52,7 @@ def warm_all(executor: FusedExecutor) -> None:
     """
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
     mixed = mixed_buckets(rows, tokens)
-    least = min(bucket.extended for bucket in mixed)
+    least = min((bucket.extended for bucket in mixed), default=0)
     sizes = [bucket for bucket in mixed if not bucket.decodes or bucket.extended == least]
     decodes = [form for bucket in decode_buckets(rows) for form in executor.forms(bucket)]
     executor.warm([*decodes, *sizes, largest(rows, tokens)])

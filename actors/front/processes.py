@@ -14,18 +14,17 @@ This file does not know sockets of clients, nor what is in a message between two
 
 import asyncio
 import os
-import socket
 from collections import deque
 from functools import partial
 from typing import cast
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.front.inlet import Inlet
 from ramify.actors.front.interface import Core, Guard
 from ramify.actors.front.process import GatewayProcess
+from ramify.actors.front.slot import GatewayFailed, Slot
 from ramify.actors.front.wire import (
     Drain,
     Events,
@@ -57,37 +56,13 @@ from ramify.protocol.messages import (
     SessionMessage,
     Tokens,
 )
-from ramify.protocol.wire import ServerInfo
 
 LOAD_SECONDS = 0.25  # how often processes hear of the engine's load
 DEATHS, WITHIN_SECONDS = 3, 60.0  # more deaths than these end the engine
-START_SECONDS = 30.0  # from its start until a process listens, and from `Serve` until it serves
-ATTEMPTS, BACK_OFF_SECONDS = 4, 0.5  # processes in a row that may fail to start; the pause doubles
 HUNG_SECONDS = 30.0  # a process reports its lag every 0.25 s
 LEAVE_SECONDS = 7.0  # beyond the grace time: closing handshakes, and the end of the process
 
 log = get_log(__name__)
-
-
-class GatewayFailed(Exception):
-    """Gateway processes keep dying, or one cannot be started."""
-
-
-class _Slot:
-    """A place that one process after the other holds."""
-
-    def __init__(self, number: int, listeners: list[socket.socket]) -> None:
-        self.number = number
-        self.listeners = listeners
-        self.incarnation = 0
-        self.first = 1  # what its sessions are counted from
-        self.process: GatewayProcess | None = None  # while one runs
-        self.listening = asyncio.Event()
-        self.serving = asyncio.Event()
-        self.ready = asyncio.Event()
-        self.failure: Exception | None = None
-        self.attempts = 0  # processes in a row that ended before they served
-        self.ended = asyncio.Event()
 
 
 class ProcessFront:
@@ -100,7 +75,7 @@ class ProcessFront:
         self._count = count
         self._status = status
         self._clock = clock
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
         self._up: dict[int, GatewayProcess] = {}  # those that serve, by slot
         self._inlet = Inlet(metrics, self._up)
         self._serve = asyncio.Event()
@@ -122,7 +97,7 @@ class ProcessFront:
 
     async def listen(self, group: TaskGroup, guard: Guard) -> int:
         bound = bind_shared(self._config.server, self._count)
-        self._slots = [_Slot(number, sockets) for number, sockets in enumerate(bound)]
+        self._slots = [Slot(number, sockets) for number, sockets in enumerate(bound)]
         if self._count > 1:
             self._minted = os.memfd_create("ramify-minted")
             os.truncate(self._minted, table_bytes(MINTED_MAX))
@@ -189,28 +164,23 @@ class ProcessFront:
 
     # --- the life of a slot ----------------------------------------------------------------------
 
-    async def _keep(self, slot: _Slot, *, task_status: TaskStatus[None]) -> None:
+    async def _keep(self, slot: Slot, *, task_status: TaskStatus[None]) -> None:
         """One process after the other, until the engine stops."""
-        begun = False
         try:
             while not self._stop.is_set():
                 process, why = await self._start(slot), ""
                 async with anyio.create_task_group() as watching:
                     watching.start_soon(self._bring_up, slot, process)
-                    if not begun:
-                        watching.start_soon(_announce, slot, task_status)
+                    watching.start_soon(slot.announce, task_status)
                     why = await process.ended()
                     watching.cancel_scope.cancel()
-                begun = begun or slot.listening.is_set()
-                self._bury(slot, process, why, begun)
-                await self._back_off(slot)
+                self._bury(slot, process, why)
+                await slot.back_off(self._stop)
         finally:
             slot.ended.set()
 
-    async def _start(self, slot: _Slot) -> GatewayProcess:
-        slot.listening.clear()
-        slot.serving.clear()
-        slot.ready.clear()
+    async def _start(self, slot: Slot) -> GatewayProcess:
+        slot.clear()
         start = Start(
             config=self._config,
             slot=slot.number,
@@ -229,69 +199,40 @@ class ProcessFront:
         log.info("gateway process started", gateway=slot.number, pid=process.pid)
         return process
 
-    async def _bring_up(self, slot: _Slot, process: GatewayProcess) -> None:
+    async def _bring_up(self, slot: Slot, process: GatewayProcess) -> None:
         """Once the core and the process are ready, sessions can be opened there."""
-        if not await _within(START_SECONDS, slot.listening):
-            process.hung(f"it did not listen within {START_SECONDS:g} s")
+        if not await slot.listens(process):
             return
         await self._serve.wait()
         core = self._inlet.core
         assert core is not None
-        process.tell(Serve(_server(core.server, slot), core.context))
+        process.tell(Serve(slot.server(core.server), core.context))
         process.tell(Load(self._status.load()))
         process.heard = self._clock.now()
         self._up[slot.number] = process  # its sessions may be told from now on
-        if not await _within(START_SECONDS, slot.serving):
-            process.hung(f"it did not serve within {START_SECONDS:g} s")
-            return
-        slot.attempts = 0
-        self._tell_all(Peers(sorted(self._up)))
+        if await slot.serves(process):
+            self._tell_all(Peers(sorted(self._up)))
 
-    def _bury(self, slot: _Slot, process: GatewayProcess, why: str, begun: bool) -> None:
-        """A process has ended: in order, or to be replaced. Raises if there is no use in that.
-
-        `begun`: one of its slot has listened.
-        """
-        slot.process = None
-        slot.first = process.first
+    def _bury(self, slot: Slot, process: GatewayProcess, why: str) -> None:
+        """A process has ended: in order, or to be replaced. Raises if there is no use in that."""
+        slot.left(process)
         self._up.pop(slot.number, None)
         self._inlet.bury(process)
         if self._stop.is_set():
             return
-        if slot.failure is not None:
-            raise slot.failure
-        log.error(
-            "a gateway process failed", gateway=slot.number, reason=why, sessions=len(process.live)
-        )
-        if not begun:
-            raise GatewayFailed(f"gateway {slot.number} did not start: {why}")
-        slot.attempts += not slot.serving.is_set()
-        if slot.attempts >= ATTEMPTS:
-            raise GatewayFailed(
-                f"gateway {slot.number} could not be started {ATTEMPTS} times in a row; last: {why}"
-            )
+        if slot.failure is None:
+            sessions = len(process.live)
+            log.error("a gateway process failed", gateway=slot.number, reason=why, sessions=sessions)
+        slot.check(why)
         now = self._clock.now()
         self._deaths.append(now)
         if len(self._deaths) > DEATHS and now - self._deaths[0] < WITHIN_SECONDS:
             raise GatewayFailed(f"{len(self._deaths)} gateway processes failed in a minute; last: {why}")
         self._tell_all(Peers(sorted(self._up)))
 
-    async def _back_off(self, slot: _Slot) -> None:
-        """Pause before the next process, longer each time, if the last one did not come to serve."""
-        if slot.serving.is_set() or self._stop.is_set():
-            return
-        pause = BACK_OFF_SECONDS * 2 ** (slot.attempts - 1)
-        log.warning(
-            "a gateway process starts again soon",
-            gateway=slot.number,
-            attempt=f"{slot.attempts + 1} of {ATTEMPTS}",
-            pause_s=pause,
-        )
-        await _within(pause, self._stop)
-
     # --- messages --------------------------------------------------------------------------------
 
-    def _receive(self, slot: _Slot, process: GatewayProcess, message: ToCore) -> None:
+    def _receive(self, slot: Slot, process: GatewayProcess, message: ToCore) -> None:
         match message:
             case Events(messages):
                 self._inlet.handle(process, messages)
@@ -333,23 +274,3 @@ class ProcessFront:
             for sock in slot.listeners:
                 sock.close()
             slot.listeners.clear()
-
-
-async def _within(seconds: float, event: asyncio.Event) -> bool:
-    """Wait for `event`. False if `seconds` passed without it."""
-    with anyio.move_on_after(seconds):
-        await event.wait()
-    return event.is_set()
-
-
-async def _announce(slot: _Slot, task_status: TaskStatus[None]) -> None:
-    await slot.listening.wait()
-    task_status.started()
-
-
-def _server(server: ServerInfo, slot: _Slot) -> ServerInfo:
-    """Sessions of a process that replaced another one have an epoch of their own."""
-    if slot.incarnation == 1:
-        return server
-    epoch = f"{server.epoch}-{slot.number}.{slot.incarnation}"
-    return msgspec.structs.replace(server, epoch=epoch)

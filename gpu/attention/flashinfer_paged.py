@@ -116,7 +116,7 @@ class FlashInferPaged:
             return merged
         self._extends.run(q, self._paged(pool), output, window)
         if first < len(q) and self._decodes is None:
-            merged[first:] = self._triton.decode(q[first:], pool, inputs, window)
+            self._triton.decode(q[first:], pool, inputs, window, merged[first:])
         return merged
 
     def _paged(self, pool: "tuple[Tensor, Tensor]") -> "tuple[Tensor, Tensor]":

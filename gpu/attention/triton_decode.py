@@ -15,11 +15,13 @@ from torch import Tensor
 
 from ramify.gpu.attention.triton_shared import TILE, Parts
 from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
+from ramify.gpu.layers.overlap import launch_options, overlaps, wait
 
 _PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
 _MOST_SPLITS = 64
 _KEYS = 64  # in one tile
 _CROWDED = 1024  # programs
+_FEW = 8  # sequences: with more, programs that start early lose more than they gain (docs/log.md)
 
 
 def splits_for(sequences: int, kv_heads: int) -> int:
@@ -38,17 +40,19 @@ def decode_attention(
     window: int | None,
     splits: int,
     parts: Parts | None = None,
+    output: Tensor | None = None,
 ) -> Tensor:
     """q [B, heads, D], each at positions int32[B] of rows int32[B]; pages int32[rows, columns].
 
     pool: one layer's k and v, each [slots, kv_heads, D], the new ones included. `splits` as of
     `splits_for`. `parts`: what `shared_attention` made of the keys that a line has in common with
-    others; then only its own ones are read here. Returns [B, heads * D].
+    others; then only its own ones are read here. Returns `output` [B, heads * D], a new one if None.
     """
     sequences, heads, dim = q.shape
     kv_heads = pool[0].shape[1]
     group = heads // kv_heads
-    output = q.new_empty((sequences, heads * dim))
+    if output is None:
+        output = q.new_empty((sequences, heads * dim))
     if splits == 1:
         partial, sums = output, output
     else:
@@ -57,6 +61,8 @@ def decode_attention(
     exact = q.dtype == torch.float32
     # Measured on an H200 (docs/log.md): few programs want larger tiles, many want more of them.
     keys, stages = (32, 4) if sequences * kv_heads >= _CROWDED and not exact else (_KEYS, 3)
+    overlap = sequences <= _FEW and overlaps(q.device)
+    options = launch_options(q.device) if overlap else {}
     own, shared, shared_sums = rows, sums, sums  # not read
     if parts is not None:
         own, shared, shared_sums = parts.own, parts.outputs, parts.sums
@@ -66,12 +72,14 @@ def decode_attention(
         dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, PAGE=page_size,
         WINDOW=window or 0, SPLITS=splits, KEYS=keys, PRECISION="ieee" if exact else "tf32",
-        SHARED=parts is not None, TILE=TILE, num_warps=4 if exact else 2, num_stages=stages,
+        SHARED=parts is not None, TILE=TILE, OVERLAP=overlap, num_warps=4 if exact else 2,
+        num_stages=stages, **options,
     )  # fmt: skip
     if splits > 1:
         _merge[(sequences, heads)](
-            partial, sums, output, HEADS=heads, DIM=dim, SPLITS=splits, num_warps=2
-        )
+            partial, sums, output, HEADS=heads, DIM=dim, SPLITS=splits, OVERLAP=overlap, num_warps=2,
+            **options,
+        )  # fmt: skip
     return output
 
 
@@ -81,6 +89,7 @@ def _decode(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
     DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
     KEYS: tl.constexpr, PRECISION: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """scale: of the scores, times log2(e), so that exp2 can be used throughout."""
     sequence = tl.program_id(0).to(tl.int64)
@@ -98,6 +107,7 @@ def _decode(
     share = tl.cdiv(tl.cdiv(length - low, SPLITS), KEYS) * KEYS
     start = low + split * share
     stop = tl.minimum(start + share, length)
+    wait(OVERLAP)
 
     members = tl.arange(0, GROUP_PADDED)
     dims = tl.arange(0, DIM)
@@ -137,8 +147,12 @@ def _decode(
 
 
 @triton.jit
-def _merge(partial, sums, output, HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr):
+def _merge(
+    partial, sums, output, HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Combine the stretches of one head; an empty one has the sum -inf and unwritten outputs."""
+    wait(OVERLAP)
     at = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     splits = tl.arange(0, SPLITS)
     dims = tl.arange(0, DIM)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
+from ramify.gpu.layers.overlap import launch_options, overlaps, wait
 from ramify.gpu.rows import StepRows
 
 _TILE = 64  # query heads of one program
@@ -112,14 +113,16 @@ def extend_attention(
         q, pool[0], pool[1], items, pages, output, parts, sums, pages.shape[1],
         dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         DIM=dim, PAGE=page_size, WINDOW=window or 0, TILE=_TILE, KEYS=_KEYS,
-        PRECISION="ieee" if exact else "tf32", num_warps=8 if exact else _WARPS,
-        num_stages=2 if exact else _STAGES,
+        PRECISION="ieee" if exact else "tf32", OVERLAP=overlaps(q.device),
+        num_warps=8 if exact else _WARPS, num_stages=2 if exact else _STAGES,
+        **launch_options(q.device),
     )  # fmt: skip
     if len(merges):
         lines = 16
         _merge[(len(merges), kv_heads, _TILE // lines)](
             parts, sums, merges, output, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
-            DIM=dim, TILE=_TILE, LINES=lines, num_warps=4,
+            DIM=dim, TILE=_TILE, LINES=lines, OVERLAP=overlaps(q.device), num_warps=4,
+            **launch_options(q.device),
         )  # fmt: skip
 
 
@@ -128,6 +131,7 @@ def _extend(
     q, k_pool, v_pool, items, pages, output, parts, sums, columns, scale, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """scale: of the scores, times log2(e), so that exp2 can be used throughout."""
     item = items + tl.program_id(0) * 7
@@ -139,6 +143,7 @@ def _extend(
     start = tl.load(item + 4)
     stop = tl.load(item + 5)
     part = tl.load(item + 6)
+    wait(OVERLAP)
     if count == 0:
         return
 
@@ -177,7 +182,7 @@ def _extend(
 @triton.jit
 def _merge(
     parts, sums, merges, output, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    DIM: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr,
+    DIM: tl.constexpr, TILE: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Combine the parts of some lines of a tile; what a line has not seen has the sum -inf."""
     merge = merges + tl.program_id(0) * 4
@@ -186,6 +191,7 @@ def _merge(
     count = tl.load(merge + 1)
     part = tl.load(merge + 2).to(tl.int64)
     number = tl.load(merge + 3)
+    wait(OVERLAP)
     if tl.program_id(2) * LINES >= count * GROUP:
         return
 

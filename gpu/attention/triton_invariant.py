@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.paged import Inputs
 from ramify.gpu.attention.triton_decode import splits_for
+from ramify.gpu.attention.triton_tile import paged, take_keys
 from ramify.gpu.rows import Ints, StepRows
 from ramify.gpu.staging import Array
 
@@ -166,24 +167,14 @@ def _attend(
         for begin in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, end), KEYS):
             keys = begin + tl.arange(0, KEYS)
             there = keys < end
-            page = tl.load(pages + row * columns + keys // PAGE, mask=there, other=0).to(tl.int64)
-            slot = page * PAGE + keys % PAGE
-            source = (slot * KV_HEADS + kv_head)[:, None] * DIM + dims[None, :]
-            k = tl.load(k_pool + source, mask=there[:, None], other=0.0)
-            scores = tl.dot(asked, tl.trans(k), input_precision=PRECISION) * scale
+            source = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
             seen = keys[None, :] <= reach[:, None]
             if WINDOW:
                 seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
-            scores = tl.where(seen, scores, -float("inf"))
-            new_top = tl.maximum(own_top, tl.max(scores, 1))
-            base = tl.where(new_top == -float("inf"), 0.0, new_top)
-            weights = tl.exp2(scores - base[:, None])
-            fade = tl.exp2(own_top - base)
-            own_total = own_total * fade + tl.sum(weights, 1)
-            v = tl.load(v_pool + source, mask=there[:, None], other=0.0)
-            own_mixed = own_mixed * fade[:, None]
-            own_mixed = tl.dot(weights.to(v.dtype), v, own_mixed, input_precision=PRECISION)
-            own_top = new_top
+            own_top, own_total, own_mixed = take_keys(
+                asked, k_pool, v_pool, source, there, seen, scale, own_top, own_total, own_mixed,
+                PRECISION,
+            )  # fmt: skip
         if SPLITS == 1:
             top, total, mixed = _add(top, total, mixed, own_top, own_total, own_mixed)
         else:

@@ -1,4 +1,5 @@
-"""The Triton kernels as one back end: split decode for decodes, tiles for extends.
+"""The Triton kernels as one back end: split decode for few decodes or shared keys, equal shares of
+all keys for many decodes, tiles for extends.
 
 Plans nothing for decodes but which of them share keys: the kernels read page table and positions
 on the device.
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.groups import Arrays, no_groups
 from ramify.gpu.attention.paged import Inputs
+from ramify.gpu.attention.triton_balanced import balanced_attention, shares_for
 from ramify.gpu.attention.triton_decode import decode_attention, splits_for
 from ramify.gpu.attention.triton_extend import extend_attention, extend_items, extend_room
 from ramify.gpu.attention.triton_shared import Shared, grouper_for, shared_attention
@@ -25,6 +27,9 @@ class TritonPaged:
     """
 
     static_extends = True
+    # Sequences times KV heads from which decodes are cut into equal shares. Fewer have keys split
+    # among programs of their own, more of which may wait for another wave (docs/log.md).
+    fewest_balanced = 768
 
     def __init__(
         self, pages: Tensor, table: RowTable, shape: DecoderConfig, dtype: torch.dtype | None
@@ -32,6 +37,8 @@ class TritonPaged:
         self._pages = pages
         self._page_size = table.page_size
         self._heads, self._kv_heads = shape.heads, shape.kv_heads
+        self._shares = shares_for(pages.device, shape.kv_heads)
+        self._arrived = pages.new_zeros(len(pages) * shape.kv_heads)
         self._grouper = None
         if dtype is not None and None in shape.windows:
             self._grouper = grouper_for(
@@ -61,29 +68,36 @@ class TritonPaged:
         self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
     ) -> Tensor:
         first = inputs.extended
-        decoded = None
-        if first < len(q):
-            decoded = self.decode(q[first:], pool, inputs, window)
-        if not first:
-            assert decoded is not None
-            return decoded
         output = q.new_empty((len(q), q.shape[1] * q.shape[2]))
-        items, merges = inputs.plan
-        extend_attention(q, output, pool, items, merges, self._pages, self._page_size, window)
-        if decoded is not None:
-            output[first:] = decoded
+        if first < len(q):
+            self.decode(q[first:], pool, inputs, window, output[first:])
+        if first:
+            items, merges = inputs.plan
+            extend_attention(q, output, pool, items, merges, self._pages, self._page_size, window)
         return output
 
     def decode(
-        self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
-    ) -> Tensor:
-        """The step's decodes alone: q [decodes, heads, D] -> [decodes, heads * D]."""
+        self,
+        q: Tensor,
+        pool: "tuple[Tensor, Tensor]",
+        inputs: Inputs,
+        window: int | None,
+        output: Tensor,
+    ) -> None:
+        """The step's decodes alone: q [decodes, heads, D] -> output [decodes, heads * D]."""
         first, parts = inputs.extended, None
         if inputs.groups and window is None:  # a window has moved past most of what lines share
             parts = shared_attention(q, pool, Shared(*inputs.groups), self._pages, self._page_size)
-        return decode_attention(
-            q, pool, inputs.rows[first:], inputs.positions[first:], self._pages, self._page_size,
-            window, splits_for(len(q), pool[0].shape[1]), parts,
+        rows, positions = inputs.rows[first:], inputs.positions[first:]
+        if parts is None and len(q) * self._kv_heads >= self.fewest_balanced:
+            balanced_attention(
+                q, output, pool, rows, positions, self._pages, self._page_size, window, self._shares,
+                self._arrived,
+            )  # fmt: skip
+            return
+        decode_attention(
+            q, pool, rows, positions, self._pages, self._page_size, window,
+            splits_for(len(q), self._kv_heads), parts, output,
         )  # fmt: skip
 
 

@@ -50,10 +50,11 @@ def take_keys(
 def take_part(outputs, sums, at, real, dims, top, total, mixed, DIM: tl.constexpr):
     """Take in what other programs left at `at` [Q]: outputs [.., D] and sums (log-sum-exps).
 
-    A sum of -inf stands for no keys.
+    A sum of -inf stands for no keys. They may be of the same launch: the L1 cache is passed by.
     """
-    lse = tl.load(sums + at, mask=real, other=0.0)
-    part = tl.load(outputs + at[:, None] * DIM + dims[None, :], mask=real[:, None], other=0.0)
+    lse = tl.load(sums + at, mask=real, other=0.0, cache_modifier=".cg")
+    place = at[:, None] * DIM + dims[None, :]
+    part = tl.load(outputs + place, mask=real[:, None], other=0.0, cache_modifier=".cg")
     new_top = tl.maximum(top, lse)
     base = tl.where(new_top == -float("inf"), 0.0, new_top)
     weight = tl.exp2(lse - base)

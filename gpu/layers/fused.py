@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.gpu.layers.overlap import launch_options, overlaps, wait
+from ramify.gpu.layers.overlap import launch_options, overlaps, wait, wait_first
 
 
 def embed_norm(codes: Tensor, last: Tensor, table: Tensor, weight: Tensor, eps: float) -> Any:
@@ -186,18 +186,18 @@ def _rope_store(
     columns, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
     TOGETHER: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    wait(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TOGETHER
     heads = tl.arange(0, TOGETHER)[:, None]
     half = tl.arange(0, HALF)[None, :]
-    source = qkv + token * (HEADS + 2 * KV_HEADS) * DIM + (first + heads) * DIM + half
-    low = tl.load(source)
-    high = tl.load(source + HALF)
     position = tl.load(positions + token)
     row = tl.load(rows + token).to(tl.int64)
     page = tl.load(pages + row * columns + position // PAGE).to(tl.int64)
     slot = page * PAGE + position % PAGE
+    wait_first(OVERLAP)
+    source = qkv + token * (HEADS + 2 * KV_HEADS) * DIM + (first + heads) * DIM + half
+    low = tl.load(source)
+    high = tl.load(source + HALF)
     if first >= HEADS + KV_HEADS:
         target = v_pool + slot * KV_HEADS * DIM + (first - HEADS - KV_HEADS + heads) * DIM + half
         tl.store(target, low)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ramify.gpu.layers.fused import add_norm, silu_mul
 from ramify.gpu.layers.linear import Linear
 from ramify.gpu.layers.rmsnorm import RMSNorm
-from ramify.gpu.layers.tilings import Tiling
+from ramify.gpu.layers.tilings import AnyTiling
 from ramify.gpu.layers.triton_linear import Products, Rows
 
 # Tiles of (rows, outputs, inputs, warps, stages), as measured on an H200: up to so many rows, for
@@ -33,14 +33,14 @@ _EXACT = (16, 32, 32, 4, 2)  # float32, which tensor cores do not do
 class InvariantProducts(Products):
     """A step's products, whatever the tilings say: what those choose follows the batch."""
 
-    def plain(self, x: Rows, linear: Linear, eps: float, tiling: Tiling | None) -> Tensor:
+    def plain(self, x: Rows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
         return invariant_product(linear, x.values)
 
-    def gated(self, x: Rows, linear: Linear, eps: float, tiling: Tiling | None) -> Tensor:
+    def gated(self, x: Rows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
         return silu_mul(invariant_product(linear, x.values))
 
     def add(
-        self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: Tiling | None
+        self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: AnyTiling | None
     ) -> Rows:
         return Rows(add_norm(invariant_product(linear, x), residual, norm.weight, norm.eps))
 

@@ -1,9 +1,9 @@
-"""Which matrix products of a decode step our Triton kernel takes, and how it is cut up for them.
+"""Which matrix products of a step our kernels take, and how they are cut up for them.
 
-A table of measurements (docs/log.md), not a search: a product goes to the kernel where that was
+Tables of measurements (docs/log.md), not a search: a product goes to the kernel where that was
 the faster one in a CUDA graph on an H200, with the kernels that it replaces counted in. Everything
 else stays with torch's library: float32 and float16, sizes that the tiles do not divide, more
-tokens than `MOST_TOKENS`, GPUs before Hopper.
+tokens than `MOST_TOKENS` except for the gated product, GPUs before Hopper.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,10 @@ import torch
 #   Qwen3-0.6B     20.5 / 27.2  22.0 / 27.4  22.7 / 28.0  32.5 / 29.4  36.0 / 32.8
 #   Llama-3.1-8B   118 / 124    122 / 129    134 / 136    159 / 147    221 / 193
 MOST_TOKENS = 64
+GROUP_TOKENS = 64  # that a warp group multiplies: the rows of wgmma
 _OUTPUTS = 64  # rows of a weight tile: what one tensor core product takes at least
+_LARGE = 1 << 25  # weights of a projection from which on reading them takes nearly all the time
+_MOST_HELD = 512  # inputs in a ring
 _PROGRAMS = 128  # about the multiprocessors; with fewer tiles their inputs are split
 
 
@@ -35,13 +38,27 @@ class Tiling:
 
 
 @dataclass(frozen=True, slots=True)
+class RingTiling:
+    """What a program of the Gluon kernel computes at a time, and what it keeps in flight."""
+
+    groups: int  # warp groups, each with GROUP_TOKENS tokens
+    outputs: int  # rows of the weight; of a gated product half of them the gate's
+    inputs: int  # of one stage
+    stages: int
+    band: int = 8  # blocks of tokens that take a column tile's weights together
+
+
+AnyTiling = Tiling | RingTiling
+
+
+@dataclass(frozen=True, slots=True)
 class LayerTilings:
     """Of a layer's four products; None: torch's library."""
 
-    qkv: Tiling | None = None
-    output: Tiling | None = None
-    gate_up: Tiling | None = None
-    down: Tiling | None = None
+    qkv: AnyTiling | None = None
+    output: AnyTiling | None = None
+    gate_up: AnyTiling | None = None
+    down: AnyTiling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +71,45 @@ class LayerSizes:
     intermediate: int
     dtype: torch.dtype
     overlaps: bool  # programmatic dependent launch, which comes with the tensor cores it needs
+    rings: bool = False  # the Gluon kernel runs on the device
+
+
+# The gated product's rings, up to so many tokens; None: the table above, or the library. Where the
+# library stays, its tiles fill the multiprocessors better. Microseconds of it with the activation,
+# ours / cuBLAS (at 64 tokens / the kernel above), on an H200:
+#   tokens         64         128        256        512          1024         2048         8192
+#   Qwen3-0.6B     6.5 / 6.9  6.4 / 8.4  8.4 / 10.2 13.0 / 15.2  20.6 / 25.3  38.3 / 48.4  155 / 185
+#   Llama-3.1-8B   62 / 64.3  67 / 72    93 / 99    168 / 170    340 / 349    659 / 694    2840 / 3027
+_FEW, _MORE, _MANY = RingTiling(1, 128, 64, 8), RingTiling(2, 128, 64, 6), RingTiling(2, 256, 64, 4)
+_LARGE_RINGS = (
+    (32, None),
+    (64, _FEW),
+    (128, _MANY),
+    (232, None),
+    (256, _MANY),
+    (416, None),
+    (832, _MORE),
+)
+_SMALL_RINGS = ((32, None), (768, _FEW), (1536, _MORE))
 
 
 def tilings_for(tokens: int, sizes: LayerSizes) -> LayerTilings:
     """What each product of a step of `tokens` runs on."""
+    tilings = _tilings_for(tokens, sizes)
+    ring = _ring_for(tokens, sizes)
+    return tilings if ring is None else replace(tilings, gate_up=ring)
+
+
+def _ring_for(tokens: int, sizes: LayerSizes) -> RingTiling | None:
+    if not sizes.rings or sizes.dtype != torch.bfloat16:
+        return None
+    if sizes.hidden < _MOST_HELD or sizes.hidden % 128 or sizes.intermediate % 128:
+        return None
+    table = _LARGE_RINGS if sizes.hidden * sizes.intermediate >= _LARGE else _SMALL_RINGS
+    return next((ring for most, ring in table if tokens <= most), _MANY)
+
+
+def _tilings_for(tokens: int, sizes: LayerSizes) -> LayerTilings:
     if not sizes.overlaps or sizes.dtype != torch.bfloat16 or tokens > MOST_TOKENS:
         return LayerTilings()
     if any(size % 128 for size in (sizes.hidden, sizes.attention, sizes.qkv, sizes.intermediate)):
@@ -65,7 +117,7 @@ def tilings_for(tokens: int, sizes: LayerSizes) -> LayerTilings:
     rows = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
     # Long reads keep pace with 64 tokens a tile. Short ones want more programs: `output` of
     # Qwen3-0.6B takes 6.0 us at 64 tokens in tiles of 32, 9.9 in tiles of 64.
-    if rows == 64 and sizes.hidden * sizes.intermediate >= 1 << 25:
+    if rows == 64 and sizes.hidden * sizes.intermediate >= _LARGE:
         whole = Tiling(64, _OUTPUTS, 256, stages=3)
         gated = Tiling(64, _OUTPUTS, 64, stages=5, prefetch=0)
     else:

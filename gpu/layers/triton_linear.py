@@ -26,8 +26,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ramify.gpu.layers.fused import add_norm, divide_rows, silu_mul
 from ramify.gpu.layers.linear import Linear
 from ramify.gpu.layers.overlap import launch_options, overlaps, wait
+from ramify.gpu.layers.rings import ring_product
 from ramify.gpu.layers.rmsnorm import RMSNorm
-from ramify.gpu.layers.tilings import Tiling
+from ramify.gpu.layers.tilings import AnyTiling, RingTiling, Tiling
 
 _STORE, _ADD, _GATED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _EARLY_TOKENS = tl.constexpr(32)
@@ -47,7 +48,8 @@ class Rows:
 
 
 class Products:
-    """Launches a step's products: with a tiling on the kernel below, without one on torch's library.
+    """Launches a step's products: with a tiling on the kernel below, with a ring's tiling on that of
+    `gluon_linear`, without one on torch's library.
 
     Owns the counters by which programs that share a tile find the last. The programs of one launch
     use them and leave them at 0, so launches must follow each other on one stream.
@@ -58,30 +60,38 @@ class Products:
         self._overlap = overlaps(device)
         self._options = launch_options(device)
 
-    def plain(self, x: Rows, linear: Linear, eps: float, tiling: Tiling | None) -> Tensor:
+    def plain(self, x: Rows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
-        if tiling is None:
+        if isinstance(tiling, RingTiling) and linear.bias is None:
+            return ring_product(x.values, x.squares, linear.weight, False, eps, tiling)
+        if not isinstance(tiling, Tiling):
             return linear(_divided(x, eps))
         output = x.values.new_empty((len(x.values), len(linear.weight)))
         self._launch(_STORE, x, linear, output, tiling, eps)
         return output
 
-    def gated(self, x: Rows, linear: Linear, eps: float, tiling: Tiling | None) -> Tensor:
+    def gated(self, x: Rows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
         """silu(gate) * up, the gate's rows first in the weight [2 * size, inputs] -> [T, size]."""
-        if tiling is None:
+        if isinstance(tiling, RingTiling) and linear.bias is None:
+            return ring_product(x.values, x.squares, linear.weight, True, eps, tiling)
+        if not isinstance(tiling, Tiling):
             return silu_mul(linear(_divided(x, eps)))
         output = x.values.new_empty((len(x.values), len(linear.weight) // 2))
         self._launch(_GATED, x, linear, output, tiling, eps)
         return output
 
     def add(
-        self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: Tiling | None
+        self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: AnyTiling | None
     ) -> Rows:
         """residual [T, outputs] += the product, in place; returns its rows for `norm`."""
-        if tiling is None and linear.bias is None and not linear.packed:
+        plain = linear.bias is None and not linear.packed
+        if isinstance(tiling, RingTiling) and plain:
+            product = ring_product(x, None, linear.weight, False, norm.eps, tiling)
+            return Rows(add_norm(product, residual, norm.weight, norm.eps))
+        if not isinstance(tiling, Tiling) and plain:
             torch.addmm(residual, x, linear.weight.t(), out=residual)
             return Rows(add_norm(None, residual, norm.weight, norm.eps))
-        if tiling is None:
+        if not isinstance(tiling, Tiling):
             return Rows(add_norm(linear(x), residual, norm.weight, norm.eps))
         tokens, outputs = residual.shape
         parts = triton.cdiv(outputs, tiling.outputs)

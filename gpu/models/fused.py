@@ -13,6 +13,7 @@ from ramify.gpu.attention.paged import Inputs, PagedAttention
 from ramify.gpu.kv_pool import KVPool
 from ramify.gpu.layers.fused import divide_rows, embed_norm, rope_store
 from ramify.gpu.layers.overlap import overlaps
+from ramify.gpu.layers.rings import rings
 from ramify.gpu.layers.tilings import LayerSizes, LayerTilings, tilings_for
 from ramify.gpu.layers.triton_linear import Products, Rows
 from ramify.gpu.models.decoder import Decoder, DecoderLayer
@@ -22,7 +23,7 @@ class FusedDecoder:
     """Runs `model` over `pool`; `pages` int32[rows, columns] is the page table on the device.
 
     `last` int32[rows]: the token that each row sampled last. `tilings`: which of the `products` run
-    on the Triton kernel, by the number of tokens and the model's sizes.
+    on which kernel, by the number of tokens and the model's sizes.
     """
 
     def __init__(
@@ -104,4 +105,5 @@ def _sizes(model: Decoder) -> LayerSizes:
         intermediate=config.intermediate_size,
         dtype=model.dtype,
         overlaps=overlaps(model.device),
+        rings=rings(model.device),
     )

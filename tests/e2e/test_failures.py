@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,27 @@ async def test_a_gateway_without_credits_tells_every_end(serving: Any) -> None:
             assert await peer.closed() == 1012
             seen = [(m["id"], m.get("branch")) for m in peer.log if m["type"] in ("done", "error")]
             assert len(seen) == len(set(seen)) == 6
+        assert isinstance(await engine.failure(), EngineFailed)
+
+
+async def test_ends_reach_sockets_in_other_processes_than_their_session(serving: Any) -> None:
+    """Some of eight sockets are in the other process, whichever has the session."""
+    engine = Running(serving, executor="process", gateways=2, fake=SLOW, limits={"attachments": 9})
+    async with engine as served, AsyncExitStack() as sockets:
+        owner = await sockets.enter_async_context(served.connect())
+        names = [f"b{i}" for i in range(8)]
+        state = await owner.open(owner.user(1, "go"), {"type": "fork", "id": 2, "as": names})
+        login = {"session": state["session"], "key": state["key"]}
+        peers = [await sockets.enter_async_context(served.connect()) for _ in names]
+        for name, peer in zip(names, peers, strict=True):
+            await peer.open(peer.greedy(1, branch=name, max_tokens=3000), client=name, **login)
+        for peer in peers:
+            await peer.next("delta")
+        os.kill(served.engine.executor.pid, signal.SIGKILL)
+        for peer in peers:
+            assert is_internal(await peer.terminal(1))
+            assert await peer.closed() == 1012
+        assert await owner.closed() == 1012
         assert isinstance(await engine.failure(), EngineFailed)
 
 

@@ -228,7 +228,7 @@ async def stop_the_next(front: Any, known: set[int]) -> int:
 async def test_a_replacement_that_hangs_at_its_start_is_replaced(
     serving: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ramify.actors.front.processes.START_SECONDS", 3.0)
+    monkeypatch.setattr("ramify.actors.front.slot.START_SECONDS", 3.0)
     async with serving(gateways=1) as served:
         front = served.engine.front
         (pid,) = front.pids
@@ -246,7 +246,7 @@ async def test_a_replacement_that_hangs_at_its_start_is_replaced(
 async def test_a_first_process_that_hangs_at_its_start_ends_the_start(
     serving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ramify.actors.front.processes.START_SECONDS", 0.0)
+    monkeypatch.setattr("ramify.actors.front.slot.START_SECONDS", 0.0)
     with pytest.raises(EngineFailed, match=r"gateway 0 did not start: its process .* did not listen"):
         async with serving(gateways=1):
             pass
@@ -262,7 +262,7 @@ async def test_replacements_that_all_hang_end_the_engine(
         async with serving(gateways=1, idle_at_end=False) as served:
             front = served.engine.front
             stopped.update(front.pids)
-            monkeypatch.setattr("ramify.actors.front.processes.START_SECONDS", 0.2)
+            monkeypatch.setattr("ramify.actors.front.slot.START_SECONDS", 0.2)
             os.kill(front.pids[0], signal.SIGKILL)
             while True:
                 stopped.add(await stop_the_next(front, stopped))

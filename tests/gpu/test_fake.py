@@ -54,7 +54,7 @@ def test_requests_in_any_chunks_and_any_company(data: st.DataObject) -> None:
         for row, token in zip(unpack(result.rows), unpack(result.tokens), strict=True):
             outputs[row].append(token)
     for row, prompt in enumerate(prompts):
-        assert outputs[row] == executor.expected(prompt, 10, sampling=params[row])
+        assert outputs[row] == executor.model.expected(prompt, 10, sampling=params[row])
     assert executor.corruptions == 0
 
 
@@ -63,9 +63,9 @@ def test_damage_anywhere_changes_the_output(drive: Any) -> None:
         d = drive(FakeExecutor())
         d.step(opens=[d.open(0, range(100, 150))])
         first = d.prefill(0, 0, PROMPT)[0]
-        assert first == d.executor.expected(PROMPT, 1)[0]
+        assert first == d.executor.model.expected(PROMPT, 1)[0]
         d.executor._chain[100 + victim] ^= d.executor._chain.dtype.type(1 << 17)
-        assert d.decode([0], 1)[0] != d.executor.expected([*PROMPT, first], 1)
+        assert d.decode([0], 1)[0] != d.executor.model.expected([*PROMPT, first], 1)
         assert d.executor.corruptions == 1
 
 
@@ -77,7 +77,7 @@ def test_another_requests_page_in_the_cached_prefix(drive: Any) -> None:
     right = d.step(opens=[d.open(2, [0, 1, 20], cached=8)], extends=[ExtendRow(2, 8, pack(tail), True)])
     wrong = d.step(opens=[d.open(3, [5, 1, 21], cached=8)], extends=[ExtendRow(3, 8, pack(tail), True)])
     stale = d.step(opens=[d.open(4, [0, 30, 22], cached=8)], extends=[ExtendRow(4, 8, pack(tail), True)])
-    wanted = d.executor.expected(PROMPT + tail, 1)[0]
+    wanted = d.executor.model.expected(PROMPT + tail, 1)[0]
     assert right[2] == wanted
     assert wrong[3] != wanted
     assert stale[4] != wanted
@@ -87,9 +87,11 @@ def test_sampling_depends_on_the_seed_and_the_output_index_alone(drive: Any) -> 
     d = drive(FakeExecutor())
     sampling = SamplingParams(temperature=0.7, seed=11)
     whole = d.generate(0, PROMPT, 8, range(40), sampling=sampling)
-    assert whole == d.executor.expected(PROMPT, 8, sampling=sampling)
-    assert whole != d.executor.expected(PROMPT, 8, sampling=SamplingParams(temperature=0.7, seed=12))
-    assert whole != d.executor.expected(PROMPT, 8)
+    assert whole == d.executor.model.expected(PROMPT, 8, sampling=sampling)
+    assert whole != d.executor.model.expected(
+        PROMPT, 8, sampling=SamplingParams(temperature=0.7, seed=12)
+    )
+    assert whole != d.executor.model.expected(PROMPT, 8)
     # retracted after three tokens, prefilled again elsewhere
     again = d.step(
         opens=[d.open(1, range(50, 90), sampling=sampling, sampled=3)],

@@ -17,8 +17,9 @@ pytest.importorskip("triton", minversion=None if torch.cuda.is_available() else 
 from ramify.gpu.attention.paged import Inputs
 from ramify.gpu.kv_pool import KVPool
 from ramify.gpu.layers.linear import Linear
+from ramify.gpu.layers.rings import rings
 from ramify.gpu.layers.rmsnorm import RMSNorm
-from ramify.gpu.layers.tilings import LayerSizes, LayerTilings, Tiling, tilings_for
+from ramify.gpu.layers.tilings import LayerSizes, LayerTilings, RingTiling, Tiling, tilings_for
 from ramify.gpu.layers.triton_linear import Products, Rows
 from ramify.gpu.loader import fill_random
 from ramify.gpu.models.config import read_config
@@ -138,20 +139,27 @@ def test_tilings_of_real_models() -> None:
         assert tilings_for(4096, sizes) == LayerTilings()
         for tokens in range(1, 300):
             tilings = tilings_for(tokens, sizes)
-            assert tilings.gate_up is None or tilings.gate_up.splits == 1
+            assert not isinstance(tilings.gate_up, Tiling) or tilings.gate_up.splits == 1
             # rows that are not divided yet cost a kernel more if a library product takes them
             assert tilings.output is None or tilings.gate_up is not None
             assert tilings.down is None or tilings.qkv is not None
+            # rings change the gated product alone, and hold no more inputs than there are
+            with_rings = tilings_for(tokens, dataclasses.replace(sizes, rings=True))
+            assert dataclasses.replace(with_rings, gate_up=tilings.gate_up) == tilings
+            if isinstance(with_rings.gate_up, RingTiling):
+                assert with_rings.gate_up.inputs * with_rings.gate_up.stages <= sizes.hidden
+        assert isinstance(tilings_for(8192, dataclasses.replace(sizes, rings=True)).gate_up, RingTiling)
+    assert tilings_for(8192, dataclasses.replace(LLAMA, rings=True, hidden=256)) == LayerTilings()
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens", [1, 7, 32, 33, 64, 256])
+@pytest.mark.parametrize("tokens", [1, 7, 32, 33, 64, 100, 256, 700, 2000])
 @pytest.mark.parametrize("sizes", [QWEN, LLAMA], ids=["qwen", "llama"])
 def test_real_shapes(sizes: LayerSizes, tokens: int) -> None:
     if not CUDA:
         pytest.skip("needs a CUDA device")
     products, half = Products(DEVICE), torch.bfloat16
-    tilings = tilings_for(tokens, sizes)
+    tilings = tilings_for(tokens, dataclasses.replace(sizes, rings=rings(DEVICE)))
     x = random(tokens, sizes.hidden, dtype=half)
     squares = (x.float() ** 2).sum(1, keepdim=True)
     divided = x.float() * torch.rsqrt(squares / sizes.hidden + EPS)

@@ -25,6 +25,7 @@ DEVICE = torch.device("cuda" if CUDA else "cpu")
 WINDOWED = os.environ.get("RAMIFY_TEST_FLASHINFER_WINDOWS") == "1"  # takes FlashInfer's compiler
 BACK_ENDS = {
     "triton": ("triton", "triton"),
+    "triton, balanced": ("triton", "triton"),
     "fa3+triton": ("fa3", "triton"),
     "fa3+flashinfer": ("fa3", "flashinfer"),
     "fa2+flashinfer": ("fa2", "flashinfer"),
@@ -128,7 +129,11 @@ class StandIn:
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Choice:
     """On a CPU FlashInfer is the stand-in."""
     name = str(request.param)
-    if name != "triton":
+    if name == "triton, balanced":
+        from ramify.gpu.attention.triton_paged import TritonPaged
+
+        monkeypatch.setattr(TritonPaged, "fewest_balanced", 1)
+    elif name != "triton":
         from ramify.gpu.attention.flashinfer_paged import FlashInferPaged
 
         monkeypatch.setattr(FlashInferPaged, "fewest_tiles", 0)

@@ -104,6 +104,47 @@ def test_decode_attention(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("page_size", "heads", "kv_heads", "dim", "window"),
+    [(1, 4, 2, 16, None), (16, 3, 1, 16, 100)]
+    + [(1, 32, 8, 128, None), (16, 16, 8, 128, None), (16, 6, 1, 64, 1000), (1, 28, 4, 128, 33),
+       (1, 4, 1, 256, None)] * CUDA,
+)  # fmt: skip
+@pytest.mark.parametrize("many", [False, True])
+def test_balanced_attention(
+    dtype: torch.dtype, page_size: int, heads: int, kv_heads: int, dim: int, window: int | None,
+    many: bool,
+) -> None:  # fmt: skip
+    """Sequences that no share cuts and some that many do; shares that are left empty."""
+    from ramify.gpu.attention.triton_balanced import balanced_attention
+
+    lengths = [300, 5, 17, 200, 64, 128, 129, 1, 1] if many else [1] * 5 + [400]
+    if CUDA:
+        lengths = LENGTHS + [800] * 40 if many else lengths
+    pool = Pool(lengths, page_size, kv_heads, dim, dtype)
+    q = draw(len(lengths), heads, dim, dtype=dtype)
+    rows = torch.arange(len(lengths), dtype=torch.int32, device=DEVICE)
+    positions = torch.tensor([length - 1 for length in lengths], dtype=torch.int32, device=DEVICE)
+    arrived = torch.zeros(len(lengths) * kv_heads, dtype=torch.int32, device=DEVICE)
+    wanted = [
+        pool.reference(q[row : row + 1], row, length - 1, window) for row, length in enumerate(lengths)
+    ]
+    for shares in (1, 7, 33, 99, 264) if CUDA else (1, 3, 8, 33):
+        results = []
+        for _ in range(2 if CUDA else 1):
+            ours = torch.full((len(lengths), heads * dim), torch.nan, dtype=dtype, device=DEVICE)
+            balanced_attention(
+                q, ours, (pool.k, pool.v), rows, positions, pool.pages, page_size, window, shares,
+                arrived,
+            )  # fmt: skip
+            results.append(ours)
+        assert not arrived.any()
+        assert torch.equal(results[0], results[-1])
+        for row, reference in enumerate(wanted):
+            close(ours[row : row + 1], reference)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("page_size", "heads", "kv_heads", "dim", "window"),
     [(1, 2, 1, 16, None), (16, 2, 1, 16, 40)]
     + [(1, 32, 8, 128, None), (16, 16, 8, 128, None), (16, 6, 1, 64, 100), (1, 28, 4, 128, 33)] * CUDA,
 )

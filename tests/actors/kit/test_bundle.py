@@ -83,3 +83,19 @@ async def test_the_end_of_the_link_is_somebody_elses_business() -> None:
     bundle.put("a")
     bundle.flush()
     assert len(bundle) == 0
+
+
+async def test_sent_returns_when_nothing_waits() -> None:
+    link = StubLink(credits=1)
+    bundle: Bundle[str] = Bundle(link, list)
+    bundle.put("a")
+    await bundle.sent()  # at once
+    bundle.put("b")
+    waiting = asyncio.create_task(bundle.sent())
+    await asyncio.sleep(2 * RETRY_SECONDS)
+    assert not waiting.done()
+    link.credits = 1
+    async with asyncio.timeout(5):
+        await waiting
+    assert link.frames == [["a"], ["b"]]
+    await bundle.sent()

@@ -1,0 +1,111 @@
+"""A place that one gateway process after the other holds: how long a start may take, and how often
+it is tried.
+
+This file does not know who starts processes, nor what they are told.
+"""
+
+import asyncio
+import socket
+
+import anyio
+import msgspec
+from anyio.abc import TaskStatus
+
+from ramify.actors.front.process import GatewayProcess
+from ramify.actors.kit.log import get_log
+from ramify.protocol.wire import ServerInfo
+
+START_SECONDS = 30.0  # from its start until a process listens, and from `Serve` until it serves
+ATTEMPTS, BACK_OFF_SECONDS = 4, 0.5  # processes in a row that may fail to start; the pause doubles
+
+log = get_log(__name__)
+
+
+class GatewayFailed(Exception):
+    """Gateway processes keep dying, or one cannot be started."""
+
+
+class Slot:
+    """Events are of the process that runs now. `failure`: why it could not start, in its own words."""
+
+    def __init__(self, number: int, listeners: list[socket.socket]) -> None:
+        self.number = number
+        self.listeners = listeners
+        self.incarnation = 0
+        self.first = 1  # what its sessions are counted from
+        self.process: GatewayProcess | None = None  # while one runs
+        self.listening = asyncio.Event()
+        self.serving = asyncio.Event()
+        self.ready = asyncio.Event()
+        self.failure: Exception | None = None
+        self.ended = asyncio.Event()  # no other one follows
+        self._begun = False  # one of its processes has listened
+        self._attempts = 0  # processes in a row that ended before they served
+
+    def clear(self) -> None:
+        """Another process is about to start."""
+        for event in (self.listening, self.serving, self.ready):
+            event.clear()
+
+    async def announce(self, task_status: TaskStatus[None]) -> None:
+        """Once the first process listens, the slot counts as started."""
+        if not self._begun:
+            await self.listening.wait()
+            task_status.started()
+
+    async def listens(self, process: GatewayProcess) -> bool:
+        """Wait until the process listens. False if it does not, and then it is killed."""
+        return await self._does("listen", self.listening, process)
+
+    async def serves(self, process: GatewayProcess) -> bool:
+        """Wait until the process, which has been told to, opens sessions; as `listens`."""
+        return await self._does("serve", self.serving, process)
+
+    async def _does(self, what: str, event: asyncio.Event, process: GatewayProcess) -> bool:
+        if not await _within(START_SECONDS, event):
+            process.hung(f"it did not {what} within {START_SECONDS:g} s")
+            return False
+        return True
+
+    def left(self, process: GatewayProcess) -> None:
+        """The process has ended."""
+        self.process = None
+        self.first = process.first
+        self._begun = self._begun or self.listening.is_set()
+        self._attempts = 0 if self.serving.is_set() else self._attempts + 1
+
+    def check(self, why: str) -> None:
+        """Raise if there is no use in another process. `why`: how the last one ended."""
+        if self.failure is not None:
+            raise self.failure
+        if not self._begun:
+            raise GatewayFailed(f"gateway {self.number} did not start: {why}")
+        if self._attempts >= ATTEMPTS:
+            raise GatewayFailed(
+                f"gateway {self.number} could not be started {ATTEMPTS} times in a row; last: {why}"
+            )
+
+    async def back_off(self, stop: asyncio.Event) -> None:
+        """Pause before another process, longer each time, unless the last one has served."""
+        if not self._attempts or stop.is_set():
+            return
+        pause = BACK_OFF_SECONDS * 2 ** (self._attempts - 1)
+        attempt = f"{self._attempts + 1} of {ATTEMPTS}"
+        log.warning(
+            "a gateway process starts again soon", gateway=self.number, attempt=attempt, pause_s=pause
+        )
+        await _within(pause, stop)
+
+    def server(self, server: ServerInfo) -> ServerInfo:
+        """Sessions of a process that replaced another one have an epoch of their own."""
+        if self.incarnation == 1:
+            return server
+        epoch = f"{server.epoch}-{self.number}.{self.incarnation}"
+        return msgspec.structs.replace(server, epoch=epoch)
+
+
+async def _within(seconds: float, event: asyncio.Event) -> bool:
+    """Wait for `event`. False if `seconds` passed without it."""
+    with anyio.move_on_after(seconds):
+        await event.wait()
+    return event.is_set()

@@ -1,0 +1,156 @@
+"""Decode attention over pages in Triton for many sequences: all their keys, cut into equal shares.
+
+With a program for each sequence and KV head, the device is as fast as its last wave is full and its
+longest sequence lets it be: 140 equal sequences took a third longer than 132, which fill an H200
+exactly. Here as many programs are launched as run at once, whatever the batch. The sequences' keys
+are laid end to end, and each program takes an equal share (stream-K, Osama et al. 2023; lean
+attention, Sanovar et al. 2024). Where a share ends within a sequence, the program that is the last
+to put its part down merges them by their log-sum-exp. Lengths are read on the device, so nothing is
+planned on the host and a CUDA graph replays it at any length. The reference is `torch_sdpa`.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
+from ramify.gpu.layers.overlap import launch_options, overlaps, wait
+
+_RESIDENT = 6  # programs that one multiprocessor runs at once
+_REGISTERS = 168  # of a thread at most, so that so many fit into its 65,536
+_TILE = 32 * 128  # keys times head size
+_UNIT = tl.constexpr(16)  # keys: a share is a multiple of it
+_LEAST = tl.constexpr(4)  # units: what would be less of a sequence is left to the neighbour
+
+
+def shares_for(device: torch.device, kv_heads: int) -> int:
+    """How many shares are cut for each KV head: programs that run at once."""
+    if device.type != "cuda":
+        return 4
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(1, _RESIDENT * multiprocessors // kv_heads)
+
+
+def balanced_attention(
+    q: Tensor,
+    output: Tensor,
+    pool: "tuple[Tensor, Tensor]",
+    rows: Tensor,
+    positions: Tensor,
+    pages: Tensor,
+    page_size: int,
+    window: int | None,
+    shares: int,
+    arrived: Tensor,
+) -> None:
+    """q [B, heads, D], each at positions int32[B] of rows int32[B]; pages int32[rows, columns].
+
+    pool: one layer's k and v, each [slots, kv_heads, D], the new ones included. `shares` as of
+    `shares_for`. `arrived` int32[>= B * kv_heads]: zeros, which are zeros again afterwards, so
+    launches that use them must follow each other on one stream. Writes output [B, heads * D].
+    """
+    sequences, heads, dim = q.shape
+    kv_heads = pool[0].shape[1]
+    group = heads // kv_heads
+    # a program leaves at most two: of the sequence in which its share begins, and of the last
+    parts = torch.empty((2 * shares, heads, dim), dtype=torch.float32, device=q.device)
+    sums = torch.empty((2 * shares, heads), dtype=torch.float32, device=q.device)
+    exact = q.dtype == torch.float32
+    _attend[(shares, kv_heads)](
+        q, pool[0], pool[1], rows, positions, pages, output, parts, sums, arrived, sequences,
+        pages.shape[1], dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
+        GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, PAGE=page_size,
+        WINDOW=window or 0, KEYS=min(64, max(16, _TILE // dim)), SHARES=shares,
+        BLOCK=max(16, triton.next_power_of_2(sequences)), PRECISION="ieee" if exact else "tf32",
+        OVERLAP=overlaps(q.device), num_warps=4 if exact else 2, num_stages=3,
+        maxnreg=_REGISTERS, **launch_options(q.device),
+    )  # fmt: skip
+
+
+@triton.jit
+def _cut(ends, total, at):
+    """Where a share that should begin at unit `at` begins: at a sequence's end if one is near."""
+    at = tl.minimum(at, total)
+    before = at - tl.max(tl.where(ends <= at, ends, 0), 0)
+    after = tl.min(tl.where(ends > at, ends, total), 0) - at
+    near = tl.where(before < after, at - before, at + after)
+    return tl.where((before < _LEAST) | (after < _LEAST), near, at)
+
+
+@triton.jit(do_not_specialize=["sequences"])
+def _attend(
+    q, k_pool, v_pool, rows, positions, pages, output, parts, sums, arrived, sequences, columns, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
+    DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
+    SHARES: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """scale: of the scores, times log2(e), so that exp2 can be used throughout."""
+    program = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    index = tl.arange(0, BLOCK)
+    lengths = tl.load(positions + index, mask=index < sequences, other=-1) + 1
+    if WINDOW:
+        lengths = tl.minimum(lengths, WINDOW)
+    ends = tl.cumsum(tl.cdiv(lengths, _UNIT), 0)  # of the sequences, in units
+    total = tl.max(ends, 0)
+    share = tl.maximum(tl.cdiv(total, SHARES), _LEAST)
+    begin = _cut(ends, total, program * share)
+    until = _cut(ends, total, program * share + share)
+    sequence = tl.sum((ends <= begin).to(tl.int32), 0)
+    after = tl.sum((ends < until).to(tl.int32), 0) + 1
+    first = tl.max(tl.where(ends <= begin, ends, 0), 0)
+    wait(OVERLAP)
+    if begin >= until:
+        return
+
+    members = tl.arange(0, GROUP_PADDED)
+    dims = tl.arange(0, DIM)
+    real = members < GROUP
+    head = kv_head * GROUP + members
+    for line in range(sequence, after):
+        row = tl.load(rows + line).to(tl.int64)
+        length = tl.load(positions + line) + 1
+        low = 0
+        if WINDOW:
+            low = tl.maximum(length - WINDOW, 0)
+        last = first + tl.cdiv(length - low, _UNIT)
+        start = low + (tl.maximum(begin, first) - first) * _UNIT
+        stop = tl.minimum(low + (tl.minimum(until, last) - first) * _UNIT, length)
+        target = (line * HEADS + head)[:, None] * DIM + dims[None, :]
+        query = tl.load(q + target, mask=real[:, None], other=0.0)
+        top = tl.full([GROUP_PADDED], -float("inf"), tl.float32)
+        weight = tl.zeros([GROUP_PADDED], tl.float32)
+        mixed = tl.zeros([GROUP_PADDED, DIM], tl.float32)
+        for tile in range(start, stop, KEYS):
+            keys = tile + tl.arange(0, KEYS)
+            there = keys < stop
+            place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
+            top, weight, mixed = take_keys(
+                query, k_pool, v_pool, place, there, there[None, :], scale, top, weight, mixed, PRECISION
+            )
+        done = (begin <= first) & (last <= until)
+        if not done:
+            part = (program * 2 + (begin <= first).to(tl.int32)) * HEADS + head
+            mixed = mixed / weight[:, None]
+            tl.store(parts + part[:, None] * DIM + dims[None, :], mixed, mask=real[:, None])
+            tl.store(sums + part, top + tl.log2(weight), mask=real)
+            tl.debug_barrier()  # all stores of the program are before its arrival
+            second = tl.cdiv(first + _LEAST, share)  # the first program whose share begins within
+            count = (last - _LEAST) // share - second + 2
+            counter = arrived + line * KV_HEADS + kv_head
+            done = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1
+            if done:  # the parts are taken in their order, not in that of their arrival
+                tl.store(counter, 0)
+                top = tl.full([GROUP_PADDED], -float("inf"), tl.float32)
+                weight = tl.zeros([GROUP_PADDED], tl.float32)
+                mixed = tl.zeros([GROUP_PADDED, DIM], tl.float32)
+                for number in range(count):
+                    at = ((second + number - 1) * 2 + (number == 0)) * HEADS + head
+                    top, weight, mixed = take_part(parts, sums, at, real, dims, top, weight, mixed, DIM)
+        if done:
+            mixed = mixed / weight[:, None]
+            tl.store(output + target, mixed.to(output.dtype.element_ty), mask=real[:, None])
+        first = last
