@@ -115,7 +115,8 @@ class Simulation:
     def run(self) -> None:
         for session in self.sessions:
             self.cache.open_branch(m.OpenBranch(session.number + 1))
-            self.at(0.0, lambda session=session: self.next_turn(session))  # type: ignore[misc]
+            begin = self.dice.uniform(0.0, self.options.spread)
+            self.at(begin, lambda session=session: self.next_turn(session))  # type: ignore[misc]
         while self.events:
             self.now, _, act = heapq.heappop(self.events)
             act()
@@ -266,6 +267,7 @@ def main() -> None:
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=value, help=f"(default {value})")
     parser.add_argument("--append-ahead", type=float, default=0.0, metavar="MS")
+    parser.add_argument("--spread", type=float, default=0.0, metavar="MS", help="of their starts")
     parser.add_argument("--steps", action="store_true", help="print every step")
     options = parser.parse_args()
     made = Simulation(options)
