@@ -5,8 +5,10 @@ longest sequence lets it be: 140 equal sequences took a third longer than 132, w
 exactly. Here as many programs are launched as run at once, whatever the batch. The sequences' keys
 are laid end to end, and each program takes an equal share (stream-K, Osama et al. 2023; lean
 attention, Sanovar et al. 2024). Where a share ends within a sequence, the program that is the last
-to put its part down merges them by their log-sum-exp. Lengths are read on the device, so nothing is
-planned on the host and a CUDA graph replays it at any length. The reference is `torch_sdpa`.
+to put its part down merges them by their log-sum-exp. Sequences of nearly equal lengths are cut
+into as many parts each, so that no share crosses from one to the next. Lengths are read on the
+device, so nothing is planned on the host and a CUDA graph replays it at any length. The reference is
+`torch_sdpa`.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -94,14 +96,26 @@ def _attend(
     lengths = tl.load(positions + index, mask=index < sequences, other=-1) + 1
     if WINDOW:
         lengths = tl.minimum(lengths, WINDOW)
-    ends = tl.cumsum(tl.cdiv(lengths, _UNIT), 0)  # of the sequences, in units
+    units = tl.cdiv(lengths, _UNIT)
+    ends = tl.cumsum(units, 0)  # of the sequences
     total = tl.max(ends, 0)
-    share = tl.maximum(tl.cdiv(total, SHARES), _LEAST)
-    begin = _cut(ends, total, program * share)
-    until = _cut(ends, total, program * share + share)
-    sequence = tl.sum((ends <= begin).to(tl.int32), 0)
-    after = tl.sum((ends < until).to(tl.int32), 0) + 1
-    first = tl.max(tl.where(ends <= begin, ends, 0), 0)
+    each = SHARES // sequences  # shares for every sequence, if they are alike
+    alike = (each > 0) & (tl.max(units, 0) * sequences * 8 <= total * 9)
+    if alike:
+        sequence = tl.minimum(program // each, sequences - 1)
+        first = tl.max(tl.where(index < sequence, ends, 0), 0)
+        own = tl.sum(tl.where(index == sequence, units, 0), 0)
+        share = tl.maximum(tl.cdiv(own, each), _LEAST)
+        begin = first + tl.minimum((program - sequence * each) * share, own)
+        until = tl.minimum(begin + share, first + own)
+        after = sequence + 1
+    else:
+        share = tl.maximum(tl.cdiv(total, SHARES), _LEAST)
+        begin = _cut(ends, total, program * share)
+        until = _cut(ends, total, program * share + share)
+        sequence = tl.sum((ends <= begin).to(tl.int32), 0)
+        after = tl.sum((ends < until).to(tl.int32), 0) + 1
+        first = tl.max(tl.where(ends <= begin, ends, 0), 0)
     wait(OVERLAP)
     if begin >= until:
         return
@@ -138,8 +152,12 @@ def _attend(
             tl.store(parts + part[:, None] * DIM + dims[None, :], mixed, mask=real[:, None])
             tl.store(sums + part, top + tl.log2(weight), mask=real)
             tl.debug_barrier()  # all stores of the program are before its arrival
-            second = tl.cdiv(first + _LEAST, share)  # the first program whose share begins within
-            count = (last - _LEAST) // share - second + 2
+            if alike:
+                second = line * each + 1
+                count = tl.cdiv(last - first, share)
+            else:
+                second = tl.cdiv(first + _LEAST, share)  # the first program whose share begins within
+                count = (last - _LEAST) // share - second + 2
             counter = arrived + line * KV_HEADS + kv_head
             done = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1
             if done:  # the parts are taken in their order, not in that of their arrival

@@ -108,17 +108,19 @@ def test_decode_attention(
     + [(1, 32, 8, 128, None), (16, 16, 8, 128, None), (16, 6, 1, 64, 1000), (1, 28, 4, 128, 33),
        (1, 4, 1, 256, None)] * CUDA,
 )  # fmt: skip
-@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("kind", ["many", "one long", "alike"])
 def test_balanced_attention(
     dtype: torch.dtype, page_size: int, heads: int, kv_heads: int, dim: int, window: int | None,
-    many: bool,
+    kind: str,
 ) -> None:  # fmt: skip
     """Sequences that no share cuts and some that many do; shares that are left empty."""
     from ramify.gpu.attention.triton_balanced import balanced_attention
 
-    lengths = [300, 5, 17, 200, 64, 128, 129, 1, 1] if many else [1] * 5 + [400]
-    if CUDA:
-        lengths = LENGTHS + [800] * 40 if many else lengths
+    lengths = {
+        "many": LENGTHS + [800] * 40 if CUDA else [300, 5, 17, 200, 64, 128, 129, 1, 1],
+        "one long": [1] * 5 + [400],
+        "alike": [300, 310, 290, 300, 301, 300, 299],
+    }[kind]
     pool = Pool(lengths, page_size, kv_heads, dim, dtype)
     q = draw(len(lengths), heads, dim, dtype=dtype)
     rows = torch.arange(len(lengths), dtype=torch.int32, device=DEVICE)
