@@ -27,8 +27,8 @@ def rings(device: torch.device) -> bool:
         return False
     try:
         with torch.inference_mode(), torch.cuda.device(device):
-            ones = torch.ones((GROUP_TOKENS, 256), dtype=torch.bfloat16, device=device)
-            tried = ring_product(ones, None, ones, True, 0.0, _TRIAL)  # silu(256) * 256
+            ones = torch.ones((256, 256), dtype=torch.bfloat16, device=device)
+            tried = ring_product(ones[:GROUP_TOKENS], None, ones, True, 0.0, _TRIAL)  # silu(256) * 256
             if bool((tried == 256 * 256).all()):
                 return True
         reason = "a trial product is wrong"

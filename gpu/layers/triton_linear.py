@@ -49,7 +49,7 @@ class Rows:
 
 class Products:
     """Launches a step's products: with a tiling on the kernel below, with a ring's tiling on that of
-    `gluon_linear`, without one on torch's library.
+    `gluon_linear`, which adds no bias, without one on torch's library.
 
     Owns the counters by which programs that share a tile find the last. The programs of one launch
     use them and leave them at 0, so launches must follow each other on one stream.
