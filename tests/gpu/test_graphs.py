@@ -27,7 +27,13 @@ LONGEST = 200 if CUDA else 3
 
 
 @pytest.fixture
-def load(tmp_path: Path, tiny_config: dict[str, Any], drive: Any) -> Any:
+def load(
+    tmp_path: Path, tiny_config: dict[str, Any], drive: Any, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    from ramify.gpu.attention.triton_paged import TritonPaged
+
+    # so that the larger ones of these small steps take the way of large ones
+    monkeypatch.setattr(TritonPaged, "fewest_balanced", 16 if CUDA else 4)
     (tmp_path / "config.json").write_text(
         json.dumps(tiny_config | {"head_dim": 16, "max_position_embeddings": 2048})
     )
