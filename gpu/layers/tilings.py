@@ -56,9 +56,9 @@ class LayerTilings:
     """Of a layer's four products; None: torch's library."""
 
     qkv: AnyTiling | None = None
-    output: AnyTiling | None = None
+    output: Tiling | None = None
     gate_up: AnyTiling | None = None
-    down: AnyTiling | None = None
+    down: Tiling | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,17 +81,13 @@ class Products:
         return output
 
     def add(
-        self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: AnyTiling | None
+        self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: Tiling | None
     ) -> Rows:
         """residual [T, outputs] += the product, in place; returns its rows for `norm`."""
-        plain = linear.bias is None and not linear.packed
-        if isinstance(tiling, RingTiling) and plain:
-            product = ring_product(x, None, linear.weight, False, norm.eps, tiling)
-            return Rows(add_norm(product, residual, norm.weight, norm.eps))
-        if not isinstance(tiling, Tiling) and plain:
+        if tiling is None and linear.bias is None and not linear.packed:
             torch.addmm(residual, x, linear.weight.t(), out=residual)
             return Rows(add_norm(None, residual, norm.weight, norm.eps))
-        if not isinstance(tiling, Tiling):
+        if tiling is None:
             return Rows(add_norm(linear(x), residual, norm.weight, norm.eps))
         tokens, outputs = residual.shape
         parts = triton.cdiv(outputs, tiling.outputs)
