@@ -38,7 +38,7 @@ def shares_for(device: torch.device, kv_heads: int) -> int:
 
 def block_for(sequences: int) -> int:
     """Lengths that a program looks at: a constant of the kernel."""
-    return max(16, triton.next_power_of_2(sequences))
+    return max(16, 1 << (sequences - 1).bit_length())
 
 
 def balanced_attention(
