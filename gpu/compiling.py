@@ -57,19 +57,22 @@ def compile_side_by_side(play: Callable[[], None], device: torch.device) -> int:
 def nothing_launched() -> Iterator[None]:
     """Launches from this thread end where the kernel would be sent to the device.
 
-    Triton can be told so only launch by launch (`warmup`), hence the substitution.
+    Triton can be told so only launch by launch (`warmup`), hence the substitution. Other threads may
+    do the same meanwhile, and end in any order: then what is substituted stays, and does nothing.
     """
-    launch, thread = JITFunction.run, threading.get_ident()
+    launch, thread, inside = JITFunction.run, threading.get_ident(), True
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        skipped = threading.get_ident() == thread
+        skipped = inside and threading.get_ident() == thread
         return launch(kernel, *args, grid=grid, warmup=warmup or skipped, **options)
 
     JITFunction.run = run
     try:
         yield
     finally:
-        JITFunction.run = launch
+        inside = False
+        if JITFunction.run is run:
+            JITFunction.run = launch
 
 
 class _Loading(Executor):

@@ -140,6 +140,14 @@ class FusedExecutor:
             return [plain]
         return [plain, replace(bucket, grouped=True)]
 
+    def unlike_decodes(self) -> list[Bucket]:
+        """Steps of decodes that together launch each attention kernel that any number of them does.
+
+        Steps without a graph have numbers of decodes of their own.
+        """
+        counts = self._attention.unlike_decodes(self.info.max_rows)
+        return [Bucket(0, 0, count, count) for count in counts]
+
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start the step. Raises PlanError if the plan contradicts the rows."""
         slot = self._take_slot()

@@ -48,14 +48,15 @@ def rehearse(executor: FusedExecutor, free: int, progress: Progress) -> Rehearsa
 def warm_all(executor: FusedExecutor) -> None:
     """Launch every kernel there is: of the sampler, and of steps of all sizes.
 
-    Not of all buckets: every number of extended tokens and of decodes is met once.
+    Not of all buckets: every number of extended tokens and of decodes is met once, and those between
+    whose decodes launch other kernels, which only steps without a graph do.
     """
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
     mixed = mixed_buckets(rows, tokens)
     least = min((bucket.extended for bucket in mixed), default=0)
     sizes = [bucket for bucket in mixed if not bucket.decodes or bucket.extended == least]
     decodes = [form for bucket in decode_buckets(rows) for form in executor.forms(bucket)]
-    executor.warm([*decodes, *sizes, largest(rows, tokens)])
+    executor.warm([*decodes, *executor.unlike_decodes(), *sizes, largest(rows, tokens)])
 
 
 def _lines_worth_a_graph(executor: FusedExecutor, mixed: list[Bucket]) -> int:

@@ -103,6 +103,9 @@ class FlashInferPaged:
     def no_groups(self, size: int) -> list[Array]:
         return self._triton.no_groups(size)
 
+    def unlike_decodes(self, most: int) -> list[int]:
+        return [] if self._decodes is not None else self._triton.unlike_decodes(most)
+
     def attend(
         self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
     ) -> Tensor:

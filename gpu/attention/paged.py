@@ -71,6 +71,12 @@ class PagedAttention(Protocol):
         """Arrays of the same shapes that say that no line shares anything; empty: never grouped."""
         ...
 
+    def unlike_decodes(self, most: int) -> list[int]:
+        """Numbers of decodes, up to `most`, that together launch each kernel that any number launches
+        beside extends or alone. Empty: those of captured sizes launch them all.
+        """
+        ...
+
     def attend(
         self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
     ) -> Tensor:

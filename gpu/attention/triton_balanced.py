@@ -36,6 +36,11 @@ def shares_for(device: torch.device, kv_heads: int) -> int:
     return max(1, _RESIDENT * multiprocessors // kv_heads)
 
 
+def block_for(sequences: int) -> int:
+    """Lengths that a program looks at: a constant of the kernel."""
+    return max(16, 1 << (sequences - 1).bit_length())
+
+
 def balanced_attention(
     q: Tensor,
     output: Tensor,
@@ -66,7 +71,7 @@ def balanced_attention(
         pages.shape[1], dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, PAGE=page_size,
         WINDOW=window or 0, KEYS=min(64, max(16, _TILE // dim)), SHARES=shares,
-        BLOCK=max(16, triton.next_power_of_2(sequences)), PRECISION="ieee" if exact else "tf32",
+        BLOCK=block_for(sequences), PRECISION="ieee" if exact else "tf32",
         OVERLAP=overlaps(q.device), num_warps=4 if exact else 2, num_stages=3,
         maxnreg=_REGISTERS, **launch_options(q.device),
     )  # fmt: skip

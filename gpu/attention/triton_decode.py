@@ -30,6 +30,11 @@ def splits_for(sequences: int, kv_heads: int) -> int:
     return 1 << (wanted.bit_length() - 1)
 
 
+def variant_for(sequences: int, kv_heads: int) -> tuple[bool, bool]:
+    """Whether the programs are many, and whether the sequences are few: constants follow it."""
+    return sequences * kv_heads >= _CROWDED, sequences <= _FEW
+
+
 def decode_attention(
     q: Tensor,
     pool: "tuple[Tensor, Tensor]",
@@ -60,8 +65,9 @@ def decode_attention(
         sums = torch.empty((sequences, heads, splits), dtype=torch.float32, device=q.device)
     exact = q.dtype == torch.float32
     # Measured on an H200 (docs/log.md): few programs want larger tiles, many want more of them.
-    keys, stages = (32, 4) if sequences * kv_heads >= _CROWDED and not exact else (_KEYS, 3)
-    overlap = sequences <= _FEW and overlaps(q.device)
+    crowded, few = variant_for(sequences, kv_heads)
+    keys, stages = (32, 4) if crowded and not exact else (_KEYS, 3)
+    overlap = few and overlaps(q.device)
     options = launch_options(q.device) if overlap else {}
     own, shared, shared_sums = rows, sums, sums  # not read
     if parts is not None:

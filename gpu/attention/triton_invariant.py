@@ -62,6 +62,9 @@ class InvariantPaged:
     def no_groups(self, size: int) -> list[Array]:
         return []
 
+    def unlike_decodes(self, most: int) -> list[int]:
+        return []
+
     def plan_decodes(self, rows: Array, positions: Array) -> None:
         pass
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ramify.gpu.attention.groups import Arrays, no_groups
 from ramify.gpu.attention.paged import Inputs
-from ramify.gpu.attention.triton_balanced import balanced_attention, shares_for
-from ramify.gpu.attention.triton_decode import decode_attention, splits_for
+from ramify.gpu.attention.triton_balanced import balanced_attention, block_for, shares_for
+from ramify.gpu.attention.triton_decode import decode_attention, splits_for, variant_for
 from ramify.gpu.attention.triton_extend import extend_attention, extend_items, extend_room
 from ramify.gpu.attention.triton_shared import Shared, grouper_for, shared_attention
 from ramify.gpu.models.config import DecoderConfig
@@ -65,6 +65,18 @@ class TritonPaged:
             return []
         return _listed(no_groups(size, self._grouper.limits))
 
+    def unlike_decodes(self, most: int) -> list[int]:
+        return sorted({self._decode_kernel(count): count for count in range(1, most + 1)}.values())
+
+    def _decode_kernel(self, decodes: int) -> tuple[object, ...]:
+        """What the choice of the kernel for so many decodes, and its constants, follow."""
+        if self._balanced(decodes):
+            return "balanced", block_for(decodes)
+        return splits_for(decodes, self._kv_heads), *variant_for(decodes, self._kv_heads)
+
+    def _balanced(self, decodes: int) -> bool:
+        return decodes * self._kv_heads >= self.fewest_balanced
+
     def attend(
         self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
     ) -> Tensor:
@@ -90,7 +102,7 @@ class TritonPaged:
         if inputs.groups and window is None:  # a window has moved past most of what lines share
             parts = shared_attention(q, pool, Shared(*inputs.groups), self._pages, self._page_size)
         rows, positions = inputs.rows[first:], inputs.positions[first:]
-        if parts is None and len(q) * self._kv_heads >= self.fewest_balanced:
+        if parts is None and self._balanced(len(q)):
             balanced_attention(
                 q, output, pool, rows, positions, self._pages, self._page_size, window, self._shares,
                 self._arrived,

@@ -33,6 +33,8 @@ _EXACT = (16, 32, 32, 4, 2)  # float32, which tensor cores do not do
 class InvariantProducts(Products):
     """A step's products, whatever the tilings say: what those choose follows the batch."""
 
+    follows_tilings = False
+
     def plain(self, x: Rows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
         return invariant_product(linear, x.values)
 

@@ -55,6 +55,8 @@ class Products:
     use them and leave them at 0, so launches must follow each other on one stream.
     """
 
+    follows_tilings = True
+
     def __init__(self, device: torch.device) -> None:
         self._arrived = torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
         self._overlap = overlaps(device)

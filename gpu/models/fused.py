@@ -43,7 +43,7 @@ class FusedDecoder:
         self._last = last
         self._products = products
         self._tilings = tilings
-        self._sizes = _sizes(model)
+        self._sizes = _sizes(model, products)
         # the first layer's input is a normalised one; else layers differ by their windows
         unlike = {(window, index == 0): index for index, window in enumerate(model.config.windows)}
         self._unlike = sorted(unlike.values())
@@ -96,8 +96,9 @@ class FusedDecoder:
         return self._attention.attend(q, pool, inputs, config.windows[index])
 
 
-def _sizes(model: Decoder) -> LayerSizes:
+def _sizes(model: Decoder, products: Products) -> LayerSizes:
     config = model.config
+    tried = products.follows_tilings and model.dtype == torch.bfloat16  # else no ring is chosen
     return LayerSizes(
         hidden=config.hidden_size,
         attention=config.attention_width,
@@ -105,5 +106,5 @@ def _sizes(model: Decoder) -> LayerSizes:
         intermediate=config.intermediate_size,
         dtype=model.dtype,
         overlaps=overlaps(model.device),
-        rings=rings(model.device),
+        rings=tried and rings(model.device),
     )

@@ -118,6 +118,34 @@ assert len(launched) == 8
     )
 
 
+def test_plays_of_two_threads_may_end_in_any_order(tmp_path: Path) -> None:
+    run(
+        """
+play()
+first, second = nothing_launched(), nothing_launched()
+begun, go_on = threading.Event(), threading.Event()
+
+def other():
+    with second:
+        begun.set()
+        assert go_on.wait(60)
+        play()
+    play()
+
+thread = threading.Thread(target=other)
+with first:
+    thread.start()
+    assert begun.wait(60)
+go_on.set()
+thread.join()
+assert len(launched) == 8  # the other's second ones
+play()
+assert len(launched) == 12
+""",
+        tmp_path,
+    )
+
+
 def test_other_work_goes_on_meanwhile(tmp_path: Path) -> None:
     run(
         """

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -238,3 +239,19 @@ def test_a_model_on_them(
         logits.append(torch.empty((lines, config.vocab_size), dtype=DTYPE, device=DEVICE))
         decoder.forward(inputs, logits[-1])
     check(logits[1], logits[0])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rings_are_tried_where_they_may_be_chosen(
+    deterministic: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial compiles a kernel, and warns where it fails."""
+    from ramify.gpu.layers.invariant import InvariantProducts
+    from ramify.gpu.models import fused
+
+    monkeypatch.setattr(fused, "rings", lambda device: True)
+    config = SimpleNamespace(hidden_size=512, attention_width=512, kv_width=128, intermediate_size=1024)
+    model: Any = SimpleNamespace(config=config, dtype=dtype, device=torch.device("cpu"))
+    products = (InvariantProducts if deterministic else Products)(torch.device("cpu"))
+    assert fused._sizes(model, products).rings == (not deterministic and dtype == torch.bfloat16)

@@ -14,6 +14,7 @@ import torch
 
 from ramify.gpu.attention.choice import Choice
 from ramify.gpu.attention.paged import Inputs
+from ramify.gpu.buckets import Bucket
 from ramify.gpu.rows import StepRows
 from ramify.protocol.plan import ExtendRow, pack
 
@@ -352,3 +353,58 @@ def test_a_graph_of_decodes_is_replayed_at_other_lengths(
         for line, (row, position) in enumerate(zip(own.tolist(), at.tolist(), strict=True)):
             wanted = sequences.reference(q[line : line + 1], row, position, None)
             check(output[line : line + 1], wanted)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 3, 4, 8, 14, 16, 30])
+def test_no_number_of_decodes_launches_what_was_not_warmed(
+    kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps without a graph have any number of decodes, the warmed ones some."""
+    from ramify.gpu.attention import triton_balanced, triton_decode
+    from ramify.gpu.attention.triton_paged import TritonPaged
+    from ramify.gpu.rehearsal import warm_all
+
+    rows, launched = 256, set[Any]()
+
+    class Noted:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *operands, **constants: launched.add((self.name, *constants.items()))
+
+    for module, name in ((triton_decode, "_decode"), (triton_decode, "_merge"),
+                         (triton_balanced, "_attend")):  # fmt: skip
+        monkeypatch.setattr(module, name, Noted(f"{module.__name__}.{name}"))
+        monkeypatch.setattr(module, "overlaps", lambda device: True)
+    shape: Any = SimpleNamespace(heads=2 * kv_heads, kv_heads=kv_heads, head_dim=16, windows=(None,))
+    table: Any = SimpleNamespace(page_size=16)
+    pages = torch.zeros((rows + 1, 1), dtype=torch.int32)
+    attention = TritonPaged(pages, table, shape, None)
+
+    def decode(count: int) -> None:
+        q, pool = torch.zeros((count, 2 * kv_heads, 16)), torch.zeros((16, kv_heads, 16))
+        lines = torch.zeros(count, dtype=torch.int32)
+        inputs = Inputs(lines, lines, lines, 0, [])
+        attention.decode(q, (pool, pool), inputs, None, torch.empty((count, 2 * kv_heads * 16)))
+
+    class Executor:
+        info = SimpleNamespace(max_rows=rows, step_tokens=8192)
+
+        def forms(self, bucket: Bucket) -> list[Bucket]:
+            return [bucket]
+
+        def unlike_decodes(self) -> list[Bucket]:
+            return [Bucket(0, 0, count, count) for count in attention.unlike_decodes(rows)]
+
+        def warm(self, buckets: list[Bucket]) -> None:
+            for bucket in buckets:
+                if bucket.decodes:
+                    decode(bucket.decodes)
+
+    executor: Any = Executor()
+    warm_all(executor)
+    warmed = launched.copy()
+    for count in range(1, rows + 1):
+        decode(count)
+    assert launched == warmed
