@@ -9,7 +9,6 @@ Time is a number that the caller passes in; sockets, tensors and tasks are unkno
 """
 
 import heapq
-from math import inf
 
 from ramify.actors.scheduler.admission import Admission
 from ramify.actors.scheduler.ledger import Ledger
@@ -159,7 +158,8 @@ class Scheduler:
             )
         if submit.prompt > pool:
             return "too_long", f"the branch has {submit.prompt} tokens, the KV cache holds {pool}"
-        if self.waiting >= self._config.max_waiting:
+        most = self._config.max_waiting
+        if self.waiting >= (most if submit.max_tokens > 0 else most // 2):  # the rest: generations'
             return "overloaded", f"{self.waiting} requests wait already: try again later"
         return None
 
@@ -314,8 +314,9 @@ class Scheduler:
         """Some Grow found no memory: make room, then ask again.
 
         Pages that came back since, or are on their way, suffice; else the youngest run of the
-        lowest priority is retracted. A run that is alone always finds room, since its output
-        limit accounts for the pool; should the cache not agree, it ends at its length.
+        lowest priority is retracted, first of what is computed ahead. A run that is alone always
+        finds room, since its output limit accounts for the pool; should the cache not agree, it
+        ends at its length.
         """
         ledger = self._ledger
         self._hungry = [run for run in self._hungry if run.live]
@@ -334,8 +335,7 @@ class Scheduler:
         """Back to the queue with everything it achieved; its next run continues exactly there."""
         request = run.request
         request.resident = self._stop(run, None).computed
-        self._admission.enqueue(request)
-        self._admission.block(inf)
+        self._admission.retracted(request)
 
     # --- accounts -----------------------------------------------------------------------------
 
@@ -355,5 +355,6 @@ class Scheduler:
         self._sweep_at = max(1024, 2 * len(kept))
 
 
-def _youngest(run: Run) -> tuple[int, int]:
-    return run.request.submit.priority, -run.request.seq
+def _youngest(run: Run) -> tuple[bool, int, int]:
+    request = run.request
+    return not request.ahead, request.submit.priority, -request.seq
