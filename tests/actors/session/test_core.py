@@ -472,6 +472,50 @@ def test_closing_ends_the_session_for_all(sim: Callable[..., Any]) -> None:
     assert isinstance(client.replies[1][0], w.Ok)
 
 
+@pytest.mark.parametrize("evicted", [False, True])
+def test_what_ends_while_the_cache_is_asked_is_not_cold(sim: Callable[..., Any], evicted: bool) -> None:
+    """The cache's answer is of the time of the question: the end may overtake it."""
+    engine = sim(eos_every=0)
+    client = engine.session()
+    client.send(w.Append(id=1, text="hello"), w.Generate(id=2, temperature=0, max_tokens=20))
+    if evicted:
+        engine.pump()
+    else:
+        while not client.text("main"):
+            engine.pump(1)
+    core = engine.cores[1]
+    opened = w.Open(client="late", session="s_1", key="key")
+    core.attach(m.Attach(99, opened, [], True), engine.now)
+    (question,) = (each for each in core.state.out.cache if isinstance(each, m.Inspect))
+    core.state.out.cache.clear()
+    engine.pump()
+    assert done(client, 2).reason == "length"
+    core.inspected(m.Inspected(question.id, [3]), engine.now)
+    state = core.attachments[99].out[0]
+    assert isinstance(state, w.State)
+    assert (state.resumed, state.cold) == (True, evicted)
+
+
+def test_a_branch_that_was_not_asked_for_is_not_cold(sim: Callable[..., Any]) -> None:
+    """Another client made it while the cache was asked."""
+    engine = sim()
+    client = engine.session()
+    client.send(w.Append(id=1, text="hello"))
+    engine.pump()
+    core = engine.cores[1]
+    warm = core.state.branches["main"].position
+    core.attach(m.Attach(99, w.Open(client="late", session="s_1", key="key"), [], True), engine.now)
+    (question,) = (each for each in core.state.out.cache if isinstance(each, m.Inspect))
+    core.state.out.cache.clear()
+    client.send(w.Fork(id=2, branch="main", as_=["child"]))
+    engine.pump()
+    core.inspected(m.Inspected(question.id, [warm]), engine.now)
+    state = core.attachments[99].out[0]
+    assert isinstance(state, w.State)
+    assert [branch.branch for branch in state.branches] == ["main", "child"]
+    assert not state.cold
+
+
 def test_a_broken_engine_answers_who_joins_looks_and_tokenizes(sim: Callable[..., Any]) -> None:
     engine = sim()
     first = engine.session("first")
