@@ -252,6 +252,7 @@ class Scheduler:
     def _settled(self, message: Settled, now: float) -> None:
         acquires, grows = self._ledger.settled(message)
         starved: Request | None = None
+        waited_for = False
         for request, verdict in zip(acquires, message.verdicts, strict=True):
             if isinstance(verdict, Granted):
                 self._granted(request, verdict, now)
@@ -261,8 +262,9 @@ class Scheduler:
                 self._end(request, "error", now, "no_branch", "the branch does not exist any more")
             else:
                 self._denied(request, verdict)
-                if verdict.reason == "memory" and starved is None:
-                    starved = request
+                if verdict.reason == "memory":
+                    starved = starved or request
+                    waited_for = waited_for or not request.ahead
         for run, grown in zip(grows, message.grown, strict=True):
             if run.live and grown.pages:
                 self._planner.grown(run, grown.pages)
@@ -275,6 +277,8 @@ class Scheduler:
                 self._end(starved, "length", now)
             else:
                 self._end(starved, "error", now, "too_long", "the branch does not fit into the KV cache")
+        elif waited_for:
+            self._yield_pages()
 
     def _granted(self, request: Request, granted: Granted, now: float) -> None:
         ident = request.submit.request
@@ -327,15 +331,23 @@ class Scheduler:
                 if len(self._runs) == 1:
                     self._end(self._hungry[0].request, "length", now)
                 else:
-                    self._retract(min(self._runs.values(), key=_youngest))
+                    self._admission.retracted(self._retract(min(self._runs.values(), key=_youngest)))
         self._planner.wanted += [run for run in self._hungry if run.live]
         self._hungry = []
 
-    def _retract(self, run: Run) -> None:
-        """Back to the queue with everything it achieved; its next run continues exactly there."""
+    def _yield_pages(self) -> None:
+        """A generation found no memory: what is computed ahead and has far to go gives way."""
+        for run in [run for run in self._runs.values() if run.ahead and run.filled < run.prompt]:
+            self._admission.enqueue(self._retract(run))
+            self._admission.unblock()
+
+    def _retract(self, run: Run) -> Request:
+        """Stop a run with everything it achieved; the next run of its request, which the caller puts
+        back, continues exactly there.
+        """
         request = run.request
         request.resident = self._stop(run, None).computed
-        self._admission.retracted(request)
+        return request
 
     # --- accounts -----------------------------------------------------------------------------
 
