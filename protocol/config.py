@@ -99,7 +99,7 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     ahead_tokens: int = 512  # most in a step that holds some nobody waits for yet
     lookahead: int = 16  # token slots granted ahead of a decoding request
     ageing: float = 1.0  # cached tokens that one token of waiting is worth
-    max_waiting: int = 16384
+    max_waiting: int = 16384  # requests; without output half as many, the rest is for generations
 
     def __post_init__(self) -> None:
         _require(self.in_flight in (1, 2), f"--in-flight is {self.in_flight}: must be 1 or 2")

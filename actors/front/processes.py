@@ -168,7 +168,16 @@ class ProcessFront:
         """One process after the other, until the engine stops."""
         try:
             while not self._stop.is_set():
-                process, why = await self._start(slot), ""
+                try:
+                    process, why = await self._start(slot), ""
+                except OSError as error:  # no memory, no process, no file is left for it
+                    slot.left(None)
+                    log.error(
+                        "no gateway process can be started", gateway=slot.number, reason=str(error)
+                    )
+                    slot.check(str(error))
+                    await slot.back_off(self._stop)
+                    continue
                 async with anyio.create_task_group() as watching:
                     watching.start_soon(self._bring_up, slot, process)
                     watching.start_soon(slot.announce, task_status)

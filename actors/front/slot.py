@@ -67,10 +67,11 @@ class Slot:
             return False
         return True
 
-    def left(self, process: GatewayProcess) -> None:
-        """The process has ended."""
+    def left(self, process: GatewayProcess | None) -> None:
+        """The process has ended. None: there was no way to start one."""
         self.process = None
-        self.first = process.first
+        if process is not None:
+            self.first = process.first
         self._begun = self._begun or self.listening.is_set()
         self._attempts = 0 if self.serving.is_set() else self._attempts + 1
 

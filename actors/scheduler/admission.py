@@ -1,13 +1,16 @@
 """Who is asked pages for, and when: the gate between the waiting queue and the cache.
 
-Nothing is polled. A request that was denied for memory is tried again when pages may suffice:
-a run ended, the page counts say so, or nothing runs. After a denial one request at a time is
-tried until one is granted, so that small ones do not overtake a big one for ever. A request
-whose prefix another run computes is parked on that run and comes back with its next commit.
+Nothing is polled. A request that was denied for memory is tried again when pages may suffice: a
+run ended, the page counts say so, or nothing runs. After a denial one request at a time is tried
+until one is granted, so that small ones do not overtake a big one for ever; but what is computed
+ahead and finds no memory holds up nothing but its like. A request whose prefix another run
+computes is parked on that run and comes back with its next commit.
 
 Sizes: pages are claimed only about two steps ahead of prefill (`Prompts.lacking`), and a few slots
 for every running request stay free, so that admission does not cause the next retraction.
 """
+
+from math import inf
 
 from ramify.actors.scheduler.ledger import Ledger
 from ramify.actors.scheduler.planner import Planner
@@ -26,22 +29,29 @@ class Admission:
         self._ledger = ledger
         self._reserve = config.lookahead / info.page_size  # pages kept free for each running request
         self.queue = WaitingQueue(config.ageing, config.lookahead)
-        self._blocked = False
         self._single = False  # after a denial: one at a time
-        self._need: float = 0  # available pages that end the block
+        # Available pages that end the block of requests with output (and then of all), and of those
+        # without; 0: there is none.
+        self._need: list[float] = [0, 0]
 
     def pick(self) -> list[Request]:
         """Requests to acquire for now; they are ACQUIRING from here on."""
         planner = self._planner
         if not self.queue or self._ledger.outstanding or not planner.free_rows:
             return []
-        if planner.running:
-            floor = max(self._need if self._blocked else 0.0, planner.running * self._reserve)
-            if self._ledger.available < floor:
-                return []
-        self._blocked = False
+        if not planner.running:
+            self.unblock()
+        available = self._ledger.available
+        if available < max(self._need[False], planner.running * self._reserve):
+            return []
+        self._need[False] = 0
         rows = 1 if self._single else planner.free_rows
-        picked = self.queue.pick(rows, *planner.lacking())
+        tokens, ahead = planner.lacking()
+        if available < self._need[True]:
+            ahead = 0
+        else:
+            self._need[True] = 0
+        picked = self.queue.pick(rows, tokens, ahead)
         for request in picked:
             request.state = State.ACQUIRING
         return picked
@@ -68,7 +78,7 @@ class Admission:
             return
         self.enqueue(request)
         if verdict.reason == "memory":
-            self.block(self._ledger.available + max(1, verdict.short))
+            self._block(self._ledger.available + max(1, verdict.short), ahead=request.ahead)
             self._single = True
 
     def wake(self, run: Run) -> None:
@@ -78,11 +88,15 @@ class Admission:
             if request.state is State.PARKED:
                 self.enqueue(request)
 
-    def block(self, need: float) -> None:
-        """Admit nobody until `need` pages are available, a run ends, or nothing runs."""
-        self._need = min(need, self._need) if self._blocked else need
-        self._blocked = True
+    def retracted(self, request: Request) -> None:
+        """Put back a request whose pages others need: admit nobody until a run ends, or nothing runs."""
+        self.enqueue(request)
+        self._block(inf, ahead=False)
 
     def unblock(self) -> None:
         """A run has ended and its pages are on their way back."""
-        self._blocked = False
+        self._need = [0, 0]
+
+    def _block(self, need: float, *, ahead: bool) -> None:
+        """Admit nobody (`ahead`: only nothing ahead) until `need` pages are available or a run ends."""
+        self._need[ahead] = min(need, self._need[ahead] or inf)

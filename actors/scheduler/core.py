@@ -9,7 +9,6 @@ Time is a number that the caller passes in; sockets, tensors and tasks are unkno
 """
 
 import heapq
-from math import inf
 
 from ramify.actors.scheduler.admission import Admission
 from ramify.actors.scheduler.ledger import Ledger
@@ -159,7 +158,8 @@ class Scheduler:
             )
         if submit.prompt > pool:
             return "too_long", f"the branch has {submit.prompt} tokens, the KV cache holds {pool}"
-        if self.waiting >= self._config.max_waiting:
+        most = self._config.max_waiting
+        if self.waiting >= (most if submit.max_tokens > 0 else most // 2):  # the rest: generations'
             return "overloaded", f"{self.waiting} requests wait already: try again later"
         return None
 
@@ -252,6 +252,7 @@ class Scheduler:
     def _settled(self, message: Settled, now: float) -> None:
         acquires, grows = self._ledger.settled(message)
         starved: Request | None = None
+        waited_for = False
         for request, verdict in zip(acquires, message.verdicts, strict=True):
             if isinstance(verdict, Granted):
                 self._granted(request, verdict, now)
@@ -261,8 +262,9 @@ class Scheduler:
                 self._end(request, "error", now, "no_branch", "the branch does not exist any more")
             else:
                 self._denied(request, verdict)
-                if verdict.reason == "memory" and starved is None:
-                    starved = request
+                if verdict.reason == "memory":
+                    starved = starved or request
+                    waited_for = waited_for or not request.ahead
         for run, grown in zip(grows, message.grown, strict=True):
             if run.live and grown.pages:
                 self._planner.grown(run, grown.pages)
@@ -275,6 +277,8 @@ class Scheduler:
                 self._end(starved, "length", now)
             else:
                 self._end(starved, "error", now, "too_long", "the branch does not fit into the KV cache")
+        elif waited_for:
+            self._yield_pages()
 
     def _granted(self, request: Request, granted: Granted, now: float) -> None:
         ident = request.submit.request
@@ -314,8 +318,9 @@ class Scheduler:
         """Some Grow found no memory: make room, then ask again.
 
         Pages that came back since, or are on their way, suffice; else the youngest run of the
-        lowest priority is retracted. A run that is alone always finds room, since its output
-        limit accounts for the pool; should the cache not agree, it ends at its length.
+        lowest priority is retracted, first of what is computed ahead. A run that is alone always
+        finds room, since its output limit accounts for the pool; should the cache not agree, it
+        ends at its length.
         """
         ledger = self._ledger
         self._hungry = [run for run in self._hungry if run.live]
@@ -326,16 +331,23 @@ class Scheduler:
                 if len(self._runs) == 1:
                     self._end(self._hungry[0].request, "length", now)
                 else:
-                    self._retract(min(self._runs.values(), key=_youngest))
+                    self._admission.retracted(self._retract(min(self._runs.values(), key=_youngest)))
         self._planner.wanted += [run for run in self._hungry if run.live]
         self._hungry = []
 
-    def _retract(self, run: Run) -> None:
-        """Back to the queue with everything it achieved; its next run continues exactly there."""
+    def _yield_pages(self) -> None:
+        """A generation found no memory: what is computed ahead and has far to go gives way."""
+        for run in [run for run in self._runs.values() if run.ahead and run.filled < run.prompt]:
+            self._admission.enqueue(self._retract(run))
+            self._admission.unblock()
+
+    def _retract(self, run: Run) -> Request:
+        """Stop a run with everything it achieved; the next run of its request, which the caller puts
+        back, continues exactly there.
+        """
         request = run.request
         request.resident = self._stop(run, None).computed
-        self._admission.enqueue(request)
-        self._admission.block(inf)
+        return request
 
     # --- accounts -----------------------------------------------------------------------------
 
@@ -355,5 +367,6 @@ class Scheduler:
         self._sweep_at = max(1024, 2 * len(kept))
 
 
-def _youngest(run: Run) -> tuple[int, int]:
-    return run.request.submit.priority, -run.request.seq
+def _youngest(run: Run) -> tuple[bool, int, int]:
+    request = run.request
+    return not request.ahead, request.submit.priority, -request.seq

@@ -9,7 +9,7 @@ that finds its prompt in the second queue brings it into the first (`hurry`).
 This file knows lengths, not pages, plans or time.
 """
 
-from collections import deque
+from collections import OrderedDict
 
 from ramify.actors.scheduler.request import Run
 from ramify.protocol.config import ScheduleConfig
@@ -26,15 +26,17 @@ class Prompts:
         self._mixed = min(config.mixed_tokens, info.step_tokens)
         self._ahead = min(config.ahead_tokens, info.step_tokens)
         self._steps = config.in_flight + 1
-        self._queues: tuple[deque[Run], deque[Run]] = deque(), deque()  # by `Run.ahead`
+        # By `Run.ahead`. A queue that somebody can leave from the middle, from its front in O(1).
+        self._queues: tuple[OrderedDict[Run, None], ...] = OrderedDict(), OrderedDict()
         self._tokens = [0, 0]  # of each queue, not planned yet
 
     def add(self, run: Run) -> None:
-        self._queues[run.ahead].append(run)
+        self._queues[run.ahead][run] = None
         self._tokens[run.ahead] += run.prompt - run.filled
 
     def forget(self, run: Run) -> None:
         """`run` has ended."""
+        self._queues[run.ahead].pop(run, None)
         self._tokens[run.ahead] -= run.prompt - run.filled
 
     def hurry(self, run: Run) -> None:
@@ -66,15 +68,12 @@ class Prompts:
         """Returns how many tokens were taken."""
         queue, left = self._queues[ahead], room
         while left > 0 and queue:
-            run = queue[0]
-            if not run.live or run.ahead is not ahead:
-                queue.popleft()
-                continue
+            run = next(iter(queue))
             start = run.filled
             end = run.filled = min(run.prompt, start + left)
             chunks.append((run, start, end))
             left -= end - start
             self._tokens[ahead] -= end - start
             if end == run.prompt:
-                queue.popleft()
+                del queue[run]
         return room - left

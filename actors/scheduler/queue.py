@@ -109,7 +109,7 @@ class WaitingQueue:
         """Take out at most `rows` requests whose prompts bring about `tokens` tokens of work, and
         `ahead` tokens those of requests without output.
 
-        Requests of one session that were submitted together are taken together while there
+        Requests with output that a session submitted together are taken together while there
         are rows, so that the children of a fork share steps and their prefix stays warm.
         """
         picked: list[Request] = []
@@ -119,6 +119,8 @@ class WaitingQueue:
                 self.virtual = max(self.virtual, account.served)
                 batch = share.top().batch
                 while len(picked) < rows and share.live and share.top().batch == batch:
+                    if is_ahead and room <= 0:
+                        break
                     request = share.pop()
                     request.ticket = 0
                     work = max(1, request.prompt - request.resident)

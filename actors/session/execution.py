@@ -168,18 +168,23 @@ class Execution:
         self._cancel([task for task in mine if task.kind in ("generate", "spawn")])
 
     def _cancel(self, tasks: list[Task]) -> list[Task]:
-        """Stop generations that run, answer tasks that wait."""
+        """Answer tasks that wait, then stop generations that run.
+
+        In this order: a generation that is not submitted yet ends at once, and what is behind it
+        starts.
+        """
+        running = [task for task in tasks if self._program.running(task)]
         done: list[Task] = []
+        freed: list[Task] = []
         for task in tasks:
             if self._program.running(task):
-                if self.generations.cancel(task, self._audience.now):
-                    done.append(task)
                 continue
-            heads = self._program.finish(task)
+            freed += self._program.finish(task)
             done.append(task)
             if task.kind != "spawn":
                 self._refuse(task, Cancelled("cancelled before it ran"))
-            self.start(head for head in heads if head not in tasks)
+        done += [task for task in running if self.generations.cancel(task, self._audience.now)]
+        self.start(freed)
         return done
 
     def refuse(self, error: RamifyError) -> None:

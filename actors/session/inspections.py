@@ -32,6 +32,6 @@ class Inspections:
 
     def give_up(self) -> None:
         """There is no cache any more: nothing is known."""
-        while self._waiting:
-            _, (count, then) = self._waiting.popitem()
+        while self._waiting:  # those who are answered may ask
+            count, then = self._waiting.pop(next(iter(self._waiting)))
             then([UNKNOWN] * count)

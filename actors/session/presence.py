@@ -80,14 +80,16 @@ class Presence:
         for other in others:
             self.detach(other)
             out.closes.append((other, Close.REPLACED, "the same client attached again"))
-        branches = list(self._state.branches.values())
+        lengths = self._view.lengths()
+        branches = list(lengths)
+
+        def join(resident: list[int]) -> None:
+            self._join(message.socket, dict(zip(branches, resident, strict=True)), lengths)
+
         if opened.session is None or not branches:
-            self._join(message.socket, dict.fromkeys(branches, 0))
+            join([0] * len(branches))
         else:
-            self._inspections.ask(
-                branches,
-                lambda resident: self._join(message.socket, dict(zip(branches, resident, strict=True))),
-            )
+            self._inspections.ask(branches, join)
 
     def frame(self, socket: int, ops: Ops) -> None:
         """Ops of one frame from a socket."""
@@ -97,7 +99,7 @@ class Presence:
         elif socket in self._joining:
             self._backlog.setdefault(socket, []).append(ops)
 
-    def _join(self, socket: int, resident: dict[Branch, int]) -> None:
+    def _join(self, socket: int, resident: dict[Branch, int], lengths: dict[Branch, int]) -> None:
         message = self._joining.pop(socket, None)
         if message is None:  # gone in the meantime
             return
@@ -105,7 +107,7 @@ class Presence:
         attachment = Attachment(socket, opened, write=message.write)
         self._audience.attachments[socket] = attachment
         ledger = self._audience.ledger(opened.client)
-        attachment.out.append(self._view.opened(message, ledger, resident))
+        attachment.out.append(self._view.opened(message, ledger, resident, lengths))
         if message.write:
             self._ttl = opened.ttl_s if opened.ttl_s is not None else self._default_ttl
         for branch in list(self._state.branches.values()):

@@ -56,7 +56,7 @@ class Task:
     `generate` with `n`: it sends no reply; its failure is reported by the generations.
     """
 
-    __slots__ = ("arrived", "branch", "cancelled", "children", "frame", "index", "kind", "op", "touched")
+    __slots__ = ("arrived", "branch", "children", "frame", "index", "kind", "op", "touched")
 
     def __init__(
         self,
@@ -77,7 +77,6 @@ class Task:
         self.index = index  # place among the op's targets: varies the seed
         self.children = tuple(children)
         self.arrived = 0.0
-        self.cancelled = False
 
 
 def take_apart(

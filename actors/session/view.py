@@ -29,8 +29,21 @@ class View:
         self._generations = generations
         self._server = server
 
-    def opened(self, message: Attach, ledger: Ledger, resident: dict[Branch, int]) -> State:
-        """The answer to `open`. Branches that `resident` does not name are not known to be warm."""
+    def lengths(self) -> dict[Branch, int]:
+        """Tokens of each branch that its next turn finds computed, unless they were evicted.
+
+        0 while a generation runs: what that has computed so far is its own.
+        """
+        branches, running = self._state.branches.values(), self._generations.running_piece
+        return {branch: 0 if running(branch) else branch.released for branch in branches}
+
+    def opened(
+        self, message: Attach, ledger: Ledger, resident: dict[Branch, int], lengths: dict[Branch, int]
+    ) -> State:
+        """The answer to `open`. Branches that `resident` does not name are not known to be warm.
+
+        `lengths` are of the time when the cache was asked: a generation may have ended since.
+        """
         state, identity = self._state, self._identity
         known = [(branch, resident.get(branch, UNKNOWN)) for branch in state.branches.values()]
         resumed = message.open.session is not None
@@ -42,7 +55,7 @@ class View:
             key=identity.key if message.write else None,
             view_key=identity.view_key,
             resumed=resumed,
-            cold=resumed and any(self._is_cold(*each) for each in known),
+            cold=resumed and any(warm < min(lengths.get(b, 0), b.released) - 1 for b, warm in known),
             limits=state.limits.wire(),
             server=self._server,
             meta=state.meta,
@@ -67,7 +80,3 @@ class View:
     ) -> BranchState:
         running = self._generations.running_piece(branch)
         return branch.state(running, resident, text=text, tokens=tokens)
-
-    def _is_cold(self, branch: Branch, resident: int) -> bool:
-        """Whether the next turn prefills again. What a generation has computed so far is its own."""
-        return self._generations.running_piece(branch) is None and resident < branch.released - 1

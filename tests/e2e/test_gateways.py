@@ -19,6 +19,7 @@ import websockets
 
 from ramify.actors.cache.integrity import check
 from ramify.actors.engine import EngineFailed
+from ramify.actors.front.process import GatewayProcess
 
 SLOW = {"step_seconds": 0.002}
 PATIENCE = 30.0
@@ -241,6 +242,29 @@ async def test_a_replacement_that_hangs_at_its_start_is_replaced(
     fields: list[dict[str, Any]] = [getattr(r, "ramify_fields", {}) for r in caplog.records]
     assert any("did not listen within 3 s" in f.get("reason", "") for f in fields)
     assert any(f.get("attempt") == "2 of 4" for f in fields)
+
+
+async def test_a_replacement_that_cannot_be_started_is_tried_again(
+    serving: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, failures = GatewayProcess.start, 2
+
+    async def start(*args: Any) -> GatewayProcess:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise BlockingIOError("no process is left")
+        return await real(*args)
+
+    async with serving(gateways=1) as served:
+        monkeypatch.setattr(GatewayProcess, "start", start)
+        os.kill(served.engine.front.pids[0], signal.SIGKILL)
+        async with served.connect() as peer:
+            await peer.open()
+    assert failures == 0
+    fields: list[dict[str, Any]] = [getattr(r, "ramify_fields", {}) for r in caplog.records]
+    assert any(f.get("reason") == "no process is left" for f in fields)
+    assert any(f.get("attempt") == "3 of 4" for f in fields)
 
 
 async def test_a_first_process_that_hangs_at_its_start_ends_the_start(

@@ -357,6 +357,8 @@ class World:
         """Nothing runs, nothing waits, nothing is held."""
         assert (self.core.running, self.core.waiting) == (0, 0)
         assert not self.executor.rows
+        prompts = self.core._planner._prompts
+        assert (prompts._tokens, [len(queue) for queue in prompts._queues]) == ([0, 0], [0, 0])
         self.cache.check_idle()
 
 

@@ -98,6 +98,61 @@ def test_generations_are_admitted_past_what_is_computed_ahead(world):
     w.check_idle()
 
 
+def test_input_that_finds_no_memory_holds_no_generation_up(world):
+    w = world(pages=40, rows=8, lookahead=1)
+    w.turn(w.submit(1, [1] * 20, max_tokens=12))
+    w.cache_settles()
+    w.turn(w.submit(2, [2] * 35, max_tokens=0))
+    w.cache_settles()
+    w.turn(w.submit(3, [3] * 3, max_tokens=2))
+    w.run()
+    assert w.order == [ident(3), ident(1), ident(2)]
+    tries = sum(a.request == ident(2) for s in w.settles for a in s.acquires)
+    assert tries <= 3
+    w.check_idle()
+
+
+def test_input_computed_ahead_gives_its_pages_to_a_generation(world, expected):
+    w = world(pages=400, context=400, rows=4, budget=64, ahead_tokens=16)
+    w.turn(w.submit(1, list(range(90)) * 4, max_tokens=0))
+    w.cache_settles()
+    w.result()
+    w.turn(w.submit(2, [2] * 60, max_tokens=2))
+    w.run()
+    assert w.order == [ident(2), ident(1)]
+    assert w.output[ident(2)] == expected([2] * 60, 0, 2)
+    assert sum(work for work, _ in w.executor.ran) <= 60 + 360 + 2 * 16  # what was computed stays
+    w.check_idle()
+
+
+def test_input_that_a_generation_waits_for_keeps_its_pages(world, expected):
+    own = list(range(90)) * 4
+    w = world(pages=400, context=400, rows=4, budget=64, ahead_tokens=16)
+    w.turn(w.submit(1, own, max_tokens=0))
+    w.cache_settles()
+    w.turn(w.submit(2, branch=ident(1), max_tokens=2))
+    w.cache_settles()
+    w.turn(w.submit(3, [2] * 60, max_tokens=2))
+    w.run()
+    finals = [c.request for s in w.settles for c in s.commits if c.final]
+    assert finals.count(ident(1)) == 1
+    assert w.output[ident(2)] == expected(own, 0, 2)
+    w.check_idle()
+
+
+def test_input_computed_ahead_is_retracted_before_any_generation(world):
+    w = world(pages=400, context=400, rows=4, budget=64, ahead_tokens=16)
+    w.turn(w.submit(1, [1] * 380, max_tokens=0, priority=-8))
+    w.cache_settles()
+    w.run(w.submit(2, [2] * 8, max_tokens=20, priority=-8))
+    assert [c.request for s in w.settles for c in s.commits if c.final] == [
+        ident(1),
+        ident(2),
+        ident(1),
+    ]
+    w.check_idle()
+
+
 def test_parked_requests_come_back_when_the_owner_is_cancelled(world, expected):
     w = world(budget=16, pages=200)
     prompt = list(range(80))

@@ -373,6 +373,17 @@ def test_deadline_running_waiting_and_acquiring(world):
     w.check_idle()
 
 
+def test_input_computed_ahead_leaves_places_for_generations(world):
+    w = world(rows=1, max_waiting=4)
+    w.turn(*(w.submit(i, [i], max_tokens=0) for i in range(1, 6)))
+    assert [i for i in range(1, 6) if ident(i) in w.finished] == [3, 4, 5]
+    assert w.finished[ident(3)].error == "overloaded"
+    w.turn(*(w.submit(i, [i]) for i in (6, 7, 8)))
+    assert [i for i in (6, 7, 8) if ident(i) in w.finished] == [8]
+    w.run()
+    w.check_idle()
+
+
 def test_overloaded(world):
     w = world(rows=1, max_waiting=2)
     w.run(*(w.submit(i, [i]) for i in range(1, 5)))

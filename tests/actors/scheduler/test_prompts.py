@@ -1,5 +1,7 @@
 """Which prompt tokens a step takes: beside decodes, ahead of time, in a hurry."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +17,15 @@ def prompts():
     return Prompts(SimpleNamespace(step_tokens=100), config)
 
 
+class FakeRun(SimpleNamespace):
+    """Told apart by identity, as runs are."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
 def run(prompt, *, ahead=False, filled=0):
-    return SimpleNamespace(prompt=prompt, filled=filled, live=True, ahead=ahead)
+    return FakeRun(prompt=prompt, filled=filled, ahead=ahead)
 
 
 def taken(prompts, decodes=0):
@@ -68,12 +77,25 @@ def test_who_is_waited_for_hurries(prompts):
     assert prompts.lacking(0) == (300, 60)
 
 
+def test_who_has_ended_is_not_kept(prompts):
+    """Behind one that has no turn yet there may be thousands that were appended and taken back."""
+    first, late = run(50, ahead=True), [run(30, ahead=True) for _ in range(3)]
+    prompts.add(first)
+    for gone in late:
+        prompts.add(gone)
+        prompts.forget(gone)
+    refs = [weakref.ref(each) for each in late]
+    del gone, late
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None, None]
+    assert taken(prompts) == [(first, 20)]
+
+
 def test_who_has_ended_is_skipped(prompts):
     gone, ahead, left = run(30), run(30, ahead=True), run(30)
     for each in (gone, ahead, left):
         prompts.add(each)
     for each in (gone, ahead):
-        each.live = False
         prompts.forget(each)
     assert prompts.lacking(0) == (270, 60)
     assert taken(prompts) == [(left, 30)]

@@ -120,6 +120,15 @@ def test_input_computed_ahead_holds_no_generation_up(make):
     assert len(queue) == 0
 
 
+def test_input_of_one_frame_is_not_all_taken_at_once(make):
+    """As a batch it would take every row for what may not be asked for soon."""
+    queue, account = WaitingQueue(1.0, 4), Account(1)
+    for _ in range(8):
+        queue.push(make(account, prompt=10, batch=1, max_tokens=0))
+    assert len(queue.pick(MANY, MANY, 25)) == 3
+    assert len(queue) == 5
+
+
 def test_refund_restores_the_place(make):
     queue = WaitingQueue(1.0, 4)
     one, two = Account(1), Account(2)

@@ -472,6 +472,76 @@ def test_closing_ends_the_session_for_all(sim: Callable[..., Any]) -> None:
     assert isinstance(client.replies[1][0], w.Ok)
 
 
+def test_cancel_of_a_generation_that_waits_and_of_what_is_behind_it(sim: Callable[..., Any]) -> None:
+    """It ends at once, and so what is behind it, which is to be cancelled too, comes first."""
+    engine = sim(limits=Limits(running=1), eos_every=0)
+    client = engine.session()
+    client.send(
+        w.Append(id=1, text="hello"),
+        w.Fork(id=2, branch="main", as_=["b"]),
+        w.Generate(id=3, temperature=0, max_tokens=200),
+        w.Generate(id=4, branch="b", temperature=0, max_tokens=200),
+        w.Append(id=5, branch="b", text="more"),
+        w.Append(id=6, branch="b", text="kept"),
+        w.Generate(id=7, branch="b", max_tokens=4, expect=1),
+    )
+    while not client.text("main"):
+        engine.pump(1)
+    client.send(w.Cancel(id=8, ops=[4, 5, 7]))
+    engine.pump()
+    assert client.replies[8][0].result == {"cancelled": [4, 5, 7]}
+    assert done(client, 4).reason == "cancelled"
+    assert [error(client, ident).code for ident in (5, 7)] == ["cancelled", "cancelled"]
+    assert isinstance(client.replies[6][0], w.Ok)
+    assert engine.cores[1].state.branches["b"].text() == "hellokept"
+    assert done(client, 3).reason == "length"
+    engine.check_outputs(1)
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_what_ends_while_the_cache_is_asked_is_not_cold(sim: Callable[..., Any], evicted: bool) -> None:
+    """The cache's answer is of the time of the question: the end may overtake it."""
+    engine = sim(eos_every=0)
+    client = engine.session()
+    client.send(w.Append(id=1, text="hello"), w.Generate(id=2, temperature=0, max_tokens=20))
+    if evicted:
+        engine.pump()
+    else:
+        while not client.text("main"):
+            engine.pump(1)
+    core = engine.cores[1]
+    opened = w.Open(client="late", session="s_1", key="key")
+    core.attach(m.Attach(99, opened, [], True), engine.now)
+    (question,) = (each for each in core.state.out.cache if isinstance(each, m.Inspect))
+    core.state.out.cache.clear()
+    engine.pump()
+    assert done(client, 2).reason == "length"
+    core.inspected(m.Inspected(question.id, [3]), engine.now)
+    state = core.attachments[99].out[0]
+    assert isinstance(state, w.State)
+    assert (state.resumed, state.cold) == (True, evicted)
+
+
+def test_a_branch_that_was_not_asked_for_is_not_cold(sim: Callable[..., Any]) -> None:
+    """Another client made it while the cache was asked."""
+    engine = sim()
+    client = engine.session()
+    client.send(w.Append(id=1, text="hello"))
+    engine.pump()
+    core = engine.cores[1]
+    warm = core.state.branches["main"].position
+    core.attach(m.Attach(99, w.Open(client="late", session="s_1", key="key"), [], True), engine.now)
+    (question,) = (each for each in core.state.out.cache if isinstance(each, m.Inspect))
+    core.state.out.cache.clear()
+    client.send(w.Fork(id=2, branch="main", as_=["child"]))
+    engine.pump()
+    core.inspected(m.Inspected(question.id, [warm]), engine.now)
+    state = core.attachments[99].out[0]
+    assert isinstance(state, w.State)
+    assert [branch.branch for branch in state.branches] == ["main", "child"]
+    assert not state.cold
+
+
 def test_a_broken_engine_answers_who_joins_looks_and_tokenizes(sim: Callable[..., Any]) -> None:
     engine = sim()
     first = engine.session("first")
