@@ -66,6 +66,11 @@ class Bench:
         """Open `rows` and prefill `prompt` random tokens of each; seconds."""
         info = self.executor.info
         count = -(-capacity // info.page_size)
+        if count * len(rows) > len(self.pages):
+            raise SystemExit(
+                f"{len(rows)} rows of {capacity} tokens need a pool of {count * len(rows) * info.page_size}: "
+                f"it has {info.pages * info.page_size}; see --kv-tokens"
+            )
         opens = []
         for place, row in enumerate(rows):
             own = self.pages[place * count : (place + 1) * count]

@@ -6,9 +6,9 @@ exactly. Here as many programs are launched as run at once, whatever the batch. 
 are laid end to end, and each program takes an equal share (stream-K, Osama et al. 2023; lean
 attention, Sanovar et al. 2024). Where a share ends within a sequence, the program that is the last
 to put its part down merges them by their log-sum-exp. Sequences of nearly equal lengths are cut
-into as many parts each, if that leaves few programs without one: then no share crosses from one to
-the next. Lengths are read on the device, so nothing is planned on the host and a CUDA graph replays
-it at any length. The reference is `torch_sdpa`.
+into as many parts each, so that no share crosses from one to the next. Lengths are read on the
+device, so nothing is planned on the host and a CUDA graph replays it at any length. The reference is
+`torch_sdpa`.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -105,7 +105,7 @@ def _attend(
     ends = tl.cumsum(units, 0)  # of the sequences
     total = tl.max(ends, 0)
     each = SHARES // sequences  # shares for every sequence, if they are alike
-    alike = (each * sequences * 8 >= SHARES * 7) & (tl.max(units, 0) * sequences * 8 <= total * 9)
+    alike = (each > 0) & (tl.max(units, 0) * sequences * 8 <= total * 9)
     if alike:
         sequence = tl.minimum(program // each, sequences - 1)
         first = tl.max(tl.where(index < sequence, ends, 0), 0)
