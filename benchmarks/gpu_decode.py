@@ -68,8 +68,8 @@ class Bench:
         count = -(-capacity // info.page_size)
         if count * len(rows) > len(self.pages):
             raise SystemExit(
-                f"{len(rows)} rows of {capacity} tokens need a pool of {count * len(rows) * info.page_size}: "
-                f"it has {info.pages * info.page_size}; see --kv-tokens"
+                f"{len(rows)} rows of {capacity} tokens do not fit into a pool of "
+                f"{info.pages * info.page_size} tokens: give a larger --kv-tokens"
             )
         opens = []
         for place, row in enumerate(rows):
