@@ -60,6 +60,8 @@ class StepRows:
         line of a step of decodes does.
         """
         n = self.extends
+        if not n:
+            return self
         samples = np.zeros(len(self.rows), dtype=np.bool_)
         samples[self.sampling] = True
         short = (self.counts[:n] == 1) & samples[:n]

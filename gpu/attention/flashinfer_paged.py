@@ -18,6 +18,7 @@ from torch import Tensor
 from ramify.gpu.attention.page_lists import fill_page_lists
 from ramify.gpu.attention.paged import Inputs
 from ramify.gpu.attention.triton_paged import TritonPaged
+from ramify.gpu.devices import multiprocessors
 from ramify.gpu.models.config import DecoderConfig
 from ramify.gpu.rows import Ints, RowTable, StepRows
 from ramify.gpu.staging import Array
@@ -154,12 +155,6 @@ class _Planner:
     def end(self) -> None:
         if self._copied is not None:
             self._copied.record()
-
-
-def multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _hosted(array: Ints, device: torch.device) -> Tensor:

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
+from ramify.gpu.devices import multiprocessors
 from ramify.gpu.layers.overlap import launch_options, overlaps, wait
 
 _RESIDENT = 6  # programs that one multiprocessor runs at once
@@ -32,8 +33,7 @@ def shares_for(device: torch.device, kv_heads: int) -> int:
     """How many shares are cut for each KV head: programs that run at once."""
     if device.type != "cuda":
         return 4
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, _RESIDENT * multiprocessors // kv_heads)
+    return max(1, _RESIDENT * multiprocessors(device) // kv_heads)
 
 
 def block_for(sequences: int) -> int:

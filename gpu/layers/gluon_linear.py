@@ -16,7 +16,6 @@ reference is `linear` with the plain layers beside this file. Hopper GPUs only; 
 
 from functools import cache
 
-import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -31,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ramify.gpu.devices import multiprocessors
 from ramify.gpu.layers.tilings import GROUP_TOKENS, RingTiling
 
 # The names since Triton 3.7, and those of 3.6.
@@ -61,7 +61,7 @@ def ring_product(
     layout = _layout()
     tiles = triton.cdiv(tokens, GROUP_TOKENS * tiling.groups) * triton.cdiv(size, columns)
     parts = squares.shape[1] if squares is not None else 1
-    _ring[(min(tiles, _multiprocessors(x.device)),)](
+    _ring[(min(tiles, multiprocessors(x.device)),)](
         TensorDescriptor.from_tensor(x, [GROUP_TOKENS, tiling.inputs], layout),
         TensorDescriptor.from_tensor(weight, [columns, tiling.inputs], layout),
         TensorDescriptor.from_tensor(output, [GROUP_TOKENS, tiling.outputs // 2], layout),
@@ -71,11 +71,6 @@ def ring_product(
         num_warps=4, launch_pdl=True,
     )  # fmt: skip
     return output
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @cache
