@@ -217,6 +217,7 @@ class Submit(Base, frozen=True):
     `max_tokens` 0: prefill only (nothing is sampled). `sampled`: output tokens an earlier part
     of the same generation sampled (a pause); they count for the random stream, and penalties,
     not for `max_tokens`. `deadline`: clock seconds. `arrived`: clock seconds.
+    `owner`: the credential that the session belongs to; all its sessions share one turn.
     """
 
     request: int
@@ -229,6 +230,7 @@ class Submit(Base, frozen=True):
     deadline: float | None = None
     arrived: float = 0.0
     sampled: int = 0
+    owner: str = ""
 
 
 class Cancel(Base, frozen=True):
@@ -353,11 +355,17 @@ SessionMessage = Attach | Frame | Detached | Throttled | Drained | Tokens | Insp
 
 
 class OpenSession(Base, frozen=True):
-    """The first frame of a socket: `open`, and the ops that came with it."""
+    """The first frame of a socket: `open`, and the ops that came with it.
+
+    `owner`: the name of the credential that the socket came with; "" where the server asks for none.
+    `namespace`: which radix tree a new session's branches live in.
+    """
 
     socket: int
     open: Open
     ops: list[ClientMessage]
+    owner: str = ""
+    namespace: str = ""
 
 
 DirectoryMessage = OpenSession | Shutdown

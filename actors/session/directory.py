@@ -138,7 +138,7 @@ class Directory:
 
     def _handle(self, message: DirectoryMessage, group: TaskGroup) -> None:
         match message:
-            case OpenSession(socket, opened, _):
+            case OpenSession(socket, opened):
                 try:
                     self._open(message, group)
                 except RamifyError as error:
@@ -158,7 +158,7 @@ class Directory:
         if self._draining is not None:
             raise Overloaded("the server is draining", retry_ms=self._draining.after_ms)
         if opened.session is None:
-            number, entry, write = *self._create(opened, group), True
+            number, entry, write = *self._create(message, group), True
         else:
             number, entry, write = self._find(opened.session, opened)
         try:
@@ -182,7 +182,8 @@ class Directory:
             return number, entry, False
         raise Forbidden("the session's `key` is missing or wrong")
 
-    def _create(self, opened: Open, group: TaskGroup) -> tuple[int, _Entry]:
+    def _create(self, message: OpenSession, group: TaskGroup) -> tuple[int, _Entry]:
+        opened = message.open
         number = next(self._numbers)
         identity = Identity(
             f"{self._prefix}{secrets.token_urlsafe(9)}",
@@ -193,7 +194,12 @@ class Directory:
         core = SessionCore(
             identity,
             SessionState(
-                number, context=self._context, limits=self._limits, decode=self._tokenizer.decode
+                number,
+                context=self._context,
+                limits=self._limits,
+                decode=self._tokenizer.decode,
+                owner=message.owner,
+                namespace=message.namespace,
             ),
             self._tokenizer,
             self._template,

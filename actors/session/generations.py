@@ -137,6 +137,7 @@ class Generations:
                 deadline=generation.deadline,
                 arrived=generation.arrived,
                 sampled=generation.before,
+                owner=self._state.owner,
             )
         )
 
@@ -177,6 +178,7 @@ class Generations:
                 sampling=SamplingParams(),
                 priority=PREFILL_PRIORITY,
                 arrived=now,
+                owner=self._state.owner,
             )
         )
 

@@ -18,13 +18,27 @@ from ramify.protocol.wire import JsonObject
 
 
 class SessionState:
-    """The branches of one session and the numbers it hands out."""
+    """The branches of one session and the numbers it hands out.
 
-    def __init__(self, number: int, *, context: int, limits: Limits, decode: Decode) -> None:
+    `owner`, `namespace`: see `OpenSession`.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        context: int,
+        limits: Limits,
+        decode: Decode,
+        owner: str = "",
+        namespace: str = "",
+    ) -> None:
         self.number = number
         self.context = context
         self.limits = limits
         self.decode = decode
+        self.owner = owner
+        self.namespace = namespace
         self.branches: dict[str, Branch] = {}
         self.revision = 0
         self.meta: JsonObject | None = None
@@ -52,7 +66,7 @@ class SessionState:
         """A new empty branch. Names were checked with `check_new`."""
         branch = Branch(name, self.next_id(), born=self.revision + 1)
         self.branches[name] = branch
-        self.out.cache.append(OpenBranch(branch.handle))
+        self.out.cache.append(OpenBranch(branch.handle, self.namespace))
         return branch
 
     def check_new(self, names: Sequence[str], *, moved: int = 0) -> None:
