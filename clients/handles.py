@@ -38,7 +38,7 @@ from ramify.protocol.wire import (
 )
 
 if TYPE_CHECKING:
-    from ramify.clients.connect import Link
+    from ramify.clients.link import Link
 
 _CLOSE_S = 5.0  # how long `close` waits for the server's answer
 Messages = Sequence[ChatMessage | Mapping[str, Any]]
@@ -181,13 +181,23 @@ class Branch:
 
 
 class Session:
-    """An attached session. Made by `connect`."""
+    """An attached session. Made by `connect`; ends with `close`, or with the block of `async with`.
 
-    def __init__(self, link: "Link") -> None:
+    `keep`: leave it on the server at its end, so that it can be resumed.
+    """
+
+    def __init__(self, link: "Link", *, keep: bool = False) -> None:
         self.link = link
         self.core = link.core
         self.main = Branch(self, "main")
+        self._keep = keep
         self._forks = 0
+
+    async def __aenter__(self) -> "Session":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     @property
     def id(self) -> str:
@@ -203,6 +213,11 @@ class Session:
     def error(self) -> RamifyError | None:
         """Why the session is over; None while it lives."""
         return self.core.error
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection right now; a lost one is made again by itself."""
+        return self.link.attached
 
     @property
     def view_key(self) -> str | None:
@@ -280,12 +295,13 @@ class Session:
                 return
             await self.link.changed(self.link.notes_key)
 
-    async def close(self, *, keep: bool = False) -> None:
-        """End the session; `keep`: only detach, so that it can be resumed. Never raises."""
+    async def close(self, *, keep: bool | None = None) -> None:
+        """End the session; `keep` (default: as `connect` was told): only detach. Never raises."""
+        self.link.unwatch()
         if self.core.error is None and self.link.attached:
             try:
                 async with asyncio.timeout(_CLOSE_S):
-                    await self.ok(CloseSession(id=0, keep=keep))
+                    await self.ok(CloseSession(id=0, keep=self._keep if keep is None else keep))
             except (RamifyError, TimeoutError):
                 pass  # the connection is gone: the session's TTL ends it
         await self.link.stop()

@@ -86,6 +86,7 @@ class ModelServer:
         self.runs: list[int] = []  # ids of ops, in the order they ran
         self.opens: list[Open] = []
         self.closing: int | None = None
+        self.closes: list[bool] = []  # `keep` of each
         self._last = 0
         self._replies: dict[int, list[ServerMessage]] = {}
         self._queue: deque[tuple[Op, str | None, set[str]]] = deque()
@@ -216,7 +217,8 @@ class ModelServer:
                 self._reply(self._state(op.id, text=op.text))
             case Cancel():
                 self._cancel(op)
-            case CloseSession():
+            case CloseSession(keep=keep):
+                self.closes.append(keep)
                 self._reply(Ok(id=op.id))
                 self.closing = 1000
             case Generate(as_=list() as children):

@@ -26,13 +26,20 @@ def url(server: Any) -> Iterator[str]:
 
     async def handle(socket: ServerConnection) -> None:
         codec = Codec("json")
-        async for data in socket:
-            server.receive(codec.decode_client(data))
-            while server.step() or server.out:
-                while server.out:
-                    await socket.send(codec.encode(server.out.popleft()), text=True)
+
+        async def read() -> None:
+            async for data in socket:
+                server.receive(codec.decode_client(data))
+
+        reader = asyncio.create_task(read())
+        while not reader.done():
+            server.step()
+            while server.out:
+                await socket.send(codec.encode(server.out.popleft()), text=True)
             if server.closing:
-                return
+                await socket.close(server.closing)
+            await asyncio.sleep(0)
+        await reader
 
     async def main() -> None:
         done = asyncio.Event()
@@ -84,3 +91,25 @@ def test_a_conversation(url: str) -> None:
 def test_no_server() -> None:
     with pytest.raises(ConnectionLost), connect_sync("ws://127.0.0.1:9"):
         pass
+
+
+def test_a_session_without_a_block(url: str) -> None:
+    session = connect_sync(url)
+    assert session.connected
+    assert session.main.append("abc").position == 3
+    session.close()
+    session.close()
+
+
+def test_leaving_early_cancels(url: str) -> None:
+    with connect_sync(url) as session:
+        for _ in session.main.chat("abc", max_tokens=10**6):
+            break
+        with session.main.chat("d", max_tokens=10**6) as generation:
+            next(generation)
+        assert session.main.chat("e", max_tokens=1).result().reason == "length"
+
+
+def test_an_unknown_setting_is_named_at_once() -> None:
+    with pytest.raises(TypeError, match="no setting 'nope'"):
+        connect_sync("ws://127.0.0.1:9", nope=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
