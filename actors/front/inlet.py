@@ -9,6 +9,7 @@ and it gets no credits, so they wait there, where its sessions stop reading.
 This file does not know how processes are started and replaced.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -73,10 +74,8 @@ class Inlet:
         if callable(message):
             message()
             return
-        try:
+        with contextlib.suppress(MailboxClosed):  # the engine is going down
             self._handle(process, message)
-        except MailboxClosed:  # the engine is going down
-            pass
 
     def _must(self, address: Address[Any], message: Any) -> None:
         relay: Relay[Any] | None = self._owed.get(id(address))

@@ -51,8 +51,8 @@ class Switch(Post):
     """The `Post` of gateway process `slot`.
 
     `forward(slot, body)` brings bytes to a neighbour's `receive`, unless it raises MailboxFull;
-    `behind()`: so much waits on that way that frames of clients have to be refused. `most`: refusals of one frame.
-    `told`: called when sessions have taken all that was put into `fan_out`.
+    `behind()`: so much waits on that way that frames of clients have to be refused. `most`: refusals
+    of one frame. `told`: called when sessions have taken all that was put into `fan_out`.
     """
 
     def __init__(

@@ -128,7 +128,7 @@ class SessionActor:
         out = self.core.state.out
         out.seal()
         try:
-            # Sockets first: when the engine goes down, telling the others raises, and ends must be heard.
+            # Sockets first: when the engine goes down telling the others raises, and ends must be heard.
             for attachment in self.core.attachments.values():
                 if attachment.out:
                     self._gateway.tell(Deliver(attachment.socket, attachment.out))
