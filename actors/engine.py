@@ -34,7 +34,7 @@ from ramify.actors.front.processes import ProcessFront
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import Mailbox
+from ramify.actors.kit.mailbox import Entrance, Mailbox
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.placement import place
 from ramify.actors.scheduler.actor import SchedulerActor
@@ -45,7 +45,8 @@ from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
 
 PROTOCOL_VERSION = 1
-BIG = 1 << 20  # mailboxes whose traffic is bounded by the steps in flight and the sessions
+BIG = 1 << 20  # messages of a core actor's mailbox
+SESSIONS = BIG // 2  # how many there may be where sessions add more; the core's own are bounded by steps
 FAILED_SECONDS = 5.0  # for sessions to say the ends of their requests; they may be behind
 
 Progress = Callable[[str, float], None]
@@ -184,7 +185,12 @@ class Engine:
         await group.start(self._core("cache", cache.run))
         await group.start(self._core("scheduler", scheduler.run))
         executor.connect(scheduler)
-        core = Core(self._to_cache, self._to_scheduler, server, info.context)
+        core = Core(
+            Entrance(self._to_cache, SESSIONS),
+            Entrance(self._to_scheduler, SESSIONS),
+            server,
+            info.context,
+        )
         await self.front.serve(group, self._core, core)
         group.start_soon(watch_loop, self.clock, self.metrics)
         self.status.executor = info

@@ -69,11 +69,13 @@ class MoveBranch(Base, frozen=True):
     to: int
 
 
-class RetainBranch(Base, frozen=True):
-    """Keep the branch's KV warm until `until` (clock seconds; 0: no longer). A soft priority."""
+class RetainBranches(Base, frozen=True):
+    """Keep the KV of branches warm, each until its time (clock seconds; 0: no longer).
 
-    branch: int
-    until: float
+    A soft priority. One message for all that a session retains in a turn, however many they are.
+    """
+
+    until: dict[int, float]
 
 
 class DropBranches(Base, frozen=True):
@@ -83,7 +85,10 @@ class DropBranches(Base, frozen=True):
 
 
 class DropSessions(Base, frozen=True):
-    """Forget every handle of sessions that ended without a word, with their process."""
+    """Forget every handle of sessions that have ended, in whatever state. None is no error.
+
+    It names no handle, because a session that crashed cannot say which of them the cache has heard of.
+    """
 
     sessions: list[int]
 
@@ -150,7 +155,7 @@ CacheMessage = (
     | ExtendBranch
     | ForkBranch
     | MoveBranch
-    | RetainBranch
+    | RetainBranches
     | DropBranches
     | DropSessions
     | Inspect
@@ -311,6 +316,7 @@ class Attach(Base, frozen=True):
     open: Open
     ops: list[ClientMessage]
     write: bool  # False: attached with the view key
+    size: int = 0  # bytes of the frame
 
 
 class Frame(Base, frozen=True):
@@ -318,6 +324,7 @@ class Frame(Base, frozen=True):
 
     socket: int
     ops: list[ClientMessage]
+    size: int = 0  # bytes, as it came
 
 
 class Detached(Base, frozen=True):
@@ -366,6 +373,7 @@ class OpenSession(Base, frozen=True):
     ops: list[ClientMessage]
     owner: str = ""
     namespace: str = ""
+    size: int = 0  # bytes of the frame
 
 
 DirectoryMessage = OpenSession | Shutdown

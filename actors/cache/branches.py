@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from ramify.actors.cache.node import Node, Tokens
 from ramify.actors.cache.tree import RadixTree
+from ramify.protocol.messages import session_of
 
 
 class UnknownBranch(RuntimeError):
@@ -23,6 +24,7 @@ class Branches:
         self._tree = tree
         self._lowered = lowered
         self._heads: dict[int, Node] = {}
+        self._sessions: dict[int, set[int]] = {}  # the handles of each session
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -32,6 +34,10 @@ class Branches:
 
     def items(self) -> list[tuple[int, Node]]:
         return list(self._heads.items())
+
+    def of(self, session: int) -> list[int]:
+        """The handles of a session."""
+        return list(self._sessions.get(session, ()))
 
     def find(self, branch: int) -> Node | None:
         """The node whose end is the branch's head; None for an unknown branch."""
@@ -49,6 +55,7 @@ class Branches:
             raise UnknownBranch(f"branch {branch:#x} is open already")
         node.refs += 1
         self._heads[branch] = node
+        self._sessions.setdefault(session_of(branch), set()).add(branch)
 
     def extend(self, branch: int, tokens: Tokens) -> None:
         """Append: O(len(tokens)) from the head."""
@@ -84,6 +91,10 @@ class Branches:
         node = self.head(branch)
         self._retain(node, branch, 0.0)
         del self._heads[branch]
+        mates = self._sessions[session_of(branch)]
+        mates.discard(branch)
+        if not mates:
+            del self._sessions[session_of(branch)]
         self._leave(node)
 
     def _leave(self, node: Node) -> None:

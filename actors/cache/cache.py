@@ -67,18 +67,18 @@ class RadixCache:
     def move_branch(self, message: m.MoveBranch) -> None:
         self.branches.rollback(message.branch, message.to)
 
-    def retain_branch(self, message: m.RetainBranch) -> None:
-        self.branches.retain(message.branch, message.until)
+    def retain_branches(self, message: m.RetainBranches) -> None:
+        for branch, until in message.until.items():
+            self.branches.retain(branch, until)
 
     def drop_branches(self, message: m.DropBranches) -> None:
         for branch in message.branches:
             self.branches.drop(branch)
 
     def drop_sessions(self, message: m.DropSessions) -> None:
-        """O(handles): for the rare end of a whole process."""
-        gone = set(message.sessions)
-        for branch, _ in self.branches.items():
-            if m.session_of(branch) in gone:
+        """O(their handles). A session that has none, or has gone already, is no error."""
+        for session in message.sessions:
+            for branch in self.branches.of(session):
                 self.branches.drop(branch)
 
     def inspect(self, message: m.Inspect) -> m.Inspected:

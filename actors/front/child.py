@@ -53,15 +53,16 @@ from ramify.actors.front.wire import (
 )
 from ramify.actors.gateway.auth import MINTED_MAX
 from ramify.actors.gateway.minted import SharedMinted
-from ramify.actors.kit.bundle import Bundle
+from ramify.actors.kit.bundle import MOST, Bundle
 from ramify.actors.kit.clock import MonotonicClock
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.link import Link, open_link
 from ramify.actors.kit.log import configure, get_log
-from ramify.actors.kit.mailbox import Mailbox, MailboxClosed
+from ramify.actors.kit.mailbox import Entrance, Mailbox, MailboxClosed
 from ramify.protocol.errors import RamifyError
 
 PARTING_SECONDS = 1.0  # for closing handshakes when the engine has gone
+SESSIONS = MOST // 4  # messages that wait for the core, where what clients cause has to wait
 HUNG_SECONDS = 5.0  # after the engine's end a process that is still there has hung
 
 log = get_log("ramify.actors.front.child")
@@ -107,6 +108,7 @@ class GatewayProcess:
         if start.log is not None:
             configure(start.log)
         self._core: Bundle[CoreMessage] = Bundle(self._link, Events)
+        self._sessions: Entrance[CoreMessage] = Entrance(self._core, SESSIONS)
         self._clock = MonotonicClock()
         self._status = RemoteStatus()
         self._metrics = RemoteMetrics(self._core)
@@ -115,6 +117,7 @@ class GatewayProcess:
             lambda slot, body: self._core.tell(Forward(slot, body)),
             start.config.limits.ops_per_frame,
             self._told,
+            behind=lambda: len(self._core) >= SESSIONS,
         )
         self._front = LocalFront(
             start.config,
@@ -138,7 +141,7 @@ class GatewayProcess:
                     for message in await self._control.drain():
                         match message:
                             case Serve(server, context):
-                                core = Core(self._core, self._core, server, context)
+                                core = Core(self._sessions, self._sessions, server, context)
                                 await self._front.serve(group, _unguarded, core)
                                 link.tell(Serving())
                                 gc.collect()  # what start-up made stays for good

@@ -18,7 +18,7 @@ from ramify.actors.gateway.interfaces import Metrics, Status
 from ramify.actors.gateway.minted import Minted
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Spread
-from ramify.actors.kit.mailbox import Address, Mailbox, Router
+from ramify.actors.kit.mailbox import Address, Entrance, Mailbox, Router
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import EngineConfig
@@ -29,8 +29,9 @@ from ramify.protocol.messages import (
     Shutdown,
 )
 
-BIG = 1 << 20  # a mailbox whose traffic is bounded by the steps in flight and the sessions
+BIG = 1 << 20  # messages of the gateway's mailbox; it reads all that there are at every turn of the loop
 OPENS = 4096  # sockets that wait for the directory
+OWN = 16  # what the engine tells the directory, whatever waits
 
 
 class FrontMetrics(Metrics, SessionMetrics, Protocol):
@@ -45,7 +46,8 @@ class Post:
 
     def __init__(self) -> None:
         self.to_gateway: Mailbox[GatewayMessage] = Mailbox("gateway", BIG)
-        self.to_directory: Mailbox[DirectoryMessage] = Mailbox("directory", OPENS)
+        self.to_directory: Mailbox[DirectoryMessage] = Mailbox("directory", OPENS + OWN)
+        self.opens: Entrance[DirectoryMessage] = Entrance(self.to_directory, OPENS)
         self.sessions: Router[SessionMessage] = Router("sessions")
 
     @property
@@ -56,7 +58,7 @@ class Post:
     @property
     def directory(self) -> Address[DirectoryMessage]:
         """Where the gateway asks for sessions."""
-        return self.to_directory
+        return self.opens
 
 
 class Naming(msgspec.Struct, frozen=True):

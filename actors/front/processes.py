@@ -244,7 +244,9 @@ class ProcessFront:
     def _receive(self, slot: Slot, process: GatewayProcess, message: ToCore) -> None:
         match message:
             case Events(messages):
-                self._inlet.handle(process, messages)
+                process.heard = self._clock.now()
+                self._inlet.handle(process, messages, process.consumed)
+                return
             case Listening():
                 slot.listening.set()
             case Serving():

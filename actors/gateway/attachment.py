@@ -54,7 +54,7 @@ class Attachment:
         self._hub = hub
         self._socket = socket
         self._session: int | None = None
-        self._pending: list[list[ClientMessage]] = []
+        self._pending: list[tuple[list[ClientMessage], int]] = []
         self._pending_bytes = 0
         self._throttled = False
         self.open_by: float | None = None
@@ -70,11 +70,11 @@ class Attachment:
         """Hand a valid frame of `size` bytes on, keep it, or refuse it: returns the refusals."""
         match self.stage:
             case Stage.WAITING:
-                return self._open(ops)
+                return self._open(ops, size)
             case Stage.ATTACHED:
-                return self._tell(ops)
+                return self._tell(ops, size)
             case Stage.OPENING:
-                self._pending.append(ops)
+                self._pending.append((ops, size))
                 self._pending_bytes += size
         return []
 
@@ -111,25 +111,25 @@ class Attachment:
         if session is not None:
             self._hub.notices.tell(session, Detached(self._socket))
 
-    def _open(self, ops: list[ClientMessage]) -> list[ServerMessage]:
+    def _open(self, ops: list[ClientMessage], size: int) -> list[ServerMessage]:
         if not isinstance(ops[0], Open):
             return self._refuse(ops, BadRequest("the first message must be open"))
         if any(isinstance(op, Open) for op in ops[1:]):
             return self._refuse(ops, BadRequest("a frame can hold one open, as its first message"))
         request = msgspec.structs.replace(ops[0], token=None)  # the secret ends here
         try:
-            self._hub.directory.tell(OpenSession(self._socket, request, ops[1:]))
+            self._hub.directory.tell(OpenSession(self._socket, request, ops[1:], size=size))
         except (MailboxFull, MailboxClosed):
             return self._refuse(ops, _overloaded())
         self.stage = Stage.OPENING
         self.open_by = None
         return []
 
-    def _tell(self, ops: list[ClientMessage]) -> list[ServerMessage]:
+    def _tell(self, ops: list[ClientMessage], size: int) -> list[ServerMessage]:
         if any(isinstance(op, Open) for op in ops):
             return self._refuse(ops, BadRequest("this socket has a session already"))
         try:
-            if self._hub.sessions.tell(cast(int, self._session), Frame(self._socket, ops)):
+            if self._hub.sessions.tell(cast(int, self._session), Frame(self._socket, ops, size)):
                 return []
         except MailboxFull:
             return self._refuse(ops, _overloaded())
@@ -147,8 +147,8 @@ class Attachment:
         pending, self._pending = self._pending, []
         self._pending_bytes = 0
         replies: list[ServerMessage] = []
-        for ops in pending:
-            replies += self.route(ops, 0)
+        for ops, size in pending:
+            replies += self.route(ops, size)
         return replies
 
     def _refuse(self, ops: list[ClientMessage], error: RamifyError) -> list[ServerMessage]:

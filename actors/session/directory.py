@@ -1,16 +1,18 @@
 """The directory: creates sessions, finds them by id and key, and cleans up after them.
 
 It is each session's guard: a session that crashes loses its sockets (1011) and its branches, and
-nobody else notices. Mailbox: full means that sockets open faster than sessions can be made; the
+nobody else notices. What a session leaves behind is named by its number alone, for the guard cannot
+trust what a crashed one believes to hold; and it is told by relays, for it must arrive, however full
+the mailboxes are. Mailbox: full means that sockets open faster than sessions can be made; the
 gateway answers `overloaded`.
 """
 
-import contextlib
+import asyncio
 import hmac
 import itertools
 import secrets
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -18,9 +20,12 @@ from anyio.abc import TaskGroup, TaskStatus
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, Router
-from ramify.actors.session.actor import MAILBOX, SessionActor, SessionEvent
+from ramify.actors.kit.relay import Relay
+from ramify.actors.session.actor import SessionActor, SessionEvent
 from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.mailbox import SessionMailbox
+from ramify.actors.session.replies import error_message
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.view import Identity
@@ -34,7 +39,7 @@ from ramify.protocol.messages import (
     CloseSocket,
     Deliver,
     DirectoryMessage,
-    DropBranches,
+    DropSessions,
     GatewayMessage,
     Opened,
     OpenSession,
@@ -42,10 +47,12 @@ from ramify.protocol.messages import (
     SessionMessage,
     Shutdown,
 )
-from ramify.protocol.wire import Error, Open, ServerInfo
+from ramify.protocol.wire import Open, ServerInfo
 
 RETRY_MS = 1000  # when a client may look for this server's next life
+ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)  # of the task or the process, no fault
 log = get_log(__name__)
+Message = TypeVar("Message")
 
 
 class SessionMetrics(Protocol):
@@ -101,6 +108,9 @@ class Directory:
         self._cache = cache
         self._scheduler = scheduler
         self._gateway = gateway
+        self._must_cache: Relay[CacheMessage] = _relay(cache)
+        self._must_scheduler: Relay[RequestMessage] = _relay(scheduler)
+        self._must_gateway: Relay[GatewayMessage] = _relay(gateway)
         self._sessions = sessions
         self._clock = clock
         self._metrics = metrics
@@ -142,9 +152,14 @@ class Directory:
                 try:
                     self._open(message, group)
                 except RamifyError as error:
-                    reply = Error(code=error.code, message=error.message, retry_ms=error.retry_ms)
-                    self._gateway.tell(Deliver(socket, [reply]))
                     log.info("open refused", client=opened.client, code=error.code)
+                    self._must_gateway.tell(Deliver(socket, [error_message(error)]))
+                except BaseException as error:
+                    if isinstance(error, ENDS):
+                        raise
+                    log.exception("a session could not be opened")
+                    reply = error_message(RamifyError("the session could not be opened"))
+                    self._must_gateway.tell(Deliver(socket, [reply]))
             case Shutdown():
                 self._draining = message
 
@@ -162,10 +177,10 @@ class Directory:
         else:
             number, entry, write = self._find(opened.session, opened)
         try:
-            entry.mailbox.tell(Attach(message.socket, opened, message.ops, write))
+            entry.mailbox.tell(Attach(message.socket, opened, message.ops, write, message.size))
         except MailboxFull:
             raise Overloaded("the session has too much to do", retry_ms=1000) from None
-        self._gateway.tell(Opened(message.socket, number))
+        self._must_gateway.tell(Opened(message.socket, number))
 
     def _find(self, session: str, opened: Open) -> tuple[int, _Entry, bool]:
         found = self._entries.get(session)
@@ -190,7 +205,7 @@ class Directory:
             f"k_{secrets.token_urlsafe(18)}",
             f"v_{secrets.token_urlsafe(18)}",
         )
-        mailbox: Mailbox[SessionEvent] = Mailbox(f"session {number}", MAILBOX)
+        mailbox: SessionMailbox[SessionEvent] = SessionMailbox(f"session {number}")
         core = SessionCore(
             identity,
             SessionState(
@@ -234,7 +249,9 @@ class Directory:
             await actor.run()
             if actor.core.ended == FAILED:
                 code, reason = Close.RESTART, FAILED
-        except Exception:
+        except BaseException as error:  # a panic of a native library is no Exception
+            if isinstance(error, ENDS):
+                raise
             log.exception("session crashed", session=identity.session)
             actor.core.ended = "crashed"
             code, reason = Close.SERVER_BUG, "the session failed"
@@ -245,11 +262,16 @@ class Directory:
             self._metrics.sessions(-1)
             entry.mailbox.close()
             late = [m.socket for m in entry.mailbox.drain_nowait() if isinstance(m, Attach)]
-            with contextlib.suppress(MailboxClosed):  # the engine is going down as a whole
-                for socket in [*core.sockets, *late]:
-                    self._gateway.tell(CloseSocket(socket, code, reason))
-                self._scheduler.tell(CancelSession(number))
-                self._cache.tell(DropBranches(core.state.handles()))
+            for socket in [*core.sockets, *late]:
+                self._must_gateway.tell(CloseSocket(socket, code, reason))
+            self._must_scheduler.tell(CancelSession(number))
+            self._must_cache.tell(DropSessions([number]))
             if not self._entries:
                 self._deserted.set()
             log.info("session ended", session=identity.session, reason=core.ended or "stopped")
+
+
+def _relay(address: Address[Message]) -> Relay[Message]:
+    relay: Relay[Message] = Relay()
+    relay.connect(address)
+    return relay

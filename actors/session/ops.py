@@ -15,7 +15,6 @@ from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.actors.session.turns import Draft, Turns
 from ramify.protocol.errors import BadRequest, Conflict, Unsupported
-from ramify.protocol.messages import RetainBranch
 from ramify.protocol.wire import Append, Fork, Generate, Ok, Rollback, Set
 
 
@@ -177,14 +176,13 @@ class OpRunner:
             state.check_new([op.name], moved=1)
             self._on_rename(branch, op.name)
             state.rename(branch, op.name)
-        for each in [branch] if branch is not None else list(state.branches.values()):
-            if op.retain_s is not None:
+        if op.retain_s is not None:
+            until = now + op.retain_s if op.retain_s else 0.0
+            for each in [branch] if branch is not None else state.branches.values():
                 each.retain_s = op.retain_s or None
-                state.out.cache.append(
-                    RetainBranch(each.handle, now + op.retain_s if op.retain_s else 0.0)
-                )
-            if op.meta is not None and branch is not None:
-                each.meta = op.meta
+                state.out.retained[each.handle] = until
+        if op.meta is not None and branch is not None:
+            branch.meta = op.meta
         if op.meta is not None and branch is None:
             state.meta = op.meta
         state.bump()

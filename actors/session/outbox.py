@@ -16,12 +16,12 @@ from ramify.protocol.messages import (
     Inspect,
     MoveBranch,
     OpenBranch,
-    RetainBranch,
+    RetainBranches,
     Submit,
 )
 from ramify.protocol.wire import Role, ServerMessage
 
-ToCache = OpenBranch | ExtendBranch | ForkBranch | MoveBranch | RetainBranch | DropBranches | Inspect
+ToCache = OpenBranch | ExtendBranch | ForkBranch | MoveBranch | RetainBranches | DropBranches | Inspect
 ToScheduler = Submit | Cancel
 
 
@@ -59,6 +59,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self.cache: list[ToCache] = []
+        self.retained: dict[int, float] = {}  # handle -> until, told after `cache`
         self.scheduler: list[ToScheduler] = []
         self.notes: list[tuple[int, ServerMessage]] = []  # to sockets that are not attached
         self.closes: list[tuple[int, int, str]] = []  # socket, code, reason
@@ -67,9 +68,20 @@ class Outbox:
 
     def forget(self) -> None:
         """Nobody is there any more to do anything; replies go out all the same."""
-        for commands in (self.cache, self.scheduler, self.encode):
+        for commands in (self.cache, self.retained, self.scheduler, self.encode):
             commands.clear()
         self.wake_at = None
+
+    @property
+    def commands(self) -> int:
+        """Messages to the cache and the scheduler that wait to be sent."""
+        return len(self.cache) + len(self.scheduler)
+
+    def seal(self) -> None:
+        """What is retained becomes one message, behind all that made, moved or dropped branches."""
+        if self.retained:
+            self.cache.append(RetainBranches(self.retained))
+            self.retained = {}
 
     def wake(self, when: float) -> None:
         """Ask for a `Tick` at `when` or earlier."""

@@ -125,6 +125,7 @@ class SessionState:
 
     def drop(self, branch: Branch) -> None:
         del self.branches[branch.name]
+        self.out.retained.pop(branch.handle, None)  # told after the drop, and nobody has it then
         self.out.cache.append(DropBranches([branch.handle]))
 
     def rename(self, branch: Branch, name: str) -> None:

@@ -35,7 +35,7 @@ class Bench:
         check(self.cache)
 
     def retain(self, branch: int, until: float) -> None:
-        self.cache.retain_branch(m.RetainBranch(branch, until))
+        self.cache.retain_branches(m.RetainBranches({branch: until}))
         check(self.cache)
 
     def drop(self, *branches: int) -> None:

@@ -116,7 +116,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=picks, seconds=st.sampled_from([0.0, 1.0, 3.0, 50.0]))
     def retain(self, which: int, seconds: float) -> None:
         until = self.now + seconds if seconds else 0.0
-        self.cache.retain_branch(m.RetainBranch(self.pick(which), until))
+        self.cache.retain_branches(m.RetainBranches({self.pick(which): until}))
 
     @rule()
     def time_passes(self) -> None:

@@ -120,16 +120,18 @@ def test_frames_keep_their_order_through_a_failed_open() -> None:
     world = World()
     socket = world.socket
     assert socket.route([Open(client="c", token="secret")], 10) == []
-    assert world.directory.drain_nowait() == [OpenSession(1, Open(client="c"), [])]
+    assert world.directory.drain_nowait() == [OpenSession(1, Open(client="c"), [], size=10)]
     assert socket.route([Generate(id=1)], 10) == []
     assert socket.route([Open(client="d"), Generate(id=2)], 10) == []
     assert socket.route([Generate(id=3)], 10) == []
     (stray,) = socket.failed()
     assert (stray.code, stray.id) == ("bad_request", 1)
-    assert world.directory.drain_nowait() == [OpenSession(1, Open(client="d"), [Generate(id=2)])]
+    assert world.directory.drain_nowait() == [
+        OpenSession(1, Open(client="d"), [Generate(id=2)], size=10)
+    ]
     number = world.answer()
     assert socket.opened(number) == []
-    assert world.mailboxes[number].drain_nowait() == [Frame(1, [Generate(id=3)])]
+    assert world.mailboxes[number].drain_nowait() == [Frame(1, [Generate(id=3)], 10)]
 
 
 def test_a_socket_that_is_slow_before_it_is_attached() -> None:

@@ -15,7 +15,6 @@ from ramify.protocol.messages import (
     CloseSocket,
     Deliver,
     Detached,
-    Frame,
     Opened,
 )
 from ramify.protocol.wire import Append, Delta, Error, Generate, Open, Pong, State
@@ -57,7 +56,8 @@ async def test_open_frame_deliver_and_detach(serve) -> None:
             assert isinstance(state, State)
             assert client.subprotocol is None
             await client.send('{"type":"generate","id":2}')
-            assert await session.drain() == [Frame(opening.socket, [Generate(id=2)])]
+            (frame,) = await session.drain()
+            assert (frame.socket, frame.ops) == (opening.socket, [Generate(id=2)])
             deltas = [Delta(branch="a", position=1, text="x"), Delta(branch="b", position=1, text="y")]
             gateway.mailbox.tell(Deliver(opening.socket, deltas))
             gateway.mailbox.tell(Deliver(opening.socket, deltas[:1]))
