@@ -144,7 +144,7 @@ class Directory:
                 except RamifyError as error:
                     reply = Error(code=error.code, message=error.message, retry_ms=error.retry_ms)
                     self._gateway.tell(Deliver(socket, [reply]))
-                    log.info("open refused", client=opened.client, code=error.code)
+                    log.info("open refused", client=opened.who, code=error.code)
             case Shutdown():
                 self._draining = message
 
@@ -222,7 +222,7 @@ class Directory:
             self._deserted = anyio.Event()
         self._sessions.add(number, mailbox)
         self._metrics.sessions(1)
-        log.info("session opened", session=identity.session, client=opened.client)
+        log.info("session opened", session=identity.session, client=opened.who)
         group.start_soon(self._guard, number, entry)
         return number, entry
 
