@@ -25,7 +25,8 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from ramify.protocol.errors import BadRequest, ModelError
+from ramify.protocol.errors import BadRequest, InvalidField, ModelError
+from ramify.protocol.sampling import SamplingParams
 
 GUARD = "\ufdd0"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -279,16 +280,10 @@ def _generation_defaults(config: Mapping[str, Any]) -> GenerationDefaults:
         defaults = msgspec.convert(given, GenerationDefaults, strict=False)
     except msgspec.ValidationError as error:
         raise ModelError(f"generation_config.json: {error}") from error
-    ranges = {
-        "temperature": 0.0 <= defaults.temperature <= 100.0,
-        "top_k": defaults.top_k >= 0,
-        "top_p": 0.0 < defaults.top_p <= 1.0,
-        "min_p": 0.0 <= defaults.min_p <= 1.0,
-        "repetition_penalty": 0.0 < defaults.repetition_penalty <= 100.0,
-    }
-    for name, valid in ranges.items():
-        if not valid:
-            raise ModelError(f"generation_config.json: {name} is {given[name]}, out of range")
+    try:
+        SamplingParams(**msgspec.structs.asdict(defaults))
+    except InvalidField as error:
+        raise ModelError(f"generation_config.json: {error.message}") from error
     return defaults
 
 

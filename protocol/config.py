@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from ramify.protocol.errors import ConfigError
+from ramify.protocol.wire import MAX_NAMES
 
 
 def _require(condition: bool, message: str) -> None:
@@ -40,6 +41,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 64  # generations of one session that are submitted at once; the rest queue
     n: int = 64
     attachments: int = 8
+    meta_bytes: int = 16 << 10  # of one `meta`, as JSON: it is kept and shown again
     queued_bytes: int = 256 << 10  # on a socket before its deltas are held back
     regex_bytes: int = 8 << 10
     schema_bytes: int = 64 << 10
@@ -51,6 +53,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             _require(getattr(self, name) > 0, f"--limit-{name.replace('_', '-')} must be positive")
+        _require(
+            self.n <= MAX_NAMES, f"--limit-n is {self.n}: one op names at most {MAX_NAMES} branches"
+        )
 
     def wire(self) -> dict[str, int]:
         """As `state.limits` shows them."""

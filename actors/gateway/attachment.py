@@ -8,6 +8,7 @@ the directory and the sessions, and it is who tells `Detached`, exactly once per
 """
 
 import enum
+import secrets
 from typing import cast
 
 import msgspec
@@ -116,7 +117,8 @@ class Attachment:
             return self._refuse(ops, BadRequest("the first message must be open"))
         if any(isinstance(op, Open) for op in ops[1:]):
             return self._refuse(ops, BadRequest("a frame can hold one open, as its first message"))
-        request = msgspec.structs.replace(ops[0], token=None)  # the secret ends here
+        # The secret ends here, and from here on every client has a name.
+        request = msgspec.structs.replace(ops[0], token=None, client=ops[0].client or made_up_name())
         try:
             self._hub.directory.tell(OpenSession(self._socket, request, ops[1:], size=size))
         except (MailboxFull, MailboxClosed):
@@ -153,6 +155,11 @@ class Attachment:
 
     def _refuse(self, ops: list[ClientMessage], error: RamifyError) -> list[ServerMessage]:
         return refuse(ops, error, self._hub.limits.ops_per_frame)
+
+
+def made_up_name() -> str:
+    """For a client that gave none. Nobody guesses it: who knows it can take the client's place."""
+    return f"c_{secrets.token_urlsafe(9)}"
 
 
 def _overloaded() -> Overloaded:

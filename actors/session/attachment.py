@@ -23,7 +23,7 @@ class Attachment:
 
     def __init__(self, socket: int, opened: Open, *, write: bool) -> None:
         self.socket = socket
-        self.client = opened.client
+        self.client = opened.who
         self.opened = opened
         self.write = write
         self.out: list[ServerMessage] = []

@@ -246,7 +246,7 @@ class SessionCore:
         if op.ops is not None:
             tasks = self._execution.cancel(client, set(op.ops))
         else:
-            where = names(op.branch) if op.branch is not None else None
+            where = dict.fromkeys(names(op.branch)).keys() if op.branch is not None else None
             for name in where or ():
                 if not self._execution.expects(name):
                     self._refuse(client, op, NoBranch(f"there is no branch {name!r}"), name)

@@ -152,7 +152,7 @@ class Directory:
                 try:
                     self._open(message, group)
                 except RamifyError as error:
-                    log.info("open refused", client=opened.client, code=error.code)
+                    log.info("open refused", client=opened.who, code=error.code)
                     self._must_gateway.tell(Deliver(socket, [error_message(error)]))
                 except BaseException as error:
                     if isinstance(error, ENDS):
@@ -237,7 +237,7 @@ class Directory:
             self._deserted = anyio.Event()
         self._sessions.add(number, mailbox)
         self._metrics.sessions(1)
-        log.info("session opened", session=identity.session, client=opened.client)
+        log.info("session opened", session=identity.session, client=opened.who)
         group.start_soon(self._guard, number, entry)
         return number, entry
 

@@ -5,7 +5,8 @@ An op's tasks come in checked (`tasks`), wait in the queues of the branches that
 later. Each gets its terminal reply here, and then whoever waited for it runs.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Set
 
 import msgspec
 
@@ -74,23 +75,22 @@ class Execution:
 
     def start(self, tasks: Iterable[Task]) -> None:
         """Run the tasks that are first in their queues, then those that this frees."""
-        ready = list(tasks)
+        ready = deque(tasks)
         while ready:
-            task = ready.pop(0)
+            task = ready.popleft()
             if not self._program.start(task):
                 continue
             try:
                 reply = self._run(task)
             except RamifyError as error:
                 self._fail(task, error)
-                ready = self._program.finish(task) + ready
+                ready.extendleft(reversed(self._program.finish(task)))
                 continue
             if reply is not None:
                 if task.kind != "spawn":
                     self._complete(task, reply)
-                heads = self._program.finish(task)
-                ready = heads + ready
-                if task.kind == "append" and not any(task.branch in head.touched for head in heads):
+                ready.extendleft(reversed(self._program.finish(task)))
+                if task.kind == "append" and not self._followed(task):
                     self._prefill(task)
 
     def _run(self, task: Task) -> Ok | None:
@@ -106,6 +106,10 @@ class Execution:
         if self._broken is not None:
             raise self._broken
         return self._ops.run(task, self._audience.now)
+
+    def _followed(self, task: Task) -> bool:
+        """Whether an op waits behind `task`, which has just finished."""
+        return any(map(self._program.behind, task.touched))
 
     def _prefill(self, task: Task) -> None:
         branch = self._branch(task.branch)
@@ -123,9 +127,10 @@ class Execution:
             self._failed(task, failure)
             return
         self._complete(task, reply)
-        heads = self._program.finish(task)
-        self.start(heads)
-        if not heads:
+        freed = self._program.finish(task)
+        followed = self._followed(task)
+        self.start(freed)
+        if not followed:
             self._prefill(task)
 
     def _generation_done(self, task: Task, done: Done, text: str) -> None:
@@ -143,13 +148,13 @@ class Execution:
 
     # --- ahead of their turn ---------------------------------------------------------------------
 
-    def cancel(self, client: str, ids: Collection[int]) -> list[Task]:
+    def cancel(self, client: str, ids: Set[int]) -> list[Task]:
         """Those ops of the client. Returns the tasks that this ended or will end."""
         return self._cancel(
             [task for task in self._program.on() if task.frame.client == client and task.op.id in ids]
         )
 
-    def cancel_generations(self, branches: list[str] | None) -> list[Task]:
+    def cancel_generations(self, branches: Set[str] | None) -> list[Task]:
         """Those that run or wait on the branches, None: on all. See `cancel`."""
         tasks = [
             task
@@ -159,7 +164,8 @@ class Execution:
         ]
         spawned = {id(task.op) for task in tasks if task.kind == "spawn"}
         if spawned:  # the generations of a fork that will not be made
-            tasks += [t for t in self._program.on() if id(t.op) in spawned and t not in tasks]
+            taken = set(map(id, tasks))
+            tasks += [t for t in self._program.on() if id(t.op) in spawned and id(t) not in taken]
         return self._cancel(tasks)
 
     def cancel_generations_of(self, client: str) -> None:

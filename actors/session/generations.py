@@ -6,7 +6,7 @@ generation waits for are computed ahead of time by a request without output (a *
 """
 
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +27,9 @@ from ramify.protocol.wire import Done, Generate
 PREFILL_PRIORITY = -8
 RETRY_MS = 1000  # when a full queue may be tried again
 log = logging.getLogger(__name__)
+
+# Generations that wait, in order, by id() of their task: any of them may be cancelled.
+_Queue = OrderedDict[int, tuple[Generation, Task]]
 
 
 class Generations:
@@ -55,8 +58,8 @@ class Generations:
         self._on_refused = on_refused
         self._by_request: dict[int, tuple[Generation, Task]] = {}
         self._by_task: dict[int, Generation] = {}
-        self._ready: deque[tuple[Generation, Task]] = deque()
-        self._paused: dict[str, list[tuple[Generation, Task]]] = {}  # by client
+        self._ready: _Queue = OrderedDict()
+        self._paused: dict[str, _Queue] = {}  # by client
         self._prefills: dict[int, Branch] = {}
 
     @property
@@ -102,7 +105,7 @@ class Generations:
         branch.pieces.append(piece)
         self._by_task[id(task)] = generation
         away = self._paused.get(task.frame.client)
-        (self._ready if away is None else away).append((generation, task))
+        (self._ready if away is None else away)[id(task)] = generation, task
         self.submit_ready()
 
     def _check(self, branch: Branch, op: Generate) -> None:
@@ -118,7 +121,7 @@ class Generations:
     def submit_ready(self) -> None:
         """Submit waiting generations as far as the session's limit allows."""
         while self._ready and len(self._by_request) < self._state.limits.running:
-            generation, task = self._ready.popleft()
+            _, (generation, task) = self._ready.popitem(last=False)
             self._submit(generation, task)
 
     def _submit(self, generation: Generation, task: Task) -> None:
@@ -218,37 +221,34 @@ class Generations:
             self._state.out.scheduler.append(Cancel(generation.request))
             return True
         for queue in (self._ready, *self._paused.values()):
-            if (generation, task) in queue:
-                queue.remove((generation, task))
-                break
+            queue.pop(id(task), None)
         self._close(generation, task, _ended_here(generation, now))
         return True
 
     def pause(self, client: str) -> None:
         """The client is gone and asked for it: its generations stop, and start, when it is back."""
-        away = self._paused.setdefault(client, [])
+        away = self._paused.setdefault(client, OrderedDict())
         for generation, task in list(self._by_request.values()):
             if task.frame.client == client and not generation.stopping and not generation.cancelled:
                 generation.pausing = True
                 self._state.out.scheduler.append(Cancel(generation.request))
-        for entry in [entry for entry in self._ready if entry[1].frame.client == client]:
-            self._ready.remove(entry)
-            away.append(entry)
+        for key in [key for key, (_, task) in self._ready.items() if task.frame.client == client]:
+            away[key] = self._ready.pop(key)
 
     def unpause(self, client: str) -> None:
         """The client is back."""
         for generation, task in self._by_request.values():
             if task.frame.client == client:
                 generation.pausing = False
-        self._ready.extend(self._paused.pop(client, ()))
+        self._ready.update(self._paused.pop(client, ()))
         self.submit_ready()
 
     # --- the end ---------------------------------------------------------------------------
 
     def fail(self, error: RamifyError, now: float) -> None:
         """The engine is broken: every generation ends with `error`, wherever it stood."""
-        entries = [*self._by_request.values(), *self._ready]
-        entries += [entry for away in self._paused.values() for entry in away]
+        entries = [*self._by_request.values(), *self._ready.values()]
+        entries += [entry for away in self._paused.values() for entry in away.values()]
         for table in (self._by_request, self._ready, self._paused, self._prefills):
             table.clear()
         for generation, task in entries:
@@ -272,7 +272,7 @@ class Generations:
         if finished.reason == "cancelled" and not ours and generation.remaining > 0:
             # Without `pausing`: paused, and unpaused before the scheduler had stopped it.
             away = self._paused.get(task.frame.client) if generation.pausing else None
-            (self._ready if away is None else away).append((generation, task))
+            (self._ready if away is None else away)[id(task)] = generation, task
             return
         self._close(generation, task, finished)
 

@@ -56,14 +56,14 @@ class Presence:
     def _clients(self) -> list[tuple[int, str]]:
         """(socket, client) of `sockets`."""
         attached = [(socket, a.client) for socket, a in self._audience.attachments.items()]
-        return attached + [(socket, m.open.client) for socket, m in self._joining.items()]
+        return attached + [(socket, m.open.who) for socket, m in self._joining.items()]
 
     # --- coming ----------------------------------------------------------------------------------
 
     def attach(self, message: Attach) -> None:
         """A client opened this session. Its `state` follows once the cache has said what is warm."""
         opened, out = message.open, self._state.out
-        others = [socket for socket, client in self._clients() if client == opened.client]
+        others = [socket for socket, client in self._clients() if client == opened.who]
         count = len(self.sockets) - len(others)
         if count >= self._state.limits.attachments:
             error = LimitExceeded(
@@ -75,7 +75,7 @@ class Presence:
             return
         self._expires = None
         if message.write:
-            self._policies[opened.client] = opened.detach
+            self._policies[opened.who] = opened.detach
         self._joining[message.socket] = message  # before the others leave: the client is not away
         for other in others:
             self.detach(other)
@@ -106,13 +106,13 @@ class Presence:
         opened = message.open
         attachment = Attachment(socket, opened, write=message.write)
         self._audience.attachments[socket] = attachment
-        ledger = self._audience.ledger(opened.client)
+        ledger = self._audience.ledger(opened.who)
         attachment.out.append(self._view.opened(message, ledger, resident, lengths))
         if message.write:
             self._ttl = opened.ttl_s if opened.ttl_s is not None else self._default_ttl
         for branch in list(self._state.branches.values()):
             self._catch_up(attachment, branch, ledger)
-        self._execution.generations.unpause(opened.client)
+        self._execution.generations.unpause(opened.who)
         self._on_frame(attachment, message.ops)
         for ops in self._backlog.pop(socket, ()):
             self._on_frame(attachment, ops)
@@ -138,7 +138,7 @@ class Presence:
         gone = attachment or joining
         if gone is None:
             return
-        client = gone.open.client if isinstance(gone, Attach) else gone.client
+        client = gone.open.who if isinstance(gone, Attach) else gone.client
         if gone.write and all(other != client for _, other in self._clients()):
             policy = self._policies.get(client, "run")
             if policy == "pause":

@@ -74,17 +74,19 @@ class SessionState:
 
         `moved`: how many of them are branches that exist and change their name.
         """
-        for i, name in enumerate(names):
-            if name in self.branches or name in names[:i]:
-                raise Exists(
-                    f"branch {name!r} exists already: choose another name", details={"branch": name}
-                )
         if len(self.branches) + len(names) - moved > self.limits.branches:
             raise LimitExceeded(
                 f"the session has {len(self.branches)} branches; {len(names)} more pass the limit: "
                 "drop some first",
                 details={"max": self.limits.branches},
             )
+        taken: set[str] = set()
+        for name in names:
+            if name in self.branches or name in taken:
+                raise Exists(
+                    f"branch {name!r} exists already: choose another name", details={"branch": name}
+                )
+            taken.add(name)
 
     def fork(self, branch: Branch, names: Sequence[str], at: int) -> list[Branch]:
         """Children of `branch` at position `at`. Names were checked with `check_new`."""

@@ -8,12 +8,15 @@ that failed. Pure.
 from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
+
 from ramify.actors.session.ledger import Ledger
 from ramify.actors.session.toolcalls import tool_names
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Forbidden, LimitExceeded, RamifyError
 from ramify.protocol.wire import (
     Append,
+    Cancel,
     ClientMessage,
     CloseSession,
     Drop,
@@ -30,6 +33,8 @@ from ramify.protocol.wire import (
     names,
 )
 
+_JSON = msgspec.json.Encoder()
+
 Kind = Literal["append", "generate", "fork", "spawn", "rollback", "set", "drop", "unsupported"]
 
 
@@ -43,7 +48,7 @@ class FrameRun:
     __slots__ = ("client", "failed", "opened", "tools")
 
     def __init__(self, opened: Open) -> None:
-        self.client = opened.client
+        self.client = opened.who
         self.opened = opened
         self.tools = tool_names(opened.tools)
         self.failed: dict[str, RamifyError | None] = {}
@@ -109,16 +114,32 @@ def take_apart(
             check_static(op, limits, f"$[{i}]" if len(ops) > 1 else "$")
             ids.append(op.id)
             if op.id > ledger.last:
+                count += count_tasks(op)
+                if in_flight < count > limits.ops_in_flight:  # `cancel` and `credit` pass always
+                    raise LimitExceeded(
+                        f"{count} ops or more would be in flight: wait for replies, then send the "
+                        "frame again",
+                        details={"max": limits.ops_in_flight},
+                    )
                 tasks = expand(op, frame)
-                count += len(tasks)
         taken.append((op, tasks))
     ledger.admit(ids)
-    if in_flight < count > limits.ops_in_flight:  # `cancel` and `credit` pass always
-        raise LimitExceeded(
-            f"{count} ops would be in flight: wait for replies, then send the frame again",
-            details={"max": limits.ops_in_flight},
-        )
     return taken
+
+
+def count_tasks(op: Op) -> int:
+    """How many tasks `expand` makes of a checked op, before it makes them (at most; names repeat)."""
+    match op:
+        case Generate(n=n, as_=as_) if as_ is not None or n > 1:
+            return n + 1
+        case (
+            Append(branch=branch) | Generate(branch=branch) | Drop(branch=branch) | Select(branch=branch)
+        ):
+            return 1 if isinstance(branch, str) else len(branch)
+        case Tree() | Cancel() | CloseSession():
+            return 0
+        case _:
+            return 1
 
 
 def child_names(op: Generate, branch: str) -> list[str]:
@@ -136,6 +157,13 @@ def check_static(op: Op, limits: Limits, where: str) -> None:
     def fail(field: str, message: str) -> None:
         path = f"{where}.{field}"
         raise BadRequest(f"{message} - at `{path}`", details={"path": path, "id": op.id})
+
+    def limit(field: str, most: int, has: int, what: str) -> None:
+        if has > most:
+            raise LimitExceeded(
+                f"`{field}` has {has} {what}: at most {most} - at `{where}.{field}`",
+                details={"max": most, "id": op.id},
+            )
 
     match op:
         case Append():
@@ -164,11 +192,14 @@ def check_static(op: Op, limits: Limits, where: str) -> None:
             if (op.to is None) == (op.turns is None):
                 fail("to", "Give exactly one of `to` and `turns`")
         case Fork():
+            limit("as", limits.branches, len(op.as_), "names")
             if op.branch is None and op.at is not None:
                 fail("at", "A new root has no position to fork at")
         case Set():
             if op.branch is None and op.name is not None:
                 fail("name", "`name` needs a `branch`")
+            if op.meta is not None:
+                limit("meta", limits.meta_bytes, len(_JSON.encode(op.meta)), "bytes as JSON")
         case Drop():
             if len(set(names(op.branch))) != len(names(op.branch)):
                 fail("branch", "A branch is named twice")

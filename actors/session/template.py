@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ramify.protocol.errors import BadRequest
+from ramify.protocol.json_value import json_fault
 from ramify.protocol.wire import ChatMessage, JsonObject, Role
 
 _MARKER = "ramifyf3a9c1marker"
@@ -226,6 +227,8 @@ def _with_object_arguments(call: JsonObject) -> JsonObject:
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
+            return call
+        if json_fault(arguments) is not None:  # too deep for a template, or half a surrogate pair
             return call
     return {**call, "function": {**function, "arguments": arguments}}
 

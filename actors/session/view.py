@@ -52,6 +52,7 @@ class View:
             op=ledger.highest,
             revision=state.revision,
             branches=[self._branch(*each) for each in known],
+            client=message.open.who,
             key=identity.key if message.write else None,
             view_key=identity.view_key,
             resumed=resumed,
