@@ -125,12 +125,8 @@ class SessionCore:
     def tokens(self, message: Tokens, now: float) -> None:
         """What this session's requests sampled in one step, and which of them ended."""
         self.audience.now = now
-        ended = {item.request: item for item in message.finished} if message.finished else None
-        # Two steps may arrive at once: only a request's last tokens are those that ended it.
-        last = {item.request: item for item in message.progress} if ended else {}
         for item in message.progress:
-            end = ended.get(item.request) if ended and last[item.request] is item else None
-            self.generations.progress(item, end)
+            self.generations.progress(item)
         for finished in message.finished:
             self.generations.finished(finished)
         if message.finished:

@@ -190,19 +190,13 @@ class Generations:
 
     # --- while it runs ---------------------------------------------------------------------
 
-    def progress(self, item: Progress, ended: Finished | None) -> None:
-        """New tokens of a request. `ended`: its end, if it came in the same message."""
+    def progress(self, item: Progress) -> None:
+        """New tokens of a request."""
         entry = self._by_request.get(item.request)
         if entry is None:
             return
         generation = entry[0]
-        tokens: Sequence[int] = unpack(item.tokens)
-        if ended is not None and ended.reason == "stop" and not generation.stopping:
-            # The last one is the token that stopped it: it is not text.
-            generation.push(tokens[:-1], item.logprobs[:-1])
-            if not generation.stopping:
-                generation.piece.tokens.append(tokens[-1])
-        elif generation.push(tokens, item.logprobs):
+        if generation.push(unpack(item.tokens), item.logprobs):
             assert generation.text.stopped is not None
             keep = generation.text.stopped.keep_tokens - generation.before
             self._state.out.scheduler.append(Cancel(item.request, keep=max(0, keep), reason="stop"))
@@ -228,7 +222,7 @@ class Generations:
         """The client is gone and asked for it: its generations stop, and start, when it is back."""
         away = self._paused.setdefault(client, [])
         for generation, task in list(self._by_request.values()):
-            if task.frame.client == client and not generation.stopping and not generation.cancelled:
+            if task.frame.client == client and not generation.decided and not generation.cancelled:
                 generation.pausing = True
                 self._state.out.scheduler.append(Cancel(generation.request))
         for entry in [entry for entry in self._ready if entry[1].frame.client == client]:
@@ -252,7 +246,7 @@ class Generations:
         for table in (self._by_request, self._ready, self._paused, self._prefills):
             table.clear()
         for generation, task in entries:
-            decided = generation.stopping or generation.cancelled  # it was only to be confirmed
+            decided = generation.decided or generation.cancelled  # it was only to be confirmed
             self._close(generation, task, _ended_here(generation, now, None if decided else error))
 
     def finished(self, finished: Finished) -> None:
@@ -268,7 +262,7 @@ class Generations:
             return
         generation, task = entry
         generation.note(finished)
-        ours = generation.cancelled or generation.stopping  # a stop string may meet a pause
+        ours = generation.cancelled or generation.decided  # a stop may meet a pause
         if finished.reason == "cancelled" and not ours and generation.remaining > 0:
             # Without `pausing`: paused, and unpaused before the scheduler had stopped it.
             away = self._paused.get(task.frame.client) if generation.pausing else None
@@ -292,9 +286,9 @@ class Generations:
             stop = self._cut_at_stop(generation, output)
         else:
             generation.keep(output)
-            if reason == "stop" and piece.tokens:
-                stop = token = piece.tokens[-1]
-                self._settle_stop_token(generation, token)
+            if generation.stop_token is not None:
+                reason, stop = "stop", generation.stop_token
+                self._settle_stop_token(generation, generation.stop_token)
             self._release_rest(generation)
         piece.ended = True
         if piece.tail is Tail.OPEN and reason == "stop":
