@@ -48,6 +48,7 @@ class Generation:
         self.stop_token: int | None = None  # sampled: the last token of the piece, never text
         self.pausing = False  # its client went away with `detach: pause`
         self.cancelled = False
+        self.expired = False  # its deadline has passed
         self.first: Finished | None = None  # of the first request: prompt, cached, computed
         self.first_token = 0.0
         self.logprob_sum = 0.0

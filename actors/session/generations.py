@@ -7,8 +7,10 @@ generation waits for are computed ahead of time by a request without output (a *
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import Detokenizer
@@ -210,13 +212,25 @@ class Generations:
         generation.cancelled = True
         if generation.request in self._by_request:
             self._state.out.scheduler.append(Cancel(generation.request))
-            return True
+        else:
+            self._end_waiting(generation, task, _ended_here(generation, now))
+        return True
+
+    def expire(self, task: Task, now: float) -> None:
+        """The deadline of `task` has passed: it ends, unless the scheduler has it and ends it."""
+        generation = self._by_task.get(id(task))
+        if generation is None:
+            return
+        generation.expired = True  # should the scheduler just be pausing it
+        if generation.request not in self._by_request:
+            self._end_waiting(generation, task, _ended_here(generation, now, reason="deadline"))
+
+    def _end_waiting(self, generation: Generation, task: Task, finished: Finished) -> None:
         for queue in (self._ready, *self._paused.values()):
             if (generation, task) in queue:
                 queue.remove((generation, task))
                 break
-        self._close(generation, task, _ended_here(generation, now))
-        return True
+        self._close(generation, task, finished)
 
     def pause(self, client: str) -> None:
         """The client is gone and asked for it: its generations stop, and start, when it is back."""
@@ -263,7 +277,9 @@ class Generations:
         generation, task = entry
         generation.note(finished)
         ours = generation.cancelled or generation.decided  # a stop may meet a pause
-        if finished.reason == "cancelled" and not ours and generation.remaining > 0:
+        if finished.reason == "cancelled" and generation.expired and not ours:
+            finished = msgspec.structs.replace(finished, reason="deadline")
+        elif finished.reason == "cancelled" and not ours and generation.remaining > 0:
             # Without `pausing`: paused, and unpaused before the scheduler had stopped it.
             away = self._paused.get(task.frame.client) if generation.pausing else None
             (self._ready if away is None else away).append((generation, task))
@@ -367,12 +383,17 @@ def _refusal(finished: Finished) -> RamifyError:
             return RamifyError(finished.message or "the engine failed")
 
 
-def _ended_here(generation: Generation, now: float, error: RamifyError | None = None) -> Finished:
+def _ended_here(
+    generation: Generation,
+    now: float,
+    error: RamifyError | None = None,
+    reason: Literal["cancelled", "deadline"] = "cancelled",
+) -> Finished:
     """An end that the scheduler does not say: it has not got the generation, or is no more."""
     piece = generation.piece
     return Finished(
         request=generation.request,
-        reason="cancelled" if error is None else "error",
+        reason=reason if error is None else "error",
         output=len(piece.tokens) - generation.before,
         prompt=piece.start,
         cached=0,

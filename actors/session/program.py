@@ -32,6 +32,10 @@ class Program(Generic[T]):
         """Tasks that wait or run."""
         return len(self._waiting) + len(self._started)
 
+    def __contains__(self, task: T) -> bool:
+        """Whether it waits or runs."""
+        return id(task) in self._waiting or id(task) in self._started
+
     def add(self, task: T) -> None:
         """Queue a task behind everything that touches its branches."""
         for name in task.touched:

@@ -178,7 +178,8 @@ def test_a_run_of_beginnings_of_characters_is_shown_while_it_comes(run: bytes) -
             assert shown == raw[:position].decode("utf-8", "replace")
         assert output.count - position <= len(run)
     last = output.finish()
-    assert last is not None and shown + last.text == raw.decode("utf-8", "replace")
+    assert last is not None
+    assert shown + last.text == raw.decode("utf-8", "replace")
 
 
 def test_a_run_in_tokens_of_several_bytes_keeps_marks_between_tokens() -> None:
