@@ -100,9 +100,13 @@ class Heads:
         if event.op == "drop":
             self.by_name.pop(event.branch, None)
         elif position is not None:
+            if details.get("from") in self.by_name:  # renamed
+                self.by_name[event.branch] = self.by_name.pop(details["from"])
             head = self.get(event.branch)
             if event.op == "rollback":
                 head.received = min(head.received, position)
+            if "rebased" in details:  # the strict template moved the branch back first
+                head.received = min(head.received, details["rebased"])
             if event.op != "fork":
                 head.position = position
             for child in details.get("as", ()):

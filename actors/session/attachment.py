@@ -28,7 +28,8 @@ class Attachment:
         self.write = write
         self.out: list[ServerMessage] = []
         self.throttled = False
-        self.next_tick = 0.0
+        self.next_tick = 0.0  # with `tick_ms`: when the next deltas may go
+        self._ticked = -1.0  # when the last ones went: all branches of that moment go together
         self._cursors: dict[str, int] = {}
         self._truncate: dict[str, int] = {}
         self._credit: dict[str, int] = {}
@@ -84,7 +85,7 @@ class Attachment:
         """
         throttled, self.throttled = self.throttled, False
         credit = self._credit.pop(branch.name, None)
-        self.flush(branch, 0.0, force=True)
+        self.flush(branch)
         self.throttled = throttled
         if credit is not None:
             self._credit[branch.name] = credit
@@ -99,42 +100,70 @@ class Attachment:
 
     # --- sending -----------------------------------------------------------------------------
 
-    def flush(self, branch: Branch, now: float, *, force: bool = False) -> None:
-        """Send what is due of `branch`. `force`: do not wait for the tick."""
+    def stream(self, branch: Branch, now: float) -> float | None:
+        """Send what is due of `branch`. Where `tick_ms` says not yet: returns when to `tick`."""
+        tick = self.opened.tick_ms
+        if tick and now != self._ticked:
+            if now < self.next_tick:
+                return self.next_tick
+            self._ticked, self.next_tick = now, now + tick / 1e3
+        self.flush(branch)
+        return None
+
+    def tick(self, branches: Iterable[Branch], now: float) -> float | None:
+        """The time of `stream` has come: send what waited, of all branches. As it, if it has not.
+
+        What goes out here begins the next pause, so deltas come at equal distances.
+        """
+        tick = self.opened.tick_ms
+        if not tick:
+            return None
+        if now < self.next_tick:
+            return self.next_tick
+        before = len(self.out)
+        for branch in branches:
+            self.flush(branch)
+        if len(self.out) > before:
+            self._ticked, self.next_tick = now, now + tick / 1e3
+        return None
+
+    def flush(self, branch: Branch) -> None:
+        """Send what is due of `branch`, whatever `tick_ms` says."""
         name = branch.name
         held = self._held.get(name)
         while held:
             upto, message = held[0]
-            if not self._advance(branch, upto, now, force=True):
+            if not self._advance(branch, upto):
                 return
             self.out.append(message)
             held.popleft()
         if held is not None:
             del self._held[name]
-        self._advance(branch, UNLIMITED, now, force=force)
+        self._advance(branch, UNLIMITED)
 
-    def reply(self, branch: Branch | None, message: ServerMessage, now: float) -> None:
+    def reply(self, branch: Branch | None, message: ServerMessage) -> None:
         """Send a terminal reply after everything its branch has released so far."""
         if branch is not None:
-            self.flush(branch, now, force=True)
+            self.flush(branch)
             if branch.name in self._held or self._behind(branch):
                 self._held.setdefault(branch.name, deque()).append((branch.released, message))
                 return
         self.out.append(message)
 
-    def replay(self, branch: Branch, replies: dict[int, list[ServerMessage]], now: float) -> None:
+    def replay(self, branch: Branch, replies: dict[int, list[ServerMessage]]) -> None:
         """After `resume`: what was missed, the replies of this client's generations in between."""
         start = self._cursors[branch.name]
         for piece in list(branch.outputs_from(start)):
             if not piece.ended:
                 break
-            done = _done(piece, branch, replies) if piece.client == self.client else None
+            mine = self.write and piece.client == self.client
+            done = _done(piece, branch, replies) if mine else None
             if done is not None:
-                if self._advance(branch, piece.end, now, force=True):
+                if self._advance(branch, piece.end):
                     self.out.append(done)
                 else:
                     self._held.setdefault(branch.name, deque()).append((piece.end, done))
-        self.flush(branch, now, force=True)
+        self.flush(branch)
         if branch.name in self._truncate and not self.throttled:
             truncate = self._truncate.pop(branch.name)
             self.out.append(Delta(branch=branch.name, position=truncate, text="", truncate=truncate))
@@ -143,12 +172,10 @@ class Attachment:
         cursor = self._cursors.get(branch.name, 0)
         return any(p.counts and not p.quiet and p.released > cursor for p in branch.outputs_from(cursor))
 
-    def _advance(self, branch: Branch, upto: int, now: float, *, force: bool) -> bool:
+    def _advance(self, branch: Branch, upto: int) -> bool:
         """Move the cursor to `upto`, or as far as it may. True if it got there."""
         if self.throttled:
             return not self._behind(branch)
-        if not force and now < self.next_tick:
-            return False
         name = branch.name
         cursor = self._cursors.get(name, 0)
         limit = min(upto, self._credit.get(name, UNLIMITED))

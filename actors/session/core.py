@@ -107,6 +107,7 @@ class SessionCore:
     def tick(self, now: float) -> None:
         """The time has come that was asked for with `state.out.wake`."""
         self.audience.now = now
+        self._execution.expire()
         if self._presence.tick():
             self.ended = "expired"
 
@@ -125,12 +126,8 @@ class SessionCore:
     def tokens(self, message: Tokens, now: float) -> None:
         """What this session's requests sampled in one step, and which of them ended."""
         self.audience.now = now
-        ended = {item.request: item for item in message.finished} if message.finished else None
-        # Two steps may arrive at once: only a request's last tokens are those that ended it.
-        last = {item.request: item for item in message.progress} if ended else {}
         for item in message.progress:
-            end = ended.get(item.request) if ended and last[item.request] is item else None
-            self.generations.progress(item, end)
+            self.generations.progress(item)
         for finished in message.finished:
             self.generations.finished(finished)
         if message.finished:
@@ -159,7 +156,7 @@ class SessionCore:
         """The whole frame is checked before any op of it runs."""
         if not ops:
             return
-        ledger = self.audience.ledger(attachment.client)
+        ledger = self.audience.ledger(attachment.client, attachment.write)
         try:
             taken = take_apart(
                 ops,
@@ -205,7 +202,7 @@ class SessionCore:
         if stored is not None:
             for reply in stored:
                 branch = self.state.branches.get(getattr(reply, "branch", None) or "")
-                attachment.reply(branch, reply, self.audience.now)
+                attachment.reply(branch, reply)
             return False
         ledger.begin(op.id, sum(task.kind != "spawn" for task in tasks) or 1)
         return True
@@ -225,19 +222,20 @@ class SessionCore:
         attachment.credit(op.branch, op.upto)
         branch = self.state.branches.get(op.branch)
         if branch is not None:
-            attachment.flush(branch, self.audience.now)
+            self.audience.stream(attachment, branch)
 
     def _tree(self, attachment: Attachment, op: Tree) -> None:
-        client, state = attachment.client, self.state
+        client, write, state = attachment.client, attachment.write, self.state
         try:
             chosen = list(state.branches.values()) if op.branch is None else [state.branch(op.branch)]
         except NoBranch as error:
-            self._refuse(client, op, error, op.branch)
+            reply = error_message(error, ident=op.id, branch=op.branch)
+            self.audience.reply(client, op.id, reply, None, write=write)
             return
 
         def show(resident: list[int]) -> None:
-            answer = self._view.tree(op, self.audience.ledger(client), chosen, resident)
-            self.audience.reply(client, op.id, answer, None, keep=False)
+            answer = self._view.tree(op, self.audience.ledger(client, write), chosen, resident)
+            self.audience.reply(client, op.id, answer, None, keep=False, write=write)
 
         self._inspections.ask(chosen, show)
 
@@ -258,7 +256,8 @@ class SessionCore:
 
     def _close(self, attachment: Attachment, op: CloseSession) -> None:
         closes = self.state.out.closes
-        self.audience.reply(attachment.client, op.id, Ok(id=op.id, revision=self.state.revision), None)
+        reply = Ok(id=op.id, revision=self.state.revision)
+        self.audience.reply(attachment.client, op.id, reply, None, write=attachment.write)
         closes.append((attachment.socket, Close.DONE, "closed by the client"))
         if not op.keep and attachment.write:
             self.ended = "closed"

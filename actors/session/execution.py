@@ -5,6 +5,7 @@ An op's tasks come in checked (`tasks`), wait in the queues of the branches that
 later. Each gets its terminal reply here, and then whoever waited for it runs.
 """
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Set
 
@@ -16,12 +17,12 @@ from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.ops import OpRunner
 from ramify.actors.session.program import Program
-from ramify.actors.session.replies import Cancelled, Skipped, error_message
+from ramify.actors.session.replies import Cancelled, DeadlinePassed, Skipped, error_message
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.actors.session.turns import Turns
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.wire import Done, Ok, ServerMessage
+from ramify.protocol.wire import Done, Generate, Ok, ServerMessage
 
 
 class Execution:
@@ -39,6 +40,8 @@ class Execution:
         self._audience = audience
         self._program: Program[Task] = Program()
         self._broken: RamifyError | None = None  # the engine; nothing is begun any more
+        self._deadlines: list[tuple[float, int, Task]] = []  # of generations, from their arrival on
+        self._arrivals = 0  # so that equal deadlines are not compared by their tasks
         self.generations = Generations(
             state,
             turns,
@@ -72,6 +75,9 @@ class Execution:
         for task in tasks:
             task.arrived = self._audience.now
             self._program.add(task)
+            op = task.op
+            if task.kind == "generate" and isinstance(op, Generate) and op.deadline_ms is not None:
+                self._watch(task, task.arrived + op.deadline_ms / 1e3)
 
     def start(self, tasks: Iterable[Task]) -> None:
         """Run the tasks that are first in their queues, then those that this frees."""
@@ -89,6 +95,8 @@ class Execution:
             if reply is not None:
                 if task.kind != "spawn":
                     self._complete(task, reply)
+                else:
+                    self._audience.announce(task, reply)
                 ready.extendleft(reversed(self._program.finish(task)))
                 if task.kind == "append" and not self._followed(task):
                     self._prefill(task)
@@ -192,6 +200,40 @@ class Execution:
         done += [task for task in running if self.generations.cancel(task, self._audience.now)]
         self.start(freed)
         return done
+
+    # --- deadlines -------------------------------------------------------------------------------
+
+    def _watch(self, task: Task, deadline: float) -> None:
+        if len(self._deadlines) > 64 + 2 * len(self._program):  # most of them ended long before
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._program]
+            heapq.heapify(self._deadlines)
+        self._arrivals += 1
+        heapq.heappush(self._deadlines, (deadline, self._arrivals, task))
+        self._state.out.wake(deadline)
+
+    def expire(self) -> None:
+        """End generations that wait and are past their deadline; asks to be called for the next one.
+
+        One that the scheduler has is ended by the scheduler.
+        """
+        now, late = self._audience.now, self._deadlines
+        waiting: list[Task] = []
+        while late and (late[0][0] <= now or late[0][2] not in self._program):
+            task = heapq.heappop(late)[2]
+            if self._program.running(task):
+                self.generations.expire(task, now)
+            elif task in self._program:
+                waiting.append(task)
+        if late:
+            self._state.out.wake(late[0][0])
+        spawns = {id(task.op) for task in waiting}
+        waiting += [t for t in self._program.on() if t.kind == "spawn" and id(t.op) in spawns]
+        freed: list[Task] = []
+        for task in waiting:
+            freed += self._program.finish(task)
+            if task.kind != "spawn":
+                self._fail(task, DeadlinePassed("the deadline passed before the generation could begin"))
+        self.start(freed)
 
     def refuse(self, error: RamifyError) -> None:
         """The engine is broken: no task runs any more; each whose turn comes fails with `error`."""

@@ -37,6 +37,7 @@ class Generation:
         self.text = text
         self.sampling = sampling
         self.stop_token_ids = stop_token_ids
+        self._stops = frozenset(stop_token_ids)
         self.max_tokens = max_tokens
         self.deadline = deadline
         self.chat = chat
@@ -44,12 +45,19 @@ class Generation:
         self.request = 0
         self.before = 0  # output tokens of earlier requests (a pause)
         self.stopping = False  # a stop string matched: the request is being cut there
+        self.stop_token: int | None = None  # sampled: the last token of the piece, never text
         self.pausing = False  # its client went away with `detach: pause`
         self.cancelled = False
+        self.expired = False  # its deadline has passed
         self.first: Finished | None = None  # of the first request: prompt, cached, computed
         self.first_token = 0.0
         self.logprob_sum = 0.0
         self.logprob_count = 0
+
+    @property
+    def decided(self) -> bool:
+        """Whether its output is complete: what else happens does not change how it ended."""
+        return self.stopping or self.stop_token is not None
 
     @property
     def remaining(self) -> int:
@@ -58,20 +66,27 @@ class Generation:
     def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> bool:
         """New tokens in order. True if a stop string was completed by them.
 
-        After a stop, tokens that were under way are ignored.
+        After a stop, tokens that were under way are ignored. A stop token ends the output here,
+        when it is seen: its request's end may be told much later, and must not be waited for.
+        It becomes the last token of the piece, without text and without a mark.
         """
-        if self.stopping:
+        if self.decided:
             return False
         piece = self.piece
+        if not self._stops.isdisjoint(tokens):
+            at = next(i for i, token in enumerate(tokens) if token in self._stops)
+            self.stop_token, tokens, logprobs = tokens[at], tokens[:at], logprobs[:at]
         piece.tokens.extend(tokens)
         if logprobs:
             self._add_logprobs(tokens, logprobs)
-        released = self.text.push(tokens)
+        released = self.text.push(tokens) if tokens else None
         if released is not None:
             piece.release(released.count, released.text)
         if self.text.stopped is not None:
-            self.stopping = True
+            self.stopping, self.stop_token = True, None
             return True
+        if self.stop_token is not None:
+            piece.tokens.append(self.stop_token)
         return False
 
     def _add_logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> None:

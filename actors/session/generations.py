@@ -7,8 +7,10 @@ generation waits for are computed ahead of time by a request without output (a *
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import Detokenizer
@@ -193,19 +195,13 @@ class Generations:
 
     # --- while it runs ---------------------------------------------------------------------
 
-    def progress(self, item: Progress, ended: Finished | None) -> None:
-        """New tokens of a request. `ended`: its end, if it came in the same message."""
+    def progress(self, item: Progress) -> None:
+        """New tokens of a request."""
         entry = self._by_request.get(item.request)
         if entry is None:
             return
         generation = entry[0]
-        tokens: Sequence[int] = unpack(item.tokens)
-        if ended is not None and ended.reason == "stop" and not generation.stopping:
-            # The last one is the token that stopped it: it is not text.
-            generation.push(tokens[:-1], item.logprobs[:-1])
-            if not generation.stopping:
-                generation.piece.tokens.append(tokens[-1])
-        elif generation.push(tokens, item.logprobs):
+        if generation.push(unpack(item.tokens), item.logprobs):
             assert generation.text.stopped is not None
             keep = generation.text.stopped.keep_tokens - generation.before
             self._state.out.scheduler.append(Cancel(item.request, keep=max(0, keep), reason="stop"))
@@ -219,17 +215,29 @@ class Generations:
         generation.cancelled = True
         if generation.request in self._by_request:
             self._state.out.scheduler.append(Cancel(generation.request))
-            return True
+        else:
+            self._end_waiting(generation, task, _ended_here(generation, now))
+        return True
+
+    def expire(self, task: Task, now: float) -> None:
+        """The deadline of `task` has passed: it ends, unless the scheduler has it and ends it."""
+        generation = self._by_task.get(id(task))
+        if generation is None:
+            return
+        generation.expired = True  # should the scheduler just be pausing it
+        if generation.request not in self._by_request:
+            self._end_waiting(generation, task, _ended_here(generation, now, reason="deadline"))
+
+    def _end_waiting(self, generation: Generation, task: Task, finished: Finished) -> None:
         for queue in (self._ready, *self._paused.values()):
             queue.pop(id(task), None)
-        self._close(generation, task, _ended_here(generation, now))
-        return True
+        self._close(generation, task, finished)
 
     def pause(self, client: str) -> None:
         """The client is gone and asked for it: its generations stop, and start, when it is back."""
         away = self._paused.setdefault(client, OrderedDict())
         for generation, task in list(self._by_request.values()):
-            if task.frame.client == client and not generation.stopping and not generation.cancelled:
+            if task.frame.client == client and not generation.decided and not generation.cancelled:
                 generation.pausing = True
                 self._state.out.scheduler.append(Cancel(generation.request))
         for key in [key for key, (_, task) in self._ready.items() if task.frame.client == client]:
@@ -252,7 +260,7 @@ class Generations:
         for table in (self._by_request, self._ready, self._paused, self._prefills):
             table.clear()
         for generation, task in entries:
-            decided = generation.stopping or generation.cancelled  # it was only to be confirmed
+            decided = generation.decided or generation.cancelled  # it was only to be confirmed
             self._close(generation, task, _ended_here(generation, now, None if decided else error))
 
     def finished(self, finished: Finished) -> None:
@@ -268,8 +276,10 @@ class Generations:
             return
         generation, task = entry
         generation.note(finished)
-        ours = generation.cancelled or generation.stopping  # a stop string may meet a pause
-        if finished.reason == "cancelled" and not ours and generation.remaining > 0:
+        ours = generation.cancelled or generation.decided  # a stop may meet a pause
+        if finished.reason == "cancelled" and generation.expired and not ours:
+            finished = msgspec.structs.replace(finished, reason="deadline")
+        elif finished.reason == "cancelled" and not ours and generation.remaining > 0:
             # Without `pausing`: paused, and unpaused before the scheduler had stopped it.
             away = self._paused.get(task.frame.client) if generation.pausing else None
             (self._ready if away is None else away)[id(task)] = generation, task
@@ -292,9 +302,9 @@ class Generations:
             stop = self._cut_at_stop(generation, output)
         else:
             generation.keep(output)
-            if reason == "stop" and piece.tokens:
-                stop = token = piece.tokens[-1]
-                self._settle_stop_token(generation, token)
+            if generation.stop_token is not None:
+                reason, stop = "stop", generation.stop_token
+                self._settle_stop_token(generation, generation.stop_token)
             self._release_rest(generation)
         piece.ended = True
         if piece.tail is Tail.OPEN and reason == "stop":
@@ -373,12 +383,17 @@ def _refusal(finished: Finished) -> RamifyError:
             return RamifyError(finished.message or "the engine failed")
 
 
-def _ended_here(generation: Generation, now: float, error: RamifyError | None = None) -> Finished:
+def _ended_here(
+    generation: Generation,
+    now: float,
+    error: RamifyError | None = None,
+    reason: Literal["cancelled", "deadline"] = "cancelled",
+) -> Finished:
     """An end that the scheduler does not say: it has not got the generation, or is no more."""
     piece = generation.piece
     return Finished(
         request=generation.request,
-        reason="cancelled" if error is None else "error",
+        reason=reason if error is None else "error",
         output=len(piece.tokens) - generation.before,
         prompt=piece.start,
         cached=0,

@@ -53,28 +53,34 @@ class Presence:
         """Attached ones and those that wait for their `state`."""
         return [*self._audience.attachments, *self._joining]
 
-    def _clients(self) -> list[tuple[int, str]]:
-        """(socket, client) of `sockets`."""
-        attached = [(socket, a.client) for socket, a in self._audience.attachments.items()]
-        return attached + [(socket, m.open.who) for socket, m in self._joining.items()]
+    def _clients(self, write: bool) -> list[tuple[int, str]]:
+        """(socket, client) of those `sockets` that may change the session, or of its viewers'."""
+        attached = [(s, a.client) for s, a in self._audience.attachments.items() if a.write == write]
+        return attached + [(s, m.open.who) for s, m in self._joining.items() if m.write == write]
 
     # --- coming ----------------------------------------------------------------------------------
 
     def attach(self, message: Attach) -> None:
-        """A client opened this session. Its `state` follows once the cache has said what is warm."""
+        """A client opened this session. Its `state` follows once the cache has said what is warm.
+
+        A viewer changes nothing: it takes over from a viewer of its name only, is counted apart,
+        so that it keeps nobody out, and does not lengthen the session's life.
+        """
         opened, out = message.open, self._state.out
-        others = [socket for socket, client in self._clients() if client == opened.who]
-        count = len(self.sockets) - len(others)
+        present = self._clients(message.write)
+        others = [socket for socket, client in present if client == opened.who]
+        count = len(present) - len(others)
         if count >= self._state.limits.attachments:
+            who = "clients" if message.write else "viewers"
             error = LimitExceeded(
-                f"{count} clients are attached to this session already: close one first",
+                f"{count} {who} are attached to this session already: close one first",
                 details={"max": self._state.limits.attachments},
             )
             out.notes.append((message.socket, error_message(error)))
             out.closes.append((message.socket, Close.FORBIDDEN, "too many attachments"))
             return
-        self._expires = None
         if message.write:
+            self._expires = None
             self._policies[opened.who] = opened.detach
         self._joining[message.socket] = message  # before the others leave: the client is not away
         for other in others:
@@ -106,27 +112,27 @@ class Presence:
         opened = message.open
         attachment = Attachment(socket, opened, write=message.write)
         self._audience.attachments[socket] = attachment
-        ledger = self._audience.ledger(opened.who)
+        ledger = self._audience.ledger(opened.who, message.write)
         attachment.out.append(self._view.opened(message, ledger, resident, lengths))
         if message.write:
             self._ttl = opened.ttl_s if opened.ttl_s is not None else self._default_ttl
         for branch in list(self._state.branches.values()):
             self._catch_up(attachment, branch, ledger)
-        self._execution.generations.unpause(opened.who)
+        if message.write:
+            self._execution.generations.unpause(opened.who)
         self._on_frame(attachment, message.ops)
         for ops in self._backlog.pop(socket, ()):
             self._on_frame(attachment, ops)
 
     def _catch_up(self, attachment: Attachment, branch: Branch, ledger: Ledger) -> None:
-        now = self._audience.now
         have = attachment.opened.have.get(branch.name)
         if have is not None:
             attachment.resume(branch, have, attachment.opened.revision)
-            attachment.replay(branch, ledger.replies, now)
+            attachment.replay(branch, ledger.replies)
             return
         running = self._execution.generations.running_piece(branch)
         attachment.begin(branch, running.start if running is not None else branch.released)
-        attachment.flush(branch, now, force=True)
+        attachment.flush(branch)
 
     # --- going -----------------------------------------------------------------------------------
 
@@ -136,16 +142,17 @@ class Presence:
         joining = self._joining.pop(socket, None)
         attachment = self._audience.attachments.pop(socket, None)
         gone = attachment or joining
-        if gone is None:
+        if gone is None or not gone.write:
             return
         client = gone.open.who if isinstance(gone, Attach) else gone.client
-        if gone.write and all(other != client for _, other in self._clients()):
+        present = self._clients(write=True)
+        if all(other != client for _, other in present):
             policy = self._policies.get(client, "run")
             if policy == "pause":
                 self._execution.generations.pause(client)
             elif policy == "cancel":
                 self._execution.cancel_generations_of(client)
-        if not self.sockets:
+        if not present:
             self._expires = self._audience.now + self._ttl
             self._state.out.wake(self._expires)
 
@@ -164,7 +171,7 @@ class Presence:
         attachment.throttled = held
         if not held:
             for branch in self._state.branches.values():
-                attachment.flush(branch, self._audience.now)
+                self._audience.stream(attachment, branch)
 
     def tick(self) -> bool:
         """Time has passed: flush what waited for `tick_ms`. True if the session has expired.
@@ -172,14 +179,7 @@ class Presence:
         There is one timer, for the earliest time that was asked for: what is later asks again.
         """
         now, out = self._audience.now, self._state.out
-        for attachment in self._audience.attachments.values():
-            if not attachment.opened.tick_ms:
-                continue
-            if now < attachment.next_tick:
-                out.wake(attachment.next_tick)
-                continue
-            for branch in self._state.branches.values():
-                attachment.flush(branch, now)
+        self._audience.tick()
         if self._expires is None:
             return False
         if now >= self._expires:

@@ -38,6 +38,10 @@ class Program(Generic[T]):
         """Tasks that wait or run."""
         return len(self._tasks)
 
+    def __contains__(self, task: T) -> bool:
+        """Whether it waits or runs."""
+        return self._tasks.get(id(task)) is task
+
     def add(self, task: T) -> None:
         """Queue a task behind everything that touches its branches."""
         ident = id(task)
