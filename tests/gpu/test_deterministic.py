@@ -22,6 +22,8 @@ CUDA = torch.cuda.is_available()
 # the interpreter of 3.6 does not know numpy 2.4
 pytest.importorskip("triton", minversion=None if CUDA else "3.7")
 
+pytestmark = pytest.mark.usefixtures("ordered_dots")
+
 SIZES: dict[str, Any] = {"num_hidden_layers": 2, "head_dim": 16}
 PROMPTS, OUTPUTS, PREFIX = [5, 70, 9], 3, 4
 if CUDA:
