@@ -22,6 +22,8 @@ from typing import Generic, TypeVar, cast
 from ramify.actors.front.local import Post
 from ramify.actors.front.wire import PeerMessage, ToSession, encoder, from_peer, owner, slot_of
 from ramify.actors.gateway.intake import refuse
+from ramify.actors.kit.batch import LARGEST, Batch
+from ramify.actors.kit.bundle import FRAME_BYTES
 from ramify.actors.kit.fanout import FanOut
 from ramify.actors.kit.mailbox import Address, MailboxFull, Router
 from ramify.protocol.errors import Close, Overloaded
@@ -68,12 +70,12 @@ class Switch(Post):
         self._directory = _Door(self._to_directory)
         self._forward = forward
         self._most = most
-        self._encode = encoder().encode
+        self._encoder = encoder()
         self._decode = from_peer()
         self._loop = asyncio.get_running_loop()
         self._peers: set[int] = set()
         self._early: list[OpenSession] | None = []  # wait for the first `peers`; None: it has come
-        self._waiting: dict[int, list[PeerMessage]] = {}  # by slot
+        self._waiting: dict[int, Batch] = {}  # by slot
         self._away: dict[int, int] = {}  # our socket -> the slot that its session lives in
         self._opening: set[int] = set()  # those of `_away` that have no answer yet
         self._visitors: dict[int, int] = {}  # a neighbour's socket -> the session here
@@ -148,9 +150,9 @@ class Switch(Post):
         if slot == self.slot:
             self.to_gateway.tell(message)
         elif slot in self._peers:
+            self._send(slot, message)
             if isinstance(message, Opened):
                 self._visitors[message.socket] = message.session
-            self._send(slot, message)
         elif isinstance(message, Opened):  # it went while its `open` was under way
             self.fan_out.put(message.session, Detached(message.socket))
             self.fan_out.start()
@@ -169,21 +171,26 @@ class Switch(Post):
         slot = owner(message.open.session or "")
         if slot is None or slot not in self._peers:
             return False
+        self._send(slot, message)
         self._away[message.socket] = slot
         self._opening.add(message.socket)
-        self._send(slot, message)
         return True
 
     def _send(self, slot: int, message: PeerMessage) -> None:
-        waiting = self._waiting.setdefault(slot, [])
-        waiting.append(message)
-        if len(waiting) == 1:
+        """Raises CannotEncode: it fails whoever tells it."""
+        waiting = self._waiting.get(slot)
+        if waiting is None:
+            # Half: a turn's are one message of the core's.
+            waiting = self._waiting[slot] = Batch(self._encoder, LARGEST // 2)
             self._loop.call_soon(self._flush, slot)
+        waiting.add(message)
+        if waiting.size >= FRAME_BYTES:
+            self._flush(slot)
 
     def _flush(self, slot: int) -> None:
         waiting = self._waiting.pop(slot, None)
-        if waiting:
-            self._forward(slot, self._encode(waiting))
+        if waiting is not None and waiting.count:
+            self._forward(slot, bytes(waiting.array()))
 
     # --- from a neighbour ------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from ramify.protocol.messages import (
     Frame,
     GatewayMessage,
     Inspected,
+    Lost,
     RequestMessage,
     SessionMessage,
     Throttled,
@@ -107,6 +108,8 @@ class SessionActor:
                 core.encoded(ticket, tokens, error, now)
             case Tick():
                 core.tick(now)
+            case Lost(reason):
+                raise RuntimeError(reason)  # a bug somewhere, which ends this session only
 
     def _send(self) -> None:
         core = self.core

@@ -3,7 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from ramify.actors.front.switch import Switch
+from ramify.actors.kit.batch import CannotEncode
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol.messages import (
     CloseSocket,
@@ -163,3 +166,25 @@ async def test_when_a_visitors_process_dies_sessions_here_lose_it() -> None:
     pair.there.gateway.tell(Deliver(SOCKET, [Pong(n=1, load={})]))  # to nobody
     pair.there.gateway.tell(Opened(SOCKET, SESSION))  # late: it is gone
     assert pair.session.drain_nowait() == [Detached(SOCKET)]
+
+
+async def test_a_message_that_cannot_be_encoded_fails_its_teller_alone() -> None:
+    pair = Pair()
+    await pair.attach()
+    pong = Deliver(SOCKET, [Pong(n=1, load={})])
+    pair.there.gateway.tell(pong)
+    with pytest.raises(CannotEncode):
+        pair.there.gateway.tell(Deliver(SOCKET, [Pong(n=2**70, load={})]))
+    pair.there.gateway.tell(pong)
+    await turn()
+    assert pair.here.to_gateway.drain_nowait() == [pong, pong]
+
+
+async def test_an_open_that_cannot_be_encoded_leaves_nothing_behind() -> None:
+    pair = Pair()
+    bad = OpenSession(SOCKET, Open(client="c", session="s_1_\ud800"), [])
+    with pytest.raises(CannotEncode):
+        pair.here.directory.tell(bad)
+    await turn()
+    assert pair.here.relayed == 0
+    assert pair.frames == 0
