@@ -420,6 +420,7 @@ async def test_cancels_in_every_state(serving: Any) -> None:
             await served.until_alone()
 
 
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
 async def test_numbers_without_end_end_nobody(
     serving: Any, placement: dict[str, Any], codec: str
 ) -> None:
