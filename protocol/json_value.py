@@ -39,7 +39,7 @@ def json_fault(value: Any) -> tuple[str, str] | None:
     O(size), at most MAX_VALUES.
     """
     open_: list[tuple[Any, _Way, int]] = [([value], None, 0)]  # containers to look into
-    left = MAX_VALUES
+    left = MAX_VALUES + 1  # `value` itself is not counted
     while open_:
         container, way, depth = open_.pop()
         if depth > MAX_DEPTH:

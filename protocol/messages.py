@@ -309,6 +309,12 @@ class Inspected(Base, frozen=True):
     resident: list[int]
 
 
+class Lost(Base, frozen=True):
+    """A message to this session could not be brought to it: it cannot go on. `reason`: for the log."""
+
+    reason: str
+
+
 class Attach(Base, frozen=True):
     """A client's `open` that reached this session. `ops`: the rest of the same frame."""
 
@@ -356,7 +362,7 @@ class Shutdown(Base, frozen=True):
     after_ms: int
 
 
-SessionMessage = Attach | Frame | Detached | Throttled | Drained | Tokens | Inspected | Tick
+SessionMessage = Attach | Frame | Detached | Throttled | Drained | Tokens | Inspected | Lost | Tick
 
 # --- directory mailbox (creates, finds and ends sessions) ---------------------------------------
 

@@ -45,6 +45,7 @@ Count = Annotated[int, Meta(ge=1, le=_INT31)]
 Seconds = Annotated[float, Meta(ge=0, le=_MONTH_S)]
 ShortText = Annotated[str, Meta(max_length=256)]  # ids, names, keys
 LongText = Annotated[str, Meta(max_length=MAX_TEXT)]
+Text = Annotated[str, Meta(max_length=1 << 26)]  # as long as a frame may be; a context is shorter
 Role = Literal["system", "user", "assistant", "tool"]
 JsonObject = dict[str, Any]  # `json_value` says what it may hold
 Tools = Annotated[list[JsonObject], Meta(max_length=1024)]
@@ -57,7 +58,7 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     """One turn, in the shape chat templates expect."""
 
     role: Role
-    content: str = ""
+    content: Text = ""
     name: ShortText | None = None
     tool_call_id: ShortText | None = None
     tool_calls: Tools | None = None
@@ -166,7 +167,7 @@ class Op(ClientBase, kw_only=True, frozen=True):
 
 class Append(Op, kw_only=True, frozen=True):
     branch: Targets = "main"
-    text: str | None = None  # this and the next two are as long as a frame and a context may be
+    text: Text | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1 << 14)] | None = None
     tokens: Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 24)] | None = None
     expect: Position | None = None

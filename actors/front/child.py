@@ -79,6 +79,7 @@ class GatewayProcess:
         self._control: Mailbox[Serve | Drain | Leave] = Mailbox("control", 16)
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._link: Link[ToCore, FromCore] | None = None
+        self._encoder = encoder()
         self._batches = 0  # of ToSessions that the sessions have not all taken
 
     async def run(self, fd: int) -> int:
@@ -87,7 +88,7 @@ class GatewayProcess:
             "core",
             socket.socket(fileno=fd),
             from_core(),
-            encoder(),
+            self._encoder,
             on_message=self._receive,
             on_end=self._ended,
             max_frame=MAX_FRAME,
@@ -107,7 +108,7 @@ class GatewayProcess:
         assert self._link is not None
         if start.log is not None:
             configure(start.log)
-        self._core: Bundle[CoreMessage] = Bundle(self._link, Events)
+        self._core: Bundle[CoreMessage] = Bundle(self._link, Events, self._encoder)
         self._sessions: Entrance[CoreMessage] = Entrance(self._core, SESSIONS)
         self._clock = MonotonicClock()
         self._status = RemoteStatus()

@@ -29,6 +29,7 @@ from ramify.actors.front.wire import (
     Drain,
     Events,
     FromCore,
+    FromEngine,
     Leave,
     Listening,
     Load,
@@ -51,11 +52,7 @@ from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import configured, get_log
 from ramify.actors.kit.metrics import Metrics
 from ramify.protocol.config import EngineConfig
-from ramify.protocol.messages import (
-    Inspected,
-    SessionMessage,
-    Tokens,
-)
+from ramify.protocol.messages import SessionMessage
 
 LOAD_SECONDS = 0.25  # how often processes hear of the engine's load
 DEATHS, WITHIN_SECONDS = 3, 60.0  # more deaths than these end the engine
@@ -153,7 +150,7 @@ class ProcessFront:
     def put(self, key: int, message: SessionMessage) -> None:
         process = self._up.get(slot_of(key))
         if process is not None:
-            process.put(key, cast(Tokens | Inspected, message))  # all that the core tells them
+            process.put(key, cast(FromEngine, message))  # all that the core tells them
 
     def start(self) -> None:
         for process in self._up.values():

@@ -16,12 +16,15 @@ This file does not know links: it is given a function that forwards bytes.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
 from ramify.actors.front.local import OPENS, Post
 from ramify.actors.front.wire import PeerMessage, ToSession, encoder, from_peer, owner, slot_of
 from ramify.actors.gateway.intake import refuse
+from ramify.actors.kit.batch import LARGEST, Batch
+from ramify.actors.kit.bundle import FRAME_BYTES
 from ramify.actors.kit.fanout import FanOut
 from ramify.actors.kit.mailbox import Address, MailboxFull, Router
 from ramify.actors.kit.relay import Relay
@@ -72,14 +75,14 @@ class Switch(Post):
         self._forward = forward
         self._behind = behind
         self._most = most
-        self._encode = encoder().encode
+        self._encoder = encoder()
         self._decode = from_peer()
         self._loop = asyncio.get_running_loop()
         self._arrived: Relay[GatewayMessage] = Relay()  # neighbours cannot be told to wait
         self._arrived.connect(self.to_gateway)
         self._peers: set[int] = set()
         self._early: list[OpenSession] | None = []  # wait for the first `peers`; None: it has come
-        self._waiting: dict[int, list[PeerMessage]] = {}  # by slot
+        self._waiting: dict[int, deque[Batch]] = {}  # by slot
         self._away: dict[int, int] = {}  # our socket -> the slot that its session lives in
         self._opening: set[int] = set()  # those of `_away` that have no answer yet
         self._visitors: dict[int, int] = {}  # a neighbour's socket -> the session here
@@ -159,9 +162,9 @@ class Switch(Post):
         if slot == self.slot:
             self.to_gateway.tell(message)
         elif slot in self._peers:
+            self._send(slot, message)
             if isinstance(message, Opened):
                 self._visitors[message.socket] = message.session
-            self._send(slot, message)
         elif isinstance(message, Opened):  # it went while its `open` was under way
             self.fan_out.put(message.session, Detached(message.socket))
             self.fan_out.start()
@@ -182,25 +185,34 @@ class Switch(Post):
         slot = owner(message.open.session or "")
         if slot is None or slot not in self._peers:
             return False
+        self._send(slot, message)
         self._away[message.socket] = slot
         self._opening.add(message.socket)
-        self._send(slot, message)
         return True
 
     def _send(self, slot: int, message: PeerMessage) -> None:
-        waiting = self._waiting.setdefault(slot, [])
-        waiting.append(message)
-        if len(waiting) == 1:
+        """Raises CannotEncode: it fails whoever tells it."""
+        waiting = self._waiting.get(slot)
+        if waiting is None:
+            waiting = self._waiting[slot] = deque([self._batch()])
             self._loop.call_soon(self._flush, slot)
+        elif waiting[-1].size >= FRAME_BYTES:
+            waiting.append(self._batch())
+        waiting[-1].add(message)
+
+    def _batch(self) -> Batch:
+        return Batch(self._encoder, LARGEST // 2)  # half: a turn's are one message of the core's
 
     def _flush(self, slot: int) -> None:
         waiting = self._waiting.get(slot)
-        if waiting:
-            try:
-                self._forward(slot, self._encode(waiting))
-            except MailboxFull:  # nothing is lost: it goes, with what joins it, when there is room
-                self._loop.call_later(RETRY_MS / 1e3, self._flush, slot)
-                return
+        while waiting:
+            if waiting[0].count:
+                try:
+                    self._forward(slot, bytes(waiting[0].array()))
+                except MailboxFull:  # nothing is lost: it goes, with what joins it, when there is room
+                    self._loop.call_later(RETRY_MS / 1e3, self._flush, slot)
+                    return
+            waiting.popleft()
         self._waiting.pop(slot, None)
 
     # --- from a neighbour ------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from ramify.protocol.messages import (
     Drained,
     Frame,
     Inspected,
+    Lost,
     Opened,
     OpenSession,
     RequestMessage,
@@ -81,10 +82,13 @@ class Serve(_Base, frozen=True):
     context: int
 
 
+FromEngine = Tokens | Inspected | Lost
+
+
 class ToSessions(_Base, frozen=True):
     """What sessions are told, in order."""
 
-    messages: list[tuple[int, Tokens | Inspected]]
+    messages: list[tuple[int, FromEngine]]
 
 
 class Forwarded(_Base, frozen=True):

@@ -29,6 +29,7 @@ from ramify.protocol.messages import (
     Frame,
     GatewayMessage,
     Inspected,
+    Lost,
     RequestMessage,
     SessionMessage,
     Throttled,
@@ -122,6 +123,8 @@ class SessionActor:
                 core.encoded(ticket, tokens, error, now)
             case Tick():
                 core.tick(now)
+            case Lost(reason):
+                raise RuntimeError(reason)  # a bug somewhere, which ends this session only
 
     def _send(self) -> bool:
         """Send what the core wants sent. False if a mailbox is full: the rest waits, in order."""

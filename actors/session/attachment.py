@@ -30,6 +30,7 @@ class Attachment:
         self.throttled = False
         self.next_tick = 0.0  # with `tick_ms`: when the next deltas may go
         self._ticked = -1.0  # when the last ones went: all branches of that moment go together
+        self.held = 0  # how many replies and events wait for deltas
         self._cursors: dict[str, int] = {}
         self._truncate: dict[str, int] = {}
         self._credit: dict[str, int] = {}
@@ -90,11 +91,6 @@ class Attachment:
         if credit is not None:
             self._credit[branch.name] = credit
 
-    @property
-    def held(self) -> int:
-        """How many replies and events wait for deltas."""
-        return sum(map(len, self._held.values()))
-
     def credit(self, name: str, upto: int) -> None:
         self._credit[name] = upto
 
@@ -137,6 +133,7 @@ class Attachment:
                 return
             self.out.append(message)
             held.popleft()
+            self.held -= 1
         if held is not None:
             del self._held[name]
         self._advance(branch, UNLIMITED)
@@ -146,7 +143,7 @@ class Attachment:
         if branch is not None:
             self.flush(branch)
             if branch.name in self._held or self._behind(branch):
-                self._held.setdefault(branch.name, deque()).append((branch.released, message))
+                self._hold(branch, branch.released, message)
                 return
         self.out.append(message)
 
@@ -162,11 +159,15 @@ class Attachment:
                 if self._advance(branch, piece.end):
                     self.out.append(done)
                 else:
-                    self._held.setdefault(branch.name, deque()).append((piece.end, done))
+                    self._hold(branch, piece.end, done)
         self.flush(branch)
         if branch.name in self._truncate and not self.throttled:
             truncate = self._truncate.pop(branch.name)
             self.out.append(Delta(branch=branch.name, position=truncate, text="", truncate=truncate))
+
+    def _hold(self, branch: Branch, upto: int, message: ServerMessage) -> None:
+        self._held.setdefault(branch.name, deque()).append((upto, message))
+        self.held += 1
 
     def _behind(self, branch: Branch) -> bool:
         cursor = self._cursors.get(branch.name, 0)

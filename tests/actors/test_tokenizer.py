@@ -96,6 +96,16 @@ def pair(request: pytest.FixtureRequest) -> tuple[Tokenizer, PreTrainedTokenizer
     return Tokenizer(make()), make()
 
 
+BAD_DEFAULTS = [
+    {"top_p": 1.5},
+    {"temperature": "warm"},
+    {"temperature": 1e-45},
+    {"top_k": -1},
+    {"top_k": 2**63},
+    {"repetition_penalty": 1e-45},
+]
+
+
 class TestEncode:
     @settings(derandomize=True, deadline=None, max_examples=150)
     @given(text=TEXT)
@@ -309,7 +319,7 @@ class TestLoad:
         (folder / "generation_config.json").write_text(json.dumps(config))
         assert Tokenizer.load(folder).generation_defaults == expected
 
-    @pytest.mark.parametrize("config", [{"top_p": 1.5}, {"temperature": "warm"}, {"top_k": -1}])
+    @pytest.mark.parametrize("config", BAD_DEFAULTS)
     def test_bad_generation_defaults_are_named(self, folder: Path, config: Any) -> None:
         (folder / "generation_config.json").write_text(json.dumps(config))
         with pytest.raises(ModelError, match=next(iter(config))):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from ramify.actors.front.switch import Switch
+from ramify.actors.kit.batch import CannotEncode
 from ramify.actors.kit.mailbox import Mailbox, MailboxFull
 from ramify.protocol.messages import (
     CloseSocket,
@@ -216,3 +217,25 @@ async def test_sockets_that_wait_to_hear_of_neighbours_are_bounded(
         switch.directory.tell(OpenSession(socket, Open(client="c", session="s_1_x"), []))
     with pytest.raises(MailboxFull):
         switch.directory.tell(OpenSession(192, Open(client="c", session="s_1_x"), []))
+
+
+async def test_a_message_that_cannot_be_encoded_fails_its_teller_alone() -> None:
+    pair = Pair()
+    await pair.attach()
+    pong = Deliver(SOCKET, [Pong(n=1, load={})])
+    pair.there.gateway.tell(pong)
+    with pytest.raises(CannotEncode):
+        pair.there.gateway.tell(Deliver(SOCKET, [Pong(n=2**70, load={})]))
+    pair.there.gateway.tell(pong)
+    await turn()
+    assert pair.here.to_gateway.drain_nowait() == [pong, pong]
+
+
+async def test_an_open_that_cannot_be_encoded_leaves_nothing_behind() -> None:
+    pair = Pair()
+    bad = OpenSession(SOCKET, Open(client="c", session="s_1_\ud800"), [])
+    with pytest.raises(CannotEncode):
+        pair.here.directory.tell(bad)
+    await turn()
+    assert pair.here.relayed == 0
+    assert pair.frames == 0

@@ -151,3 +151,16 @@ def test_pending_bytes_congest() -> None:
     assert world.socket.congested
     world.socket.end()
     assert not world.socket.congested
+
+
+def test_a_client_without_a_name_gets_one_that_nobody_has() -> None:
+    world = World()
+    made = []
+    for _ in range(50):
+        assert Attachment(world.hub, 1).route([Open()], 10) == []  # type: ignore[arg-type]
+        (message,) = world.directory.drain_nowait()
+        made.append(message.open.who)
+    assert len(set(made)) == 50
+    assert all(len(name) > 10 for name in made)
+    assert world.socket.route([Open(client="mine")], 10) == []
+    assert world.directory.drain_nowait()[0].open.who == "mine"

@@ -1,10 +1,16 @@
-"""What a session does where others are behind: it waits, and nothing is lost."""
+"""The session's shell: it waits where others are behind, and ends where a message of its is lost."""
 
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from ramify.actors.kit.clock import ManualClock
+from ramify.actors.kit.mailbox import Mailbox
+from ramify.actors.session.actor import SessionActor
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
+from ramify.protocol.messages import Lost
 
 
 async def until(world: Any, socket: int, ident: int) -> list[Any]:
@@ -95,3 +101,18 @@ async def test_much_to_say_is_said_in_turns(world: Callable[..., Any]) -> None:
         await each.settle()
         assert len(each.replies(socket, 21)) == 1000
         assert most < 3000
+
+
+async def test_a_lost_message_ends_the_session(sim: Any) -> None:
+    """As a crash does, whose guard (the directory) gives back what it held."""
+    engine = sim()
+    engine.session()
+    mailboxes: list[Mailbox[Any]] = [Mailbox(name, 100) for name in ("cache", "scheduler", "gateway")]
+    cache, scheduler, gateway = mailboxes
+    mailbox: Mailbox[Any] = Mailbox("session", 100)
+    actor = SessionActor(
+        mailbox, engine.cores[1], cache=cache, scheduler=scheduler, gateway=gateway, clock=ManualClock()
+    )
+    mailbox.tell(Lost("a Tokens cannot be encoded"))
+    with pytest.raises(RuntimeError, match="a Tokens cannot be encoded"):
+        await actor.run()
