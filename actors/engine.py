@@ -184,7 +184,7 @@ class Engine:
         await group.start(self._core("cache", cache.run))
         await group.start(self._core("scheduler", scheduler.run))
         executor.connect(scheduler)
-        core = Core(self._to_cache, self._to_scheduler, server, info.context)
+        core = Core(self._to_cache, self._to_scheduler, server, info.context, info.vocab_size)
         await self.front.serve(group, self._core, core)
         group.start_soon(watch_loop, self.clock, self.metrics)
         self.status.executor = info

@@ -137,8 +137,8 @@ class GatewayProcess:
                 while True:
                     for message in await self._control.drain():
                         match message:
-                            case Serve(server, context):
-                                core = Core(self._core, self._core, server, context)
+                            case Serve(server, context, vocab):
+                                core = Core(self._core, self._core, server, context, vocab)
                                 await self._front.serve(group, _unguarded, core)
                                 link.tell(Serving())
                                 gc.collect()  # what start-up made stays for good

@@ -79,6 +79,7 @@ class Serve(_Base, frozen=True):
 
     server: ServerInfo
     context: int
+    vocab: int
 
 
 class ToSessions(_Base, frozen=True):
