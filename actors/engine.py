@@ -190,6 +190,7 @@ class Engine:
             Entrance(self._to_scheduler, SESSIONS),
             server,
             info.context,
+            info.vocab_size,
         )
         await self.front.serve(group, self._core, core)
         group.start_soon(watch_loop, self.clock, self.metrics)

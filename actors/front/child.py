@@ -141,8 +141,8 @@ class GatewayProcess:
                 while True:
                     for message in await self._control.drain():
                         match message:
-                            case Serve(server, context):
-                                core = Core(self._sessions, self._sessions, server, context)
+                            case Serve(server, context, vocab):
+                                core = Core(self._sessions, self._sessions, server, context, vocab)
                                 await self._front.serve(group, _unguarded, core)
                                 link.tell(Serving())
                                 gc.collect()  # what start-up made stays for good

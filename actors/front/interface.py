@@ -23,6 +23,7 @@ class Core(msgspec.Struct, frozen=True):
     scheduler: Address[RequestMessage]
     server: ServerInfo
     context: int  # tokens that a branch can hold
+    vocab: int  # token ids that the model has
 
 
 class Front(Protocol):

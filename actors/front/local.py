@@ -125,6 +125,7 @@ class LocalFront:
             tokenizer=self._tokenizer,
             server=core.server,
             context=core.context,
+            vocab=core.vocab,
             limits=self._config.limits,
             ttl_s=self._config.server.session_ttl_s,
             cache=core.cache,

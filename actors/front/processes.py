@@ -212,7 +212,7 @@ class ProcessFront:
         await self._serve.wait()
         core = self._inlet.core
         assert core is not None
-        process.tell(Serve(slot.server(core.server), core.context))
+        process.tell(Serve(slot.server(core.server), core.context, core.vocab))
         process.tell(Load(self._status.load()))
         process.heard = self._clock.now()
         self._up[slot.number] = process  # its sessions may be told from now on

@@ -80,6 +80,7 @@ class Serve(_Base, frozen=True):
 
     server: ServerInfo
     context: int
+    vocab: int
 
 
 FromEngine = Tokens | Inspected | Lost

@@ -1,7 +1,7 @@
 """The session actor: drains its mailbox into the core, then sends what the core wants sent.
 
 A thin shell: the order of sending (sockets, cache, scheduler), one frame for each socket and
-drain, the timer, and the thread that tokenizes long text.
+drain, the timer, and the queue for long text (`encoder`).
 
 Back-pressure. What clients cause has a part of the room in the mailboxes of gateway, cache and scheduler
 (`kit.mailbox.Entrance`). When it is used up, a session keeps what it wanted to say and reads nothing
@@ -17,8 +17,10 @@ from typing import Any
 from ramify.actors.kit.clock import Clock, Timer
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.session.core import SessionCore
+from ramify.actors.session.drafts import Prepared
+from ramify.actors.session.encoder import Encoder, Job
 from ramify.actors.session.outbox import Encoded, EncodeText
-from ramify.protocol.errors import RamifyError
+from ramify.protocol.errors import Overloaded, RamifyError
 from ramify.protocol.messages import (
     Attach,
     CacheMessage,
@@ -55,8 +57,10 @@ class SessionActor:
         scheduler: Address[RequestMessage],
         gateway: Address[GatewayMessage],
         clock: Clock,
+        encoder: Encoder,
     ) -> None:
         self.core = core
+        self._encoder = encoder
         self._mailbox = mailbox
         self._cache = cache
         self._scheduler = scheduler
@@ -94,6 +98,7 @@ class SessionActor:
             core.fail(RamifyError(self._failure), self._clock.now())
             await self._hand_over()
         finally:
+            self._encoder.forget(core.state.owner, core.state.number)
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -119,8 +124,8 @@ class SessionActor:
                 core.throttled(socket, False, now)
             case Inspected():
                 core.inspected(message, now)
-            case Encoded(ticket, tokens, error):
-                core.encoded(ticket, tokens, error, now)
+            case Encoded(ticket, prepared, error):
+                core.encoded(ticket, prepared, error, now)
             case Tick():
                 core.tick(now)
             case Lost(reason):
@@ -163,16 +168,14 @@ class SessionActor:
         self._tell(Tick())
 
     def _encode(self, job: EncodeText) -> None:
-        turns = self.core.turns
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(None, lambda: [turns.encode(part) for part in job.parts])
+        def done(prepared: Prepared | None, error: BaseException | None) -> None:
+            self._tell(Encoded(job.ticket, prepared, error))
 
-        def done(future: "asyncio.Future[list[list[int]]]") -> None:
-            error = None if future.cancelled() else future.exception()
-            if not future.cancelled():
-                self._tell(Encoded(job.ticket, [] if error else future.result(), error))
-
-        future.add_done_callback(done)
+        state = self.core.state
+        try:
+            self._encoder.submit(state.owner, state.number, Job(job.size, job.run, done))
+        except Overloaded as error:
+            done(None, error)
 
     def _tell(self, message: SessionEvent) -> None:
         """A message to itself."""

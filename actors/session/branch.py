@@ -166,6 +166,7 @@ def _turn(piece: AnyPiece, text: bool, tokens: bool) -> Turn:
 
 def input_piece(branch: Branch, tokens: Iterable[int], text: str, **fields: Any) -> Piece:
     """Append input to the branch and return its piece."""
-    piece = Piece(branch.position, array("i", tokens), text, **fields)
+    run = tokens if isinstance(tokens, array) else array("i", tokens)  # several branches share one
+    piece = Piece(branch.position, run, text, **fields)
     branch.pieces.append(piece)
     return piece

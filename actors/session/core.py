@@ -14,6 +14,7 @@ from collections.abc import Callable
 from ramify.actors.session.attachment import Attachment
 from ramify.actors.session.audience import Audience
 from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.execution import Execution
 from ramify.actors.session.inspections import Inspections
 from ramify.actors.session.ledger import Ledger
@@ -117,11 +118,11 @@ class SessionCore:
         self._presence.frame(socket, ops)
 
     def encoded(
-        self, ticket: int, tokens: list[list[int]], error: BaseException | None, now: float
+        self, ticket: int, prepared: Prepared | None, error: BaseException | None, now: float
     ) -> None:
         """Long text was tokenized (or could not be)."""
         self.audience.now = now
-        self._execution.encoded(ticket, tokens, error)
+        self._execution.encoded(ticket, prepared, error)
 
     def tokens(self, message: Tokens, now: float) -> None:
         """What this session's requests sampled in one step, and which of them ended."""

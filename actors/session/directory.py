@@ -24,6 +24,7 @@ from ramify.actors.kit.relay import Relay
 from ramify.actors.session.actor import SessionActor, SessionEvent
 from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.encoder import Encoder
 from ramify.actors.session.mailbox import SessionMailbox
 from ramify.actors.session.replies import error_message
 from ramify.actors.session.state import SessionState
@@ -86,6 +87,7 @@ class Directory:
         tokenizer: Tokenizer,
         server: ServerInfo,
         context: int,
+        vocab: int,
         limits: Limits,
         ttl_s: float,
         cache: Address[CacheMessage],
@@ -103,6 +105,9 @@ class Directory:
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
         self._server = server
         self._context = context
+        self._vocab = vocab
+        self._encoder = Encoder()
+        _compare(tokenizer, vocab)
         self._limits = limits
         self._ttl_s = ttl_s
         self._cache = cache
@@ -136,15 +141,18 @@ class Directory:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled, or until the mailbox is closed and every session has ended."""
-        async with anyio.create_task_group() as group:
-            task_status.started()
-            try:
-                while True:
-                    for message in await self._mailbox.drain():
-                        self._handle(message, group)
-            except MailboxClosed:
-                for _, entry in self._entries.values():
-                    entry.mailbox.close()
+        try:
+            async with anyio.create_task_group() as group:
+                task_status.started()
+                try:
+                    while True:
+                        for message in await self._mailbox.drain():
+                            self._handle(message, group)
+                except MailboxClosed:
+                    for _, entry in self._entries.values():
+                        entry.mailbox.close()
+        finally:
+            self._encoder.close()
 
     def _handle(self, message: DirectoryMessage, group: TaskGroup) -> None:
         match message:
@@ -211,6 +219,7 @@ class Directory:
             SessionState(
                 number,
                 context=self._context,
+                vocab=self._vocab,
                 limits=self._limits,
                 decode=self._tokenizer.decode,
                 owner=message.owner,
@@ -230,6 +239,7 @@ class Directory:
             scheduler=self._scheduler,
             gateway=self._gateway,
             clock=self._clock,
+            encoder=self._encoder,
         )
         entry = _Entry(identity, mailbox, actor)
         self._entries[identity.session] = (number, entry)
@@ -275,3 +285,19 @@ def _relay(address: Address[Message]) -> Relay[Message]:
     relay: Relay[Message] = Relay()
     relay.connect(address)
     return relay
+
+
+def _compare(tokenizer: Tokenizer, vocab: int) -> None:
+    """Say it if the tokenizer has tokens that the model has not: appends that need one are refused."""
+    unknown = tokenizer.beyond(vocab)
+    if unknown:
+        log.warning(
+            "the tokenizer has tokens that the model does not have; text with one of them is refused. "
+            "Serve a model whose embedding was resized for this tokenizer, or the model's own tokenizer",
+            vocabulary=vocab,
+            tokens=len(unknown),
+            examples=dict(sorted(unknown.items())[:4]),
+        )
+    missing = sorted(tokenizer.eos_ids & unknown.keys())
+    if missing:
+        log.warning("the model can never sample these ends of a sequence", tokens=missing)

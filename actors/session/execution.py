@@ -14,6 +14,7 @@ import msgspec
 from ramify.actors.session.audience import Audience
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.ops import OpRunner
 from ramify.actors.session.program import Program
@@ -126,20 +127,18 @@ class Execution:
 
     # --- what ends later -------------------------------------------------------------------------
 
-    def encoded(self, ticket: int, tokens: list[list[int]], error: BaseException | None) -> None:
-        """Long text was tokenized (or could not be)."""
-        task = self._ops.task_of(ticket)
-        try:
-            reply = self._ops.encoded(ticket, tokens, error)
-        except RamifyError as failure:
-            self._failed(task, failure)
-            return
-        self._complete(task, reply)
-        freed = self._program.finish(task)
-        followed = self._followed(task)
-        self.start(freed)
-        if not followed:
-            self._prefill(task)
+    def encoded(self, ticket: int, prepared: Prepared | None, error: BaseException | None) -> None:
+        """Long text was tokenized (or could not be), for all branches that the op waits on."""
+        for task, end in self._ops.encoded(ticket, prepared, error):
+            if isinstance(end, RamifyError):
+                self._failed(task, end)
+                continue
+            self._complete(task, end)
+            freed = self._program.finish(task)
+            followed = self._followed(task)
+            self.start(freed)
+            if not followed:
+                self._prefill(task)
 
     def _generation_done(self, task: Task, done: Done, text: str) -> None:
         if done.reason == "error":

@@ -87,6 +87,7 @@ class Generations:
             )
         chat = branch.tail is not Tail.RAW
         self._check(branch, op)
+        self._turns.check_stops(op.stop_token_ids)
         self._turns.open_turn(branch, task.frame.opened.tools)
         piece = OutputPiece(branch.position, op=op.id, client=task.frame.client)
         piece.quiet = op.quiet
@@ -342,7 +343,7 @@ class Generations:
         if output > stopped.keep_tokens:  # it had ended by itself before the cut arrived
             state.move_handle(branch, piece.end)
         if stopped.tail_text:
-            tokens = self._turns.tokenizer.encode(stopped.tail_text, special=False)
+            tokens = self._turns.continue_output(branch, stopped.tail_text)
             state.extend_handle(branch, tokens)
             piece.tokens.extend(tokens)
             piece.logprobs = None  # the cut token's do not fit the new ones

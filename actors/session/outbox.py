@@ -3,11 +3,11 @@
 The actor sends them in the order that messages.py asks for: cache, scheduler, sockets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import msgspec
 
-from ramify.actors.session.pieces import Tail
+from ramify.actors.session.drafts import Prepared
 from ramify.protocol.messages import (
     Cancel,
     DropBranches,
@@ -19,38 +19,25 @@ from ramify.protocol.messages import (
     RetainBranches,
     Submit,
 )
-from ramify.protocol.wire import Role, ServerMessage
+from ramify.protocol.wire import ServerMessage
 
 ToCache = OpenBranch | ExtendBranch | ForkBranch | MoveBranch | RetainBranches | DropBranches | Inspect
 ToScheduler = Submit | Cancel
 
 
-class Part(msgspec.Struct, frozen=True):
-    """Text that becomes one piece. `chat`: rendered by the template, brings its own BOS.
-
-    `tail`, `role`: the branch's state after it. `prompt`: the generation prompt.
-    """
-
-    text: str
-    chat: bool
-    start: bool  # at position 0
-    tail: Tail
-    role: Role | None
-    prompt: bool = False
-
-
 class EncodeText(msgspec.Struct, frozen=True):
-    """Tokenize long text off the event loop; answered with `Encoded`. See `Turns.encode`."""
+    """Render and tokenize long text off the event loop: `run`. Answered with `Encoded`."""
 
     ticket: int
-    parts: Sequence[Part]
+    size: int  # characters, about
+    run: Callable[[], Prepared]
 
 
 class Encoded(msgspec.Struct, frozen=True):
-    """Tokens of the parts of an `EncodeText`, or why they could not be made."""
+    """What the `run` of an `EncodeText` returned, or why it could not."""
 
     ticket: int
-    tokens: list[list[int]]
+    prepared: Prepared | None
     error: BaseException | None = None
 
 

@@ -17,9 +17,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from enum import Enum
 
+import msgspec
+
 from ramify.protocol.wire import ChatMessage, Role, TokenLogprob
 
 Decode = Callable[[Sequence[int]], str]
+
+_BEGINNING = 16  # characters of a content that tell where it begins
 
 
 class Tail(Enum):
@@ -39,15 +43,52 @@ class Tail(Enum):
     CLOSED = "closed"
 
 
+class History:
+    """The messages of a conversation up to some place: those of `before`, then `messages`.
+
+    The strict template renders turns anew, behind text of which a part was left standing. Then the
+    pieces of a branch do not say any more what the messages before it were; a history does.
+    """
+
+    __slots__ = ("before", "count", "messages")
+
+    def __init__(self, before: "History | None", messages: Sequence[ChatMessage]) -> None:
+        self.before = before
+        self.messages = tuple(messages)
+        self.count: int = len(self.messages) + (before.count if before is not None else 0)
+
+    def all(self) -> list[ChatMessage]:
+        """O(messages)."""
+        parts = []
+        at: History | None = self
+        while at is not None:
+            parts.append(at.messages)
+            at = at.before
+        return [message for part in reversed(parts) for message in part]
+
+
 class Piece:
     """A run of tokens at positions [start, start + len(tokens)).
 
     `tail` and `role`: the state of the branch after this piece. `op`: the op that made it.
-    `messages`: the chat turns of an input piece (the strict template renders them again).
+    `chat`: rendered by a template; `messages`: the chat turns in it (the strict template renders
+    them again); `history`: those before it, where the pieces before it do not tell.
     `raw`: the text as the template rendered it, which strict mode compares; `text`: as people read it.
     """
 
-    __slots__ = ("messages", "op", "raw", "role", "start", "tail", "text", "tokens", "turn")
+    __slots__ = (
+        "chat",
+        "history",
+        "messages",
+        "op",
+        "raw",
+        "role",
+        "start",
+        "tail",
+        "text",
+        "tokens",
+        "turn",
+    )
 
     def __init__(
         self,
@@ -61,6 +102,8 @@ class Piece:
         messages: Sequence[ChatMessage] = (),
         turn: bool = False,
         raw: str | None = None,
+        chat: bool = False,
+        history: History | None = None,
     ) -> None:
         self.start = start
         self.tokens = tokens
@@ -71,6 +114,8 @@ class Piece:
         self.op = op
         self.messages = tuple(messages)
         self.turn = turn  # an append: what `rollback turns` counts
+        self.chat = chat
+        self.history = history
 
     @property
     def end(self) -> int:
@@ -79,14 +124,19 @@ class Piece:
     def cut(self, at: int, decode: Decode) -> "Piece":
         """A copy that ends at position `at`, start < at < end."""
         tokens = self.tokens[: at - self.start]
+        text = decode(tokens)
+        messages = _kept(self.messages, text)
         return Piece(
             self.start,
             tokens,
-            decode(tokens),
-            tail=Tail.OPEN,
-            role=self.role,
+            text,
+            tail=Tail.OPEN if self.tail is not Tail.RAW else Tail.RAW,
+            role=messages[-1].role if messages else self.role,
             op=self.op,
+            messages=messages,
             turn=self.turn,
+            chat=self.chat,
+            history=self.history,
         )
 
 
@@ -124,6 +174,7 @@ class OutputPiece:
 
     turn = False
     messages: tuple[ChatMessage, ...] = ()
+    history: History | None = None
 
     @property
     def end(self) -> int:
@@ -185,7 +236,26 @@ class OutputPiece:
             piece.logprobs = self.logprobs[: len(piece.tokens)]
         piece.quiet = self.quiet
         piece.ended = True
+        if self.tail is Tail.RAW:  # no turn was open
+            piece.tail, piece.role = Tail.RAW, self.role
         return piece
 
 
 AnyPiece = Piece | OutputPiece
+
+
+def _kept(messages: Sequence[ChatMessage], text: str) -> list[ChatMessage]:
+    """The messages that `text`, the beginning of their rendering, shows; the last one so far."""
+    kept: list[ChatMessage] = []
+    at = 0
+    for message in messages:
+        content = message.content.strip()  # templates may trim it
+        found = text.find(content, at)
+        if found < 0:
+            begin = text.find(content[:_BEGINNING], at)
+            if begin >= 0 and content.startswith(text[begin:]):
+                kept.append(msgspec.structs.replace(message, content=text[begin:], tool_calls=None))
+            break
+        kept.append(message)
+        at = found + len(content)
+    return kept

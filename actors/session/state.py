@@ -20,7 +20,7 @@ from ramify.protocol.wire import JsonObject
 class SessionState:
     """The branches of one session and the numbers it hands out.
 
-    `owner`, `namespace`: see `OpenSession`.
+    `owner`, `namespace`: see `OpenSession`. `vocab`: ids that the model has.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class SessionState:
         number: int,
         *,
         context: int,
+        vocab: int,
         limits: Limits,
         decode: Decode,
         owner: str = "",
@@ -35,6 +36,7 @@ class SessionState:
     ) -> None:
         self.number = number
         self.context = context
+        self.vocab = vocab
         self.limits = limits
         self.decode = decode
         self.owner = owner
@@ -96,18 +98,22 @@ class SessionState:
         self.out.cache.append(ForkBranch(branch.handle, [child.handle for child in children], at))
         return children
 
-    def room(self, branch: Branch, count: int) -> None:
-        """Raises TooLong if `count` more tokens pass the context length."""
+    def room(self, branch: Branch, count: int, *, at_least: bool = False) -> None:
+        """Raises TooLong if `count` more tokens pass the context length. `at_least`: or even more."""
         if branch.position + count > self.context:
+            more = f"at least {count}" if at_least else f"{count}"
             raise TooLong(
-                f"branch {branch.name!r} has {branch.position} tokens; {count} more pass the context "
+                f"branch {branch.name!r} has {branch.position} tokens; {more} more pass the context "
                 f"of {self.context}: shorten the input, or fork from an earlier position",
                 details={"max": self.context, "position": branch.position, "tokens": count},
             )
 
-    def extend(self, branch: Branch, tokens: Sequence[int], text: str, **fields: Any) -> Piece:
-        """Append an input piece."""
-        self.extend_handle(branch, tokens)
+    def extend(
+        self, branch: Branch, tokens: Sequence[int], text: str, packed: bytes = b"", **fields: Any
+    ) -> Piece:
+        """Append an input piece. `packed`: `tokens` for the cache, where the caller has them."""
+        if tokens:
+            self.out.cache.append(ExtendBranch(branch.handle, packed or pack(tokens)))
         return input_piece(branch, tokens, text, **fields)
 
     def extend_handle(self, branch: Branch, tokens: Sequence[int]) -> None:

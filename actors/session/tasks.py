@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from ramify.actors.session.drafts import Shared
 from ramify.actors.session.ledger import Ledger
 from ramify.actors.session.toolcalls import tool_names
 from ramify.protocol.config import Limits
@@ -45,13 +46,14 @@ class FrameRun:
     report it. `tools`: names that count as tool calls.
     """
 
-    __slots__ = ("client", "failed", "opened", "tools")
+    __slots__ = ("client", "failed", "opened", "tools", "worked")
 
     def __init__(self, opened: Open) -> None:
         self.client = opened.who
         self.opened = opened
         self.tools = tool_names(opened.tools)
         self.failed: dict[str, RamifyError | None] = {}
+        self.worked = 0  # characters of its appends that were tokenized on the event loop
 
 
 class Task:
@@ -61,7 +63,7 @@ class Task:
     `generate` with `n`: it sends no reply; its failure is reported by the generations.
     """
 
-    __slots__ = ("arrived", "branch", "children", "frame", "index", "kind", "op", "touched")
+    __slots__ = ("arrived", "branch", "children", "frame", "index", "kind", "op", "shared", "touched")
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class Task:
         *,
         index: int = 0,
         children: Sequence[str] = (),
+        shared: Shared | None = None,
     ) -> None:
         self.kind = kind
         self.op = op
@@ -81,6 +84,7 @@ class Task:
         self.touched = tuple(dict.fromkeys(touched))
         self.index = index  # place among the op's targets: varies the seed
         self.children = tuple(children)
+        self.shared = shared  # an append: what its branches have in common
         self.arrived = 0.0
 
 
@@ -212,7 +216,8 @@ def expand(op: Op, frame: FrameRun) -> list[Task]:
     match op:
         case Append():
             targets = list(dict.fromkeys(names(op.branch)))
-            return [Task("append", op, frame, name, [name]) for name in targets]
+            shared = Shared()
+            return [Task("append", op, frame, name, [name], shared=shared) for name in targets]
         case Generate():
             targets = names(op.branch)
             children = child_names(op, targets[0])

@@ -183,6 +183,7 @@ class SimEngine:
         seed: int = 0,
         limits: Limits | None = None,
         in_flight: int = 2,
+        vocab: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
@@ -199,6 +200,7 @@ class SimEngine:
         )
         info = self.executor.info
         self.context = context
+        self.vocab = tokenizer.vocab_size if vocab is None else vocab
         self.limits = limits or Limits()
         self.cache = RadixCache(info.pages, info.page_size)
         self.scheduler = Scheduler(info, ScheduleConfig(in_flight=in_flight, lookahead=4))
@@ -219,7 +221,13 @@ class SimEngine:
         number = len(self.cores) + 1
         core = SessionCore(
             Identity(f"s_{number}", "key", "view"),
-            SessionState(number, context=self.context, limits=self.limits, decode=self.tokenizer.decode),
+            SessionState(
+                number,
+                context=self.context,
+                vocab=self.vocab,
+                limits=self.limits,
+                decode=self.tokenizer.decode,
+            ),
             self.tokenizer,
             self.template,
             self.detokenizer,
@@ -359,7 +367,10 @@ class SimEngine:
         out.notes.clear()
         out.closes.clear()
         for job in out.encode:
-            core.encoded(job.ticket, [core.turns.encode(part) for part in job.parts], None, self.now)
+            try:
+                core.encoded(job.ticket, job.run(), None, self.now)
+            except RamifyError as error:
+                core.encoded(job.ticket, None, error, self.now)
         out.encode.clear()
 
     # --- checking ------------------------------------------------------------------------------

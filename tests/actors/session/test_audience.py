@@ -1,6 +1,7 @@
 """Who hears what: events for others, deltas at even distances."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_viewer_who_calls_itself_like_the_author_hears_of_changes(sim: Callabl
 @pytest.mark.parametrize("late", [0, 3])
 def test_ticks_come_at_equal_distances(every: int, late: int) -> None:
     """Tokens every `every` ms, a timer that is up to `late` ms late: times in ms."""
-    state = SessionState(1, context=10_000, limits=Limits(), decode=lambda tokens: "")
+    state = SessionState(1, context=10_000, vocab=100, limits=Limits(), decode=lambda tokens: "")
     audience = Audience(state, on_forget=lambda client: None)
     branches = [state.root(name) for name in ("a", "b")]
     pieces = {branch: _running(branch) for branch in branches}
@@ -111,7 +112,7 @@ def test_ticks_come_at_equal_distances(every: int, late: int) -> None:
             attachment.out = []
         if state.out.wake_at is not None:
             wake, state.out.wake_at = state.out.wake_at, None
-    gaps = [b - a for a, b in zip(sent, sent[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(sent)]
     assert len(gaps) >= 8
     assert all(200 <= gap <= 201 + max(late, every if late else 0) for gap in gaps), gaps
 
@@ -124,7 +125,7 @@ def _running(branch: Branch) -> OutputPiece:
 
 def test_what_a_reader_takes_up_again_between_ticks_is_sent_at_the_next(sim: Callable[..., Any]) -> None:
     """It used to wait for the next token, which never came for another client's last one."""
-    state = SessionState(1, context=100, limits=Limits(), decode=lambda tokens: "")
+    state = SessionState(1, context=100, vocab=100, limits=Limits(), decode=lambda tokens: "")
     audience = Audience(state, on_forget=lambda client: None)
     branch = state.root("a")
     piece = _running(branch)
