@@ -321,7 +321,8 @@ class ServerBase(
 class Turn(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One piece of a branch, for `tree`: input that was appended, or a generation.
 
-    [start, end) are positions. `text` and `tokens` only where the op asked for them.
+    [start, end) are positions. `text` and `tokens` only where the op asked for them; `messages`, with
+    `text`, where input was appended as messages (`text` is what the template made of them).
     """
 
     kind: Literal["input", "output"]
@@ -331,6 +332,7 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     role: str | None = None
     text: str | None = None
     tokens: list[int] | None = None
+    messages: list[ChatMessage] | None = None
 
 
 class BranchState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -153,6 +153,7 @@ class Branch:
 
 
 def _turn(piece: AnyPiece, text: bool, tokens: bool) -> Turn:
+    messages = piece.messages if text and not isinstance(piece, OutputPiece) else ()
     return Turn(
         kind="output" if isinstance(piece, OutputPiece) else "input",
         start=piece.start,
@@ -161,6 +162,7 @@ def _turn(piece: AnyPiece, text: bool, tokens: bool) -> Turn:
         role=piece.role,
         text=piece.text if text else None,
         tokens=list(piece.tokens) if tokens else None,
+        messages=list(messages) or None,
     )
 
 

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from ramify.clients.commands import engine
+from ramify.clients.commands.invocation import command
 from ramify.clients.commands.settings import (
     DEFAULT_MODEL_NOTE,
     add_model_flags,
@@ -44,4 +45,5 @@ def run(args: argparse.Namespace) -> int:
 def announce(url: str, out: Any = None) -> None:
     """Tell where the server is."""
     page = url.replace("ws", "http", 1).removesuffix("/v1/ws")
-    print(f"ready: {url}\n       page {page}/   talk: ramify chat --url {url}", file=out, flush=True)
+    talk = command("chat", "--url", url)
+    print(f"ready: {url}\n       page {page}/   talk: {talk}", file=out, flush=True)
