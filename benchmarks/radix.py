@@ -1,6 +1,6 @@
 """Cost of radix-cache operations against the size of the tree.
 
-    python benchmarks/radix.py [--json FILE] [--repeat 300] [--sizes 10000 100000 1000000] [--depths 100 1000 10000]
+    python benchmarks/radix.py [--json FILE] [--repeat 300] [--sizes 10000 100000] [--depths 100 1000]
 
 Every tree is resident and holds SIZE tokens: half of them in one long branch ("long"), half in
 branches of 1,000 tokens ("short") behind 64 namesakes of a system prompt. Each operation works on
@@ -10,7 +10,8 @@ table, which every grant must contain: subtract it to see what the tree costs.
 
 A row that is flat over the sizes costs what the delta costs; the tree's size does not matter.
 
-A second table (`--depths`) has what grows in other ways: forks on the path, siblings, small leaves, turns.
+A second table (`--depths`) has what could grow in other ways: forks on the path, siblings, small
+leaves, turns of a session.
 """
 
 import argparse

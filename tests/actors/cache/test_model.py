@@ -1,8 +1,9 @@
 """Random programs against the cache, compared with a model that knows only tokens and pages.
 
 The model keeps each branch as a tuple of tokens and, for every page slot, which prefix its KV was
-computed from, and whether it is finite. Reading a page table back must give exactly the branch's prefixes, for as long as a
-request runs: a page that was freed, remapped or published too early shows up as a wrong prefix.
+computed from, and whether it is finite. Reading a page table back must give exactly the branch's
+prefixes, for as long as a request runs: a page that was freed, remapped or published too early
+shows up as a wrong prefix.
 """
 
 from dataclasses import dataclass
