@@ -134,12 +134,16 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     request's pages; they become resident. `tokens`: the accepted output tokens (only with
     `final`), appended to the branch; its handle moves to the end. `final`: the request gives
     everything back; pages past `computed` are free. Retraction is a final commit too.
+    `finite`: logits over [0, computed) were finite, which proves their KV; False: they were not, so
+    nothing becomes resident, and what the request found and was never proven is dropped
+    (only with `final`, without tokens); None: nothing was sampled.
     """
 
     request: int
     computed: int
     tokens: bytes = b""
     final: bool = False
+    finite: bool | None = None
 
 
 class Settle(Base, frozen=True):
@@ -170,7 +174,8 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
 
     `pages`: the page table (int32) for [0, prompt + extra), rounded up to pages. The pages of
     [cached, ...) belong to the request until it commits them. `cached <= prompt - 1`.
-    `history`: all tokens [0, prompt) if asked for.
+    `history`: all tokens [0, prompt) if asked for. `proven`: see `Commit.finite`; False: some of the
+    cached KV was only computed, nothing has been sampled over it yet.
     """
 
     request: int
@@ -178,6 +183,7 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     tokens: bytes
     pages: bytes
     history: bytes = b""
+    proven: bool = True
 
 
 class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):

@@ -218,7 +218,7 @@ class Scheduler:
         if NO_TOKEN in tokens:  # before anything of this step is committed
             for run, token in zip(step.bound, tokens, strict=True):
                 if token == NO_TOKEN and run.live:
-                    self._end(run.request, "error", now, "internal", "the model's output is not finite")
+                    self._not_finite(run, now)
         over: list[Run] = []
         for run, end in step.chunks:
             if run.live:
@@ -246,6 +246,24 @@ class Scheduler:
         for run in over:
             stopped = bool(run.out) and run.out[-1] in run.stops
             self._end(run.request, "stop" if stopped else "length", now)
+
+    def _not_finite(self, run: Run, now: float) -> None:
+        """`run` got no token: NaN or infinities in its logits.
+
+        If it had accepted tokens, those prove everything but its last step. Else what it computed goes,
+        and what it found that nobody has sampled over yet. If there was such KV, perhaps only
+        that was bad (it may have been computed ahead, where nothing is sampled): the request computes
+        it again, once.
+        """
+        request = run.request
+        if not run.out:
+            run.bad = True
+            if not run.proven and not request.repeated:
+                request.repeated = True
+                self._admission.enqueue(self._retract(run))
+                self._admission.unblock()
+                return
+        self._end(request, "error", now, "internal", "the model's output is not finite")
 
     # --- verdicts -----------------------------------------------------------------------------
 
@@ -302,6 +320,7 @@ class Scheduler:
             granted.tokens,
             granted.pages,
             granted.history,
+            granted.proven,
             self._info.page_size,
         )
         request.state = State.RUNNING

@@ -72,6 +72,7 @@ class Request:
         "first_token",
         "limit",
         "mark",
+        "repeated",
         "resident",
         "run",
         "seq",
@@ -94,6 +95,7 @@ class Request:
         self.run: Run | None = None
         self.ending: Reason | None = None  # ACQUIRING: cancelled meanwhile
         self.resident = 0
+        self.repeated = False  # it runs once more, because KV that it found was not finite
         self.done = 0
         self.ticket = 0  # its valid entry in the waiting queue
         self.charge = 0  # tokens charged to the account when it was picked
@@ -143,6 +145,7 @@ class Run:
     __slots__ = (
         "account",
         "ahead",
+        "bad",
         "cached",
         "cap",
         "computed",
@@ -160,6 +163,7 @@ class Run:
         "pages",
         "planned",
         "prompt",
+        "proven",
         "request",
         "row",
         "slots",
@@ -177,6 +181,7 @@ class Run:
         tokens: bytes,
         pages: bytes,
         history: bytes,
+        proven: bool,
         page_size: int,
     ) -> None:
         prompt = request.prompt
@@ -193,6 +198,7 @@ class Run:
         self.tokens = tokens
         self.pages = pages
         self.history = history
+        self.proven = proven  # the KV that it found
         self.slots = len(pages) // 4 * page_size
         self.out = array("i")  # accepted
         self.planned = 0  # output tokens planned; while decoding: tick + offset
@@ -200,6 +206,7 @@ class Run:
         self.stop_at = 0  # it cannot decode further once this many are planned
         self.due = 0  # the tick of its next review
         self.live = True
+        self.bad = False  # its first logits were not finite: none of its KV is to be trusted
         self.opened = False
         self.decoding = False
         self.growing = False  # a Grow is asked for
@@ -212,10 +219,13 @@ class Run:
 
     def final(self, keep: int | None) -> tuple[Commit, int]:
         """The final commit if `keep` output tokens of this run are kept, and how many are."""
+        if self.bad:
+            return Commit(self.ident, 0, b"", True, False), 0
         accepted = len(self.out)
         kept = accepted if keep is None else max(0, min(keep, accepted))
         computed = self.prompt + min(kept, accepted - 1) if accepted else self.computed
-        return Commit(self.ident, computed, self.out[:kept].tobytes(), True), kept
+        finite = True if accepted else None
+        return Commit(self.ident, computed, self.out[:kept].tobytes(), True, finite), kept
 
 
 def output_limit(submit: Submit, info: ExecutorInfo) -> int:

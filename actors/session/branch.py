@@ -7,10 +7,20 @@ from array import array
 from collections.abc import Iterable
 from typing import Any
 
+from ramify.actors.session.history import Pieces
 from ramify.actors.session.pieces import AnyPiece, Decode, OutputPiece, Piece, Tail
 from ramify.protocol.wire import BranchState, Role, Turn
 
 CUTS_KEPT = 64  # moves backwards that are told apart; a resume from before them replays more
+
+
+class Label:
+    """A branch's name, which its children share: a rename changes one object."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 class Branch:
@@ -21,9 +31,9 @@ class Branch:
         "born",
         "cuts",
         "handle",
+        "label",
         "meta",
-        "name",
-        "parent",
+        "of",
         "pieces",
         "prefill",
         "reason",
@@ -31,19 +41,28 @@ class Branch:
     )
 
     def __init__(
-        self, name: str, handle: int, *, parent: str | None = None, at: int = 0, born: int = 0
+        self, name: str, handle: int, *, of: Label | None = None, at: int = 0, born: int = 0
     ) -> None:
-        self.name = name
+        self.label = Label(name)
         self.handle = handle
-        self.parent = parent
+        self.of = of  # the label of the branch that it is a fork of
         self.at = at
-        self.pieces: list[AnyPiece] = []
+        self.pieces = Pieces()
         self.born = born  # the revision since which this branch has its name
         self.cuts: list[tuple[int, int]] = []  # moves backwards: (revision, position), both rising
         self.retain_s: float | None = None
         self.meta: dict[str, Any] | None = None
         self.prefill: int | None = None  # the request that computes appended tokens ahead of time
         self.reason: str | None = None  # how the last generation ended
+
+    @property
+    def name(self) -> str:
+        return self.label.name
+
+    @property
+    def parent(self) -> str | None:
+        """The name of the branch that it was forked from, as it is called now."""
+        return None if self.of is None else self.of.name
 
     @property
     def position(self) -> int:
@@ -78,19 +97,24 @@ class Branch:
         return "".join(piece.text for piece in self.pieces)
 
     def fork(self, name: str, handle: int, at: int, decode: Decode, *, born: int = 0) -> "Branch":
-        """A child at position `at`; shares the complete pieces. O(pieces)."""
-        child = Branch(name, handle, parent=self.name, at=at, born=born)
-        child.pieces = list(self.pieces)
+        """A child at position `at`; shares the complete pieces. O(log pieces), and the piece it cuts."""
+        child = Branch(name, handle, of=self.label, at=at, born=born)
+        child.pieces = self.pieces.copy()
         child.truncate(at, decode)
         return child
+
+    def twin(self, name: str, handle: int) -> "Branch":
+        """Another child of the same parent at the same position as this one, which is new. O(1)."""
+        twin = Branch(name, handle, of=self.of, at=self.at, born=self.born)
+        twin.pieces = self.pieces.copy()
+        return twin
 
     def truncate(self, to: int, decode: Decode) -> None:
         """Cut back to position `to` (<= position). A piece that is cut becomes a new object."""
         pieces = self.pieces
-        while pieces and pieces[-1].start >= to:
-            pieces.pop()
+        pieces.cut(to)
         if pieces and pieces[-1].end > to:
-            pieces[-1] = pieces[-1].cut(to, decode)
+            pieces.append(pieces.pop().cut(to, decode))
 
     def turn_start(self, turns: int) -> int | None:
         """Where the last `turns` appended turns begin; None if there are fewer."""
@@ -122,12 +146,13 @@ class Branch:
 
     def outputs_from(self, position: int) -> Iterable[OutputPiece]:
         """The output pieces that end at or after `position`, in order."""
-        first = len(self.pieces)
-        while first and self.pieces[first - 1].end >= position:
-            first -= 1
-        for piece in self.pieces[first:]:
+        found: list[OutputPiece] = []
+        for piece in reversed(self.pieces):
+            if piece.end < position:
+                break
             if isinstance(piece, OutputPiece):
-                yield piece
+                found.append(piece)
+        return reversed(found)
 
     def state(
         self, running: OutputPiece | None, resident: int, *, text: bool, tokens: bool

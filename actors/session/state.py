@@ -92,8 +92,11 @@ class SessionState:
 
     def fork(self, branch: Branch, names: Sequence[str], at: int) -> list[Branch]:
         """Children of `branch` at position `at`. Names were checked with `check_new`."""
+        if not names:
+            return []
         born = self.revision + 1
-        children = [branch.fork(name, self.next_id(), at, self.decode, born=born) for name in names]
+        first = branch.fork(names[0], self.next_id(), at, self.decode, born=born)
+        children = [first, *(first.twin(name, self.next_id()) for name in names[1:])]
         self.branches.update((child.name, child) for child in children)
         self.out.cache.append(ForkBranch(branch.handle, [child.handle for child in children], at))
         return children
@@ -139,10 +142,7 @@ class SessionState:
     def rename(self, branch: Branch, name: str) -> None:
         """Names were checked with `check_new`."""
         del self.branches[branch.name]
-        for other in self.branches.values():
-            if other.parent == branch.name:
-                other.parent = name
-        branch.name, branch.born = name, self.revision + 1
+        branch.label.name, branch.born = name, self.revision + 1
         self.branches[name] = branch
 
     def handles(self) -> list[int]:

@@ -268,7 +268,7 @@ def _contexts(rope: RopeSettings, max_position: int, path: Path) -> tuple[int, i
     that keeps stating the original length; other checkpoints state the stretched one. With
     YaRN the product of factor and original length tells, because both are given for it. The factor
     of `linear` may or may not be counted in already, so it is served only if it is asked for;
-    `llama3` always states the stretched length, and so does `longrope`. `dynamic` can be stretched to any length.
+    `llama3` and `longrope` always state the stretched length. `dynamic` stretches to any length.
     """
     kind, factor = rope["rope_type"], rope.get("factor")
     if kind == "dynamic":
