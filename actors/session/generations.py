@@ -91,7 +91,7 @@ class Generations:
             op,
             branch,
             piece,
-            self._detokenizer.stream(op.stop),
+            self._detokenizer.stream(task.frame.stops(op)),
             sampling=self._sampling(op, task.index),
             stop_token_ids=self._stop_ids(op),
             max_tokens=min(op.max_tokens, self._state.context - branch.position),

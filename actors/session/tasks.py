@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ramify.actors.session.ledger import Ledger
+from ramify.actors.session.stops import StopSet
 from ramify.actors.session.toolcalls import tool_names
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Forbidden, LimitExceeded, RamifyError
@@ -37,16 +38,25 @@ class FrameRun:
     """The ops that came in one frame, and how their client opened the session.
 
     `failed`: branches on which one of them failed; with the error where the op itself did not
-    report it. `tools`: names that count as tool calls.
+    report it. `tools`: names that count as tool calls. `stops`: the stop strings of an op, prepared once
+    for all the branches that it generates on.
     """
 
-    __slots__ = ("client", "failed", "opened", "tools")
+    __slots__ = ("_stops", "client", "failed", "opened", "tools")
 
     def __init__(self, opened: Open) -> None:
         self.client = opened.client
         self.opened = opened
         self.tools = tool_names(opened.tools)
         self.failed: dict[str, RamifyError | None] = {}
+        self._stops: dict[int, StopSet] = {}
+
+    def stops(self, op: Generate) -> StopSet:
+        """The stop strings of `op`, which came in this frame."""
+        known = self._stops.get(op.id)
+        if known is None:
+            known = self._stops[op.id] = StopSet(op.stop)
+        return known
 
 
 class Task:
