@@ -102,7 +102,7 @@ class Audience:
                 if len(self.ledgers) < LEDGERS_KEPT:
                     break
                 if other not in attached and self.ledgers[other].idle:
-                    del self.ledgers[other]
+                    self.ledgers.pop(other).forget()
                     self._on_forget(other)
-            ledger = self.ledgers[client] = Ledger(client, self._state.limits.replies_kept)
+            ledger = self.ledgers[client] = Ledger(client, self._state.limits, self._state.meter)
         return ledger

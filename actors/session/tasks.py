@@ -11,6 +11,7 @@ from typing import Literal
 from ramify.actors.session.ledger import Ledger
 from ramify.actors.session.stops import StopSet
 from ramify.actors.session.toolcalls import tool_names
+from ramify.actors.session.weights import op_bytes
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Forbidden, LimitExceeded, RamifyError
 from ramify.protocol.wire import (
@@ -59,6 +60,16 @@ class FrameRun:
         return known
 
 
+class Bill:
+    """What an op holds in memory until the last of its tasks is done. `left`: how many are not."""
+
+    __slots__ = ("left", "size")
+
+    def __init__(self, size: int, left: int) -> None:
+        self.size = size
+        self.left = left
+
+
 class Task:
     """One op on one branch (or one fork), queued on every branch it touches.
 
@@ -66,7 +77,7 @@ class Task:
     `generate` with `n`: it sends no reply; its failure is reported by the generations.
     """
 
-    __slots__ = ("arrived", "branch", "children", "frame", "index", "kind", "op", "touched")
+    __slots__ = ("arrived", "bill", "branch", "children", "frame", "index", "kind", "op", "touched")
 
     def __init__(
         self,
@@ -87,6 +98,7 @@ class Task:
         self.index = index  # place among the op's targets: varies the seed
         self.children = tuple(children)
         self.arrived = 0.0
+        self.bill: Bill | None = None
 
 
 def take_apart(
@@ -97,15 +109,16 @@ def take_apart(
     *,
     write: bool,
     in_flight: int,
+    queued: int = 0,
 ) -> list[tuple[ClientMessage, list[Task]]]:
     """Check a whole frame; each op with its tasks, none for one that was seen or that never waits.
 
-    `in_flight`: what the client waits for already. Raises RamifyError, and then nothing of the
-    frame may run.
+    `in_flight`: what the client waits for already; `queued`: bytes of ops that wait. Raises RamifyError,
+    and then nothing of the frame may run.
     """
     frame = FrameRun(opened)
     taken: list[tuple[ClientMessage, list[Task]]] = []
-    count = in_flight
+    count, size = in_flight, queued
     ids: list[int] = []
     for i, op in enumerate(ops):
         tasks: list[Task] = []
@@ -121,12 +134,23 @@ def take_apart(
             if op.id > ledger.last:
                 tasks = expand(op, frame)
                 count += len(tasks)
+                if tasks:
+                    bill = Bill(op_bytes(op), len(tasks))
+                    size += bill.size
+                    for task in tasks:
+                        task.bill = bill
         taken.append((op, tasks))
     ledger.admit(ids)
     if in_flight < count > limits.ops_in_flight:  # `cancel` and `credit` pass always
         raise LimitExceeded(
             f"{count} ops would be in flight: wait for replies, then send the frame again",
             details={"max": limits.ops_in_flight},
+        )
+    if 0 < queued < size > limits.queued_op_bytes:  # a single frame always passes
+        raise LimitExceeded(
+            f"the ops of this session that wait would hold {size} bytes, at most "
+            f"{limits.queued_op_bytes} are allowed: wait for replies, then send the frame again",
+            details={"max": limits.queued_op_bytes},
         )
     return taken
 

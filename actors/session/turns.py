@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.meter import PIECE, TOKEN
 from ramify.actors.session.outbox import Part
 from ramify.actors.session.pieces import OutputPiece, Tail
 from ramify.actors.session.state import SessionState
@@ -75,13 +76,16 @@ class Turns:
     ) -> int | None:
         """Append the draft. Returns where the branch was moved back to, if it was.
 
-        Raises TooLong, and then nothing has changed.
+        Raises TooLong or LimitExceeded, and then nothing has changed.
         """
         state = self._state
         cut = draft.cut if draft.cut is not None and draft.cut < branch.position else None
         removed = branch.position - cut if cut is not None else 0
         count = sum(map(len, encoded)) + len(draft.tokens or ())
         state.room(branch, count - removed)
+        chars = 2 * sum(len(part.text) for part in draft.parts)
+        chars += sum(len(message.content) for message in draft.messages)
+        state.meter.require(PIECE * (1 + len(draft.messages)) + TOKEN * count + chars)
         if cut is not None:
             state.truncate(branch, cut)
         if draft.tokens is not None:
