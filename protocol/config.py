@@ -48,7 +48,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     choices: int = 1024
     compile_ms: int = 10_000
     open_timeout_s: int = 5
-    replies_kept: int = 256
+    replies_kept: int = 256  # of a client, to be sent again
+    replies_bytes: int = 1 << 20  # of those
+    # Memory of the host, by estimate. With gateway processes each has its share of a client's.
+    session_bytes: int = 1 << 28
+    queued_op_bytes: int = 1 << 24  # of a session's ops that wait or run
+    session_meta_bytes: int = 1 << 18  # of a session's `meta` objects together, as JSON
+    tree_bytes: int = 1 << 18  # of one answer to `tree`; the next one goes on
+    client_sessions: int = 1024  # of one credential
+    client_bytes: int = 1 << 30  # of one credential's sessions
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -115,6 +123,9 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
         _require(self.max_waiting >= 1, f"--max-waiting is {self.max_waiting}: must be at least 1")
 
 
+SESSIONS_BYTES_LEAST = 1 << 20
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The socket side and the life of sessions."""
 
@@ -128,6 +139,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ping_interval_s: float = 20.0
     ping_timeout_s: float = 60.0
     session_ttl_s: float = 600.0
+    session_ttl_max_s: float = 86400.0  # what a client may ask for
+    max_sessions: int = 16384
+    sessions_bytes: int = 1 << 32  # of the host's memory, for all sessions
     grace_s: float = 10.0  # drain time at stop
     token_ttl_s: float = 60.0  # of minted single-use tokens
 
@@ -137,6 +151,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             _is_loopback(self.host) or bool(self.tokens) or self.insecure,
             f"--host {self.host} is reachable from other machines: give --auth-token, or --insecure "
             "to serve anybody",
+        )
+        longest = self.session_ttl_max_s
+        _require(
+            longest >= self.session_ttl_s,
+            f"--session-ttl-max is {longest:g}: must be at least --session-ttl ({self.session_ttl_s:g})",
+        )
+        _require(self.max_sessions >= 1, f"--max-sessions is {self.max_sessions}: must be at least 1")
+        _require(
+            self.sessions_bytes >= SESSIONS_BYTES_LEAST,
+            f"--sessions-bytes is {self.sessions_bytes}: must be at least {SESSIONS_BYTES_LEAST}",
         )
 
 

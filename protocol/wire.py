@@ -380,6 +380,7 @@ class State(ServerBase, kw_only=True, frozen=True):
     server: ServerInfo | None = None
     meta: JsonObject | None = None
     id: int | None = None
+    ttl_s: float | None = None  # how long the session is kept without sockets; in the answer to `open`
 
 
 class Ok(ServerBase, kw_only=True, frozen=True):

@@ -90,8 +90,8 @@ class Inlet:
                 neighbour = self._up.get(slot)
                 if neighbour is not None:
                     neighbour.forward(body)
-            case Gauges(sockets, sessions, lag):
-                self._metrics.gateway(process.slot, sockets, sessions, lag)
+            case Gauges(sockets, sessions, lag, held):
+                self._metrics.gateway(process.slot, sockets, sessions, lag, held)
             case AskMetrics(ident):
                 self._metrics.scrape(lambda text: process.tell(MetricsText(ident, text)))
             case Submit() | Cancel():

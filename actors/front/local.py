@@ -20,6 +20,7 @@ from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Spread
 from ramify.actors.kit.mailbox import Address, Entrance, Mailbox, Router
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
+from ramify.actors.session.meter import Holdings
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.messages import (
@@ -120,14 +121,21 @@ class LocalFront:
 
     async def serve(self, group: TaskGroup, guard: Guard, core: Core) -> None:
         assert self._tokenizer is not None
+        config = self._config
+        holdings = Holdings(
+            config.limits, sessions=config.server.max_sessions, most=config.server.sessions_bytes
+        )
+        self._metrics.watch_held(lambda: holdings.held)
         self._directory = directory = Directory(
             self._post.to_directory,
             tokenizer=self._tokenizer,
             server=core.server,
             context=core.context,
             vocab=core.vocab,
-            limits=self._config.limits,
-            ttl_s=self._config.server.session_ttl_s,
+            limits=config.limits,
+            ttl_s=config.server.session_ttl_s,
+            ttl_max_s=config.server.session_ttl_max_s,
+            holdings=holdings,
             cache=core.cache,
             scheduler=core.scheduler,
             gateway=self._post.gateway,

@@ -19,6 +19,7 @@ from functools import partial
 from typing import cast
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.front.inlet import Inlet
@@ -51,7 +52,7 @@ from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import configured, get_log
 from ramify.actors.kit.metrics import Metrics
-from ramify.protocol.config import EngineConfig
+from ramify.protocol.config import SESSIONS_BYTES_LEAST, EngineConfig
 from ramify.protocol.messages import SessionMessage
 
 LOAD_SECONDS = 0.25  # how often processes hear of the engine's load
@@ -69,6 +70,7 @@ class ProcessFront:
         self, config: EngineConfig, count: int, status: EngineStatus, metrics: Metrics, clock: Clock
     ) -> None:
         self._config = config
+        self._share = share(config, count)
         self._count = count
         self._status = status
         self._clock = clock
@@ -188,7 +190,7 @@ class ProcessFront:
     async def _start(self, slot: Slot) -> GatewayProcess:
         slot.clear()
         start = Start(
-            config=self._config,
+            config=self._share,
             slot=slot.number,
             incarnation=slot.incarnation,
             first=slot.first,
@@ -282,3 +284,29 @@ class ProcessFront:
             for sock in slot.listeners:
                 sock.close()
             slot.listeners.clear()
+
+
+def share(config: EngineConfig, count: int) -> EngineConfig:
+    """What each of `count` processes may let in of what the server and a credential may have.
+
+    The kernel spreads connections evenly, and a number that all change would cost a message for each
+    change. So one process may refuse a client while another has room; no number is ever passed.
+    """
+
+    def part(most: int) -> int:
+        return -(-most // count)
+
+    server, limits = config.server, config.limits
+    return msgspec.structs.replace(
+        config,
+        server=msgspec.structs.replace(
+            server,
+            max_sessions=part(server.max_sessions),
+            sessions_bytes=max(part(server.sessions_bytes), SESSIONS_BYTES_LEAST),
+        ),
+        limits=msgspec.structs.replace(
+            limits,
+            client_sessions=part(limits.client_sessions),
+            client_bytes=part(limits.client_bytes),
+        ),
+    )

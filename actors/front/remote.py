@@ -41,6 +41,7 @@ class RemoteMetrics:
         self._core = core
         self._sockets = self._sessions = 0
         self._lag = 0.0
+        self._held: Callable[[], int] = lambda: 0
         self._loop = asyncio.get_running_loop()
         self._due = False
         self._asked: dict[int, Callable[[bytes], object]] = {}
@@ -53,6 +54,9 @@ class RemoteMetrics:
     def sessions(self, delta: int, /) -> None:
         self._sessions += delta
         self._changed()
+
+    def watch_held(self, held: Callable[[], int], /) -> None:
+        self._held = held
 
     def loop_lag(self, seconds: float, /) -> None:
         self._lag = seconds
@@ -75,4 +79,4 @@ class RemoteMetrics:
 
     def _report(self) -> None:
         self._due = False
-        self._core.tell(Gauges(self._sockets, self._sessions, self._lag))
+        self._core.tell(Gauges(self._sockets, self._sessions, self._lag, self._held()))

@@ -157,6 +157,7 @@ class Gauges(_Base, frozen=True):
     sockets: int
     sessions: int
     lag: float
+    session_bytes: int = 0
 
 
 class AskMetrics(_Base, frozen=True):

@@ -61,7 +61,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._running = self._waiting = self._sockets = self._sessions = 0
-        self._gateways: dict[int, tuple[int, int, float]] = {}  # sockets, sessions, lag
+        self._held: Callable[[], int] = lambda: 0
+        self._gateways: dict[int, tuple[int, int, float, int]] = {}  # sockets, sessions, lag, bytes
         self._kv = (0, 0, 0)
         self._lag = self._worst_lag = 0.0
         self._steps = self._executor_tokens = self._sampled = 0
@@ -113,19 +114,30 @@ class Metrics:
     def sessions(self, delta: int) -> None:
         self._sessions += delta
 
-    def gateway(self, number: int, sockets: int, sessions: int, lag: float) -> None:
+    def watch_held(self, held: Callable[[], int]) -> None:
+        """`held()`: bytes of the host's memory that sessions here hold, by estimate."""
+        self._held = held
+
+    def gateway(
+        self, number: int, sockets: int, sessions: int, lag: float, session_bytes: int = 0
+    ) -> None:
         """What a gateway in a process of its own has now; it adds to what is here."""
-        self._gateways[number] = (sockets, sessions, lag)
+        self._gateways[number] = (sockets, sessions, lag, session_bytes)
 
     @property
     def open_sockets(self) -> int:
         """Open WebSockets, of all processes."""
-        return self._sockets + sum(sockets for sockets, _, _ in self._gateways.values())
+        return self._sockets + sum(sockets for sockets, *_ in self._gateways.values())
 
     @property
     def live_sessions(self) -> int:
         """Live sessions, of all processes."""
-        return self._sessions + sum(sessions for _, sessions, _ in self._gateways.values())
+        return self._sessions + sum(sessions for _, sessions, *_ in self._gateways.values())
+
+    @property
+    def session_bytes(self) -> int:
+        """Bytes of the host's memory that sessions hold, of all processes."""
+        return self._held() + sum(held for *_, held in self._gateways.values())
 
     def loop_lag(self, seconds: float) -> None:
         """How late a timer of the event loop was."""
@@ -175,6 +187,7 @@ class Metrics:
             ("requests_waiting", "Requests that wait to run.", self._waiting),
             ("sockets", "Open WebSockets.", self.open_sockets),
             ("sessions", "Live sessions.", self.live_sessions),
+            ("session_bytes", "Host memory that sessions hold, by estimate.", self.session_bytes),
             ("event_loop_lag_seconds", "How late the last timer was.", self._lag),
             ("event_loop_lag_max_seconds", "How late a timer ever was.", self._worst_lag),
             ("cache_hit_rate", "Cached share of all prompt tokens.", self.cache_hit_rate),
@@ -193,6 +206,7 @@ class Metrics:
                 ("sockets", "Open WebSockets of a gateway process."),
                 ("sessions", "Live sessions of a gateway process."),
                 ("event_loop_lag_seconds", "How late the last timer of a gateway process was."),
+                ("session_bytes", "Host memory that sessions of a gateway process hold, by estimate."),
             )
         ):
             gauge = GaugeMetricFamily(f"ramify_gateway_{name}", help, labels=["gateway"])

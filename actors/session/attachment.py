@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.meter import Meter
 from ramify.actors.session.pieces import OutputPiece
+from ramify.actors.session.weights import open_bytes, reply_bytes
 from ramify.protocol.wire import Delta, Open, ServerMessage
 
 UNLIMITED = 2**63
@@ -21,8 +23,11 @@ UNLIMITED = 2**63
 class Attachment:
     """A socket that is attached to the session. `write`: False for holders of the view key."""
 
-    def __init__(self, socket: int, opened: Open, *, write: bool) -> None:
+    def __init__(self, socket: int, opened: Open, meter: Meter, *, write: bool) -> None:
         self.socket = socket
+        self._meter = meter
+        self._size = open_bytes(opened)  # what it holds: this, and what waits for it
+        meter.add(self._size)
         self.client = opened.who
         self.opened = opened
         self.write = write
@@ -91,8 +96,29 @@ class Attachment:
         if credit is not None:
             self._credit[branch.name] = credit
 
-    def credit(self, name: str, upto: int) -> None:
+    def credit(self, name: str, upto: int, *, most: int) -> None:
+        """Deliver `name` up to a position only. `most`: kept for branches that are still to come."""
+        if name not in self._credit and len(self._credit) >= len(self._cursors) + most:
+            for other in list(self._credit):
+                if other not in self._cursors:
+                    del self._credit[other]
         self._credit[name] = upto
+
+    def close(self) -> None:
+        """It is detached: nothing waits for it any more."""
+        self._hold(-self._size)
+        self._held.clear()
+        self.held = 0
+
+    def _wait(self, branch: Branch, upto: int, message: ServerMessage) -> None:
+        """`message` follows the deltas of `branch` up to `upto`."""
+        self._held.setdefault(branch.name, deque()).append((upto, message))
+        self.held += 1
+        self._hold(reply_bytes(message))
+
+    def _hold(self, count: int) -> None:
+        self._size += count
+        self._meter.add(count)
 
     # --- sending -----------------------------------------------------------------------------
 
@@ -134,6 +160,7 @@ class Attachment:
             self.out.append(message)
             held.popleft()
             self.held -= 1
+            self._hold(-reply_bytes(message))
         if held is not None:
             del self._held[name]
         self._advance(branch, UNLIMITED)
@@ -143,7 +170,7 @@ class Attachment:
         if branch is not None:
             self.flush(branch)
             if branch.name in self._held or self._behind(branch):
-                self._hold(branch, branch.released, message)
+                self._wait(branch, branch.released, message)
                 return
         self.out.append(message)
 
@@ -159,15 +186,11 @@ class Attachment:
                 if self._advance(branch, piece.end):
                     self.out.append(done)
                 else:
-                    self._hold(branch, piece.end, done)
+                    self._wait(branch, piece.end, done)
         self.flush(branch)
         if branch.name in self._truncate and not self.throttled:
             truncate = self._truncate.pop(branch.name)
             self.out.append(Delta(branch=branch.name, position=truncate, text="", truncate=truncate))
-
-    def _hold(self, branch: Branch, upto: int, message: ServerMessage) -> None:
-        self._held.setdefault(branch.name, deque()).append((upto, message))
-        self.held += 1
 
     def _behind(self, branch: Branch) -> bool:
         cursor = self._cursors.get(branch.name, 0)

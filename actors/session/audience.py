@@ -123,8 +123,8 @@ class Audience:
                 if len(ledgers) < LEDGERS_KEPT:
                     break
                 if other not in attached and ledgers[other].idle:
-                    del ledgers[other]
+                    ledgers.pop(other).forget()
                     if write:
                         self._on_forget(other)
-            ledger = ledgers[client] = Ledger(client, self._state.limits.replies_kept)
+            ledger = ledgers[client] = Ledger(client, self._state.limits, self._state.meter)
         return ledger

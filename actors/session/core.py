@@ -9,6 +9,7 @@ Pure: times come as `now`, effects go into `state.out` and the attachments' `out
     audience     replies, events and deltas, to each socket what it has not seen (`attachment`)
 """
 
+import math
 from collections.abc import Callable
 
 from ramify.actors.session.attachment import Attachment
@@ -56,6 +57,7 @@ class SessionCore:
         *,
         server: ServerInfo,
         ttl_s: float,
+        ttl_max_s: float = math.inf,
         random_seed: Callable[[], int],
     ) -> None:
         self.state = state
@@ -73,6 +75,7 @@ class SessionCore:
             self._inspections,
             self._view,
             ttl_s=ttl_s,
+            ttl_max_s=ttl_max_s,
             on_frame=self._frame,
         )
         state.root("main")
@@ -166,6 +169,7 @@ class SessionCore:
                 self.state.limits,
                 write=attachment.write,
                 in_flight=len(self._execution) + attachment.held,  # who does not read must stop
+                queued=self._execution.queued,
             )
         except RamifyError as error:
             attachment.out.extend(refusals(error, ops))
@@ -220,7 +224,9 @@ class SessionCore:
                 self._close(attachment, op)
 
     def _credit(self, attachment: Attachment, op: Credit) -> None:
-        attachment.credit(op.branch, op.upto)
+        if not self._execution.expects(op.branch):
+            return  # nobody may come of that name, and who sends names at random must not fill memory
+        attachment.credit(op.branch, op.upto, most=self.state.limits.ops_in_flight)
         branch = self.state.branches.get(op.branch)
         if branch is not None:
             self.audience.stream(attachment, branch)

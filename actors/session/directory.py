@@ -10,8 +10,9 @@ gateway answers `overloaded`.
 import asyncio
 import hmac
 import itertools
+import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 import anyio
@@ -26,6 +27,7 @@ from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.encoder import Encoder
 from ramify.actors.session.mailbox import SessionMailbox
+from ramify.actors.session.meter import Holdings, Meter
 from ramify.actors.session.replies import error_message
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
@@ -63,6 +65,10 @@ class SessionMetrics(Protocol):
         """A session began (+1) or ended (-1)."""
         ...
 
+    def watch_held(self, held: Callable[[], int], /) -> None:
+        """`held()`: bytes of the host's memory that the sessions here hold now."""
+        ...
+
 
 class _Entry:
     """A live session."""
@@ -76,8 +82,8 @@ class _Entry:
 class Directory:
     """The sessions of this process.
 
-    `numbers`: what they are called inside, `prefix`: how their public ids begin, where several
-    processes have sessions.
+    `holdings`: the memory that they may hold. `numbers`: what they are called inside, `prefix`: how
+    their public ids begin, where several processes have sessions.
     """
 
     def __init__(
@@ -90,6 +96,8 @@ class Directory:
         vocab: int,
         limits: Limits,
         ttl_s: float,
+        ttl_max_s: float = math.inf,
+        holdings: Holdings | None = None,
         cache: Address[CacheMessage],
         scheduler: Address[RequestMessage],
         gateway: Address[GatewayMessage],
@@ -110,6 +118,8 @@ class Directory:
         _compare(tokenizer, vocab)
         self._limits = limits
         self._ttl_s = ttl_s
+        self._ttl_max_s = ttl_max_s
+        self._holdings = holdings if holdings is not None else Holdings(limits)
         self._cache = cache
         self._scheduler = scheduler
         self._gateway = gateway
@@ -206,6 +216,15 @@ class Directory:
         raise Forbidden("the session's `key` is missing or wrong")
 
     def _create(self, message: OpenSession, group: TaskGroup) -> tuple[int, _Entry]:
+        """A new session. Raises LimitExceeded."""
+        meter = self._holdings.open(message.owner)
+        try:
+            return self._begin(message, meter, group)
+        except BaseException:
+            self._holdings.close(message.owner, meter)
+            raise
+
+    def _begin(self, message: OpenSession, meter: Meter, group: TaskGroup) -> tuple[int, _Entry]:
         opened = message.open
         number = next(self._numbers)
         identity = Identity(
@@ -224,12 +243,14 @@ class Directory:
                 decode=self._tokenizer.decode,
                 owner=message.owner,
                 namespace=message.namespace,
+                meter=meter,
             ),
             self._tokenizer,
             self._template,
             self._detokenizer,
             server=self._server,
             ttl_s=self._ttl_s,
+            ttl_max_s=self._ttl_max_s,
             random_seed=lambda: secrets.randbits(62),
         )
         actor = SessionActor(
@@ -276,6 +297,7 @@ class Directory:
                 self._must_gateway.tell(CloseSocket(socket, code, reason))
             self._must_scheduler.tell(CancelSession(number))
             self._must_cache.tell(DropSessions([number]))
+            self._holdings.close(core.state.owner, core.state.meter)
             if not self._entries:
                 self._deserted.set()
             log.info("session ended", session=identity.session, reason=core.ended or "stopped")

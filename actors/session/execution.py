@@ -40,6 +40,7 @@ class Execution:
         self._state = state
         self._audience = audience
         self._program: Program[Task] = Program()
+        self._queued = 0
         self._broken: RamifyError | None = None  # the engine; nothing is begun any more
         self._deadlines: list[tuple[float, int, Task]] = []  # of generations, from their arrival on
         self._arrivals = 0  # so that equal deadlines are not compared by their tasks
@@ -65,6 +66,11 @@ class Execution:
     def __len__(self) -> int:
         return len(self._program)
 
+    @property
+    def queued(self) -> int:
+        """Bytes that the ops hold which wait or run."""
+        return self._queued
+
     def expects(self, name: str) -> bool:
         """Whether there is a branch of this name, or an op that may be going to make it."""
         return name in self._state.branches or self._program.behind(name) > 0
@@ -72,13 +78,28 @@ class Execution:
     # --- in order --------------------------------------------------------------------------------
 
     def add(self, tasks: list[Task]) -> None:
-        """Queue the tasks; `start` runs them."""
+        """Queue the tasks of an op; `start` runs them."""
         for task in tasks:
             task.arrived = self._audience.now
             self._program.add(task)
             op = task.op
             if task.kind == "generate" and isinstance(op, Generate) and op.deadline_ms is not None:
                 self._watch(task, task.arrived + op.deadline_ms / 1e3)
+        if tasks and tasks[0].bill is not None:  # one for all tasks of the op
+            self._hold(tasks[0].bill.size)
+
+    def _finish(self, task: Task) -> list[Task]:
+        """The task is done; returns those that may start now."""
+        bill = task.bill
+        if bill is not None:
+            bill.left -= 1
+            if not bill.left:
+                self._hold(-bill.size)
+        return self._program.finish(task)
+
+    def _hold(self, count: int) -> None:
+        self._queued += count
+        self._state.meter.add(count)
 
     def start(self, tasks: Iterable[Task]) -> None:
         """Run the tasks that are first in their queues, then those that this frees."""
@@ -91,14 +112,14 @@ class Execution:
                 reply = self._run(task)
             except RamifyError as error:
                 self._fail(task, error)
-                ready.extendleft(reversed(self._program.finish(task)))
+                ready.extendleft(reversed(self._finish(task)))
                 continue
             if reply is not None:
                 if task.kind != "spawn":
                     self._complete(task, reply)
                 else:
                     self._audience.announce(task, reply)
-                ready.extendleft(reversed(self._program.finish(task)))
+                ready.extendleft(reversed(self._finish(task)))
                 if task.kind == "append" and not self._followed(task):
                     self._prefill(task)
 
@@ -134,7 +155,7 @@ class Execution:
                 self._failed(task, end)
                 continue
             self._complete(task, end)
-            freed = self._program.finish(task)
+            freed = self._finish(task)
             followed = self._followed(task)
             self.start(freed)
             if not followed:
@@ -146,12 +167,12 @@ class Execution:
                 task.frame.failed[name] = None
         # A client that was away may find the branch dropped: the repeated reply has the text.
         self._complete(task, done, again=msgspec.structs.replace(done, text=text))
-        self.start(self._program.finish(task))
+        self.start(self._finish(task))
 
     def _failed(self, task: Task, error: RamifyError) -> None:
         """A task that was running could not be done."""
         self._fail(task, error)
-        self.start(self._program.finish(task))
+        self.start(self._finish(task))
 
     # --- ahead of their turn ---------------------------------------------------------------------
 
@@ -192,7 +213,7 @@ class Execution:
         for task in tasks:
             if self._program.running(task):
                 continue
-            freed += self._program.finish(task)
+            freed += self._finish(task)
             done.append(task)
             if task.kind != "spawn":
                 self._refuse(task, Cancelled("cancelled before it ran"))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import OutputText
+from ramify.actors.session.meter import LOGPROB
 from ramify.actors.session.pieces import OutputPiece
 from ramify.protocol.messages import Finished
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
@@ -49,6 +50,7 @@ class Generation:
         self.pausing = False  # its client went away with `detach: pause`
         self.cancelled = False
         self.expired = False  # its deadline has passed
+        self.exhausted = False  # the session has no more memory: it is being cut here
         self.first: Finished | None = None  # of the first request: prompt, cached, computed
         self.first_token = 0.0
         self.logprob_sum = 0.0
@@ -58,6 +60,11 @@ class Generation:
     def decided(self) -> bool:
         """Whether its output is complete: what else happens does not change how it ended."""
         return self.stopping or self.stop_token is not None
+
+    @property
+    def ending(self) -> bool:
+        """Whether its end was decided here, and is only to be confirmed."""
+        return self.decided or self.cancelled or self.exhausted
 
     @property
     def remaining(self) -> int:
@@ -95,6 +102,7 @@ class Generation:
         for token, entry in zip(tokens, logprobs, strict=True):
             if entry is None:
                 raise ValueError(f"request {self.request} asked for log-probabilities and got none")
+            self.piece.grow(LOGPROB * (1 + len(entry.top_ids)))
             top = list(zip(entry.top_ids, entry.top_logprobs, strict=True))
             self.piece.logprobs.append(TokenLogprob(token=token, logprob=entry.logprob, top=top))
             self.logprob_sum += entry.logprob

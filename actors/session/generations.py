@@ -15,18 +15,27 @@ import msgspec
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.generation import Generation
+from ramify.actors.session.meter import PIECE
 from ramify.actors.session.pieces import OutputPiece, Tail
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.actors.session.toolcalls import parse
 from ramify.actors.session.turns import Turns
-from ramify.protocol.errors import BadRequest, Overloaded, RamifyError, TooLong, Unsupported
+from ramify.protocol.errors import (
+    BadRequest,
+    LimitExceeded,
+    Overloaded,
+    RamifyError,
+    TooLong,
+    Unsupported,
+)
 from ramify.protocol.messages import Cancel, Finished, Progress, Submit
 from ramify.protocol.plan import unpack
 from ramify.protocol.sampling import SamplingParams
 from ramify.protocol.wire import Done, Generate
 
 PREFILL_PRIORITY = -8
+FULL = "the session holds more than it may: drop branches or roll back, then generate on"
 RETRY_MS = 1000  # when a full queue may be tried again
 log = logging.getLogger(__name__)
 
@@ -88,16 +97,18 @@ class Generations:
         chat = branch.tail is not Tail.RAW
         self._check(branch, op)
         self._turns.check_stops(op.stop_token_ids)
+        self._state.meter.require(PIECE)
         self._turns.open_turn(branch, task.frame.opened.tools)
         piece = OutputPiece(branch.position, op=op.id, client=task.frame.client)
         piece.quiet = op.quiet
+        piece.charge(self._state.meter, PIECE)
         if not chat:
             piece.tail, piece.role = Tail.RAW, None
         generation = Generation(
             op,
             branch,
             piece,
-            self._detokenizer.stream(op.stop),
+            self._detokenizer.stream(task.frame.stops(op)),
             sampling=self._sampling(op, task.index),
             stop_token_ids=self._stop_ids(op),
             max_tokens=min(op.max_tokens, self._state.context - branch.position),
@@ -206,6 +217,9 @@ class Generations:
             assert generation.text.stopped is not None
             keep = generation.text.stopped.keep_tokens - generation.before
             self._state.out.scheduler.append(Cancel(item.request, keep=max(0, keep), reason="stop"))
+        elif self._state.meter.full and not generation.ending:
+            generation.exhausted = True
+            self._state.out.scheduler.append(Cancel(item.request))
         self._on_output(generation.branch)
 
     def cancel(self, task: Task, now: float) -> bool:
@@ -261,7 +275,7 @@ class Generations:
         for table in (self._by_request, self._ready, self._paused, self._prefills):
             table.clear()
         for generation, task in entries:
-            decided = generation.decided or generation.cancelled  # it was only to be confirmed
+            decided = generation.ending  # it was only to be confirmed
             self._close(generation, task, _ended_here(generation, now, None if decided else error))
 
     def finished(self, finished: Finished) -> None:
@@ -277,10 +291,10 @@ class Generations:
             return
         generation, task = entry
         generation.note(finished)
-        ours = generation.cancelled or generation.decided  # a stop may meet a pause
-        if finished.reason == "cancelled" and generation.expired and not ours:
+        # A stop may meet a pause.
+        if finished.reason == "cancelled" and generation.expired and not generation.ending:
             finished = msgspec.structs.replace(finished, reason="deadline")
-        elif finished.reason == "cancelled" and not ours and generation.remaining > 0:
+        elif finished.reason == "cancelled" and not generation.ending and generation.remaining > 0:
             # Without `pausing`: paused, and unpaused before the scheduler had stopped it.
             away = self._paused.get(task.frame.client) if generation.pausing else None
             (self._ready if away is None else away)[id(task)] = generation, task
@@ -290,6 +304,8 @@ class Generations:
     def _close(self, generation: Generation, task: Task, finished: Finished) -> None:
         """Bring piece, handle and text to their final state, and reply."""
         piece, branch = generation.piece, generation.branch
+        if generation.exhausted and not generation.cancelled and finished.reason == "cancelled":
+            finished = msgspec.structs.replace(finished, reason="error", error="limit", message=FULL)
         if finished.reason == "error" and not piece.tokens:
             branch.pieces.remove(piece)
             del self._by_task[id(task)]
@@ -380,6 +396,8 @@ def _refusal(finished: Finished) -> RamifyError:
             return Overloaded(finished.message, retry_ms=RETRY_MS)
         case "too_long":
             return TooLong(finished.message)
+        case "limit":
+            return LimitExceeded(finished.message)
         case _:
             return RamifyError(finished.message or "the engine failed")
 

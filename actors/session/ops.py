@@ -208,19 +208,19 @@ class OpRunner:
         if op.persist:
             raise Unsupported("this server does not save branches to disk yet: leave `persist` out")
         branch = self._target(task) if op.branch is not None else None
-        if branch is not None and op.name is not None and op.name != branch.name:
-            state.check_new([op.name], moved=1)
-            self._on_rename(branch, op.name)
-            state.rename(branch, op.name)
+        name = op.name if branch is not None and op.name != branch.name else None
+        if name is not None:
+            state.check_new([name], moved=1)
+        if op.meta is not None:
+            state.annotate(branch, op.meta)
+        if branch is not None and name is not None:
+            self._on_rename(branch, name)
+            state.rename(branch, name)
         if op.retain_s is not None:
             until = now + op.retain_s if op.retain_s else 0.0
             for each in [branch] if branch is not None else state.branches.values():
                 each.retain_s = op.retain_s or None
                 state.out.retained[each.handle] = until
-        if op.meta is not None and branch is not None:
-            branch.meta = op.meta
-        if op.meta is not None and branch is None:
-            state.meta = op.meta
         state.bump()
         if branch is None:
             return Ok(id=op.id, revision=state.revision)

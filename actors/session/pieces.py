@@ -19,6 +19,7 @@ from enum import Enum
 
 import msgspec
 
+from ramify.actors.session.meter import LOGPROB, MARK, PIECE, TOKEN, Held, Meter
 from ramify.protocol.wire import ChatMessage, Role, TokenLogprob
 
 Decode = Callable[[Sequence[int]], str]
@@ -67,7 +68,7 @@ class History:
         return [message for part in reversed(parts) for message in part]
 
 
-class Piece:
+class Piece(Held):
     """A run of tokens at positions [start, start + len(tokens)).
 
     `tail` and `role`: the state of the branch after this piece. `op`: the op that made it.
@@ -121,12 +122,20 @@ class Piece:
     def end(self) -> int:
         return self.start + len(self.tokens)
 
+    def count(self, meter: Meter | None) -> None:
+        """It is complete: `meter` counts it from now on."""
+        size = PIECE + TOKEN * len(self.tokens) + len(self.text)
+        if self.raw is not self.text:
+            size += len(self.raw)
+        kept = [*self.messages, *(self.history.messages if self.history is not None else ())]
+        self.charge(meter, size + sum(PIECE + len(message.content) for message in kept))
+
     def cut(self, at: int, decode: Decode) -> "Piece":
         """A copy that ends at position `at`, start < at < end."""
         tokens = self.tokens[: at - self.start]
         text = decode(tokens)
         messages = _kept(self.messages, text)
-        return Piece(
+        piece = Piece(
             self.start,
             tokens,
             text,
@@ -138,9 +147,11 @@ class Piece:
             chat=self.chat,
             history=self.history,
         )
+        piece.count(self.meter)
+        return piece
 
 
-class OutputPiece:
+class OutputPiece(Held):
     """What one generation produced (and produces, while it runs)."""
 
     __slots__ = (
@@ -197,6 +208,7 @@ class OutputPiece:
             if text:
                 raise ValueError(f"text {text!r} without a token at mark {count}")
             return
+        self.grow(MARK + TOKEN * (count - (self.counts[-1] if self.counts else 0)) + len(text))
         self.counts.append(count)
         self.chunks.append(text)
 
@@ -229,11 +241,14 @@ class OutputPiece:
         mark = self.mark_at(at)
         piece.counts = self.counts[:mark]
         piece.chunks = self.chunks[:mark]
+        marks = MARK * mark + sum(map(len, piece.chunks))
+        piece.charge(self.meter, PIECE + TOKEN * len(piece.tokens) + marks)
         shown = piece.counts[-1] if mark else 0
         if shown < len(piece.tokens):
             piece.release(len(piece.tokens), decode(piece.tokens[shown:]))
         if self.logprobs is not None:
             piece.logprobs = self.logprobs[: len(piece.tokens)]
+            piece.grow(LOGPROB * sum(1 + len(each.top) for each in piece.logprobs))
         piece.quiet = self.quiet
         piece.ended = True
         if self.tail is Tail.RAW:  # no turn was open

@@ -12,18 +12,21 @@ from ramify.actors.session.branch import Branch
 from ramify.actors.session.execution import Execution
 from ramify.actors.session.inspections import Inspections
 from ramify.actors.session.ledger import Ledger
-from ramify.actors.session.replies import error_message
+from ramify.actors.session.replies import error_message, refusals
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.view import View
+from ramify.actors.session.weights import op_bytes
 from ramify.protocol.errors import Close, LimitExceeded
 from ramify.protocol.messages import Attach
 from ramify.protocol.wire import ClientMessage
 
 Ops = list[ClientMessage]
+LOOK_SECONDS = 1.0  # how often a session that is due is looked at, while it generates
 
 
 class Presence:
-    """`on_frame(attachment, ops)`: a frame of a socket that has its `state`. `ttl_s`: the default."""
+    """`on_frame(attachment, ops)`: a frame of a socket that has its `state`. `ttl_s`: the default,
+    `ttl_max_s`: what a client may ask for."""
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class Presence:
         view: View,
         *,
         ttl_s: float,
+        ttl_max_s: float,
         on_frame: Callable[[Attachment, Ops], None],
     ) -> None:
         self._state = state
@@ -43,10 +47,11 @@ class Presence:
         self._view = view
         self._on_frame = on_frame
         self._default_ttl = self._ttl = ttl_s
+        self._ttl_max = ttl_max_s
         self._expires: float | None = None
-        self._policies: dict[str, str] = {}  # client -> what its disconnect does
         self._joining: dict[int, Attach] = {}  # waiting for the cache
         self._backlog: dict[int, list[Ops]] = {}  # what they have sent meanwhile
+        self._waiting = 0  # bytes of that
 
     @property
     def sockets(self) -> list[int]:
@@ -81,7 +86,6 @@ class Presence:
             return
         if message.write:
             self._expires = None
-            self._policies[opened.who] = opened.detach
         self._joining[message.socket] = message  # before the others leave: the client is not away
         for other in others:
             self.detach(other)
@@ -103,25 +107,50 @@ class Presence:
         if attachment is not None:
             self._on_frame(attachment, ops)
         elif socket in self._joining:
-            self._backlog.setdefault(socket, []).append(ops)
+            self._keep(socket, ops)
+
+    def _keep(self, socket: int, ops: Ops) -> None:
+        """A frame of a socket that has no `state` yet."""
+        size, most = sum(map(op_bytes, ops)), self._state.limits.queued_op_bytes
+        if self._waiting and self._waiting + size > most:
+            error = LimitExceeded(
+                f"more than {most} bytes wait for the answer to `open`: wait for it, then send again",
+                details={"max": most},
+            )
+            self._state.out.notes += [(socket, each) for each in refusals(error, ops)]
+            return
+        self._backlog.setdefault(socket, []).append(ops)
+        self._hold(size)
+
+    def _take(self, socket: int) -> list[Ops]:
+        """The frames that were kept."""
+        frames = self._backlog.pop(socket, [])
+        self._hold(-sum(op_bytes(op) for ops in frames for op in ops))
+        return frames
+
+    def _hold(self, count: int) -> None:
+        self._waiting += count
+        self._state.meter.add(count)
 
     def _join(self, socket: int, resident: dict[Branch, int], lengths: dict[Branch, int]) -> None:
         message = self._joining.pop(socket, None)
         if message is None:  # gone in the meantime
             return
         opened = message.open
-        attachment = Attachment(socket, opened, write=message.write)
+        attachment = Attachment(socket, opened, self._state.meter, write=message.write)
         self._audience.attachments[socket] = attachment
         ledger = self._audience.ledger(opened.who, message.write)
-        attachment.out.append(self._view.opened(message, ledger, resident, lengths))
         if message.write:
-            self._ttl = opened.ttl_s if opened.ttl_s is not None else self._default_ttl
+            ttl = opened.ttl_s if opened.ttl_s is not None else self._default_ttl
+            self._ttl = min(ttl, self._ttl_max)
+        state = self._view.opened(message, ledger, resident, lengths, self._ttl)
+        attachment.out.append(state)
         for branch in list(self._state.branches.values()):
             self._catch_up(attachment, branch, ledger)
         if message.write:
             self._execution.generations.unpause(opened.who)
         self._on_frame(attachment, message.ops)
-        for ops in self._backlog.pop(socket, ()):
+        for ops in self._take(socket):
             self._on_frame(attachment, ops)
 
     def _catch_up(self, attachment: Attachment, branch: Branch, ledger: Ledger) -> None:
@@ -138,17 +167,19 @@ class Presence:
 
     def detach(self, socket: int) -> None:
         """The socket is gone; what its generations do was said in `open.detach`."""
-        self._backlog.pop(socket, None)
+        self._take(socket)
         joining = self._joining.pop(socket, None)
         attachment = self._audience.attachments.pop(socket, None)
+        if attachment is not None:
+            attachment.close()
         gone = attachment or joining
         if gone is None or not gone.write:
             return
         client = gone.open.who if isinstance(gone, Attach) else gone.client
         present = self._clients(write=True)
         if all(other != client for _, other in present):
-            policy = self._policies.get(client, "run")
-            if policy == "pause":
+            policy = gone.open.detach if isinstance(gone, Attach) else gone.opened.detach
+            if policy == "pause" and client in self._audience.ledgers:  # else it never had an op
                 self._execution.generations.pause(client)
             elif policy == "cancel":
                 self._execution.cancel_generations_of(client)
@@ -157,8 +188,7 @@ class Presence:
             self._state.out.wake(self._expires)
 
     def forget(self, client: str) -> None:
-        """Too many clients were here: this one's ids and policy are gone, and so is that it is away."""
-        self._policies.pop(client, None)
+        """Too many clients were here: this one's ids are gone, and so is that it is away."""
         self._execution.generations.unpause(client)
 
     # --- staying ---------------------------------------------------------------------------------
@@ -185,6 +215,6 @@ class Presence:
         if now >= self._expires:
             if not self._execution.generations.busy:
                 return True
-            self._expires = now + self._ttl  # a detached generation may finish
+            self._expires = now + max(self._ttl, LOOK_SECONDS)  # a detached generation may finish
         out.wake(self._expires)
         return False

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ramify.actors.session.branch import Branch, input_piece
+from ramify.actors.session.meter import BRANCH, Holdings, Meter
 from ramify.actors.session.outbox import Outbox
 from ramify.actors.session.pieces import Decode, Piece
+from ramify.actors.session.weights import JSON, json_size
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Exists, LimitExceeded, NoBranch, TooLong
 from ramify.protocol.messages import DropBranches, ExtendBranch, ForkBranch, MoveBranch, OpenBranch
@@ -20,7 +22,8 @@ from ramify.protocol.wire import JsonObject
 class SessionState:
     """The branches of one session and the numbers it hands out.
 
-    `owner`, `namespace`: see `OpenSession`. `vocab`: ids that the model has.
+    `owner`, `namespace`: see `OpenSession`. `vocab`: ids that the model has. `meter`: what it holds; by
+    default nobody else counts it.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class SessionState:
         decode: Decode,
         owner: str = "",
         namespace: str = "",
+        meter: Meter | None = None,
     ) -> None:
         self.number = number
         self.context = context
@@ -41,11 +45,13 @@ class SessionState:
         self.decode = decode
         self.owner = owner
         self.namespace = namespace
+        self.meter = meter if meter is not None else Holdings(limits).open(owner)
         self.branches: dict[str, Branch] = {}
         self.revision = 0
         self.meta: JsonObject | None = None
         self.out = Outbox()
         self._count = 0
+        self._meta_bytes = 0
 
     def next_id(self) -> int:
         """A branch handle or request id (see messages.py)."""
@@ -68,6 +74,7 @@ class SessionState:
         """A new empty branch. Names were checked with `check_new`."""
         branch = Branch(name, self.next_id(), born=self.revision + 1)
         self.branches[name] = branch
+        self.meter.add(BRANCH)
         self.out.cache.append(OpenBranch(branch.handle, self.namespace))
         return branch
 
@@ -89,6 +96,8 @@ class SessionState:
                     f"branch {name!r} exists already: choose another name", details={"branch": name}
                 )
             taken.add(name)
+        if len(names) > moved:
+            self.meter.require(BRANCH * (len(names) - moved))
 
     def fork(self, branch: Branch, names: Sequence[str], at: int) -> list[Branch]:
         """Children of `branch` at position `at`. Names were checked with `check_new`."""
@@ -98,6 +107,7 @@ class SessionState:
         first = branch.fork(names[0], self.next_id(), at, self.decode, born=born)
         children = [first, *(first.twin(name, self.next_id()) for name in names[1:])]
         self.branches.update((child.name, child) for child in children)
+        self.meter.add(BRANCH * len(children))
         self.out.cache.append(ForkBranch(branch.handle, [child.handle for child in children], at))
         return children
 
@@ -117,7 +127,9 @@ class SessionState:
         """Append an input piece. `packed`: `tokens` for the cache, where the caller has them."""
         if tokens:
             self.out.cache.append(ExtendBranch(branch.handle, packed or pack(tokens)))
-        return input_piece(branch, tokens, text, **fields)
+        piece = input_piece(branch, tokens, text, **fields)
+        piece.count(self.meter)
+        return piece
 
     def extend_handle(self, branch: Branch, tokens: Sequence[int]) -> None:
         """Tell the cache of tokens that the caller puts into a piece."""
@@ -136,6 +148,8 @@ class SessionState:
 
     def drop(self, branch: Branch) -> None:
         del self.branches[branch.name]
+        self.meter.add(-BRANCH)
+        self.annotate(branch, None)
         self.out.retained.pop(branch.handle, None)  # told after the drop, and nobody has it then
         self.out.cache.append(DropBranches([branch.handle]))
 
@@ -145,5 +159,23 @@ class SessionState:
         branch.label.name, branch.born = name, self.revision + 1
         self.branches[name] = branch
 
-    def handles(self) -> list[int]:
-        return [branch.handle for branch in self.branches.values()]
+    def annotate(self, branch: Branch | None, meta: JsonObject | None) -> None:
+        """Set the `meta` of a branch, or of the session. Raises LimitExceeded."""
+        holder = branch if branch is not None else self
+        size, before = json_size(meta), json_size(holder.meta)
+        self._check_meta(size - before)
+        holder.meta = meta
+        self._meta_bytes += size - before
+        self.meter.add(JSON * (size - before))
+
+    def _check_meta(self, more: int) -> None:
+        """Raises LimitExceeded if `meta` objects may not take `more` bytes."""
+        most = self.limits.session_meta_bytes
+        if more > 0 and self._meta_bytes + more > most:
+            raise LimitExceeded(
+                f"the session's `meta` would take {self._meta_bytes + more} bytes, at most {most} are "
+                "allowed: keep a key there, and what it stands for with you",
+                details={"max": most},
+            )
+        if more > 0:
+            self.meter.require(JSON * more)

@@ -12,7 +12,9 @@ import msgspec
 
 from ramify.actors.session.drafts import Shared
 from ramify.actors.session.ledger import Ledger
+from ramify.actors.session.stops import StopSet
 from ramify.actors.session.toolcalls import tool_names
+from ramify.actors.session.weights import op_bytes
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Forbidden, LimitExceeded, RamifyError
 from ramify.protocol.wire import (
@@ -43,10 +45,11 @@ class FrameRun:
     """The ops that came in one frame, and how their client opened the session.
 
     `failed`: branches on which one of them failed; with the error where the op itself did not
-    report it. `tools`: names that count as tool calls.
+    report it. `tools`: names that count as tool calls. `stops`: the stop strings of an op, prepared once
+    for all the branches that it generates on.
     """
 
-    __slots__ = ("client", "failed", "opened", "tools", "worked")
+    __slots__ = ("_stops", "client", "failed", "opened", "tools", "worked")
 
     def __init__(self, opened: Open) -> None:
         self.client = opened.who
@@ -54,6 +57,24 @@ class FrameRun:
         self.tools = tool_names(opened.tools)
         self.failed: dict[str, RamifyError | None] = {}
         self.worked = 0  # characters of its appends that were tokenized on the event loop
+        self._stops: dict[int, StopSet] = {}
+
+    def stops(self, op: Generate) -> StopSet:
+        """The stop strings of `op`, which came in this frame."""
+        known = self._stops.get(op.id)
+        if known is None:
+            known = self._stops[op.id] = StopSet(op.stop)
+        return known
+
+
+class Bill:
+    """What an op holds in memory until the last of its tasks is done. `left`: how many are not."""
+
+    __slots__ = ("left", "size")
+
+    def __init__(self, size: int, left: int) -> None:
+        self.size = size
+        self.left = left
 
 
 class Task:
@@ -63,7 +84,18 @@ class Task:
     `generate` with `n`: it sends no reply; its failure is reported by the generations.
     """
 
-    __slots__ = ("arrived", "branch", "children", "frame", "index", "kind", "op", "shared", "touched")
+    __slots__ = (
+        "arrived",
+        "bill",
+        "branch",
+        "children",
+        "frame",
+        "index",
+        "kind",
+        "op",
+        "shared",
+        "touched",
+    )
 
     def __init__(
         self,
@@ -86,6 +118,7 @@ class Task:
         self.children = tuple(children)
         self.shared = shared  # an append: what its branches have in common
         self.arrived = 0.0
+        self.bill: Bill | None = None
 
 
 def take_apart(
@@ -96,15 +129,16 @@ def take_apart(
     *,
     write: bool,
     in_flight: int,
+    queued: int = 0,
 ) -> list[tuple[ClientMessage, list[Task]]]:
     """Check a whole frame; each op with its tasks, none for one that was seen or that never waits.
 
-    `in_flight`: what the client waits for already. Raises RamifyError, and then nothing of the
-    frame may run.
+    `in_flight`: what the client waits for already; `queued`: bytes of ops that wait. Raises RamifyError,
+    and then nothing of the frame may run.
     """
     frame = FrameRun(opened)
     taken: list[tuple[ClientMessage, list[Task]]] = []
-    count = in_flight
+    count, size = in_flight, queued
     ids: list[int] = []
     for i, op in enumerate(ops):
         tasks: list[Task] = []
@@ -126,8 +160,19 @@ def take_apart(
                         details={"max": limits.ops_in_flight},
                     )
                 tasks = expand(op, frame)
+                if tasks:
+                    bill = Bill(op_bytes(op), len(tasks))
+                    size += bill.size
+                    for task in tasks:
+                        task.bill = bill
         taken.append((op, tasks))
     ledger.admit(ids)
+    if 0 < queued < size > limits.queued_op_bytes:  # a single frame always passes
+        raise LimitExceeded(
+            f"the ops of this session that wait would hold {size} bytes, at most "
+            f"{limits.queued_op_bytes} are allowed: wait for replies, then send the frame again",
+            details={"max": limits.queued_op_bytes},
+        )
     return taken
 
 

@@ -25,6 +25,7 @@ from ramify.actors.session.conversation import (
     history_before,
 )
 from ramify.actors.session.drafts import Draft, Encoded, Part, Prepared
+from ramify.actors.session.meter import PIECE, TOKEN
 from ramify.actors.session.pieces import OutputPiece, Tail
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
@@ -105,7 +106,7 @@ class Turns:
     def apply(self, branch: Branch, prepared: Prepared, op: int) -> int | None:
         """Append it. Returns where the branch was moved back to, if it was.
 
-        Raises TooLong, and then nothing has changed.
+        Raises TooLong or LimitExceeded, and then nothing has changed.
         """
         state, draft = self._state, prepared.draft
         cut = branch.pieces[-1].start if draft.over_prompt else draft.cut
@@ -114,7 +115,12 @@ class Turns:
         if prepared.encoded is None:
             state.room(branch, draft.least - removed, at_least=True)
             raise TooLong("the text was longer than the room there was: send it again")
-        state.room(branch, sum(len(each.tokens) for each in prepared.encoded) - removed)
+        count = sum(len(each.tokens) for each in prepared.encoded)
+        state.room(branch, count - removed)
+        messages = [message for part in draft.parts for message in part.messages]
+        chars = 2 * sum(len(part.text) for part in draft.parts)
+        chars += sum(len(message.content) for message in messages)
+        state.meter.require(PIECE * (1 + len(messages)) + TOKEN * count + chars)
         if cut is not None:
             state.truncate(branch, cut)
         for part, encoded in zip(draft.parts, prepared.encoded, strict=True):

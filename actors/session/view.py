@@ -38,7 +38,12 @@ class View:
         return {branch: 0 if running(branch) else branch.released for branch in branches}
 
     def opened(
-        self, message: Attach, ledger: Ledger, resident: dict[Branch, int], lengths: dict[Branch, int]
+        self,
+        message: Attach,
+        ledger: Ledger,
+        resident: dict[Branch, int],
+        lengths: dict[Branch, int],
+        ttl_s: float,
     ) -> State:
         """The answer to `open`. Branches that `resident` does not name are not known to be warm.
 
@@ -60,6 +65,7 @@ class View:
             limits=state.limits.wire(),
             server=self._server,
             meta=state.meta,
+            ttl_s=ttl_s,
         )
 
     def tree(self, op: Tree, ledger: Ledger, branches: list[Branch], resident: list[int]) -> State:

@@ -81,12 +81,19 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         ("--ping-interval", 20.0, "between WebSocket pings"),
         ("--ping-timeout", 60.0, "for a pong"),
         ("--session-ttl", 600.0, "that a session without clients is kept"),
+        ("--session-ttl-max", 86400.0, "that a client may ask for instead"),
         ("--grace", 10.0, "for running generations at stop"),
         ("--token-ttl", 60.0, "that a minted single-use token is valid"),
     ):
         group.add_argument(
             flag, type=float, default=default, metavar="S", help=f"seconds {text} (default {default:g})"
         )
+    known_server = ServerConfig()
+    for flag, most, text in (
+        ("--max-sessions", known_server.max_sessions, "most sessions at a time"),
+        ("--sessions-bytes", known_server.sessions_bytes, "host memory that all sessions may hold"),
+    ):
+        group.add_argument(flag, type=int, default=most, metavar="N", help=f"{text} (default {most})")
     schedule = parser.add_argument_group("scheduling")
     known = ScheduleConfig()
     schedule.add_argument("--in-flight", type=int, default=known.in_flight, metavar="N")
@@ -151,6 +158,9 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             ping_interval_s=args.ping_interval,
             ping_timeout_s=args.ping_timeout,
             session_ttl_s=args.session_ttl,
+            session_ttl_max_s=args.session_ttl_max,
+            max_sessions=args.max_sessions,
+            sessions_bytes=args.sessions_bytes,
             grace_s=args.grace,
             token_ttl_s=args.token_ttl,
         ),

@@ -19,8 +19,10 @@ from ramify.actors.cache.integrity import check
 from ramify.actors.session import actor as actor_module
 from ramify.actors.session.actor import SessionActor
 from ramify.actors.session.directory import Directory
+from ramify.actors.session.meter import Holdings
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
+from ramify.protocol.config import Limits
 from ramify.protocol.errors import Close
 
 FOLDER = actor_module.__file__.rpartition("/")[0]
@@ -50,7 +52,7 @@ def belongs(frame: FrameType | None) -> bool:
             if frame.f_code.co_name in CALLBACKS:
                 return False
             return owner.core.state.number > 1
-        if isinstance(owner, Directory) and frame.f_code.co_name == "_create":
+        if isinstance(owner, Directory) and frame.f_code.co_name == "_begin":
             return bool(frame.f_locals["number"] > 1)
         frame = frame.f_back
     return False
@@ -227,7 +229,8 @@ def quiet_log() -> Iterator[None]:
 async def test_a_crash_at_every_line_ends_only_that_session(
     world: Callable[..., Any], quiet_log: None
 ) -> None:
-    async with world() as each:
+    holdings = Holdings(Limits())
+    async with world(holdings=holdings) as each:
         bystander = Bystander(each)
         await each.settle()
         bystander.begin()
@@ -248,6 +251,8 @@ async def test_a_crash_at_every_line_ends_only_that_session(
             assert len(each.cache.branches) == 1, where
             assert (len(each.cache.runs), each.cache.referenced) == (0, 0), where
             check(each.cache)
+            assert holdings.process.sessions == 1, where
             mine = range(before + 1, len(each.sockets) + 1)
             assert {each.closed.get(s) for s in mine} <= {None, Close.SERVER_BUG, Close.DONE}, where
+        assert holdings.held < 2 << 20  # of the one that is left; its kept replies grow
         assert reached > 0.95 * len(points)  # the rest: what is done once for all sessions
