@@ -15,6 +15,8 @@ MODEL = ModelConfig(path=Path("m"))
     [
         (lambda: Limits(ops_per_frame=0), "--limit-ops-per-frame"),
         (lambda: Limits(queued_bytes=-1), "--limit-queued-bytes"),
+        (lambda: Limits(n=1025), "--limit-n"),
+        (lambda: Limits(meta_bytes=0), "--limit-meta-bytes"),
         (lambda: ModelConfig(path=Path("m"), page_size=0), "--page-size"),
         (lambda: ModelConfig(path=Path("m"), max_rows=0), "--max-rows"),
         (lambda: ModelConfig(path=Path("m"), step_tokens=15), "--step-tokens"),
