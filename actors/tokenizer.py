@@ -96,6 +96,7 @@ class Tokenizer:
         self._special = _alternatives(special)
         self._control = _alternatives([*special, *written])
         self._added = _alternatives([*contents.values(), GUARD])
+        self._longest = max(map(len, [*contents.values(), GUARD]))
         self._continuing = _without_prefix_space(self._backend)
         self._guard_ids = set()
         for backend in (self._backend, self._continuing):
@@ -183,6 +184,13 @@ class Tokenizer:
         size -= text.count(GUARD) * len(GUARD.encode())
         shrinks = any(not unicodedata.is_normalized(form, text) for form in self._bound.forms)
         return -(-size // (self._bound.bytes * (_COMPOSED if shrinks else 1)))
+
+    def inside_token(self, text: str, at: int) -> bool:
+        """Whether an added token that is spelled in `text` spans the border before character `at`."""
+        longest = self._longest
+        window = text[max(0, at - longest) : at + longest]
+        at = min(at, longest)
+        return any(match.start() < at < match.end() for match in self._added.finditer(window))
 
     def beyond(self, vocab: int) -> dict[int, str]:
         """The tokens whose ids a model with `vocab` ids does not have, by id."""

@@ -117,12 +117,14 @@ class Branch:
             pieces.append(pieces.pop().cut(to, decode))
 
     def turn_start(self, turns: int) -> int | None:
-        """Where the last `turns` appended turns begin; None if there are fewer."""
+        """Where the last `turns` appended turns begin.
+
+        None if there are fewer, or if the template has joined that one to the turn before it.
+        """
         for piece in reversed(self.pieces):
-            if piece.turn:
-                turns -= 1
-                if turns == 0:
-                    return piece.start
+            turns -= abs(piece.turn)
+            if piece.turn and turns <= 0:
+                return piece.start if turns == 0 and piece.turn > 0 else None
         return None
 
     def cut_back(self, revision: int, to: int) -> None:

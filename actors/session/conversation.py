@@ -6,7 +6,8 @@ often turns were rendered anew: `Conversation.of` reads them off the pieces; whe
 cut, the piece behind the cut has a `History` that says what was before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -62,11 +63,15 @@ class Conversation:
             self.messages.append(ChatMessage(role="assistant", content=text))
 
 
-def common(branch: Branch, base: int, rendered: str) -> tuple[int, int]:
+def common(
+    branch: Branch, base: int, rendered: str, inside: Callable[[str, int], bool]
+) -> tuple[int, int]:
     """(position, characters of `rendered`) up to which the branch's text from `base` is a prefix of it.
 
     Only borders of pieces and marks of outputs count: elsewhere no position names the text.
-    Pieces keep their rendered text with its guards, so equal turns compare equal.
+    `inside(text, char)`: whether a token that is written in the text spans that character; what the
+    model said may begin like one. Pieces keep their rendered text with its guards, so equal turns
+    compare equal.
     """
     position, chars = base, 0
     for piece in branch.pieces:
@@ -79,10 +84,13 @@ def common(branch: Branch, base: int, rendered: str) -> tuple[int, int]:
         if isinstance(piece, OutputPiece):
             shared = common_prefix(raw, rendered[chars : chars + len(raw)])
             mark = piece.offset_mark(shared)
-            position = piece.mark_position(mark)
+            end = chars + sum(map(len, piece.chunks[:mark]))
+            while mark and inside(rendered, end):
+                mark -= 1
+                end -= len(piece.chunks[mark])
+            position, chars = piece.mark_position(mark), end
             if piece.eos_text and position == piece.end:  # the last mark is behind the end of turn
                 position -= 1
-            chars += sum(map(len, piece.chunks[:mark]))
         break
     return position, chars
 
@@ -98,22 +106,61 @@ def history_before(branch: Branch, base: int, at: int, messages: Sequence[ChatMe
     return History(None, messages)
 
 
-def borders(
-    rendered: str, begin: int, turns: Sequence[tuple[Piece, int]], last: tuple[int, int]
-) -> list[tuple[int, int, Piece | None]]:
-    """Where appended turns begin in `rendered`, from character `begin` on: (character, message, piece).
+class Border(NamedTuple):
+    """Where appended turns begin in a rendering.
 
-    `turns`: those that were rendered before, which usually look the same; one that does not is a part of
-    the turn before it. `last`: the new turn, None in the result.
+    `turns`: how many, up to the next border; negative where they begin somewhere behind `char`.
+    `op`: which appended them; None: the new one.
     """
-    found: list[tuple[int, int, Piece | None]] = []
-    at = begin
-    for piece, index in turns:
-        place = rendered.find(piece.raw, at, last[0]) if piece.raw else -1
-        if place >= 0:
-            found.append((place, index, piece))
-            at = place + len(piece.raw)
-    return [*found, (max(last[0], at), last[1], None)]
+
+    char: int
+    message: int
+    turns: int
+    op: int | None = None
+
+
+def borders(
+    rendered: str,
+    begin: tuple[int, int],
+    lost: Sequence[tuple[Piece, int]],
+    new: Border,
+    end_of: Callable[[int], str],
+) -> list[Border]:
+    """The borders in `rendered`. `begin`: position and character behind which it is new.
+
+    `lost`: turns before the new one, and the places of their first messages. Most look as before; else
+    a turn begins where the message before it ends: `end_of(message)`, "" where that is not known. One
+    that is not found is a part of the turn before it.
+    """
+    position, char = begin
+    found: list[Border] = []
+    hidden = 0
+    at = char
+    for piece, message in lost:
+        place = (
+            char if piece.start == position else _find(rendered, piece, message, at, new.char, end_of)
+        )
+        if place >= at:
+            found.append(Border(place, message, abs(piece.turn), piece.op))
+            at = place + (piece.start == position)  # the next one is not there too
+        elif found:
+            found[-1] = found[-1]._replace(turns=found[-1].turns + abs(piece.turn))
+        else:
+            hidden += abs(piece.turn)
+    found.append(new._replace(char=max(new.char, at - 1 if at > char else at)))
+    if found[0].char > char or hidden:  # the rest of a turn whose beginning was left standing
+        found.insert(0, Border(char, found[0].message, -hidden))
+    return found
+
+
+def _find(
+    rendered: str, piece: Piece, message: int, at: int, until: int, end_of: Callable[[int], str]
+) -> int:
+    place = rendered.find(piece.raw, at, until) if piece.raw else -1
+    if place >= 0 or not message or not (end := end_of(message - 1)):
+        return place
+    place = rendered.find(end, max(0, at - len(end)), until)
+    return place + len(end) if place >= 0 else -1
 
 
 def common_prefix(a: str, b: str) -> int:

@@ -27,7 +27,7 @@ class Part(msgspec.Struct, frozen=True):
     tail: Tail
     role: Role | None
     messages: Sequence[ChatMessage] = ()
-    turn: bool = False
+    turn: int = 0
     op: int | None = None
     history: History | None = None
 

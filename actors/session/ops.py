@@ -187,7 +187,10 @@ class OpRunner:
         if op.turns is not None:
             to = branch.turn_start(op.turns)
             if to is None:
-                raise BadRequest(f"branch {branch.name!r} has fewer than {op.turns} turns")
+                raise BadRequest(
+                    f"branch {branch.name!r} has fewer than {op.turns} turns, or the template joined "
+                    "the last one of them to the turn before it: roll back `to` a position"
+                )
         assert to is not None
         if to > branch.position:
             raise BadRequest(

@@ -101,7 +101,7 @@ class Piece(Held):
         role: Role | None = None,
         op: int | None = None,
         messages: Sequence[ChatMessage] = (),
-        turn: bool = False,
+        turn: int = 0,
         raw: str | None = None,
         chat: bool = False,
         history: History | None = None,
@@ -114,7 +114,9 @@ class Piece(Held):
         self.role = role
         self.op = op
         self.messages = tuple(messages)
-        self.turn = turn  # an append: what `rollback turns` counts
+        # Appended turns that begin with it, which `rollback turns` counts. Negative: so many begin
+        # somewhere inside it, since a template joined them to the turn before.
+        self.turn = turn
         self.chat = chat
         self.history = history
 
@@ -183,7 +185,7 @@ class OutputPiece(Held):
         self.role: Role | None = "assistant"
         self.eos_text = ""  # the end-of-turn token that was sampled and kept, as the template spells it
 
-    turn = False
+    turn = 0
     messages: tuple[ChatMessage, ...] = ()
     history: History | None = None
 

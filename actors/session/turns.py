@@ -13,11 +13,14 @@ prompt is appended at once, as a piece of its own, so that all of it can be comp
 import logging
 from array import array
 from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
 
 import msgspec
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.conversation import (
+    Border,
     Conversation,
     borders,
     common,
@@ -26,13 +29,14 @@ from ramify.actors.session.conversation import (
 )
 from ramify.actors.session.drafts import Draft, Encoded, Part, Prepared
 from ramify.actors.session.meter import PIECE, TOKEN
-from ramify.actors.session.pieces import OutputPiece, Tail
+from ramify.actors.session.pieces import AnyPiece, History, OutputPiece, Tail
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import BadRequest, TooLong
 from ramify.protocol.wire import Append, ChatMessage, JsonObject, Role
 
+ENDING = 32  # characters of a message that its end is known by
 log = logging.getLogger(__name__)
 
 
@@ -157,7 +161,7 @@ class Turns:
         if op.tokens is not None:
             self._check(op.tokens, "tokens")
         text = self.tokenizer.decode(op.tokens) if op.tokens is not None else op.text or ""
-        return Draft([Part(text, False, tail, role, turn=True)], at == 0, after, tokens=op.tokens)
+        return Draft([Part(text, False, tail, role, turn=1)], at == 0, after, tokens=op.tokens)
 
     def _end(self, branch: Branch, op: Append) -> tuple[Tail, Role | None, bool]:
         """How the branch ends, for messages; how it will end, for text and tokens.
@@ -166,9 +170,10 @@ class Turns:
         """
         tail, role = branch.tail, branch.role
         if op.messages is None:
-            return (
-                (Tail.OPEN, role, False) if tail in (Tail.PROMPT, Tail.OPEN) else (Tail.RAW, None, False)
-            )
+            if tail is Tail.CLOSED and role in ("user", "tool") and not self._prompt(role):
+                return Tail.OPEN, "assistant", False  # into its mouth, as behind a prompt
+            opened = tail in (Tail.PROMPT, Tail.OPEN)
+            return (Tail.OPEN, role, False) if opened else (Tail.RAW, None, False)
         if tail is not Tail.PROMPT:
             return tail, role, False
         before = branch.pieces[-2] if len(branch.pieces) > 1 else None
@@ -194,12 +199,15 @@ class Turns:
 
     def _parts(self, text: str, messages: Sequence[ChatMessage]) -> list[Part]:
         role = messages[-1].role
-        parts = [Part(text, True, Tail.CLOSED, role, messages=messages, turn=True)]
+        parts = [Part(text, True, Tail.CLOSED, role, messages=messages, turn=1)]
         if role in ("user", "tool"):
-            prompt = self._template.generation_prompt(role)
+            prompt = self._prompt(role)
             if prompt:
                 parts.append(Part(prompt, True, Tail.PROMPT, "assistant"))
         return parts
+
+    def _prompt(self, role: Role) -> str:
+        return self._template.generation_prompt(role)
 
     # --- strict ------------------------------------------------------------------------------
 
@@ -213,28 +221,31 @@ class Turns:
         if messages[-1].role in ("user", "tool"):
             rendered = self._template.strict(every, tools, True)
             end = common_prefix(closed, rendered)  # then comes the generation prompt
-        at, begin = common(branch, before.base, rendered)
+        at, begin = common(branch, before.base, rendered, self.tokenizer.inside_token)
         end = max(end, begin)
         lost = [(piece, index) for piece, index in before.turns if piece.start >= at]
-        first = self._new_turn(branch, before, closed, begin, messages, tools)
-        places = borders(rendered, begin, lost, (first, len(before.messages)))
-        changed = any(isinstance(p, OutputPiece) or p.messages for p in branch.pieces if p.end > at)
-        history = history_before(branch, before.base, at, every[: places[0][1]]) if changed else None
+        changed = at < branch.position and any(
+            _speaks(p) for p in branch.pieces if p.end > at or p.start >= at
+        )
+        end_of = partial(self._end_of, every)
+        new = Border(begin, len(before.messages), 1)
+        if changed:
+            new = self._new_turn(before, closed, begin, messages, tools)
+        places = borders(rendered, (at, begin), lost, new, end_of)
+        history: History | None = None
+        if changed:
+            history = history_before(branch, before.base, at, every[: places[0].message])
         parts: list[Part] = []
-        if places[0][0] > begin:  # the rest of a turn whose beginning was left standing
-            text = rendered[begin : places[0][0]]
-            parts.append(Part(text, True, Tail.CLOSED, "assistant", history=history))
-            history = None
-        ends = [*places[1:], (end, len(every), None)]
-        for (place, index, piece), (until, following, _) in zip(places, ends, strict=True):
+        for here, following in pairwise([*places, Border(end, len(every), 0)]):
+            shown = every[here.message : following.message]
             part = Part(
-                rendered[place:until],
+                rendered[here.char : following.char],
                 True,
                 Tail.CLOSED,
-                every[following - 1].role,
-                messages=every[index:following],
-                turn=True,
-                op=piece.op if piece is not None else None,
+                shown[-1].role if shown else "assistant",
+                messages=shown,
+                turn=here.turns,
+                op=here.op,
                 history=history,
             )
             parts.append(part)
@@ -245,21 +256,30 @@ class Turns:
 
     def _new_turn(
         self,
-        branch: Branch,
         before: Conversation,
         rendered: str,
         begin: int,
         messages: Sequence[ChatMessage],
         tools: list[JsonObject] | None,
-    ) -> int:
-        """The character of `rendered` where the new turn begins; `begin` where that cannot be told."""
-        if not before.messages:
-            return begin
+    ) -> Border:
+        """Where the new turn begins in `rendered`, whose text from `begin` on is new."""
+        count = len(before.messages)
         try:
             added = self._template.delta(before.messages[-1].role, True, messages, tools, False)
-        except BadRequest:  # turns that the template joins have no border
-            return begin
-        return max(begin, len(rendered) - len(added)) if rendered.endswith(added) else begin
+        except BadRequest:  # the template joins these turns, or the second one looks back
+            added = ""
+        if added and rendered.endswith(added) and len(rendered) - len(added) >= begin:
+            return Border(len(rendered) - len(added), count, 1)
+        end = self._end_of(before.messages, count - 1)
+        place = rendered.rfind(end, begin) if end else -1
+        return Border(place + len(end), count, 1) if place >= 0 else Border(begin, count, -1)
+
+    def _end_of(self, messages: Sequence[ChatMessage], index: int) -> str:
+        """What the rendering of a message ends with, "" if that is not known."""
+        message = messages[index]
+        closing = self._template.closing(message.role)
+        content = message.content.strip()[-ENDING:]
+        return content + closing if content and closing else ""
 
     # --- around a generation -----------------------------------------------------------------
 
@@ -346,6 +366,11 @@ class Turns:
 def _encoded(tokens: Sequence[int]) -> Encoded:
     packed = array("i", tokens)
     return Encoded(packed, packed.tobytes())
+
+
+def _speaks(piece: AnyPiece) -> bool:
+    """Whether a conversation is read off it."""
+    return isinstance(piece, OutputPiece) or bool(piece.messages or piece.history or not piece.chat)
 
 
 def _before_prompt(branch: Branch) -> int:
