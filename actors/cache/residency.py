@@ -73,6 +73,8 @@ class Residency:
         """Undo one `lock` of `node`. The pages stay, as cache."""
         self.touch(node)
         self._unlock(node, self._reach)
+        while len(self.kept) > _MOST_KEPT or self._kept_bytes > _KEPT_BYTES:
+            self._unlock(self._oldest_kept(), 0)
         while self.kept and _RESERVE * (self.free + self.evictable) < self.allocator.total:
             self._loosen()
 
@@ -120,8 +122,6 @@ class Residency:
         self.kept[node] = 0
         if table is not None:
             self._set_table(node, table)
-        while len(self.kept) > _MOST_KEPT or self._kept_bytes > _KEPT_BYTES:
-            self._unlock(self._oldest_kept(), 0)
 
     def _set_table(self, node: Node, table: bytes) -> None:
         """The page table of a kept node, cut from that of a node below."""
