@@ -305,3 +305,5 @@ async def serve(config: EngineConfig, *, progress: Progress | None = None) -> No
             async for _ in signals:
                 break
         log.info("stopping")
+        grace = config.server.grace_s
+        report(f"stopping: running answers get up to {grace:g} s; Ctrl-C again stops at once", 1.0)

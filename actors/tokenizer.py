@@ -124,7 +124,11 @@ class Tokenizer:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
         try:
-            fast = PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+            # The flag is transformers' default, said aloud: unsaid, it warns of each Mistral-like folder
+            # (by config.json, right or wrong), once in every process.
+            fast = PreTrainedTokenizerFast.from_pretrained(
+                str(path), local_files_only=True, fix_mistral_regex=False
+            )
         except Exception as error:  # `tokenizers` raises bare Exception
             raise ModelError(f"{path / 'tokenizer.json'} cannot be loaded: {error}") from error
         return Tokenizer(fast, config=config, generation_config=generation_config)

@@ -1,6 +1,7 @@
 """The tokenizer against `transformers`, on tokenizers that are trained here."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -358,3 +359,23 @@ def test_importing_and_loading_stay_light(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+
+
+def test_a_large_vocabulary_is_loaded_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers warns of "an incorrect regex" by a look at config.json, once in every process."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {text: i for i, text in enumerate([*alphabet, *(f"token{i}" for i in range(100_001))])}
+    tokenizer = Backend(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    theirs = logging.getLogger("transformers")
+    theirs.addHandler(caplog.handler)
+    try:
+        Tokenizer.load(tmp_path)
+    finally:
+        theirs.removeHandler(caplog.handler)
+    assert caplog.text == ""

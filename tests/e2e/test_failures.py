@@ -237,3 +237,20 @@ async def test_sigterm_drains_and_the_port_can_be_used_again(peers: Any, llama_f
             process.send_signal(signal.SIGINT)
             assert (await peer.next("bye"))["type"] == "bye"
         assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+
+
+async def test_the_first_ctrl_c_says_what_a_second_does(peers: Any, llama_folder: Path) -> None:
+    async with command(llama_folder, "--port", "0", "--grace", "300") as (process, url):
+        async with peers(url) as peer:
+            await peer.open(peer.user(1, "long"), peer.greedy(2, max_tokens=2000, ignore_eos=True))
+            await peer.next("delta")
+            process.send_signal(signal.SIGINT)
+            assert (await peer.next("bye"))["after_ms"] == 300_000
+            said = b""
+            async with asyncio.timeout(PATIENCE):
+                while b"Ctrl-C again stops at once" not in said:
+                    line = await process.stdout.readline()
+                    assert line, said
+                    said += line
+            process.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(process.wait(), PATIENCE) in (130, 0)  # 0: it was done by then
