@@ -26,6 +26,7 @@ from ramify.actors.executor.wire import (
     Loading,
     Start,
     ToExecutor,
+    Waiting,
     encoder,
     to_executor,
 )
@@ -36,6 +37,7 @@ from ramify.protocol.messages import ExecutorMessage
 from ramify.protocol.plan import ExecutorDown
 
 PARTING_SECONDS = 1.0
+WAITING_SECONDS = 1.0  # between signs of life while there is nothing to do
 
 Engine = BlockingLink[FromExecutor, ToExecutor]
 
@@ -49,7 +51,10 @@ class _Inbox:
         self._engine = engine
 
     def take(self, timeout: float | None) -> ExecutorMessage | None:
-        message = self._engine.receive(timeout)
+        message = self._engine.receive(WAITING_SECONDS if timeout is None else timeout)
+        while message is None and timeout is None:
+            self._engine.send(Waiting())
+            message = self._engine.receive(WAITING_SECONDS)
         if isinstance(message, Start):
             raise LinkError("a second Start")
         return message
@@ -58,6 +63,7 @@ class _Inbox:
 def main(fd: int) -> int:
     """Serve the engine at the other end of `fd` until it is done. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the engine reads its tokens again; not for us
     gc.disable()
     engine: Engine = BlockingLink(_adopt(fd), to_executor(), encoder())
     try:

@@ -47,6 +47,7 @@ class Inlet:
     def bury(self, process: GatewayProcess) -> None:
         """Give back what the sessions of a process held that has ended."""
         self._metrics.gateway(process.slot, 0, 0, 0.0)
+        self._metrics.usage_ended(process.slot)
         if process.live and self.core is not None:
             with contextlib.suppress(MailboxClosed):
                 for session in process.live:
@@ -59,8 +60,9 @@ class Inlet:
                 neighbour = self._up.get(slot)
                 if neighbour is not None:
                     neighbour.forward(body)
-            case Gauges(sockets, sessions, lag):
+            case Gauges(sockets, sessions, lag, usage):
                 self._metrics.gateway(process.slot, sockets, sessions, lag)
+                self._metrics.usage(process.slot, usage)
             case AskMetrics(ident):
                 self._metrics.scrape(lambda text: process.tell(MetricsText(ident, text)))
             case Submit() | Cancel():

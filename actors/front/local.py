@@ -5,7 +5,7 @@ runs. The actors are the same: only the addresses in `Post` differ.
 """
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import anyio
@@ -19,9 +19,11 @@ from ramify.actors.gateway.minted import Minted
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Spread
 from ramify.actors.kit.mailbox import Address, Mailbox, Router
+from ramify.actors.kit.usage import Usage
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import EngineConfig
+from ramify.protocol.credentials import Credential
 from ramify.protocol.messages import (
     DirectoryMessage,
     GatewayMessage,
@@ -35,6 +37,10 @@ OPENS = 4096  # sockets that wait for the directory
 
 class FrontMetrics(Metrics, SessionMetrics, Protocol):
     """What the gateway and the directory report."""
+
+    def usage_from(self, source: Callable[[], dict[str, Usage]], /) -> None:
+        """Where to look what each credential has here."""
+        ...
 
 
 class Post:
@@ -81,6 +87,7 @@ class LocalFront:
         naming: Naming | None = None,
         listeners: Sequence[socket.socket] = (),
         minted: Minted | None = None,
+        credentials: Sequence[Credential] = (),
     ) -> None:
         self._config = config
         self._metrics = metrics
@@ -102,7 +109,9 @@ class LocalFront:
             listeners=listeners,
             numbers=self._naming.sockets,
             minted=minted,
+            credentials=credentials,
         )
+        metrics.usage_from(self.gateway.usage)
 
     @property
     def spread(self) -> Spread[SessionMessage]:
@@ -138,6 +147,9 @@ class LocalFront:
 
     async def announced(self) -> None:
         """The gateway looks at the engine's status itself."""
+
+    def accept(self, credentials: Sequence[Credential]) -> None:
+        self.gateway.accept(credentials)
 
     def begin_drain(self, reason: str, grace: float) -> None:
         self._post.to_directory.tell(Shutdown(reason, RETRY_MS))

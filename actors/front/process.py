@@ -30,6 +30,7 @@ from ramify.actors.front.wire import (
 from ramify.actors.kit.bundle import Bundle
 from ramify.actors.kit.link import Link, open_link
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+from ramify.actors.kit.silence import Silence
 from ramify.protocol.messages import Inspected, Tokens
 
 CHILD = "ramify.actors.front.child"
@@ -40,7 +41,7 @@ class GatewayProcess:
     """A started process.
 
     `live`: the sessions that it has told the cache of; `first`: the count that no session of its
-    has had. `heard`: when it last sent something; its owner sets it.
+    has had. `silence`: since it last sent something; its owner keeps it.
     """
 
     _link: Link[FromCore, ToCore]  # this and the bundles: from `start` on
@@ -55,7 +56,7 @@ class GatewayProcess:
         self._lifeline = lifeline
         self._loop = asyncio.get_running_loop()
         self._broken: Exception | None = None
-        self.heard = 0.0
+        self.silence = Silence(0.0)
         self._hung: str | None = None
 
     @classmethod
