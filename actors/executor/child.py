@@ -31,8 +31,9 @@ from ramify.actors.executor.wire import (
     to_executor,
 )
 from ramify.actors.kit.blocking_link import BlockingLink
+from ramify.actors.kit.console import configure_process
 from ramify.actors.kit.frames import LinkClosed, LinkError
-from ramify.actors.kit.log import configure, get_log
+from ramify.actors.kit.log import get_log
 from ramify.protocol.messages import ExecutorMessage
 from ramify.protocol.plan import ExecutorDown
 
@@ -83,7 +84,7 @@ def _serve(engine: Engine) -> int:
     if not isinstance(start, Start):
         raise LinkError(f"{type(start).__name__} came before Start")
     if start.log is not None:
-        configure(start.log)
+        configure_process(start.log)
     try:
         executor = build(start.spec, lambda what, done: engine.send(Loading(what, done)))
     except LinkClosed:

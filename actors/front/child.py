@@ -57,9 +57,10 @@ from ramify.actors.gateway.minted import SharedMinted
 from ramify.actors.gateway.server import Listener
 from ramify.actors.kit.bundle import Bundle
 from ramify.actors.kit.clock import MonotonicClock
+from ramify.actors.kit.console import configure_process
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.link import Link, open_link
-from ramify.actors.kit.log import configure, get_log
+from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Mailbox, MailboxClosed
 from ramify.protocol.errors import RamifyError
 
@@ -107,7 +108,7 @@ class GatewayProcess:
     def _build(self, start: Start) -> None:
         assert self._link is not None
         if start.log is not None:
-            configure(start.log)
+            configure_process(start.log)
         self._core: Bundle[CoreMessage] = Bundle(self._link, Events)
         self._clock = MonotonicClock()
         self._status = RemoteStatus()

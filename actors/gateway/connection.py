@@ -40,6 +40,7 @@ CLOSE_TIMEOUT_S = 5.0  # from our close frame or response to the end of the conn
 SPARE = 1000  # connections over `max_sockets` that may still ask something by HTTP
 _DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 _CONTROL = (Opcode.PING, Opcode.PONG)
+ABUSE_LOG_S = 10.0  # between two lines of the log about abuse
 FLOOD_FACTOR = 8  # times queued_bytes beyond what filled the write buffer: the socket is cut off
 
 
@@ -414,8 +415,13 @@ class Connection(asyncio.Protocol):
     def _abused(self, why: str) -> None:
         """Close a socket that asks for too much again and again."""
         if self._phase is Phase.LIVE:
-            owner = self._credential.name if self._credential is not None else ""
-            _LOG.warning("a socket is closed for abuse", socket=self.id, owner=owner, reason=why)
+            share, now = self._guard.share, self._hub.clock.now()
+            if share is not None:
+                share.usage.abuses += 1
+            if now - self._hub.abuse_logged >= ABUSE_LOG_S:  # metrics count, the log need not
+                self._hub.abuse_logged = now
+                owner = share.name if share is not None else ""
+                _LOG.warning("a socket is closed for abuse", socket=self.id, owner=owner, reason=why)
         self.close(Close.RATE, why)
 
     def _reply(self, messages: list[ServerMessage]) -> None:

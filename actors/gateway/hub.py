@@ -1,5 +1,6 @@
 """What all connections of one gateway share: settings, tables, and the actors they talk to."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -60,3 +61,4 @@ class Hub:
     connections: dict[int, Socket] = field(default_factory=dict)
     codecs: dict[CodecName, Codec] = field(default_factory=_codecs)
     draining: bool = False
+    abuse_logged: float = -math.inf  # engine seconds

@@ -227,12 +227,14 @@ class Metrics:
         refused = CounterMetricFamily(
             "ramify_owner_refused_ops", "Ops over the credential's own limit.", labels=["owner"]
         )
+        abuses = CounterMetricFamily("ramify_owner_abuses", "Sockets closed, 4429.", labels=["owner"])
         for name, usage in sorted(total.items()):
+            abuses.add_metric([name], usage.abuses)
             sockets.add_metric([name], usage.sockets)
             received.add_metric([name], usage.received_bytes)
             frames.add_metric([name], usage.frames)
             refused.add_metric([name], usage.refused_ops)
-        yield from (sockets, received, frames, refused)
+        yield from (sockets, received, frames, refused, abuses)
 
     def _gateway_gauges(self) -> Iterator[Metric]:
         for i, (name, help) in enumerate(

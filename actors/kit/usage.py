@@ -10,6 +10,7 @@ class Usage(msgspec.Struct, array_like=True):
     received_bytes: int = 0
     frames: int = 0
     refused_ops: int = 0
+    abuses: int = 0  # sockets closed with 4429
 
     def plus(self, other: "Usage") -> "Usage":
         """The sum of two processes."""
@@ -18,4 +19,5 @@ class Usage(msgspec.Struct, array_like=True):
             self.received_bytes + other.received_bytes,
             self.frames + other.frames,
             self.refused_ops + other.refused_ops,
+            self.abuses + other.abuses,
         )

@@ -23,7 +23,7 @@ from ramify.clients.bench.session import BenchFailed, seen
 from ramify.clients.bench.shapes import write_model_folder
 
 STOP_S = 60.0
-_READY = re.compile(r"ready: (\S+)")
+_READY = re.compile(r'ready: ([^\s"]+)')  # also inside a line of JSON
 _SAMPLE = re.compile(r"^(ramify_\w+) (\S+)$", re.MULTILINE)
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would be measured too
 
