@@ -88,6 +88,7 @@ class ThreadExecutor(ExecutorHandle):
 
     def give_up(self, reason: str) -> None:
         self._abandoned = True
+        self._inbox.put(StopExecutor())  # should it ever come back
         super().give_up(reason)
 
     def _send(self, message: ExecutorMessage) -> None:
