@@ -53,9 +53,9 @@ def served(
             command += ["--model", folder, "--name", shape, "--load-format", "dummy"]
         command += flags
         begin = time.perf_counter()
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
-        )
+        variables = {**os.environ, **(environment or {})}
+        variables.pop("RAMIFY_AUTH_TOKEN", None)  # it is the user's server that this one guards
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables)
         try:
             url = _announced(process)
             get(http_url(url) + "/readyz", None)
