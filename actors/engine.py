@@ -33,6 +33,7 @@ from ramify.actors.front.interface import Core, Front, Runner
 from ramify.actors.front.local import LocalFront
 from ramify.actors.front.processes import ProcessFront
 from ramify.actors.kit.clock import Clock, MonotonicClock
+from ramify.actors.kit.files import allow_files
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Mailbox
@@ -311,6 +312,7 @@ def _single(error: BaseExceptionGroup[BaseException]) -> BaseException:
 async def serve(config: EngineConfig, *, progress: Progress | None = None) -> None:
     """Serve until SIGINT or SIGTERM, then drain. A second signal stops at once."""
     report = progress if progress is not None else lambda what, done: None
+    allow_files(config.server.max_sockets)
     async with running_engine(config, progress=report) as engine:
         # What start-up made stays for good: no later collection needs to walk through it.
         gc.collect()

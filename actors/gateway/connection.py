@@ -320,8 +320,11 @@ class Connection(asyncio.Protocol):
         self._heard = now = self._hub.clock.now()
         ws.receive_data(data)
         events = ws.events_received()
-        work = len(data) + FRAME_WORK * len(events)
-        self._guard.received(len(data), len(events), now)
+        size = len(data)
+        if ws.extensions:  # what it was before it was compressed is what it costs
+            size += sum(len(event.data) for event in events if isinstance(event, Frame))
+        work = size + FRAME_WORK * len(events)
+        self._guard.received(size, len(events), now)
         if ws.open:  # a pong overtakes the replies to what came with its ping
             self._out += ws.data_to_send()
         for event in events:

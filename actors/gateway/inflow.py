@@ -51,8 +51,9 @@ class Inflow:
     def receive(self, data: bytes) -> None:
         """What the transport has read."""
         self._waiting += data
-        if len(self._waiting) <= SLICE and not (self._queued or self._rest or self._congested()):
-            self.advance()
+        little = len(self._waiting) <= SLICE and self._pump.room
+        if little and not (self._queued or self._rest or self._congested()):
+            self._pump.direct(self.advance())
         else:
             self.pace()
 

@@ -3,7 +3,8 @@
 What one read brings can be expensive: 256 KiB of empty fragments are 43,000 frames. Parsed at once,
 they stop everybody else for a quarter of a second, and more of them wait already. So a socket gets a
 slice, then the next socket does, and when the turn's work is done the loop looks after everything
-else first. Sockets that send little never come here: they are parsed as they are read.
+else first. What sends little is parsed as it is read, without a wait behind those who send much, but not
+more of it in a turn of the loop either.
 
 This file does not know what parsing is.
 """
@@ -31,6 +32,21 @@ class Pump:
     def __init__(self) -> None:
         self._waiting: deque[Source] = deque()
         self._due: asyncio.Handle | None = None
+        self._direct = 0  # work of this turn that did not wait
+
+    @property
+    def room(self) -> bool:
+        """True if a little may be parsed without waiting here."""
+        return self._direct < TURN_WORK
+
+    def direct(self, work: int) -> None:
+        """So much was parsed without waiting here."""
+        if not self._direct:
+            asyncio.get_running_loop().call_soon(self._turned)
+        self._direct += work
+
+    def _turned(self) -> None:
+        self._direct = 0
 
     def add(self, source: Source) -> None:
         """`source` has something to parse; it is not here already."""

@@ -270,3 +270,22 @@ async def test_a_flood_does_not_hold_up_what_others_are_sent(serve) -> None:
                 before = usage.frames
             assert max(turns) < 1500
             assert json.loads((await other.frame())[1])["type"] == "delta"
+
+
+async def test_compressed_bytes_count_as_what_they_become(serve) -> None:
+    """A kilobyte that becomes a megabyte is a megabyte."""
+    limits = Limits(bytes_per_second=1 << 20, bytes_burst=2 << 20)
+    async with serve(deflate=True, limits=limits) as gateway:
+        session = gateway.session()
+        async with gateway.connect(compression="deflate") as client:
+            await gateway.attach(client)
+            text = json.dumps({"type": "append", "id": 1, "text": "x" * (1 << 19)})
+            for _ in range(8):
+                await client.send(text)
+            seen = 0
+            while seen < 4:
+                seen += len(await session.drain())
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert seen + len(session.drain_nowait()) < 8
+            assert gateway.actor.usage()[""].received_bytes > 2 << 20

@@ -34,7 +34,11 @@ class Turns(Pump):
     def add(self, source: Any) -> None:
         self._waiting.append(source)
 
+    def direct(self, work: int) -> None:
+        self._direct += work
+
     def turn(self) -> None:
+        self._turned()
         work = 0
         while self._waiting and work < TURN_WORK:
             work += self._waiting.popleft().advance()
@@ -144,3 +148,23 @@ def test_nothing_happens_after_the_end() -> None:
     pump.turn()
     clock.advance(60)
     assert not client.parsed
+
+
+def test_what_many_sockets_send_a_little_of_is_bounded_too() -> None:
+    pump, clock = Turns(), ManualClock()
+    clients = [Client(pump, clock) for _ in range(40)]
+    for client in clients:
+        client.inflow.receive(b"x" * SLICE)
+    at_once = TURN_WORK // SLICE
+    assert [len(client.parsed) for client in clients] == [1] * at_once + [0] * (40 - at_once)
+    for _ in range(2):
+        pump.turn()
+    assert all(client.parsed for client in clients)
+
+
+def test_a_little_does_not_wait_behind_much() -> None:
+    pump, clock = Turns(), ManualClock()
+    flood, client = Client(pump, clock), Client(pump, clock)
+    flood.inflow.receive(b"x" * 100 * SLICE)
+    client.inflow.receive(b"hello")
+    assert client.parsed == [5]
