@@ -61,6 +61,7 @@ class Inlet:
     def bury(self, process: GatewayProcess) -> None:
         """Give back what the sessions of a process held that has ended. What waits was never heard."""
         self._metrics.gateway(process.slot, 0, 0, 0.0)
+        self._metrics.usage_ended(process.slot)
         relay = self._relays.pop(process, None)
         if relay is not None:
             relay.close()
@@ -90,8 +91,9 @@ class Inlet:
                 neighbour = self._up.get(slot)
                 if neighbour is not None:
                     neighbour.forward(body)
-            case Gauges(sockets, sessions, lag, held):
+            case Gauges(sockets, sessions, lag, held, usage):
                 self._metrics.gateway(process.slot, sockets, sessions, lag, held)
+                self._metrics.usage(process.slot, usage)
             case AskMetrics(ident):
                 self._metrics.scrape(lambda text: process.tell(MetricsText(ident, text)))
             case Submit() | Cancel():

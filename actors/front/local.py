@@ -5,7 +5,7 @@ runs. The actors are the same: only the addresses in `Post` differ.
 """
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import anyio
@@ -19,10 +19,12 @@ from ramify.actors.gateway.minted import Minted
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Spread
 from ramify.actors.kit.mailbox import Address, Entrance, Mailbox, Router
+from ramify.actors.kit.usage import Usage
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
 from ramify.actors.session.meter import Holdings
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import EngineConfig
+from ramify.protocol.credentials import Credential
 from ramify.protocol.messages import (
     DirectoryMessage,
     GatewayMessage,
@@ -37,6 +39,10 @@ OWN = 16  # what the engine tells the directory, whatever waits
 
 class FrontMetrics(Metrics, SessionMetrics, Protocol):
     """What the gateway and the directory report."""
+
+    def usage_from(self, source: Callable[[], dict[str, Usage]], /) -> None:
+        """Where to look what each credential has here."""
+        ...
 
 
 class Post:
@@ -84,6 +90,7 @@ class LocalFront:
         naming: Naming | None = None,
         listeners: Sequence[socket.socket] = (),
         minted: Minted | None = None,
+        credentials: Sequence[Credential] = (),
     ) -> None:
         self._config = config
         self._metrics = metrics
@@ -105,7 +112,9 @@ class LocalFront:
             listeners=listeners,
             numbers=self._naming.sockets,
             minted=minted,
+            credentials=credentials,
         )
+        metrics.usage_from(self.gateway.usage)
 
     @property
     def spread(self) -> Spread[SessionMessage]:
@@ -149,6 +158,9 @@ class LocalFront:
 
     async def announced(self) -> None:
         """The gateway looks at the engine's status itself."""
+
+    def accept(self, credentials: Sequence[Credential]) -> None:
+        self.gateway.accept(credentials)
 
     def begin_drain(self, reason: str, grace: float) -> None:
         self._post.to_directory.tell(Shutdown(reason, RETRY_MS))

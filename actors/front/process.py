@@ -33,6 +33,7 @@ from ramify.actors.kit.bundle import Bundle
 from ramify.actors.kit.link import Link, open_link
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+from ramify.actors.kit.silence import Silence
 from ramify.protocol.messages import Lost
 
 CHILD = "ramify.actors.front.child"
@@ -45,7 +46,7 @@ class GatewayProcess:
     """A started process.
 
     `live`: the sessions that it has told the cache of; `first`: the count that no session of its
-    has had. `heard`: when it last sent something; its owner sets it.
+    has had. `silence`: since it last sent something; its owner keeps it.
     """
 
     _link: Link[FromCore, ToCore]  # this and the bundles: from `start` on
@@ -60,7 +61,7 @@ class GatewayProcess:
         self._lifeline = lifeline
         self._loop = asyncio.get_running_loop()
         self._broken: Exception | None = None
-        self.heard = 0.0
+        self.silence = Silence(0.0)
         self._hung: str | None = None
 
     @classmethod

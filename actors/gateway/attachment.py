@@ -16,6 +16,7 @@ import msgspec
 from ramify.actors.gateway.hub import Hub
 from ramify.actors.gateway.intake import refuse
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+from ramify.protocol.credentials import NOBODY
 from ramify.protocol.errors import BadRequest, NoSession, Overloaded, RamifyError
 from ramify.protocol.messages import Detached, Drained, Frame, OpenSession, Throttled
 from ramify.protocol.wire import ClientMessage, Open, ServerMessage
@@ -37,6 +38,7 @@ class Stage(enum.Enum):
 class Attachment:
     """The session side of one WebSocket.
 
+    `credential`: whom sessions that it opens belong to.
     `open_by`: when an `open` must have come (engine seconds), None unless one is awaited.
     """
 
@@ -47,6 +49,7 @@ class Attachment:
         "_session",
         "_socket",
         "_throttled",
+        "credential",
         "open_by",
         "stage",
     )
@@ -58,6 +61,7 @@ class Attachment:
         self._pending: list[tuple[list[ClientMessage], int]] = []
         self._pending_bytes = 0
         self._throttled = False
+        self.credential = NOBODY
         self.open_by: float | None = None
         self.stage = Stage.WAITING
         self._await_open()
@@ -120,7 +124,10 @@ class Attachment:
         # The secret ends here, and from here on every client has a name.
         request = msgspec.structs.replace(ops[0], token=None, client=ops[0].client or made_up_name())
         try:
-            self._hub.directory.tell(OpenSession(self._socket, request, ops[1:], size=size))
+            owner, namespace = self.credential.name, self.credential.namespace
+            self._hub.directory.tell(
+                OpenSession(self._socket, request, ops[1:], owner=owner, namespace=namespace, size=size)
+            )
         except (MailboxFull, MailboxClosed):
             return self._refuse(ops, _overloaded())
         self.stage = Stage.OPENING

@@ -19,9 +19,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
+from ramify.actors.kit.usage import Usage
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult
 
+PAST = -1  # instead of a gateway process' number
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Upper bounds in seconds. Latencies that a user feels; steps of a device; planning on the host.
@@ -63,6 +65,8 @@ class Metrics:
         self._running = self._waiting = self._sockets = self._sessions = 0
         self._held: Callable[[], int] = lambda: 0
         self._gateways: dict[int, tuple[int, int, float, int]] = {}  # sockets, sessions, lag, bytes
+        self._usage: dict[int, dict[str, Usage]] = {}  # by gateway process; PAST: of those that ended
+        self._usage_here: Callable[[], dict[str, Usage]] = dict
         self._kv = (0, 0, 0)
         self._lag = self._worst_lag = 0.0
         self._steps = self._executor_tokens = self._sampled = 0
@@ -123,6 +127,29 @@ class Metrics:
     ) -> None:
         """What a gateway in a process of its own has now; it adds to what is here."""
         self._gateways[number] = (sockets, sessions, lag, session_bytes)
+
+    def usage_from(self, source: Callable[[], dict[str, Usage]], /) -> None:
+        """Where to look what each credential has in this process."""
+        self._usage_here = source
+
+    def usage(self, number: int, changed: dict[str, Usage]) -> None:
+        """What some credentials have in a gateway process."""
+        self._usage.setdefault(number, {}).update(changed)
+
+    def usage_ended(self, number: int) -> None:
+        """A gateway process has ended: what it counted stays, its sockets do not."""
+        past = self._usage.setdefault(PAST, {})
+        for name, usage in self._usage.pop(number, {}).items():
+            usage.sockets = 0
+            past[name] = past.get(name, Usage()).plus(usage)
+
+    def sockets_elsewhere(self, number: int) -> dict[str, int]:
+        """The sockets that each credential has in other gateway processes than this one."""
+        found: Counter[str] = Counter()
+        for other, usages in self._usage.items():
+            if other != number:
+                found.update({name: usage.sockets for name, usage in usages.items() if usage.sockets})
+        return dict(found)
 
     @property
     def open_sockets(self) -> int:
@@ -197,8 +224,30 @@ class Metrics:
         for state, slots in zip(("free", "evictable", "referenced"), self._kv, strict=True):
             kv.add_metric([state], slots)
         yield kv
+        yield from self._owners()
         if self._gateways:
             yield from self._gateway_gauges()
+
+    def _owners(self) -> Iterator[Metric]:
+        """By credential: as many labels as names were ever configured."""
+        total: dict[str, Usage] = {}
+        for usages in (self._usage_here(), *self._usage.values()):
+            for name, usage in usages.items():
+                total[name] = total.get(name, Usage()).plus(usage)
+        sockets = GaugeMetricFamily("ramify_owner_sockets", "Open WebSockets.", labels=["owner"])
+        received = CounterMetricFamily("ramify_owner_received_bytes", "Bytes read.", labels=["owner"])
+        frames = CounterMetricFamily("ramify_owner_frames", "WebSocket frames read.", labels=["owner"])
+        refused = CounterMetricFamily(
+            "ramify_owner_refused_ops", "Ops over the credential's own limit.", labels=["owner"]
+        )
+        abuses = CounterMetricFamily("ramify_owner_abuses", "Sockets closed, 4429.", labels=["owner"])
+        for name, usage in sorted(total.items()):
+            abuses.add_metric([name], usage.abuses)
+            sockets.add_metric([name], usage.sockets)
+            received.add_metric([name], usage.received_bytes)
+            frames.add_metric([name], usage.frames)
+            refused.add_metric([name], usage.refused_ops)
+        yield from (sockets, received, frames, refused, abuses)
 
     def _gateway_gauges(self) -> Iterator[Metric]:
         for i, (name, help) in enumerate(

@@ -13,7 +13,7 @@ import itertools
 import math
 import secrets
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -193,26 +193,30 @@ class Directory:
         if opened.session is None:
             number, entry, write = *self._create(message, group), True
         else:
-            number, entry, write = self._find(opened.session, opened)
+            number, entry, write = self._find(opened.session, opened, message.owner)
         try:
             entry.mailbox.tell(Attach(message.socket, opened, message.ops, write, message.size))
         except MailboxFull:
             raise Overloaded("the session has too much to do", retry_ms=1000) from None
         self._must_gateway.tell(Opened(message.socket, number))
 
-    def _find(self, session: str, opened: Open) -> tuple[int, _Entry, bool]:
-        found = self._entries.get(session)
-        if found is None:
+    def _find(self, session: str, opened: Open, owner: str) -> tuple[int, _Entry, bool]:
+        """The session that the keys open. For another owner than its own, only a view key does:
+        without it there seems to be no such session.
+        """
+        number, entry = self._entries.get(session, (0, None))
+        if entry is not None:
+            mine = entry.actor.core.state.owner == owner
+            key = (opened.key or "").encode()
+            if mine and hmac.compare_digest(key, entry.identity.key.encode()):
+                return number, entry, True
+            if hmac.compare_digest(key, entry.identity.view_key.encode()):
+                return number, entry, False
+        if entry is None or not mine:
             raise NoSession(
                 f"there is no session {session!r}: it was closed, has expired, or the server restarted; "
                 "open one without `session`"
             )
-        number, entry = found
-        key = (opened.key or "").encode()
-        if hmac.compare_digest(key, entry.identity.key.encode()):
-            return number, entry, True
-        if hmac.compare_digest(key, entry.identity.view_key.encode()):
-            return number, entry, False
         raise Forbidden("the session's `key` is missing or wrong")
 
     def _create(self, message: OpenSession, group: TaskGroup) -> tuple[int, _Entry]:
@@ -268,7 +272,8 @@ class Directory:
             self._deserted = anyio.Event()
         self._sessions.add(number, mailbox)
         self._metrics.sessions(1)
-        log.info("session opened", session=identity.session, client=opened.who)
+        whose: dict[str, Any] = {"owner": message.owner} if message.owner else {}
+        log.info("session opened", session=identity.session, client=opened.who, **whose)
         group.start_soon(self._guard, number, entry)
         return number, entry
 

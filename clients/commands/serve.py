@@ -26,11 +26,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Serve. Raises ConfigError, ModelError, EngineStopped."""
+    engine.configure_log(args.log_level, args.log_format)  # first: errors are logged as the rest is
     config = engine_config(args)
-    engine.configure_log(args.log_level, args.log_format)
     note = f" ({DEFAULT_MODEL_NOTE})" if args.model is None else ""
     print(f"model: {config.model.name or config.model.path.name}{note}", flush=True)
-    show = engine.show_progress(sys.stderr)
+    json = args.log_format == "json"
+    show = engine.log_progress() if json else engine.show_progress(sys.stderr)
 
     def progress(what: str, done: float) -> None:
         if what.startswith("ready at "):

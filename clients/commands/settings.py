@@ -1,13 +1,18 @@
 """Flags of a server, and the `EngineConfig` that they make. Knows the settings, not the engine."""
 
 import argparse
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ScheduleConfig, ServerConfig
+from ramify.protocol.credentials import CredentialLimits
 from ramify.protocol.errors import ConfigError
 
+TOKEN_VARIABLE = "RAMIFY_AUTH_TOKEN"
 DEFAULT_MODEL_NOTE = "a small demonstration model; give --model DIR to serve a checkpoint of your own"
 
 
@@ -62,10 +67,57 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     """The socket, the life of sessions, scheduling, and every limit."""
     group = parser.add_argument_group("server")
+    known_server = ServerConfig()
     group.add_argument("--host", default="127.0.0.1")
     group.add_argument("--port", type=int, default=8765, help="0: any free port")
     group.add_argument(
-        "--auth-token", action="append", default=[], metavar="TOKEN", help="may be repeated"
+        "--auth-token",
+        action="append",
+        default=[],
+        metavar="TOKEN",
+        help="a token that clients need; shows in `ps`; may be repeated",
+    )
+    group.add_argument(
+        "--auth-token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"a file that holds one token; or set the variable {TOKEN_VARIABLE}",
+    )
+    group.add_argument(
+        "--auth-tokens",
+        type=Path,
+        metavar="FILE",
+        help='a token a line, as JSON: {"name", "sha256" or "token", "namespace"?, "limits"?}; '
+        "files are read again at SIGHUP",
+    )
+    group.add_argument(
+        "--shared-cache",
+        action="store_true",
+        help="all tokens share what is cached (else each name has a cache of its own: a shared one "
+        "tells a client which prefixes others have used)",
+    )
+    group.add_argument("--metrics-auth", action="store_true", help="/metrics needs a token")
+    for name, value in msgspec.structs.asdict(CredentialLimits()).items():
+        group.add_argument(
+            f"--credential-{name.replace('_', '-')}",
+            type=int,
+            default=value,
+            metavar="N",
+            help=f"for all sockets of one token's name together (default {value})",
+        )
+    group.add_argument(
+        "--max-sockets",
+        type=int,
+        default=known_server.max_sockets,
+        metavar="N",
+        help=f"of all clients together (default {known_server.max_sockets})",
+    )
+    group.add_argument(
+        "--step-timeout",
+        type=float,
+        metavar="S",
+        help="seconds without a step's result after which the executor has hung and the server ends "
+        "(default: 60, on a CPU 600); /readyz tells of it after 4",
     )
     group.add_argument("--insecure", action="store_true", help="serve other machines without a token")
     group.add_argument("--allowed-host", action="append", default=[], metavar="HOST")
@@ -151,6 +203,15 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             host=args.host,
             port=args.port,
             tokens=tuple(args.auth_token),
+            environment_token=os.environ.get(TOKEN_VARIABLE),
+            token_file=args.auth_token_file,
+            credentials_file=args.auth_tokens,
+            shared_cache=args.shared_cache,
+            credential_limits=CredentialLimits(
+                **{name: given[f"credential_{name}"] for name in CredentialLimits.__struct_fields__}
+            ),
+            metrics_auth=args.metrics_auth,
+            max_sockets=args.max_sockets,
             insecure=args.insecure,
             allowed_hosts=tuple(args.allowed_host),
             allowed_origins=tuple(args.allowed_origin),
@@ -175,6 +236,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         ),
         executor=args.executor,
         gateways=args.gateways,
+        step_timeout_s=args.step_timeout,
     )
 
 
