@@ -32,7 +32,8 @@ INTEGERS = [
 FLOATS = [0.0, -0.0, 1e-45, 5e-324, 1e-300, 1e-7, 0.5, 1.0, 1e16, 1e308, math.nan, math.inf, -math.inf]
 TEXTS = [
     "", " ", "\x00", "e", "th", "hello world", "one two three four five six seven", "\n\n\n", "\ufeff",
-    "é" * 40, "<|im_start|>user\nhi<|im_end|>\n", "<|endoftext|>", "🙂" * 30, "\U0010ffff", "\u202e", "a\u0301" * 20,
+    "é" * 40, "<|im_start|>user\nhi<|im_end|>\n", "<|endoftext|>", "🙂" * 30, "\U0010ffff", "\u202e",
+    "a\u0301" * 20, "{{ messages }}",
     "{{ messages }}",
     "{% for x in range(10**9) %}x{% endfor %}", "../../etc/passwd", "$.id", "main", "$[0]",
 ]  # fmt: skip

@@ -2,24 +2,24 @@
 
     python benchmarks/hostile_frames.py [--frames 200000] [--seed 0] [--gateways 0] [--json FILE]
 
-A `ramify serve` runs a tiny random Llama (or `--model DIR`; flags after `--` go to the server). A process of
-its own attacks it over `--sockets` sockets, half of them JSON, half msgpack: frames from `hostile.py`,
-fragments, floods beyond the limits and slow ones within them, sockets cut in mid-frame, resumes by key and
-by view key. Attackers and control client have different tokens, so limits of a credential apply to the
-attackers alone.
+A `ramify serve` runs a tiny random Llama (or `--model DIR`; flags after `--` go to the server). Another
+process attacks it over `--sockets` sockets, half of them JSON, half msgpack: frames from `hostile.py`,
+fragments, floods beyond the limits and slow ones within them, sockets cut in mid-frame, resumes by key
+and by view key. Attackers and control client have different tokens, so limits of a credential apply to
+the attackers alone.
 
 The control client, in this process, has a connection of its own. It asks short greedy questions whose
 answers were noted before the attack, over one socket and, each tenth time, over a new one.
 
 The exit code is 1 if
-- the control client waited over `--patience` seconds (1) for a first token or between two, or got another
-  answer,
-- the server's memory (proportional set size of all its processes) grew by more than 5% from the middle to
-  the end,
+- the control client waited over `--patience` seconds (1) for a first token or between two, or got
+  another answer,
+- the server's memory (proportional set size of all its processes) grew by more than 5% from the middle
+  to the end,
 - its log holds a traceback, it does not answer at the end, or SIGTERM does not end it with code 0.
 
-Then the seed and the last frames of each socket are printed. The frames follow from the seed and from what
-the server had answered (sessions to resume), so a run with one socket (`--sockets 1`) repeats best.
+Then the seed and the last frames of each socket are printed. The frames follow from the seed and from
+what the server had answered (sessions to resume), so a run with `--sockets 1` repeats best.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python benchmarks/random_programs.py [--programs 3000] [--seed 0] [--json FILE]
 
 The world is that of the tests, without a loop or a socket: the real session, scheduler and cache, and a
-fake executor, whose mailboxes are worked off in random order (`tests/actors/session/conftest.py`). A program
-is a few dozen frames of both clients, with conflicts, renames, cancels, slow readers and resumes at any
-moment (`two_clients.py` beside it, which says what is checked). Program i has the seed `--seed` + i.
+fake executor, whose mailboxes are worked off in random order (`tests/actors/session/conftest.py`). A
+program is a few dozen frames of both clients, with conflicts, renames, cancels, slow readers and resumes
+at any moment (`two_clients.py` beside it says what is checked). Program i has the seed `--seed` + i.
 
 The exit code is 1 if a program failed; its seed and what was wrong are printed.
 """
