@@ -30,6 +30,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
@@ -322,6 +323,7 @@ class Forks:
             code = 70
             try:
                 os.setpgid(0, 0)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 code = run_tests(mutant.group, path, tree, out)
             except BaseException:
                 traceback.print_exc()
@@ -339,6 +341,12 @@ class Forks:
             ended += self._poll()
             time.sleep(0.02)
         return ended
+
+    def kill(self) -> None:
+        """End those that run: nobody waits for them any more."""
+        for pid in self._running:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
     def _poll(self) -> list[Mutant]:
         ended = []
@@ -418,15 +426,20 @@ def main() -> None:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         forks = Forks(options.jobs, Path(folder))
-        limits = _baseline(forks, chosen)
         ended: list[Mutant] = []
-        for number, mutant in enumerate(chosen):
-            tree, mutant.line, mutant.before, mutant.after = known[mutant.path].apply(mutant.index)
-            ended += forks.wait(room=True)
-            forks.start(mutant, tree, limits[mutant.group.name])
-            if number % 20 == 19:
-                print(f"{time.perf_counter() - begin:6.0f} s  {number + 1} of {len(chosen)}", flush=True)
-        ended += forks.wait(room=False)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        try:
+            limits = _baseline(forks, chosen)
+            for number, mutant in enumerate(chosen):
+                tree, mutant.line, mutant.before, mutant.after = known[mutant.path].apply(mutant.index)
+                ended += forks.wait(room=True)
+                forks.start(mutant, tree, limits[mutant.group.name])
+                if number % 20 == 19:
+                    seconds = time.perf_counter() - begin
+                    print(f"{seconds:6.0f} s  {number + 1} of {len(chosen)}", flush=True)
+            ended += forks.wait(room=False)
+        finally:
+            forks.kill()
     for mutant in ended:
         tally = tallies[mutant.path]
         tally.run += 1
