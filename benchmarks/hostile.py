@@ -38,6 +38,8 @@ TEXTS = [
     "{% for x in range(10**9) %}x{% endfor %}", "../../etc/passwd", "$.id", "main", "$[0]",
 ]  # fmt: skip
 ONE_OF = {"append": ("text", "messages", "tokens"), "rollback": ("to", "turns")}  # exactly one of them
+FRAME = 300_000  # characters, about what a frame may hold
+LARGE = 1500  # a limit that a frame seldom reaches
 HUGE = 0.004  # how often a text or list is as large as a frame may be
 MIXES = [(60, 30, 10, 0), (30, 60, 10, 0), (20, 40, 40, 0), (30, 30, 30, 10)]
 NEW_NAMES = frozenset({"as", "name"})  # fields for branches that are not there yet
@@ -278,9 +280,11 @@ class Hostile:
         if mood == "plain":
             return self.random.choice(TEXTS)[: min(longest or 64, 64)] or "x"
         text = self._text(mood)
-        if longest is not None and isinstance(text, str) and self.random.random() < 0.7:
-            text = (text or "x") * (longest // max(1, len(text)) + 1)
-            return text[: longest + (mood == "wild")]
+        reach = self.random.random() < (0.7 if (longest or LARGE) < LARGE else HUGE)
+        if longest is not None and isinstance(text, str) and reach:
+            most = min(longest, FRAME)
+            text = (text or "x") * (most // max(1, len(text)) + 1)
+            return text[: most + (mood == "wild")]
         return text
 
     def _name(self, field: str, mood: Mood) -> str:
@@ -314,9 +318,11 @@ class Hostile:
         if mood == "plain":
             count = max(low, self.random.choice([1, 1, 2, 3]))
         elif self.random.random() < HUGE:
-            count = self.random.choice([1000, 5000, 20_000])
+            simple = isinstance(kind.item_type, msgspec.inspect.IntType | msgspec.inspect.StrType)
+            count = self.random.choice([1000, 5000, 20_000]) if simple else 1000
         else:
-            count = self.random.choice([low, low, 1, 2, 17, 64, 65, 130, high or 20])
+            some = high if high is not None and high < LARGE else 20
+            count = self.random.choice([low, low, 1, 2, 17, 64, 65, 130, some])
             if mood == "edge":
                 count = min(max(count, low), high or count)
         inner: Mood = mood if count < 4 or self.random.random() < 0.2 else "plain"
