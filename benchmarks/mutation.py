@@ -1,6 +1,6 @@
 """One-place changes to the cores: do the tests of their own folder notice?
 
-    python benchmarks/mutation.py [--sample 100] [--seed 0] [--only scheduler] [--jobs 2] [--json FILE]
+    python benchmarks/mutation.py [--sample 100] [--seed 0] [--only scheduler] [--tests FILE] [--jobs 2]
     python benchmarks/mutation.py --only actors/cache/tree.py --sample 0      # all changes of one file
 
 A change (a mutant) turns a comparison, adds one to a number, takes `and` for `or`, negates a condition,
@@ -31,7 +31,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -273,6 +273,8 @@ def tests_of(group: Group, path: Path | None) -> list[str]:
     for pattern in group.tests:
         full = ROOT / pattern
         found += sorted(full.rglob("test_*.py") if full.is_dir() else ROOT.glob(pattern))
+    if not found:
+        sys.exit(f"there are no tests at {', '.join(group.tests)}")
     own = f"test_{path.stem}.py" if path is not None else ""
 
     def rank(test: Path) -> int:
@@ -366,6 +368,8 @@ class Forks:
             log.unlink(missing_ok=True)
             del self._running[pid]
             ended.append(mutant)
+            if mutant.survived and mutant.index >= 0:
+                print(_told(mutant), flush=True)
         return ended
 
 
@@ -390,6 +394,8 @@ class Tally:
 def mutants(options: argparse.Namespace) -> Iterator[tuple[Group, Path, Changes]]:
     """The files that were asked for."""
     for group in GROUPS:
+        if options.tests:
+            group = replace(group, tests=tuple(options.tests))
         for pattern in group.files:
             for path in sorted(ROOT.glob(pattern)):
                 name = str(path.relative_to(ROOT))
@@ -405,6 +411,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=100, help="mutants in all; 0: every one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", help="a group, or the start of a file's path")
+    parser.add_argument("--tests", action="append", help="run these files or folders only")
     parser.add_argument("--jobs", type=int, default=max(1, os.cpu_count() or 2))
     parser.add_argument("--least", type=float, default=LEAST, help="percent that must be noticed")
     parser.add_argument("--json", help="write the table and the survivors to this file")
@@ -500,11 +507,9 @@ def _report(
         shares[name] = 100 * sum(not m.survived for m in all_) / len(all_)
         rows.append([f"all of {name}", "", str(len(all_)), f"{shares[name]:.1f}%"])
     print(table(["file", "changes", "run", "noticed"], rows))
-    survivors = [m for m in ended if m.survived]
-    for mutant in survivors:
-        print(f"survived: {mutant.path.relative_to(ROOT)}:{mutant.line}  #{mutant.index}")
-        print(f"    - {_first_lines(mutant.before)}")
-        print(f"    + {_first_lines(mutant.after)}")
+    for mutant in ended:
+        if mutant.survived:
+            print(_told(mutant))
     results = [
         {
             "file": str(m.path.relative_to(ROOT)),
@@ -521,7 +526,14 @@ def _report(
     return any(share < options.least for share in shares.values())
 
 
-def _first_lines(text: str) -> str:
+def _told(mutant: Mutant) -> str:
+    return (
+        f"survived: {mutant.path.relative_to(ROOT)}:{mutant.line}  #{mutant.index}\n"
+        f"    - {_first_line(mutant.before)}\n    + {_first_line(mutant.after)}"
+    )
+
+
+def _first_line(text: str) -> str:
     lines = text.splitlines()
     return lines[0] + (" ..." if len(lines) > 1 else "")
 
