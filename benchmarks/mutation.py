@@ -73,10 +73,7 @@ GROUPS = [
             f"clients/{n}.py"
             for n in ("session", "stream", "heads", "reconnect", "handles", "generation")
         ),
-        (
-            "tests/clients/test_*.py",
-            "tests/clients/commands",
-        ),
+        ("tests/clients/test_*.py",),
     ),
     Group(
         "gpu",
