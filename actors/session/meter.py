@@ -153,8 +153,8 @@ class Held:
 
     def charge(self, meter: Meter | None, count: int) -> None:
         """Count `count` bytes, from now until this object is gone. `meter`: None counts nothing."""
-        self._meter = meter
         self._bytes = 0
+        self._meter = meter
         self.grow(count)
 
     def grow(self, count: int) -> None:
