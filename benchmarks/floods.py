@@ -31,7 +31,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from load import upgrade_request
-from report import headline, machine, percentile, table, write_json
+from report import headline, machine, percentile, write_json
 from websockets.asyncio.client import connect
 
 from ramify.clients.bench.server import served
@@ -204,6 +204,19 @@ def measure(url: str, name: str, args: argparse.Namespace) -> dict[str, Any]:
     return {"flood": name, "ttft": times, "opened": opened, "sent": sent, "codes": codes}
 
 
+COLUMNS = f"{'flood':26}{'ttft p50':>10}{'max ms':>10}{'turns':>7}{'opened':>8}{'sent MiB':>10}  codes"
+
+
+def row(result: dict[str, Any]) -> str:
+    """One flood's line."""
+    codes = " ".join(f"{code}:{count}" for code, count in sorted(result["codes"].items())) or "-"
+    return (
+        f"{result['flood']:26}{1e3 * percentile(result['ttft'], 50):10.0f}"
+        f"{1e3 * max(result['ttft']):10.0f}{len(result['ttft']):7}{result['opened']:8}"
+        f"{result['sent'] / MIB:10.1f}  {codes}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sockets", type=int, default=4)
@@ -215,23 +228,12 @@ def main() -> None:
     args = parser.parse_args()
     about = machine()
     print(headline(about))
-    results = []
+    results: list[dict[str, Any]] = []
+    print(COLUMNS)
     for name in args.only or FLOODS:
         with served(args.flags, None) as server:  # a fresh one: the last may not be done with its flood
             results.append(measure(server.url, name, args))
-    rows = [
-        [
-            r["flood"],
-            f"{1e3 * percentile(r['ttft'], 50):.0f}",
-            f"{1e3 * max(r['ttft']):.0f}",
-            str(len(r["ttft"])),
-            str(r["opened"]),
-            " ".join(f"{code}:{count}" for code, count in sorted(r["codes"].items())) or "-",
-            f"{r['sent'] / MIB:.1f} MiB",
-        ]
-        for r in results
-    ]
-    print(table(["flood", "ttft p50 ms", "max ms", "turns", "opened", "codes", "sent"], rows))
+        print(row(results[-1]), flush=True)
     write_json(args.json, about, results)
 
 

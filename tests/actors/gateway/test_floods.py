@@ -158,6 +158,7 @@ async def test_characters_may_be_cut_anywhere(serve) -> None:
         (frame(TEXT, b"", fin=False), frame(CONT, b"", fin=False)),
         (b"", frame(TEXT, b'{"type":"ping"}')),
     ],
+    ids=["pings", "pongs", "empty fragments", "messages"],
 )
 async def test_a_flood_of_frames_closes_its_socket_only(serve, begin, flood) -> None:
     """After what its burst allows: nothing of the rest is parsed."""
