@@ -460,6 +460,7 @@ class World:
             server=w.ServerInfo(version=1, epoch="e", model="fake"),
             context=self._info.context,
             limits=self.limits,
+            vocab=self._info.vocab_size,
             cache=Entrance(self.to_cache, self.room),
             scheduler=Entrance(self.to_scheduler, self.room),
             gateway=self,

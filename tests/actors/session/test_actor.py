@@ -8,6 +8,7 @@ import pytest
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.session.actor import SessionActor
+from ramify.actors.session.encoder import Encoder
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.messages import Lost
@@ -111,7 +112,13 @@ async def test_a_lost_message_ends_the_session(sim: Any) -> None:
     cache, scheduler, gateway = mailboxes
     mailbox: Mailbox[Any] = Mailbox("session", 100)
     actor = SessionActor(
-        mailbox, engine.cores[1], cache=cache, scheduler=scheduler, gateway=gateway, clock=ManualClock()
+        mailbox,
+        engine.cores[1],
+        cache=cache,
+        scheduler=scheduler,
+        gateway=gateway,
+        encoder=Encoder(),
+        clock=ManualClock(),
     )
     mailbox.tell(Lost("a Tokens cannot be encoded"))
     with pytest.raises(RuntimeError, match="a Tokens cannot be encoded"):

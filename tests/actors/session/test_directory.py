@@ -32,6 +32,7 @@ class Doors:
             tokenizer=tokenizer,
             server=w.ServerInfo(version=1, epoch="e", model="fake"),
             context=128,
+            vocab=384,
             limits=Limits(),
             ttl_s=600.0,
             cache=self.cache,
