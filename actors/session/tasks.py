@@ -131,6 +131,8 @@ def take_apart(
                 )
             check_static(op, limits, f"$[{i}]" if len(ops) > 1 else "$")
             ids.append(op.id)
+            if isinstance(op, Tree):
+                count += 1
             if op.id > ledger.last:
                 tasks = expand(op, frame)
                 count += len(tasks)
