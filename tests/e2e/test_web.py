@@ -332,13 +332,15 @@ def test_a_tree_in_pages_is_put_together(modules: Path) -> None:
 import { wholeTree } from "./ramify-tree.js";
 const turn = (start, end) => ({ start, end });
 const pages = [
-  { revision: 3, branches: [{ branch: "c", parent: "b", turns_from: 6, turns: [turn(6, 7)] },
-                            { branch: "main", turns: [turn(0, 2)] }], next: { branch: "main", position: 2 } },
+  { revision: 3, next: { branch: "main", position: 2 },
+    branches: [{ branch: "c", parent: "b", turns_from: 6, turns: [turn(6, 7)] },
+               { branch: "main", turns: [turn(0, 2)] }] },
   { revision: 3, branches: [{ branch: "main", turns: [turn(2, 9)] },
                             { branch: "b", parent: "main", turns_from: 2, turns: [turn(2, 6)] }] },
 ];
 const state = wholeTree(pages);
-console.log(JSON.stringify([state.next, state.branches.map((b) => [b.branch, b.turns.map((t) => t.start)])]));
+const starts = state.branches.map((b) => [b.branch, b.turns.map((t) => t.start)]);
+console.log(JSON.stringify([state.next ?? null, starts]));
 """
     names = [["c", [0, 2, 6]], ["main", [0, 2]], ["b", [0, 2]]]
     assert node(modules, script) == [None, names]
