@@ -39,18 +39,27 @@ class FrameRun:
     """The ops that came in one frame, and how their client opened the session.
 
     `failed`: branches on which one of them failed; with the error where the op itself did not
-    report it. `tools`: names that count as tool calls. `stops`: the stop strings of an op, prepared once
+    report it. `stops`: the stop strings of an op, prepared once
     for all the branches that it generates on.
     """
 
-    __slots__ = ("_stops", "client", "failed", "opened", "tools")
+    __slots__ = ("_stops", "_tools", "client", "failed", "opened")
 
     def __init__(self, opened: Open) -> None:
         self.client = opened.client
         self.opened = opened
-        self.tools = tool_names(opened.tools)
+        self._tools: frozenset[str] | None = (
+            None  # found when a generation ends: `open` may bring thousands
+        )
         self.failed: dict[str, RamifyError | None] = {}
         self._stops: dict[int, StopSet] = {}
+
+    @property
+    def tools(self) -> frozenset[str]:
+        """The names that count as tool calls."""
+        if self._tools is None:
+            self._tools = tool_names(self.opened.tools)
+        return self._tools
 
     def stops(self, op: Generate) -> StopSet:
         """The stop strings of `op`, which came in this frame."""
