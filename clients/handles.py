@@ -12,7 +12,8 @@ import msgspec
 
 from ramify.clients.generation import Generation, Reply
 from ramify.clients.stream import Ticket
-from ramify.protocol.errors import BadRequest, RamifyError
+from ramify.clients.trees import whole
+from ramify.protocol.errors import BadRequest, Conflict, RamifyError
 from ramify.protocol.wire import (
     Append,
     BranchState,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 _CLOSE_S = 5.0  # how long `close` waits for the server's answer
 Messages = Sequence[ChatMessage | Mapping[str, Any]]
+
+TREE_TRIES = 5  # a tree that does not fit into one answer may change between two
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -252,10 +255,18 @@ class Session:
     async def tree(
         self, *, branch: str | None = None, text: bool = False, tokens: bool = False
     ) -> State:
-        """All branches, or one, as the server sees them."""
-        (state,) = await Reply(self.link, self._one(Tree(id=0, branch=branch, text=text, tokens=tokens)))
-        assert isinstance(state, State)
-        return state
+        """All branches, or one, as the server sees them, with all turns of each."""
+        for _ in range(TREE_TRIES):
+            pages: list[State] = []
+            while not pages or (pages[-1].next is not None and pages[-1].revision == pages[0].revision):
+                after = pages[-1].next if pages else None
+                op = Tree(id=0, branch=branch, text=text, tokens=tokens, after=after)
+                (state,) = await Reply(self.link, self._one(op))
+                assert isinstance(state, State)
+                pages.append(state)
+            if pages[-1].revision == pages[0].revision:
+                return whole(pages)
+        raise Conflict("the tree changes faster than it can be shown: ask for one branch of it")
 
     async def cancel(self) -> Ok:
         """Stop every generation that this session runs or waits for."""

@@ -263,10 +263,18 @@ class Drop(Op, kw_only=True, frozen=True):
     branch: Targets
 
 
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an answer to `tree` ended: the next one begins with the turns of `branch` at `position`."""
+
+    branch: BranchName
+    position: Position = 0
+
+
 class Tree(Op, kw_only=True, frozen=True):
     branch: BranchName | None = None
     text: bool = False
     tokens: bool = False
+    after: Place | None = None
 
 
 class Cancel(Op, kw_only=True, frozen=True):
@@ -355,6 +363,7 @@ class BranchState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     reason: str | None = None
     meta: JsonObject | None = None
     turns: list[Turn] | None = None
+    turns_from: int | None = None  # `turns` begin here: those before are `parent`'s
 
 
 class ServerInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -381,6 +390,7 @@ class State(ServerBase, kw_only=True, frozen=True):
     meta: JsonObject | None = None
     id: int | None = None
     ttl_s: float | None = None  # how long the session is kept without sockets; in the answer to `open`
+    next: Place | None = None  # there is more: ask for `tree` again, `after` this
 
 
 class Ok(ServerBase, kw_only=True, frozen=True):

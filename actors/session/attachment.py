@@ -15,7 +15,7 @@ from ramify.actors.session.branch import Branch
 from ramify.actors.session.meter import Meter
 from ramify.actors.session.pieces import OutputPiece
 from ramify.actors.session.weights import open_bytes, reply_bytes
-from ramify.protocol.wire import Delta, Open, ServerMessage
+from ramify.protocol.wire import Delta, Open, ServerMessage, Tree
 
 UNLIMITED = 2**63
 
@@ -33,6 +33,8 @@ class Attachment:
         self.write = write
         self.out: list[ServerMessage] = []
         self.throttled = False
+        self.trees: deque[Tree] = deque()  # those that wait for their answer
+        self.looking = False  # the cache is asked for one
         self.next_tick = 0.0  # with `tick_ms`: when the next deltas may go
         self._ticked = -1.0  # when the last ones went: all branches of that moment go together
         self.held = 0  # how many replies and events wait for deltas

@@ -4,6 +4,7 @@ Pure. It changes its own pieces; telling the cache about it is the caller's part
 """
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any
 
@@ -156,13 +157,33 @@ class Branch:
                 found.append(piece)
         return reversed(found)
 
+    def shared_with(self, parent: "Branch") -> int:
+        """How many pieces it has in common with the branch that it was forked off. O(log pieces)."""
+        if parent.handle > self.handle:  # another one, that got the name later
+            return 0
+        mine, theirs = self.pieces, parent.pieces
+        low, high = 0, min(len(mine), len(theirs))
+        while low < high:  # branches that part never share a piece again
+            middle = (low + high + 1) // 2
+            if mine[middle - 1] is theirs[middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def index_at(self, position: int) -> int:
+        """The first piece that begins at or after `position`. O(log pieces)."""
+        return bisect_left(self.pieces, position, key=lambda piece: piece.start)
+
     def state(
-        self, running: OutputPiece | None, resident: int, *, text: bool, tokens: bool
+        self,
+        running: OutputPiece | None,
+        resident: int,
+        *,
+        turns: list[Turn] | None = None,
+        turns_from: int | None = None,
     ) -> BranchState:
         """As `state` messages show it. `resident`: tokens with KV (-1: not known)."""
-        turns: list[Turn] | None = None
-        if text or tokens:
-            turns = [_turn(piece, text, tokens) for piece in self.pieces]
         return BranchState(
             branch=self.name,
             position=self.released,
@@ -176,19 +197,23 @@ class Branch:
             reason=self.reason,
             meta=self.meta,
             turns=turns,
+            turns_from=turns_from,
         )
 
 
-def _turn(piece: AnyPiece, text: bool, tokens: bool) -> Turn:
+def turn_of(piece: AnyPiece, text: bool, tokens: bool) -> Turn:
+    """A piece as `tree` shows it: of one that is being written, what is released."""
     messages = piece.messages if text and not isinstance(piece, OutputPiece) else ()
+    output = isinstance(piece, OutputPiece)
+    end = piece.released if isinstance(piece, OutputPiece) and not piece.ended else piece.end
     return Turn(
-        kind="output" if isinstance(piece, OutputPiece) else "input",
+        kind="output" if output else "input",
         start=piece.start,
-        end=piece.end,
+        end=end,
         op=piece.op,
         role=piece.role,
         text=piece.text if text else None,
-        tokens=list(piece.tokens) if tokens else None,
+        tokens=piece.tokens[: end - piece.start].tolist() if tokens else None,
         messages=list(messages) or None,
     )
 

@@ -24,6 +24,7 @@ from ramify.actors.session.replies import error_message, refusals
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task, take_apart
 from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.trees import Trees
 from ramify.actors.session.turns import Turns
 from ramify.actors.session.view import Identity, View
 from ramify.actors.tokenizer import Tokenizer
@@ -68,6 +69,7 @@ class SessionCore:
         self.generations = self._execution.generations
         self._inspections = Inspections(state)
         self._view = View(identity, state, self.generations, server)
+        self._trees = Trees(state, self.audience, self._inspections, self._view)
         self._presence = Presence(
             state,
             self.audience,
@@ -77,6 +79,7 @@ class SessionCore:
             ttl_s=ttl_s,
             ttl_max_s=ttl_max_s,
             on_frame=self._frame,
+            on_gone=self._trees.forget,
         )
         state.root("main")
         state.bump()
@@ -107,6 +110,9 @@ class SessionCore:
         """The socket's queue is full (`held`), or short again."""
         self.audience.now = now
         self._presence.throttle(socket, held)
+        attachment = self.attachments.get(socket)
+        if attachment is not None:
+            self._trees.go_on(attachment)
 
     def tick(self, now: float) -> None:
         """The time has come that was asked for with `state.out.wake`."""
@@ -146,6 +152,7 @@ class SessionCore:
         """The engine is broken: every op that has no terminal reply gets one; the session is over."""
         self.audience.now = now
         self._execution.refuse(error)
+        self._trees.hurry()
         self._inspections.give_up()  # who waits for a `state` gets it, and hears what follows
         self._execution.fail(error)
         for attachment in self.attachments.values():
@@ -168,7 +175,8 @@ class SessionCore:
                 ledger,
                 self.state.limits,
                 write=attachment.write,
-                in_flight=len(self._execution) + attachment.held,  # who does not read must stop
+                # Who does not read must stop.
+                in_flight=len(self._execution) + attachment.held + len(attachment.trees),
                 queued=self._execution.queued,
             )
         except RamifyError as error:
@@ -217,7 +225,7 @@ class SessionCore:
     def _run_now(self, attachment: Attachment, op: Tree | Cancel | CloseSession) -> None:
         match op:
             case Tree():
-                self._tree(attachment, op)
+                self._trees.ask(attachment, op)
             case Cancel():
                 self._cancel(attachment.client, op)
             case CloseSession():
@@ -230,21 +238,6 @@ class SessionCore:
         branch = self.state.branches.get(op.branch)
         if branch is not None:
             self.audience.stream(attachment, branch)
-
-    def _tree(self, attachment: Attachment, op: Tree) -> None:
-        client, write, state = attachment.client, attachment.write, self.state
-        try:
-            chosen = list(state.branches.values()) if op.branch is None else [state.branch(op.branch)]
-        except NoBranch as error:
-            reply = error_message(error, ident=op.id, branch=op.branch)
-            self.audience.reply(client, op.id, reply, None, write=write)
-            return
-
-        def show(resident: list[int]) -> None:
-            answer = self._view.tree(op, self.audience.ledger(client, write), chosen, resident)
-            self.audience.reply(client, op.id, answer, None, keep=False, write=write)
-
-        self._inspections.ask(chosen, show)
 
     def _cancel(self, client: str, op: Cancel) -> None:
         """By id: those ops. By branch (or all): generations that run or wait there."""

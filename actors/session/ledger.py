@@ -90,6 +90,10 @@ class Ledger:
             _, gone = self.replies.popitem(last=False)
             self._hold(-sum(map(reply_bytes, gone)))
 
+    def drop(self, ident: int) -> None:
+        """The op will not be answered: it may be sent again, if it is one that looks again."""
+        self._pending.pop(ident, None)
+
     def forget(self) -> None:
         """The client is not remembered any more."""
         self._meter.add(-self.held)

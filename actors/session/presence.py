@@ -25,7 +25,8 @@ LOOK_SECONDS = 1.0  # how often a session that is due is looked at, while it gen
 
 
 class Presence:
-    """`on_frame(attachment, ops)`: a frame of a socket that has its `state`. `ttl_s`: the default,
+    """`on_frame(attachment, ops)`: a frame of a socket that has its `state`;
+    `on_gone(attachment)`: one of those is detached. `ttl_s`: the default,
     `ttl_max_s`: what a client may ask for."""
 
     def __init__(
@@ -39,6 +40,7 @@ class Presence:
         ttl_s: float,
         ttl_max_s: float,
         on_frame: Callable[[Attachment, Ops], None],
+        on_gone: Callable[[Attachment], None],
     ) -> None:
         self._state = state
         self._audience = audience
@@ -46,6 +48,7 @@ class Presence:
         self._inspections = inspections
         self._view = view
         self._on_frame = on_frame
+        self._on_gone = on_gone
         self._default_ttl = self._ttl = ttl_s
         self._ttl_max = ttl_max_s
         self._expires: float | None = None
@@ -171,6 +174,7 @@ class Presence:
         joining = self._joining.pop(socket, None)
         attachment = self._audience.attachments.pop(socket, None)
         if attachment is not None:
+            self._on_gone(attachment)
             attachment.close()
         gone = attachment or joining
         if gone is None or not gone.write:

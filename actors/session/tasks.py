@@ -45,19 +45,28 @@ class FrameRun:
     """The ops that came in one frame, and how their client opened the session.
 
     `failed`: branches on which one of them failed; with the error where the op itself did not
-    report it. `tools`: names that count as tool calls. `stops`: the stop strings of an op, prepared once
+    report it. `stops`: the stop strings of an op, prepared once
     for all the branches that it generates on.
     """
 
-    __slots__ = ("_stops", "client", "failed", "opened", "tools", "worked")
+    __slots__ = ("_stops", "_tools", "client", "failed", "opened", "worked")
 
     def __init__(self, opened: Open) -> None:
         self.client = opened.who
         self.opened = opened
-        self.tools = tool_names(opened.tools)
+        self._tools: frozenset[str] | None = (
+            None  # found when a generation ends: `open` may bring thousands
+        )
         self.failed: dict[str, RamifyError | None] = {}
         self.worked = 0  # characters of its appends that were tokenized on the event loop
         self._stops: dict[int, StopSet] = {}
+
+    @property
+    def tools(self) -> frozenset[str]:
+        """The names that count as tool calls."""
+        if self._tools is None:
+            self._tools = tool_names(self.opened.tools)
+        return self._tools
 
     def stops(self, op: Generate) -> StopSet:
         """The stop strings of `op`, which came in this frame."""
@@ -151,6 +160,8 @@ def take_apart(
                 )
             check_static(op, limits, f"$[{i}]" if len(ops) > 1 else "$")
             ids.append(op.id)
+            if isinstance(op, Tree):
+                count += 1
             if op.id > ledger.last:
                 count += count_tasks(op)
                 if in_flight < count > limits.ops_in_flight:  # `cancel` and `credit` pass always
