@@ -51,7 +51,7 @@ def test_a_public_id_names_its_owner(session: str, slot: int | None) -> None:
     "message",
     [
         w.Start(CONFIG, 1, 2, 3, [4, 5], 6, None),
-        w.Serve(ServerInfo(version=1, epoch="e", model="m", context=9), 9),
+        w.Serve(ServerInfo(version=1, epoch="e", model="m", context=9), 9, 100),
         w.ToSessions([(65, m.Tokens([m.Progress(1, b"1234")], [])), (66, m.Inspected(1, [2]))]),
         w.Forwarded([b"x", b"y"]),
         w.Status(True, "ready", {"model": None, "limits": {"n": 1}}),
