@@ -131,7 +131,7 @@ class Turns:
             state.extend(
                 branch,
                 encoded.tokens,
-                self.tokenizer.unguarded(part.text) if part.chat else part.text,
+                self.tokenizer.unguarded(part.text),
                 packed=encoded.packed,
                 raw=part.text,
                 tail=part.tail,
