@@ -89,11 +89,9 @@ def dot_in_order(self: Any, a: Any, b: Any, d: Any, input_precision: Any, imprec
     """
     from triton.runtime.interpreter import TensorHandle
 
-    total = d.data.copy()
-    left, right = (part.data.astype(total.dtype, copy=False) for part in (a, b))
-    for k in range(left.shape[-1]):
-        total += left[..., :, k, None] * right[..., None, k, :]
-    return TensorHandle(total, d.dtype.scalar)
+    left, right = (part.data.astype(d.data.dtype, copy=False) for part in (a, b))
+    products = left[..., :, :, None] * right[..., None, :, :]
+    return TensorHandle(d.data + products.sum(axis=-2), d.dtype.scalar)
 
 
 @pytest.fixture
