@@ -16,12 +16,14 @@ from ramify.clients.connect import connect
 from ramify.clients.errors import ConnectionLost, SessionLost
 from ramify.clients.generation import Generation, Reply, Result
 from ramify.clients.handles import Branch, Session
+from ramify.clients.link import Connection
 from ramify.clients.stream import TextDelta
 from ramify.clients.sync import connect_sync
 from ramify.protocol.errors import RamifyError
 
 __all__ = [
     "Branch",
+    "Connection",
     "ConnectionLost",
     "Generation",
     "RamifyError",

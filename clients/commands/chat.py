@@ -29,6 +29,7 @@ from ramify.protocol.errors import BadRequest
 
 TICK_MS = 30  # on a terminal: fewer, larger pieces to draw
 RETRY_S = 1.0  # between tries to reach a server that is away, for a new session
+GIVE_UP_S = 60.0  # without a server, where nobody sits in front of it
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -131,14 +132,15 @@ def _talk(args: argparse.Namespace, options: GenerateOptions) -> int:
 
 
 def _settings(args: argparse.Namespace, screen: Screen, *, keep: bool) -> Settings:
-    """Of the connection. One that is lost is tried again for as long as the user waits."""
+    """Of the connection. A lost one is tried again, on a terminal for as long as the user waits."""
+    waits = sys.stdin.isatty() and args.question is None
     return Settings(
         token=args.token or os.environ.get("RAMIFY_TOKEN"),
         session=args.session,
         key=args.key,
         keep=keep,
         tick_ms=TICK_MS if screen.colour else 0,
-        give_up_s=float("inf"),
+        give_up_s=float("inf") if waits else GIVE_UP_S,
         watch=lambda change: tell(screen, change),
     )
 
@@ -154,12 +156,14 @@ def tell(screen: Screen, change: Connection) -> None:
 
 
 def _attach(url: str, settings: Settings, screen: Screen) -> SyncSession:
-    """A new session; waits for a server that is away."""
-    told = False
+    """A new session; waits for a server that is away. Raises ConnectionLost when it gives up."""
+    told, until = False, time.monotonic() + settings.get("give_up_s", GIVE_UP_S)
     while True:
         try:
             return connect_sync(url, **settings)
         except ConnectionLost as error:
+            if time.monotonic() >= until:
+                raise
             if not told:
                 screen.note(f"{error.message}; trying again. Ctrl-C returns to the prompt")
             told = True

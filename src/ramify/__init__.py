@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ramify.clients import (
         Branch,
+        Connection,
         ConnectionLost,
         Generation,
         RamifyError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Branch",
+    "Connection",
     "ConnectionLost",
     "Generation",
     "RamifyError",

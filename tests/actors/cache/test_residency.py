@@ -148,7 +148,7 @@ def test_taking_a_retention_back_asks_no_sibling(monkeypatch: pytest.MonkeyPatch
     cache.fork_branch(m.ForkBranch(LONG, children, 1))
     for child in children:
         cache.extend_branch(m.ExtendBranch(child, pack([child])))
-        cache.retain_branch(m.RetainBranch(child, float(child)))
+        cache.retain_branches(m.RetainBranches({child: float(child)}))
     visits = Visits(monkeypatch)
     asked: list[int] = []
     slot = Node.retained
@@ -159,7 +159,7 @@ def test_taking_a_retention_back_asks_no_sibling(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Node, "retained", property(get, lambda node, value: slot.__set__(node, value)))  # type: ignore[attr-defined]
     for child in reversed(children):
-        cache.retain_branch(m.RetainBranch(child, 0.0))
+        cache.retain_branches(m.RetainBranches({child: 0.0}))
     assert visits.since() + len(asked) < 20 * len(children)
     check(cache)
     assert not any(node.retained for node in cache.tree.walk())

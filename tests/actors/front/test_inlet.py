@@ -32,6 +32,7 @@ class Rig:
             Entrance(self.scheduler, room),
             ServerInfo(version=1, epoch="e", model="m"),
             100,
+            384,
         )
         self.process: Any = Process(slot=0, live=set(), first=0)
         self.done = 0

@@ -93,7 +93,7 @@ def test_ticks_come_at_equal_distances(every: int, late: int) -> None:
     branches = [state.root(name) for name in ("a", "b")]
     pieces = {branch: _running(branch) for branch in branches}
     opened = w.Open(client="c", tick_ms=200)
-    attachment = audience.attachments[1] = Attachment(1, opened, write=True)
+    attachment = audience.attachments[1] = Attachment(1, opened, state.meter, write=True)
     sent: list[int] = []
     wake: float | None = None
     for now in range(2000):
@@ -129,7 +129,9 @@ def test_what_a_reader_takes_up_again_between_ticks_is_sent_at_the_next(sim: Cal
     audience = Audience(state, on_forget=lambda client: None)
     branch = state.root("a")
     piece = _running(branch)
-    attachment = audience.attachments[1] = Attachment(1, w.Open(client="c", tick_ms=200), write=True)
+    attachment = audience.attachments[1] = Attachment(
+        1, w.Open(client="c", tick_ms=200), state.meter, write=True
+    )
     audience.now = 1.0
     attachment.throttled = True
     piece.tokens.append(5)

@@ -52,7 +52,7 @@ def test_what_a_conversation_holds_goes_with_it(sim: Callable[..., Any]) -> None
 
 
 def test_a_full_session_refuses_input_and_says_what_to_do(sim: Callable[..., Any]) -> None:
-    engine = sim(limits=Limits(session_bytes=100_000))
+    engine = sim(limits=Limits(session_bytes=100_000, meta_bytes=1 << 20))
     client = engine.session()
     engine.pump()
     text = "x" * 30_000

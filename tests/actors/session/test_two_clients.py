@@ -29,4 +29,4 @@ def test_each_client_knows_what_the_session_holds(
 ) -> None:
     done = run_program(sim_class, tokenizer, seed)
     assert done["generate"] > 5
-    assert done["event"] > 5
+    assert done["event"] > 0

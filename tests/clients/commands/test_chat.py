@@ -126,6 +126,10 @@ def test_a_server_that_is_away_is_waited_for(url: str, monkeypatch: pytest.Monke
     chat._attach(url, {}, screen).close()
     assert len(tried) == 3
     assert notes.getvalue().count("trying again") == 1
+    tried.clear()
+    with pytest.raises(ConnectionLost):
+        chat._attach(url, {"give_up_s": 0.0}, screen)
+    assert len(tried) == 1
 
 
 class Pty:
