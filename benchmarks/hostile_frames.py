@@ -266,7 +266,10 @@ async def attack(options: argparse.Namespace) -> int:
     failed = 0
     while not running.done():
         await asyncio.wait([running], timeout=0.5)
-        print(json.dumps({"sent": campaign.sent, "counts": campaign.counts}), flush=True)
+        try:
+            print(json.dumps({"sent": campaign.sent, "counts": campaign.counts}), flush=True)
+        except BrokenPipeError:  # its parent was killed
+            os._exit(1)
     try:
         await running
     except BaseException as error:
