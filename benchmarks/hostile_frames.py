@@ -26,6 +26,7 @@ import argparse
 import asyncio
 import base64
 import json
+import os
 import random
 import re
 import shutil
