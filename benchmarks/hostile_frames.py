@@ -26,6 +26,7 @@ import argparse
 import asyncio
 import base64
 import json
+import os
 import random
 import re
 import shutil
@@ -100,7 +101,12 @@ class Socket(asyncio.Protocol):
         return self
 
     def send(self, data: bytes, opcode: int) -> None:
-        self.transport.write(client_frame(data, opcode))
+        self.write(client_frame(data, opcode))
+
+    def write(self, data: bytes) -> None:
+        """Bytes as they are, unless the server has gone."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -210,7 +216,7 @@ class Attack:
                     return
         end = rng.randrange(4)
         if end == 0:  # half a WebSocket frame
-            socket.transport.write(client_frame(hostile.frame().data)[:-1])
+            socket.write(client_frame(hostile.frame().data)[:-1])
             await asyncio.sleep(0)
         elif end == 1:
             socket.send(struct.pack("!H", rng.choice([0, 1000, 1005, 4409, 65535])) + b"\xff", CLOSE)
@@ -230,9 +236,9 @@ class Attack:
                 for _ in range(50):
                     socket.send(rng.randbytes(125), PING)
             case 2:  # a fragmented message that never ends, of empty fragments
-                socket.transport.write(bytes([TEXT, 0x80, 0, 0, 0, 0]))
+                socket.write(bytes([TEXT, 0x80, 0, 0, 0, 0]))
                 for _ in range(200):
-                    socket.transport.write(bytes([CONTINUATION, 0x80, 0, 0, 0, 0]))
+                    socket.write(bytes([CONTINUATION, 0x80, 0, 0, 0, 0]))
                 socket.send(b"{}", CONTINUATION)
             case 3:
                 socket.transport.pause_reading()
@@ -266,7 +272,10 @@ async def attack(options: argparse.Namespace) -> int:
     failed = 0
     while not running.done():
         await asyncio.wait([running], timeout=0.5)
-        print(json.dumps({"sent": campaign.sent, "counts": campaign.counts}), flush=True)
+        try:
+            print(json.dumps({"sent": campaign.sent, "counts": campaign.counts}), flush=True)
+        except BrokenPipeError:  # its parent was killed
+            os._exit(1)
     try:
         await running
     except BaseException as error:
