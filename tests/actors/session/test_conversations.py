@@ -426,7 +426,7 @@ def test_random_conversations(chat: Chat, seed: int) -> None:
 def test_published_templates(path: Path, tools: Any) -> None:
     fast = bytewise(path.read_text())
     total = sum(
-        walk(Chat(fast, tools=tools), random.Random(f"{path.stem}{seed}"), 20) for seed in range(6)
+        walk(Chat(fast, tools=tools), random.Random(f"{path.stem}{seed}"), 20) for seed in range(3)
     )
     # Hermes' tool_use wants tools: without them it refuses every conversation, and so do we.
-    assert total > 6 or (tools is None and "tool_use" in path.stem)
+    assert total > 3 or (tools is None and "tool_use" in path.stem)
