@@ -95,9 +95,11 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How requests share the machine."""
 
     in_flight: int = 2  # steps sent before the first one's result is seen
+    itl_target_ms: float = 20.0  # how long a step with prompts beside decodes should last; 0: any
     mixed_tokens: int = 2048  # most prompt tokens in a step beside decodes
     ahead_tokens: int = 512  # most in a step that holds some nobody waits for yet
     lookahead: int = 16  # token slots granted ahead of a decoding request
+    quantum_steps: int = 32  # that a request keeps its row before it may be retracted for fairness
     ageing: float = 1.0  # cached tokens that one token of waiting is worth
     max_waiting: int = 16384  # requests; without output half as many, the rest is for generations
 
@@ -105,6 +107,12 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
         _require(self.in_flight in (1, 2), f"--in-flight is {self.in_flight}: must be 1 or 2")
         for flag, tokens in (("mixed", self.mixed_tokens), ("ahead", self.ahead_tokens)):
             _require(tokens >= 16, f"--{flag}-tokens is {tokens}: must be at least 16")
+        _require(
+            self.itl_target_ms == 0 or 1 <= self.itl_target_ms <= 60_000,  # refuses NaN too
+            f"--itl-target-ms is {self.itl_target_ms}: must be 1 to 60000, or 0 for no target",
+        )
+        quantum = self.quantum_steps
+        _require(1 <= quantum <= 1 << 20, f"--quantum-steps is {quantum}: must be 1 to {1 << 20}")
         _require(self.lookahead >= 1, f"--lookahead is {self.lookahead}: must be at least 1")
         _require(self.ageing >= 0, f"--ageing is {self.ageing}: must not be negative")
         _require(self.max_waiting >= 1, f"--max-waiting is {self.max_waiting}: must be at least 1")

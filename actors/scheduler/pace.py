@@ -1,0 +1,88 @@
+"""How many prompt tokens a step may take beside decodes, so that it lasts as long as it should.
+
+Every stream waits for the step's end, so a step with prompts is a pause between two tokens of
+everybody. `--itl-target-ms` says how long it may last. What a step lasts is learnt from the steps
+that came back, as a sum of three parts:
+
+    seconds = w0 + w1 * decodes + w2 * prompt tokens
+
+The weights are corrected by each step in the direction of its own sizes (normalised least mean
+squares: Widrow and Hoff 1960), so they follow contexts that grow, and a single step that took long
+for a reason of its own moves them little.
+
+- Prompts never starve: a step may always last half as long again as its decodes alone.
+- Until steps beside decodes were seen, few tokens are taken, then at most half as many again as in
+  any of them: what is far from everything measured is not trusted.
+- A GPU pads a step to the next size that it has captured, so such a size is chosen.
+
+This file knows sizes and seconds, not prompts or rows.
+"""
+
+from bisect import bisect_right
+
+from ramify.protocol.config import ScheduleConfig
+from ramify.protocol.plan import ExecutorInfo
+
+LEAST = 16  # tokens: smaller chunks cost a step's overhead for nothing
+FIRST = 256  # tokens beside decodes before anything is known
+PATIENCE = 3.0  # targets that a step without decodes may last while a prompt takes many steps
+_GAIN = 0.25  # of the error of a step that is corrected
+_CLIP = 2.0  # a step counts as at most so many times what was expected more
+_UNITS = 1.0, 1 / 64, 1 / 512  # of the three sizes, so that each weighs about as much
+
+
+class Pace:
+    def __init__(self, info: ExecutorInfo, config: ScheduleConfig) -> None:
+        self._step = info.step_tokens
+        self._most = min(config.mixed_tokens, info.step_tokens)
+        self._target = config.itl_target_ms / 1e3
+        self._sizes = info.extend_sizes
+        self._weights = [0.0, 0.0, 0.0]
+        self._known = 0  # most prompt tokens in a measured step beside decodes
+        self._full = 0  # most in one without
+
+    def learn(self, prompts: int, decodes: int, seconds: float) -> None:
+        """A step of so many prompt tokens and decodes took so long."""
+        if not seconds or not prompts + decodes:
+            return
+        if decodes:
+            self._known = max(self._known, prompts)
+        self._full = max(self._full, prompts)
+        a, b, c = _UNITS[0], decodes * _UNITS[1], prompts * _UNITS[2]
+        w = self._weights
+        expected = w[0] * a + w[1] * b + w[2] * c
+        error = seconds - expected
+        if expected:
+            error = _GAIN * min(error, _CLIP * expected)
+        norm = a * a + b * b + c * c
+        self._weights = [max(0.0, w[i] + error * x / norm) for i, x in enumerate((a, b, c))]
+
+    def beside(self, decodes: int) -> int:
+        """Most prompt tokens beside so many decodes."""
+        if not self._target:
+            return self._most
+        alone = self._weights[0] + self._weights[1] * decodes * _UNITS[1]
+        allowed = self._within(max(self._target - alone, alone / 2))
+        trusted = max(FIRST, self._known + self._known // 2)
+        return self._fit(min(self._most, trusted, allowed))
+
+    def alone(self, remaining: int) -> int:
+        """Most prompt tokens where nothing decodes, and the prompt that goes first lacks so many.
+
+        One that takes several of the largest steps leaves room for whoever comes.
+        """
+        if not self._target or remaining <= self._step:
+            return self._step
+        allowed = self._within(PATIENCE * self._target - self._weights[0])
+        return self._fit(min(self._step, max(self._full, FIRST), max(FIRST, allowed)))
+
+    def _within(self, seconds: float) -> int:
+        """Prompt tokens that take so long."""
+        slope = self._weights[2] * _UNITS[2]
+        return int(min(seconds / slope, self._step)) if slope > 0 else self._step
+
+    def _fit(self, tokens: int) -> int:
+        """The largest captured size that is not more, if captured sizes go as far."""
+        if not self._sizes or tokens > self._sizes[-1]:
+            return max(LEAST, tokens)
+        return max(LEAST, self._sizes[max(0, bisect_right(self._sizes, tokens) - 1)])
