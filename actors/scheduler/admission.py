@@ -179,9 +179,7 @@ class Admission:
 
     def _make_pages(self, request: Request, short: int) -> bool:
         slots = short * self._page_size
-        runs, lower = for_slots(
-            request, slots, self._runs.values(), self._planner.step, self._quantum
-        )
+        runs, lower = for_slots(request, slots, self._runs.values(), self._planner.step, self._quantum)
         for run in runs:
             self._retract(run, "priority" if lower else "fairness")
         request.promised = bool(runs)

@@ -54,9 +54,7 @@ class Scheduler:
         self._ledger = Ledger(info.pages, info.page_size, config.lookahead)
         self._requests: dict[int, Request] = {}
         self._runs: dict[int, Run] = {}
-        self._admission = Admission(
-            info, config, self._planner, self._ledger, self._runs, self._retract
-        )
+        self._admission = Admission(info, config, self._planner, self._ledger, self._runs, self._retract)
         self._accounts: dict[int, Account] = {}
         self._clients: dict[str, Client] = {}  # by the name of their credential
         self._sweep_at = 1024
@@ -155,6 +153,8 @@ class Scheduler:
             if len(self._deadlines) > 64 + 2 * len(self._requests):
                 self._deadlines = [d for d in self._deadlines if d[1] in self._requests]
                 heapq.heapify(self._deadlines)
+        if not request.ahead:
+            self._planner.pace.lacks(request, request.prompt)
         self._admission.enqueue(request)
 
     def _refusal(self, submit: Submit) -> tuple[Code, str] | None:
@@ -208,6 +208,7 @@ class Scheduler:
         if request.run is not None:
             self._stop(request.run, None if keep is None else keep - request.done)
             self._admission.unblock()
+        self._planner.pace.lacks(request, 0)
         request.state = State.ENDED
         ident = request.submit.request
         del self._requests[ident], request.account.requests[ident]
@@ -258,8 +259,9 @@ class Scheduler:
                 stale = True
         live = [i for i, run in enumerate(bound) if run.live] if stale else None
         for run in bound[: step.firsts]:
-            if run.live and not run.request.first_token:
-                run.request.first_token = now
+            if run.live:
+                self._planner.pace.lacks(run.request, 0)
+                run.request.first_token = run.request.first_token or now
         if bound:
             self._outbox.landed(result, bound, live)
         for run in over:
@@ -330,6 +332,8 @@ class Scheduler:
         )
         self.computed_twice += max(0, request.reached - granted.cached)
         request.reached = 0
+        if not request.ahead:
+            self._planner.pace.lacks(request, run.prompt - run.cached)
         request.state = State.RUNNING
         request.run = self._runs[ident] = run
         self._admission.granted(request, run)
@@ -370,7 +374,7 @@ class Scheduler:
             self._admission.unblock()
 
     def _retract(self, run: Run, cause: Cause) -> None:
-        """Stop a run with everything it achieved; the next run of its request continues exactly there."""
+        """Stop a run with all that it achieved; the next run of its request continues exactly there."""
         request = run.request
         self.retractions[cause] += 1
         self.computed_twice += self._planner.in_vain(run)

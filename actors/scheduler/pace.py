@@ -11,6 +11,10 @@ squares: Widrow and Hoff 1960), so they follow contexts that grow, and a single 
 for a reason of its own moves them little.
 
 - Prompts never starve: a step may always last half as long again as its decodes alone.
+- Where many clients wait for first tokens, more is taken, so that all of their prompts are computed
+  within `DRAIN` seconds if steps of `--mixed-tokens` can do that. A burst would else have its last
+  first tokens late and the machine half empty meanwhile. One client, or one long prompt, counts
+  little in that, so that nobody's flood makes the pauses of others longer.
 - Until steps beside decodes were seen, few tokens are taken, then at most half as many again as in
   any of them: what is far from everything measured is not trusted.
 - A GPU pads a step to the next size that it has captured, so such a size is chosen.
@@ -20,12 +24,17 @@ This file knows sizes and seconds, not prompts or rows.
 
 from bisect import bisect_right
 
+from ramify.actors.scheduler.request import Request
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import ExecutorInfo
 
 LEAST = 16  # tokens: smaller chunks cost a step's overhead for nothing
 FIRST = 256  # tokens beside decodes before anything is known
-PATIENCE = 3.0  # targets that a step without decodes may last while a prompt takes many steps
+AIM = 0.9  # of the target: steps scatter about what is aimed at
+PATIENCE = 3.0  # targets that a step without decodes may last while a prompt takes several
+LONGEST = 12.0  # targets that it may last at all
+DRAIN = 0.5  # seconds
+_OF_REQUEST, _OF_CLIENT = 1024, 4096  # prompt tokens that count at most as waiting
 _GAIN = 0.25  # of the error of a step that is corrected
 _CLIP = 2.0  # a step counts as at most so many times what was expected more
 _UNITS = 1.0, 1 / 64, 1 / 512  # of the three sizes, so that each weighs about as much
@@ -35,11 +44,21 @@ class Pace:
     def __init__(self, info: ExecutorInfo, config: ScheduleConfig) -> None:
         self._step = info.step_tokens
         self._most = min(config.mixed_tokens, info.step_tokens)
-        self._target = config.itl_target_ms / 1e3
+        self._target = AIM * config.itl_target_ms / 1e3
         self._sizes = info.extend_sizes
         self._weights = [0.0, 0.0, 0.0]
         self._known = 0  # most prompt tokens in a measured step beside decodes
         self._full = 0  # most in one without
+        self._waiting = 0  # prompt tokens that lack, of each client `_OF_CLIENT` at most
+
+    def lacks(self, request: Request, tokens: int) -> None:
+        """So many tokens of the prompt of `request` are not computed; 0: it has its first token."""
+        tokens = min(tokens, _OF_REQUEST)
+        client = request.account.client
+        before = min(_OF_CLIENT, client.lacking)
+        client.lacking += tokens - request.lacking
+        request.lacking = tokens
+        self._waiting += min(_OF_CLIENT, client.lacking) - before
 
     def learn(self, prompts: int, decodes: int, seconds: float) -> None:
         """A step of so many prompt tokens and decodes took so long."""
@@ -62,19 +81,28 @@ class Pace:
         if not self._target:
             return self._most
         alone = self._weights[0] + self._weights[1] * decodes * _UNITS[1]
-        allowed = self._within(max(self._target - alone, alone / 2))
+        allowed = max(self._within(max(self._target - alone, alone / 2)), self._draining(alone))
         trusted = max(FIRST, self._known + self._known // 2)
         return self._fit(min(self._most, trusted, allowed))
 
-    def alone(self, remaining: int) -> int:
-        """Most prompt tokens where nothing decodes, and the prompt that goes first lacks so many.
+    def _draining(self, alone: float) -> int:
+        """Prompt tokens in each step that lasts `alone` without them, to have no prompt wait longer."""
+        rate = self._waiting / DRAIN
+        idle = 1 - rate * self._weights[2] * _UNITS[2]  # the part of the time that prompts leave
+        return int(min(self._most, rate * alone / idle)) if idle > 0 else self._most
 
-        One that takes several of the largest steps leaves room for whoever comes.
+    def alone(self, long: bool) -> int:
+        """Most prompt tokens where nothing decodes.
+
+        `long`: a prompt is there that takes several of the largest steps. It is computed in shorter
+        ones, because who comes meanwhile waits for the step's end.
         """
-        if not self._target or remaining <= self._step:
+        if not self._target:
             return self._step
-        allowed = self._within(PATIENCE * self._target - self._weights[0])
-        return self._fit(min(self._step, max(self._full, FIRST), max(FIRST, allowed)))
+        patience = PATIENCE if long else LONGEST
+        allowed = self._within(patience * self._target - self._weights[0])
+        trusted = self._full + self._full // 2 if long else self._step
+        return max(min(FIRST, self._step), min(self._step, trusted, allowed))
 
     def _within(self, seconds: float) -> int:
         """Prompt tokens that take so long."""

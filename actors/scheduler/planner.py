@@ -59,8 +59,8 @@ class Planner:
         self._page_size = info.page_size
         self._limit = config.in_flight
         self._watermark = max(1, min(4, config.lookahead // 2))  # slots left when more are asked for
-        self._pace = Pace(info, config)
-        self._prompts = Prompts(info, config, self._pace)
+        self.pace = Pace(info, config)
+        self._prompts = Prompts(info, config, self.pace)
         self.max_rows = min(info.max_rows, info.step_tokens)
         self._rows = list(range(self.max_rows - 1, -1, -1))
         self._decoding: list[Run] = []
@@ -92,7 +92,7 @@ class Planner:
     @property
     def room(self) -> int:
         """Prompt tokens that the next step may take beside its decodes."""
-        return self._pace.beside(len(self._decoding))
+        return self.pace.beside(len(self._decoding))
 
     @property
     def step(self) -> int:
@@ -202,7 +202,7 @@ class Planner:
         if result.logprobs and len(result.logprobs) != len(step.bound):
             counts = f"{len(result.logprobs)} logprobs for {len(step.bound)} tokens"
             raise SchedulerError(f"step {step.step}: {counts}")
-        self._pace.learn(step.prompts, len(step.bound) - step.firsts, result.elapsed_us * 1e-6)
+        self.pace.learn(step.prompts, len(step.bound) - step.firsts, result.elapsed_us * 1e-6)
         return step, unpack(result.tokens)
 
     def _extend(self, run: Run, start: int, end: int) -> ExtendRow:

@@ -55,12 +55,14 @@ class Prompts:
         self._order: list[Level] = []  # those that are not empty, from the lowest to the highest
         self._now = 0  # virtual time: when the lot in work was begun
         self._serial = 0
+        self._long = 0  # prompts that take several of the largest steps
 
     def __len__(self) -> int:
         return sum(line.live for line in self._lines.values())
 
     def add(self, run: Run) -> None:
         account = run.account
+        self._long += run.prompt - run.cached > self._step
         account.prefilling += 1
         account.client.prefilling += account.prefilling == 1
         self._enter(run, self._next_lot(run))
@@ -109,15 +111,8 @@ class Prompts:
 
     def _room(self, decodes: int) -> int:
         if not decodes:
-            return self._pace.alone(self._longest()) if self._order else self._step
+            return self._pace.alone(self._long > 0)
         return min(self._pace.beside(decodes), self._step - decodes)
-
-    def _longest(self) -> int:
-        """What the prompt that goes first still lacks."""
-        line = self._lines[self._order[-1]]
-        self._clean(line)
-        run = line.heap[0][2]
-        return run.prompt - run.filled
 
     def _fill(self, level: Level, begun: dict[Run, int], room: int) -> int:
         """Take at most `room` tokens of `level`, and note where each chunk begins. Returns the sum."""
@@ -179,6 +174,7 @@ class Prompts:
 
     def _done(self, run: Run) -> None:
         account = run.account
+        self._long -= run.prompt - run.cached > self._step
         account.prefilling -= 1
         account.client.prefilling -= not account.prefilling
 

@@ -1,9 +1,9 @@
 """What the scheduler knows of one request: data only, no policy.
 
-`Client` is who shares with others: a credential with all its sessions, or one session where there are
-no credentials. `Account` is a session as the scheduler sees it, `Request` lives from `Submit` to `Finished`,
-`Run` from one grant of pages to the final commit that gives them back (a retracted request
-runs several times). Results are bound to runs, so whatever is still in flight for a run that
+`Client` is who shares with others: a credential with all its sessions, or one session where there
+are no credentials. `Account` is a session as the scheduler sees it, `Request` lives from `Submit` to
+`Finished`, `Run` from one grant of pages to the final commit that gives them back (a retracted
+request runs several times). Results are bound to runs, so whatever is still in flight for a run that
 has ended falls on an object that nobody reads.
 
 Lengths of a run, in tokens of its branch (`prompt` counts the branch's head at the grant):
@@ -49,7 +49,7 @@ class Client:
     the service of its session picked last: where its new sessions start.
     """
 
-    __slots__ = ("picked", "prefilling", "rows", "served", "shares", "slots", "virtual")
+    __slots__ = ("lacking", "picked", "prefilling", "rows", "served", "shares", "slots", "virtual")
 
     def __init__(self) -> None:
         self.served = 0
@@ -58,6 +58,7 @@ class Client:
         self.rows = 0  # that its requests have now
         self.slots = 0  # of the KV pool that they hold beside what was cached
         self.prefilling = 0  # sessions whose prompts are being computed
+        self.lacking = 0  # prompt tokens of its requests that wait for a first token; see `pace`
         self.picked = False  # in the pick under way
 
 
@@ -118,6 +119,7 @@ class Request:
         "done",
         "ending",
         "first_token",
+        "lacking",
         "limit",
         "mark",
         "need",
@@ -151,6 +153,7 @@ class Request:
         self.cached = 0  # of the first grant, for usage
         self.computed = 0
         self.reached = 0  # tokens whose KV its retracted run had
+        self.lacking = 0  # of its prompt, as `pace` counts
         self.need = 0  # pages that it asked for when it was denied for memory; 0: unknown
         self.promised = False  # pages were made free for it
         self.started = 0.0
