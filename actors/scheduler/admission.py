@@ -84,7 +84,8 @@ class Admission:
 
     def granted(self, request: Request, run: Run) -> None:
         """Correct the charge of a request that runs now."""
-        self._single = False
+        if request.level <= self._barred:  # else it went past who waits for pages
+            self._single = False
         request.account.charge(run.held - request.charge)
         request.account.client.slots += run.held
         request.charge = 0

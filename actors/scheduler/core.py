@@ -64,7 +64,7 @@ class Scheduler:
         self._count = 0
         self._batch = 0
         self.down: str | None = None  # the executor failed
-        self.retractions: Counter[Cause] = Counter()
+        self.retractions: Counter[str] = Counter()  # by Cause
         self.computed_twice = 0  # tokens: in flight at a retraction, or evicted before it went on
 
     @property

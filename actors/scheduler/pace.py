@@ -6,9 +6,9 @@ that came back, as a sum of three parts:
 
     seconds = w0 + w1 * decodes + w2 * prompt tokens
 
-The weights are corrected by each step in the direction of its own sizes (normalised least mean
-squares: Widrow and Hoff 1960), so they follow contexts that grow, and a single step that took long
-for a reason of its own moves them little.
+The weights are those of recursive least squares that forget slowly (Plackett 1950), so they follow
+contexts that grow. What no step has told for a while is kept, not forgotten. A single step that took
+long for a reason of its own counts as one that took somewhat longer than expected.
 
 - Prompts never starve: a step may always last half as long again as its decodes alone.
 - Where many clients wait for first tokens, more is taken, so that all of their prompts are computed
@@ -35,8 +35,10 @@ PATIENCE = 3.0  # targets that a step without decodes may last while a prompt ta
 LONGEST = 12.0  # targets that it may last at all
 DRAIN = 0.5  # seconds
 _OF_REQUEST, _OF_CLIENT = 1024, 4096  # prompt tokens that count at most as waiting
-_GAIN = 0.25  # of the error of a step that is corrected
-_CLIP = 2.0  # a step counts as at most so many times what was expected more
+_BEYOND = 1.25  # times the largest captured size: a graph of that is better than slightly more
+_KEPT = 0.97  # of what was known before a step: about 30 of them count
+_UNSURE = 100.0  # variance of what is not known, in units where a step's own noise has 1
+_CLIP = 0.5  # a step counts as at most so many times what was expected more, or less
 _UNITS = 1.0, 1 / 64, 1 / 512  # of the three sizes, so that each weighs about as much
 
 
@@ -47,6 +49,8 @@ class Pace:
         self._target = AIM * config.itl_target_ms / 1e3
         self._sizes = info.extend_sizes
         self._weights = [0.0, 0.0, 0.0]
+        self._variance = [[_UNSURE * (i == j) for j in range(3)] for i in range(3)]
+        self._sure = False  # a step was seen
         self._known = 0  # most prompt tokens in a measured step beside decodes
         self._full = 0  # most in one without
         self._waiting = 0  # prompt tokens that lack, of each client `_OF_CLIENT` at most
@@ -67,14 +71,20 @@ class Pace:
         if decodes:
             self._known = max(self._known, prompts)
         self._full = max(self._full, prompts)
-        a, b, c = _UNITS[0], decodes * _UNITS[1], prompts * _UNITS[2]
-        w = self._weights
-        expected = w[0] * a + w[1] * b + w[2] * c
+        x = (1.0, decodes * _UNITS[1], prompts * _UNITS[2])
+        w, variance = self._weights, self._variance
+        expected = w[0] + w[1] * x[1] + w[2] * x[2]
         error = seconds - expected
-        if expected:
-            error = _GAIN * min(error, _CLIP * expected)
-        norm = a * a + b * b + c * c
-        self._weights = [max(0.0, w[i] + error * x / norm) for i, x in enumerate((a, b, c))]
+        if self._sure:
+            error = max(-_CLIP * expected, min(error, _CLIP * expected))
+        spread = [row[0] + row[1] * x[1] + row[2] * x[2] for row in variance]
+        scale = _KEPT + spread[0] + spread[1] * x[1] + spread[2] * x[2]
+        self._weights = [max(0.0, w[i] + spread[i] * error / scale) for i in range(3)]
+        keep = 1 / _KEPT if variance[0][0] + variance[1][1] + variance[2][2] < 3 * _UNSURE else 1.0
+        self._variance = [
+            [(variance[i][j] - spread[i] * spread[j] / scale) * keep for j in range(3)] for i in range(3)
+        ]
+        self._sure = True
 
     def beside(self, decodes: int) -> int:
         """Most prompt tokens beside so many decodes."""
@@ -110,7 +120,7 @@ class Pace:
         return int(min(seconds / slope, self._step)) if slope > 0 else self._step
 
     def _fit(self, tokens: int) -> int:
-        """The largest captured size that is not more, if captured sizes go as far."""
-        if not self._sizes or tokens > self._sizes[-1]:
+        """The largest captured size that is not more, unless `tokens` are well beyond all of them."""
+        if not self._sizes or tokens > _BEYOND * self._sizes[-1]:
             return max(LEAST, tokens)
         return max(LEAST, self._sizes[max(0, bisect_right(self._sizes, tokens) - 1)])
