@@ -201,7 +201,7 @@ def test_rows_come_to_rest(world, expected):
     before = w.core.retractions["fairness"]
     rows = [account.rows for account in w.core._accounts.values()]
     assert max(rows) - min(rows) <= 1
-    steps(w, 15)
+    steps(w, 8)
     assert not w.finished
     assert w.core.retractions["fairness"] == before <= 12
     run_out(w, expected)
