@@ -27,7 +27,7 @@ from ramify.protocol.messages import Denied
 from ramify.protocol.plan import ExecutorInfo
 
 Cause = Literal["priority", "fairness", "memory", "ahead"]
-_RECHECK = 4  # steps until who was refused a row may have become entitled to one
+_RECHECK = 8  # steps until who was refused a row may have become entitled to one
 _HIGHEST: Level = True, 1 << 30
 
 
@@ -57,12 +57,16 @@ class Admission:
         self._need: list[float] = [0, 0]
         self._barred: Level = _HIGHEST
         self._refused: tuple[Request, int] | None = None  # who could not be made room for, and when
+        self._pushes = 0  # of the queue, when that was
 
     def pick(self) -> list[Request]:
         """Requests to acquire for now; they are ACQUIRING from here on."""
         planner = self._planner
         if not self.queue or self._ledger.outstanding:
             return []
+        if not planner.free_rows and self._refused is not None and self.queue.pushes == self._pushes:
+            if planner.step - self._refused[1] < _RECHECK:  # nothing has changed for who is first
+                return []
         if not planner.running:
             self.unblock()
         available = self._ledger.available
@@ -161,6 +165,7 @@ class Admission:
         if make(request):
             return True
         self._refused = request, step
+        self._pushes = self.queue.pushes
         return False
 
     def _make_row(self, request: Request) -> bool:

@@ -69,8 +69,8 @@ class Scheduler:
 
     @property
     def mixed_room(self) -> int:
-        """Prompt tokens that the next step may take beside its decodes."""
-        return self._planner.room
+        """Prompt tokens that a step could take beside decodes, when that was last asked."""
+        return self._planner.pace.allowed
 
     @property
     def running(self) -> int:

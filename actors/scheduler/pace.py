@@ -36,6 +36,7 @@ LONGEST = 12.0  # targets that it may last at all
 DRAIN = 0.5  # seconds
 _OF_REQUEST, _OF_CLIENT = 1024, 4096  # prompt tokens that count at most as waiting
 _BEYOND = 1.25  # times the largest captured size: a graph of that is better than slightly more
+_EACH = 8  # of so many steps of decodes alone one is learnt from: they are all alike
 _KEPT = 0.97  # of what was known before a step: about 30 of them count
 _UNSURE = 100.0  # variance of what is not known, in units where a step's own noise has 1
 _CLIP = 0.5  # a step counts as at most so many times what was expected more, or less
@@ -50,6 +51,8 @@ class Pace:
         self._sizes = info.extend_sizes
         self._weights = [0.0, 0.0, 0.0]
         self._variance = [[_UNSURE * (i == j) for j in range(3)] for i in range(3)]
+        self._skipped = 0  # steps of decodes alone since one was learnt from
+        self.allowed = self._most  # prompt tokens, when last asked
         self._sure = False  # a step was seen
         self._known = 0  # most prompt tokens in a measured step beside decodes
         self._full = 0  # most in one without
@@ -68,6 +71,10 @@ class Pace:
         """A step of so many prompt tokens and decodes took so long."""
         if not seconds or not prompts + decodes:
             return
+        if not prompts:
+            self._skipped = (self._skipped + 1) % _EACH
+            if self._skipped != 1:
+                return
         if decodes:
             self._known = max(self._known, prompts)
         self._full = max(self._full, prompts)
@@ -89,11 +96,13 @@ class Pace:
     def beside(self, decodes: int) -> int:
         """Most prompt tokens beside so many decodes."""
         if not self._target:
+            self.allowed = self._most
             return self._most
         alone = self._weights[0] + self._weights[1] * decodes * _UNITS[1]
         allowed = max(self._within(max(self._target - alone, alone / 2)), self._draining(alone))
         trusted = max(FIRST, self._known + self._known // 2)
-        return self._fit(min(self._most, trusted, allowed))
+        self.allowed = self._fit(min(self._most, trusted, allowed))
+        return self.allowed
 
     def _draining(self, alone: float) -> int:
         """Prompt tokens in each step that lasts `alone` without them, to have no prompt wait longer."""

@@ -90,11 +90,6 @@ class Planner:
         return self._prompts.enough
 
     @property
-    def room(self) -> int:
-        """Prompt tokens that the next step may take beside its decodes."""
-        return self.pace.beside(len(self._decoding))
-
-    @property
     def step(self) -> int:
         """The last step that was planned."""
         return self._step

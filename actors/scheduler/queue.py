@@ -130,6 +130,11 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def pushes(self) -> int:
+        """How often a request was added."""
+        return self._serial
+
     def push(self, request: Request) -> None:
         """Add a request; its `resident` may have changed since it was here last."""
         share = self._share(request.account, request.level)
