@@ -10,7 +10,7 @@
 
 TTFT at the client, in milliseconds, median and 99th percentile (the worst but one in a hundred), and
 the factor to the idle server of the same round. Load comes from a process of its own. `--against
-FOLDER` is a second source tree with `build/ns/ramify` (see CONTRIBUTING or the Makefile) that takes
+FOLDER` is a second source tree with `build/ns/ramify` that takes
 turns with this one, so that ratios are of one run: absolute times depend on the machine's load.
 """
 
