@@ -9,9 +9,9 @@
     urgent    the same, the 5 sessions at priority -8 and the short ones at 8
 
 TTFT at the client, in milliseconds, median and 99th percentile (the worst but one in a hundred), and
-the factor to the idle server of the same round. Load comes from a process of its own. `--against
-FOLDER` is a second source tree with `build/ns/ramify` that takes
-turns with this one, so that ratios are of one run: absolute times depend on the machine's load.
+the factor to the idle server of the same round. The model runs on one thread, the load in a process
+of its own. `--against FOLDER` is a second source tree with `build/ns/ramify` that takes turns with this
+one, so that ratios are of one run: absolute times depend on the machine's load.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Server:
         self._process = subprocess.Popen(
             [
                 sys.executable, "-m", "ramify.clients.cli", "serve", "--port=0", f"--max-rows={ROWS}",
-                "--device=cpu", "--log-level=warning", "--kv-tokens=120000",
+                "--device=cpu", "--log-level=warning", "--kv-tokens=120000", "--threads=1",
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -64,9 +64,8 @@ class Admission:
         planner = self._planner
         if not self.queue or self._ledger.outstanding:
             return []
-        if not planner.free_rows and self._refused is not None and self.queue.pushes == self._pushes:
-            if planner.step - self._refused[1] < _RECHECK:  # nothing has changed for who is first
-                return []
+        if not planner.free_rows and self._nothing_new():
+            return []
         if not planner.running:
             self.unblock()
         available = self._ledger.available
@@ -81,6 +80,12 @@ class Admission:
         for request in picked:
             request.state = State.ACQUIRING
         return picked
+
+    def _nothing_new(self) -> bool:
+        """Who is first was refused a row lately, and nobody has come since."""
+        if self._refused is None or self.queue.pushes != self._pushes:
+            return False
+        return self._planner.step - self._refused[1] < _RECHECK
 
     def enqueue(self, request: Request) -> None:
         request.state = State.WAITING
