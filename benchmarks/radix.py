@@ -237,11 +237,11 @@ def retained_siblings(count: int, repeat: int) -> dict[str, list[float]]:
     cache.fork_branch(m.ForkBranch(LONG, children, 1))
     for child in children:
         cache.extend_branch(m.ExtendBranch(child, np.int32(child).tobytes()))
-        cache.retain_branches(m.RetainBranches({child: float(child})))
+        cache.retain_branches(m.RetainBranches({child: float(child)}))
     last, times = children[-1], list[float]()
     for _ in range(repeat):
         times += timed(lambda: cache.retain_branches(m.RetainBranches({last: 0.0})), 1)
-        cache.retain_branches(m.RetainBranches({last: float(last})))
+        cache.retain_branches(m.RetainBranches({last: float(last)}))
     check(cache)
     return {"retain_s back to 0": times}
 

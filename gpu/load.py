@@ -120,6 +120,8 @@ def _fused(
     if compiled:
         gc.collect()
         torch.cuda.empty_cache()
+    sizes = {bucket.extended for bucket in rehearsal.buckets if bucket.extended}
+    info = msgspec.structs.replace(info, extend_sizes=sorted(sizes))
     info = _with_pages(info, config, free - rehearsal.bytes, model.device)
     try:
         pool = _pool(model, info, progress)

@@ -127,9 +127,11 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How requests share the machine."""
 
     in_flight: int = 2  # steps sent before the first one's result is seen
+    itl_target_ms: float = 20.0  # how long a step with prompts beside decodes should last; 0: any
     mixed_tokens: int = 2048  # most prompt tokens in a step beside decodes
     ahead_tokens: int = 512  # most in a step that holds some nobody waits for yet
     lookahead: int = 16  # token slots granted ahead of a decoding request
+    quantum_steps: int = 32  # that a request keeps its row before it may be retracted for fairness
     ageing: float = 1.0  # cached tokens that one token of waiting is worth
     max_waiting: int = 16384  # requests; without output half as many, the rest is for generations
 
@@ -137,6 +139,11 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
         _require(self.in_flight in (1, 2), f"--in-flight is {self.in_flight}: must be 1 or 2")
         for flag, tokens in (("mixed", self.mixed_tokens), ("ahead", self.ahead_tokens)):
             _count(f"--{flag}-tokens", tokens, 16, 1 << 22)
+        _require(
+            self.itl_target_ms == 0 or 1 <= self.itl_target_ms <= 60_000,  # refuses NaN too
+            f"--itl-target-ms is {self.itl_target_ms}: must be 1 to 60000, or 0 for no target",
+        )
+        _count("--quantum-steps", self.quantum_steps, 1, 1 << 20)
         _count("--lookahead", self.lookahead, 1, 1 << 16)
         _require(0 <= self.ageing <= 1e6, f"--ageing is {self.ageing}: must be 0 to 1e6")
         _count("--max-waiting", self.max_waiting, 1, 1 << 24)

@@ -9,7 +9,7 @@ This file does not know who calls it, or what serves the text.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -72,6 +72,8 @@ class Metrics:
         self._steps = self._executor_tokens = self._sampled = 0
         self._cached = self._computed = self._output = 0
         self._ends: Counter[str] = Counter()
+        self._retractions: Mapping[str, int] = {}
+        self._twice = self._mixed_room = 0
         self._ttft = Histogram("ramify_ttft_seconds", "From arrival to the first token.", LATENCY)
         self._itl = Histogram(
             "ramify_itl_seconds", "Mean time between tokens of each finished request.", LATENCY
@@ -94,6 +96,12 @@ class Metrics:
         """How many requests run and wait, where that changes without a step."""
         self._running = running
         self._waiting = waiting
+
+    def sharing(self, retractions: Mapping[str, int], twice: int, room: int) -> None:
+        """How requests gave way to others, and the prompt tokens that a step with decodes may take."""
+        self._retractions = retractions
+        self._twice = twice
+        self._mixed_room = room
 
     def kv(self, free: int, evictable: int, referenced: int) -> None:
         """Where the token slots of the KV pool are."""
@@ -218,6 +226,7 @@ class Metrics:
             ("event_loop_lag_seconds", "How late the last timer was.", self._lag),
             ("event_loop_lag_max_seconds", "How late a timer ever was.", self._worst_lag),
             ("cache_hit_rate", "Cached share of all prompt tokens.", self.cache_hit_rate),
+            ("mixed_tokens", "Prompt tokens that a step may take beside decodes.", self._mixed_room),
         ):
             yield GaugeMetricFamily(f"ramify_{name}", help, value=value)
         kv = GaugeMetricFamily("ramify_kv_tokens", "Token slots of the KV pool.", labels=["state"])
@@ -269,6 +278,7 @@ class Metrics:
             ("executor_tokens", "Tokens that went through the model.", self._executor_tokens),
             ("sampled_tokens", "Tokens sampled, as steps come back.", self._sampled),
             ("output_tokens", "Output tokens of finished requests.", self._output),
+            ("computed_twice_tokens", "Tokens that retractions made the model run again.", self._twice),
         ):
             yield CounterMetricFamily(f"ramify_{name}", help, value=value)
         prompt = CounterMetricFamily(
@@ -277,6 +287,12 @@ class Metrics:
         prompt.add_metric(["cached"], self._cached)
         prompt.add_metric(["computed"], self._computed)
         yield prompt
+        retractions = CounterMetricFamily(
+            "ramify_retractions", "Requests that gave their row or pages to others.", labels=["cause"]
+        )
+        for cause in ("priority", "fairness", "memory", "ahead", "not finite"):
+            retractions.add_metric([cause], self._retractions.get(cause, 0))
+        yield retractions
         ends = CounterMetricFamily("ramify_requests", "Requests that ended.", labels=["reason"])
         for reason in ("stop", "length", "cancelled", "deadline", "error"):
             ends.add_metric([reason], self._ends[reason])

@@ -150,12 +150,21 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     known = ScheduleConfig()
     schedule.add_argument("--in-flight", type=int, default=known.in_flight, metavar="N")
     schedule.add_argument(
+        "--itl-target-ms",
+        type=float,
+        default=known.itl_target_ms,
+        metavar="MS",
+        help="how long a step that computes prompts beside decodes should last; a higher target gives "
+        "longer pauses between tokens, fewer of them, and later first tokens under load; 0: as long "
+        f"as --mixed-tokens takes (default {known.itl_target_ms:g})",
+    )
+    schedule.add_argument(
         "--mixed-tokens",
         type=int,
         default=known.mixed_tokens,
         metavar="N",
-        help="most prompt tokens in a step beside decodes: fewer give shorter pauses and earlier first "
-        f"tokens, and more time between tokens on average (default {known.mixed_tokens})",
+        help="most prompt tokens in a step beside decodes, whatever --itl-target-ms allows "
+        f"(default {known.mixed_tokens})",
     )
     schedule.add_argument(
         "--ahead-tokens",
@@ -164,6 +173,14 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most prompt tokens in a step that computes input ahead of its generation "
         f"(default {known.ahead_tokens})",
+    )
+    schedule.add_argument(
+        "--quantum-steps",
+        type=int,
+        default=known.quantum_steps,
+        metavar="N",
+        help="steps that a generation keeps its row before it may be retracted for one of a client that "
+        f"has fewer (default {known.quantum_steps})",
     )
     schedule.add_argument("--lookahead", type=int, default=known.lookahead, metavar="N")
     schedule.add_argument("--ageing", type=float, default=known.ageing, metavar="X")
@@ -228,8 +245,10 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         limits=Limits(**{name: given[f"limit_{name}"] for name in Limits.__struct_fields__}),
         schedule=ScheduleConfig(
             in_flight=args.in_flight,
+            itl_target_ms=args.itl_target_ms,
             mixed_tokens=args.mixed_tokens,
             ahead_tokens=args.ahead_tokens,
+            quantum_steps=args.quantum_steps,
             lookahead=args.lookahead,
             ageing=args.ageing,
             max_waiting=args.max_waiting,

@@ -67,6 +67,10 @@ def test_fresh_metrics_show_every_series_at_zero() -> None:
         "ramify_queue_seconds_bucket{+Inf}",
         "ramify_step_seconds_count",
         "ramify_plan_seconds_count",
+        "ramify_retractions_total{priority}",
+        "ramify_retractions_total{memory}",
+        "ramify_computed_twice_tokens_total",
+        "ramify_mixed_tokens",
     ):
         assert values[name] == 0, name
 
@@ -99,6 +103,16 @@ def test_steps_and_gauges() -> None:
     assert (metrics.running, metrics.waiting, metrics.kv_in_use) == (1, 8, 0.5)
     metrics.requests(0, 0)
     assert samples(metrics)["ramify_requests_running"] == 0
+
+
+def test_how_requests_gave_way() -> None:
+    metrics = Metrics()
+    metrics.sharing({"fairness": 3, "ahead": 1}, 17, 512)
+    values = samples(metrics)
+    causes = ("priority", "fairness", "memory", "ahead")
+    assert [values[f"ramify_retractions_total{{{cause}}}"] for cause in causes] == [0, 3, 0, 1]
+    assert values["ramify_computed_twice_tokens_total"] == 17
+    assert values["ramify_mixed_tokens"] == 512
 
 
 def test_finished_requests() -> None:

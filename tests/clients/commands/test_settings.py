@@ -84,6 +84,10 @@ def test_every_flag() -> None:
             "8",
             "--mixed-tokens",
             "24",
+            "--itl-target-ms",
+            "12.5",
+            "--quantum-steps",
+            "9",
             "--ahead-tokens",
             "16",
         ],
@@ -99,6 +103,7 @@ def test_every_flag() -> None:
     assert (made.schedule.in_flight, made.schedule.lookahead) == (1, 2)
     assert (made.schedule.ageing, made.schedule.max_waiting) == (0.5, 8)
     assert (made.schedule.mixed_tokens, made.schedule.ahead_tokens) == (24, 16)
+    assert (made.schedule.itl_target_ms, made.schedule.quantum_steps) == (12.5, 9)
 
 
 @pytest.mark.parametrize("name", Limits.__struct_fields__)
