@@ -53,7 +53,7 @@ class Pace:
         self._variance = [[_UNSURE * (i == j) for j in range(3)] for i in range(3)]
         self._skipped = 0  # steps of decodes alone since one was learnt from
         self.allowed = self._most  # prompt tokens, when last asked
-        self._sure = False  # a step was seen
+        self._odd = 0  # steps in a row that were far from what was expected
         self._known = 0  # most prompt tokens in a measured step beside decodes
         self._full = 0  # most in one without
         self._waiting = 0  # prompt tokens that lack, of each client `_OF_CLIENT` at most
@@ -82,16 +82,21 @@ class Pace:
         w, variance = self._weights, self._variance
         expected = w[0] + w[1] * x[1] + w[2] * x[2]
         error = seconds - expected
-        if self._sure:
-            error = max(-_CLIP * expected, min(error, _CLIP * expected))
         spread = [row[0] + row[1] * x[1] + row[2] * x[2] for row in variance]
         scale = _KEPT + spread[0] + spread[1] * x[1] + spread[2] * x[2]
+        if scale < 1 + _KEPT:  # a step like those before: one that differs much is an exception
+            most = _CLIP * expected
+            self._odd = self._odd + 1 if abs(error) > most else 0
+            error = max(-most, min(error, most))
+            if self._odd == 3:  # no exceptions: the machine has changed
+                self._variance = [[_UNSURE * (i == j) for j in range(3)] for i in range(3)]
+                self._odd = 0
+                return
         self._weights = [max(0.0, w[i] + spread[i] * error / scale) for i in range(3)]
         keep = 1 / _KEPT if variance[0][0] + variance[1][1] + variance[2][2] < 3 * _UNSURE else 1.0
         self._variance = [
             [(variance[i][j] - spread[i] * spread[j] / scale) * keep for j in range(3)] for i in range(3)
         ]
-        self._sure = True
 
     def beside(self, decodes: int) -> int:
         """Most prompt tokens beside so many decodes."""

@@ -78,6 +78,26 @@ def test_one_slow_step_changes_little():
     assert pace.beside(64) > 0.9 * before
 
 
+def test_a_small_step_first_does_not_hide_what_large_ones_cost():
+    """A machine of 2 ms a prompt token, whose first step was tiny."""
+    pace, device = make(), Device(base=0.03, prompt=2e-3)
+    pace.learn(24, 0, 0.05)
+    for _ in range(3):
+        pace.learn(2048, 0, device.seconds(2048, 0))
+    for _ in range(6):
+        prompts = pace.beside(4)
+        pace.learn(prompts, 4, device.seconds(prompts, 4))
+    assert pace.beside(4) == LEAST
+
+
+def test_a_machine_that_becomes_much_slower_is_followed():
+    pace, device = make(), Device()
+    serve(pace, device, 100)
+    device.base, device.decode, device.prompt = 0.04, 3e-4, 2.1e-4
+    lasted = serve(pace, device, 40)
+    assert lasted[-1] < 1.6 * (0.04 + 64 * 3e-4)
+
+
 def test_prompts_never_starve():
     """The decodes alone take longer than the target: prompts get half as long again."""
     pace = make(target=5)
