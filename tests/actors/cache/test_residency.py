@@ -53,7 +53,7 @@ def turn(cache: RadixCache, branch: int, *tokens: int) -> m.Granted:
 @pytest.mark.parametrize("depth", [300, 3000])
 def test_a_turn_costs_the_same_at_any_depth(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = deep(depth, 2 * depth)
-    turn(cache, LONG, 1)  # makes the page table once
+    granted = turn(cache, LONG, 1)  # makes the page table once
     visits = Visits(monkeypatch)
     for i in range(100):
         granted = turn(cache, LONG, i)

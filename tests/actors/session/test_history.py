@@ -2,6 +2,7 @@
 
 import sys
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -68,7 +69,7 @@ def test_forks_of_a_long_branch_share_its_pieces(monkeypatch: pytest.MonkeyPatch
     link = history._Link
 
     class Counted(link):  # type: ignore[misc, valid-type]
-        def __init__(self, *arguments: object) -> None:
+        def __init__(self, *arguments: Any) -> None:
             made.append(1)
             super().__init__(*arguments)
 
