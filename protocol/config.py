@@ -201,16 +201,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             f"--host {self.host} is reachable from other machines: give --auth-token, --auth-token-file "
             "or --auth-tokens, or --insecure to serve anybody",
         )
-        longest = self.session_ttl_max_s
-        _require(
-            longest >= self.session_ttl_s,
-            f"--session-ttl-max is {longest:g}: must be at least --session-ttl ({self.session_ttl_s:g})",
-        )
-        _require(self.max_sessions >= 1, f"--max-sessions is {self.max_sessions}: must be at least 1")
-        _require(
-            self.sessions_bytes >= SESSIONS_BYTES_LEAST,
-            f"--sessions-bytes is {self.sessions_bytes}: must be at least {SESSIONS_BYTES_LEAST}",
-        )
+        _seconds("--session-ttl-max", self.session_ttl_max_s, self.session_ttl_s, 365 * DAY_S)
+        _count("--max-sessions", self.max_sessions, 1, 1 << 26)
+        _count("--sessions-bytes", self.sessions_bytes, SESSIONS_BYTES_LEAST, 1 << 50)
 
     @property
     def guarded(self) -> bool:

@@ -129,15 +129,20 @@ class _Page:
         return self.size > self._most
 
     def take(self, branch: Branch, first: int, op: Tree) -> list[Turn]:
-        """The turns of `branch` from piece `first` on, as many as fit."""
+        """The turns of `branch` from piece `first` on, as many as fit.
+
+        One without tokens is left out: a position could not tell whether a fork shares it.
+        """
         turns: list[Turn] = []
         for index in range(first, len(branch.pieces)):
             piece = branch.pieces[index]
             turn = turn_of(piece, op.text, op.tokens)
+            if turn.end == turn.start:
+                continue
             self.size += TURN + len(turn.text or "") + TOKEN * len(turn.tokens or ())
             if self._turns and self.full:
                 self.next = Place(branch=branch.name, position=piece.start)
                 break
             turns.append(turn)
-            self._turns += turn.end > turn.start  # else the next answer might begin where this one does
+            self._turns += 1
         return turns

@@ -28,9 +28,9 @@ def tree(engine: Any, client: Any, **fields: Any) -> list[w.State]:
 
 
 def histories(engine: Any, client: Any) -> dict[str, list[tuple[int, int, str, list[int]]]]:
-    """What the branches hold."""
+    """What the branches hold; a `tree` leaves out what has no tokens."""
     return {
-        name: [(p.start, p.end, p.text, p.tokens.tolist()) for p in branch.pieces]
+        name: [(p.start, p.end, p.text, p.tokens.tolist()) for p in branch.pieces if p.end > p.start]
         for name, branch in engine.cores[client.number].state.branches.items()
     }
 

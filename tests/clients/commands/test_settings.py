@@ -141,7 +141,14 @@ NUMBERS = [
     for action in build_parser()._subparsers._group_actions[0].choices["serve"]._actions  # type: ignore
     if action.type in (int, float)
 ]
-ZERO = ("--port", "--session-ttl", "--grace", "--gateways", "--ageing")  # which may be 0
+ZERO = (  # which may be 0
+    "--port",
+    "--session-ttl",
+    "--grace",
+    "--gateways",
+    "--ageing",
+    "--itl-target-ms",
+)
 
 
 def test_all_numbers_are_found() -> None:
