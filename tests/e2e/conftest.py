@@ -143,15 +143,31 @@ class Peer:
         )
         return await self.terminal(ident + 1, branch)
 
-    async def tree(self, ident: int, branch: str | None = None) -> dict[str, list[int]]:
-        """The tokens of each branch."""
-        await self.send({"type": "tree", "id": ident, "branch": branch, "tokens": True})
-        state = await self.terminal(ident)
-        assert state["type"] == "state", state
-        return {
-            b["branch"]: [t for turn in b.get("turns", ()) for t in turn.get("tokens", ())]
-            for b in state["branches"]
-        }
+    async def tree(self, ident: int) -> dict[str, list[int]]:
+        """The tokens of each branch, in as many answers as it takes; their ids are `ident` and above."""
+        turns: dict[str, list[Message]] = {}
+        shared: dict[str, tuple[str, int]] = {}  # its first turns are its parent's, up to a position
+        after: Message | None = None
+        while True:
+            await self.send({"type": "tree", "id": ident, "tokens": True, "after": after})
+            state = await self.terminal(ident)
+            assert state["type"] == "state", state
+            for branch in state["branches"]:
+                turns.setdefault(branch["branch"], []).extend(branch.get("turns", ()))
+                if "turns_from" in branch:
+                    shared[branch["branch"]] = branch["parent"], branch["turns_from"]
+            after = state.get("next")
+            if after is None:
+                break
+            ident += 1
+
+        def whole(name: str) -> list[Message]:
+            if name not in shared:
+                return turns[name]
+            parent, upto = shared[name]
+            return [turn for turn in whole(parent) if turn["end"] <= upto] + turns[name]
+
+        return {name: [t for turn in whole(name) for t in turn["tokens"]] for name in turns}
 
     async def nothing_runs(self) -> None:
         """Wait until no generation of the session runs or waits."""

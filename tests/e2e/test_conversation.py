@@ -239,7 +239,7 @@ async def test_a_deadline_ends_a_generation(serving: Any, executor: str) -> None
 
 
 async def test_priority_goes_first(serving: Any, executor: str) -> None:
-    """One row: whoever has the higher priority gets it next."""
+    """One row: a higher priority takes it over, and a lower one waits for its end."""
     settings = {"max_rows": 1, "step_seconds": 0.001}
     async with serving(executor=executor, fake=settings) as served, served.connect() as peer:
         await peer.open(
@@ -254,7 +254,9 @@ async def test_priority_goes_first(serving: Any, executor: str) -> None:
         )
         await peer.terminal(4)
         ends = [m["branch"] for m in peer.log if m["type"] == "done"]
-        assert ends == ["first", "high", "low"]
+        assert ends == ["high", "first", "low"]
+        base = served.oracle.tokenizer.encode("base")
+        assert peer.text("first") == served.oracle.text(served.oracle.output(base, 60))
 
 
 async def test_ignored_ends_and_going_on_after_length(serving: Any, executor: str) -> None:

@@ -366,16 +366,20 @@ async def test_a_client_that_never_reads(serving: Any) -> None:
 
 
 async def test_replies_that_are_never_read_cut_the_socket_off(serving: Any) -> None:
-    async with serving(limits={"queued_bytes": 8192}) as served, served.undisturbed():
+    """An op that is sent again gets its reply again, which no queue of the session holds back."""
+    settings = {"context": 8192}
+    async with serving(limits={"queued_bytes": 8192}, fake=settings) as served, served.undisturbed():
         async with served.connect(max_queue=1) as peer:
-            await peer.open({"type": "append", "id": 1, "text": "text " * 600})
-            await peer.terminal(1)
+            long = peer.greedy(2, quiet=True, max_tokens=6000)
+            await peer.open({"type": "append", "id": 1, "text": "text"}, long)
+            await peer.terminal(2)
             with pytest.raises(websockets.ConnectionClosed):
-                for ident in range(2, 5000):
-                    await peer.send({"type": "tree", "id": ident, "text": True, "tokens": True})
+                for _ in range(5000):
+                    await peer.send(long)
                 await peer.closed()
                 await peer.send({"type": "ping"})
             assert peer.ws.close_code == 1006
+
 
 
 async def test_silence_has_a_limit(serving: Any) -> None:
