@@ -7,6 +7,7 @@ may end, and nothing of it may stay.
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -226,9 +227,11 @@ def quiet_log() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-async def test_a_crash_at_every_line_ends_only_that_session(
+async def test_a_crash_at_any_line_ends_only_that_session(
     world: Callable[..., Any], quiet_log: None
 ) -> None:
+    """Every tenth line that is run, or with `RAMIFY_EVERY_LINE=1` every one (a minute)."""
+    stride = 1 if os.environ.get("RAMIFY_EVERY_LINE") else 10
     holdings = Holdings(Limits())
     async with world(holdings=holdings) as each:
         bystander = Bystander(each)
@@ -239,7 +242,8 @@ async def test_a_crash_at_every_line_ends_only_that_session(
         points = await lines_of(each)
         assert len(points) > 1000
         reached = 0
-        for number, (point, times) in enumerate(points.items()):
+        chosen = list(points.items())[::stride]
+        for number, (point, times) in enumerate(chosen):
             bystander.begin()
             before = len(each.sockets)
             time = 1 if number % 2 else min(times, 1 + number % 7)
@@ -255,4 +259,4 @@ async def test_a_crash_at_every_line_ends_only_that_session(
             mine = range(before + 1, len(each.sockets) + 1)
             assert {each.closed.get(s) for s in mine} <= {None, Close.SERVER_BUG, Close.DONE}, where
         assert holdings.held < 2 << 20  # of the one that is left; its kept replies grow
-        assert reached > 0.95 * len(points)  # the rest: what is done once for all sessions
+        assert reached > 0.95 * len(chosen)  # the rest: what is done once for all sessions
