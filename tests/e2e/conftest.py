@@ -144,14 +144,22 @@ class Peer:
         return await self.terminal(ident + 1, branch)
 
     async def tree(self, ident: int, branch: str | None = None) -> dict[str, list[int]]:
-        """The tokens of each branch."""
-        await self.send({"type": "tree", "id": ident, "branch": branch, "tokens": True})
-        state = await self.terminal(ident)
-        assert state["type"] == "state", state
-        return {
-            b["branch"]: [t for turn in b.get("turns", ()) for t in turn.get("tokens", ())]
-            for b in state["branches"]
-        }
+        """The tokens of each branch: page after page, and what a fork shares from its parent."""
+        ask = {"type": "tree", "id": ident, "branch": branch, "tokens": True}
+        await self.send(ask)
+        pages = [await self.terminal(ident)]
+        while (after := pages[-1].get("next")) is not None:
+            await self.send({**ask, "after": after})
+            known = [id(page) for page in pages]
+            pages.append(await self.until(lambda m: m.get("id") == ident and id(m) not in known))
+        tokens: dict[str, list[int]] = {}
+        for page in pages:
+            assert page["type"] == "state", page
+            for b in page["branches"]:
+                own = [t for turn in b.get("turns", ()) for t in turn.get("tokens", ())]
+                shared = tokens.get(b.get("parent", ""), [])[: b.get("turns_from", 0)]
+                tokens[b["branch"]] = tokens.get(b["branch"], shared) + own
+        return tokens
 
     async def nothing_runs(self) -> None:
         """Wait until no generation of the session runs or waits."""
