@@ -96,9 +96,7 @@ class Inlet:
                 self._metrics.usage(process.slot, usage)
             case AskMetrics(ident):
                 self._metrics.scrape(lambda text: process.tell(MetricsText(ident, text)))
-            case Submit() | Cancel():
-                self._core.scheduler.tell(message)
-            case CancelSession():
+            case Submit() | Cancel() | CancelSession():
                 self._core.scheduler.tell(message)
             case OpenBranch(branch):
                 self._core.cache.tell(message)

@@ -43,6 +43,8 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.plan import NO_TOKEN, ExecutorDown, ExecutorInfo, StepPlan, StepResult
 
+PLACES = 8  # of the waiting queue that a client may have, for each that is free
+
 
 class Scheduler:
     """All requests of an engine. Raises SchedulerError when cache or executor contradict it."""
@@ -143,8 +145,9 @@ class Scheduler:
         account = self._account(session_of(submit.request), submit.owner)
         self._count += 1
         request = Request(submit, account, self._count, self._batch, self._planner.processed, limit)
-        refusal = self._refusal(submit)
+        refusal = self._refusal(submit, account.client)
         self._requests[submit.request] = account.requests[submit.request] = request
+        account.client.requests += 1
         if refusal is not None:
             self._end(request, "error", now, *refusal)
             return
@@ -157,8 +160,13 @@ class Scheduler:
             self._planner.pace.lacks(request, request.prompt)
         self._admission.enqueue(request)
 
-    def _refusal(self, submit: Submit) -> tuple[Code, str] | None:
-        """Why a request can never run, or not now; the error code and message."""
+    def _refusal(self, submit: Submit, client: Client) -> tuple[Code, str] | None:
+        """Why a request can never run, or not now; the error code and message.
+
+        The queue's places are shared by a dynamic threshold (Choudhury and Hahne 1998): a client may
+        have `PLACES` times as many as are free. So one that fills it finds no more while there is
+        still room for those who have few.
+        """
         info, pool = self._info, self._info.pages * self._info.page_size
         if self.down is not None:
             return "internal", "the model executor failed"
@@ -174,6 +182,8 @@ class Scheduler:
         most = self._config.max_waiting
         if self.waiting >= (most if submit.max_tokens > 0 else most // 2):  # the rest: generations'
             return "overloaded", f"{self.waiting} requests wait already: try again later"
+        if client.waiting > PLACES * (most - self.waiting):
+            return "overloaded", f"{client.waiting} of your requests wait already: try again later"
         return None
 
     def _cancel(self, ident: int, reason: Reason, keep: int | None, now: float) -> None:
@@ -212,6 +222,7 @@ class Scheduler:
         request.state = State.ENDED
         ident = request.submit.request
         del self._requests[ident], request.account.requests[ident]
+        request.account.client.requests -= 1
         self._outbox.ended(request, reason, now, error, message)
 
     def _stop(self, run: Run, keep: int | None) -> Commit:

@@ -49,17 +49,33 @@ class Client:
     the service of its session picked last: where its new sessions start.
     """
 
-    __slots__ = ("lacking", "picked", "prefilling", "rows", "served", "shares", "slots", "virtual")
+    __slots__ = (
+        "lacking",
+        "picked",
+        "prefilling",
+        "requests",
+        "rows",
+        "served",
+        "shares",
+        "slots",
+        "virtual",
+    )
 
     def __init__(self) -> None:
         self.served = 0
         self.virtual = 0
         self.shares: dict[Level, object] = {}  # its place in the waiting queue
+        self.requests = 0  # those that have not ended
         self.rows = 0  # that its requests have now
         self.slots = 0  # of the KV pool that they hold beside what was cached
         self.prefilling = 0  # sessions whose prompts are being computed
         self.lacking = 0  # prompt tokens of its requests that wait for a first token; see `pace`
         self.picked = False  # in the pick under way
+
+    @property
+    def waiting(self) -> int:
+        """Its requests that have no row."""
+        return self.requests - self.rows
 
 
 class Account:

@@ -1,13 +1,14 @@
 """Long texts are tokenized here, off the event loop: a few threads, one queue that is shared fairly.
 
 Turns are taken by owners, then by the owner's sessions, so a session with many long texts, or an owner
-with many sessions, waits behind itself. The queue is bounded by size: beyond that an append is
-answered `overloaded`. This file does not know what a job does.
+with many sessions, waits behind itself. The queue is bounded by size, and an owner may have half of what
+others leave of it: beyond that an append is answered `overloaded`. Without a credential each session is
+an owner in that. This file does not know what a job does.
 """
 
 import asyncio
 import os
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -62,6 +63,7 @@ class Job(Generic[T]):
         self.size = size
         self.run = run
         self.done = done
+        self.party: str | int = ""  # whose part of the queue it takes
 
 
 class Encoder:
@@ -72,33 +74,46 @@ class Encoder:
         self._pool = ThreadPoolExecutor(self._threads, "tokenizer")
         self._waiting: Turnstile[Job[Any]] = Turnstile()
         self._size = 0  # of what waits
+        self._sizes: Counter[str | int] = Counter()  # of each owner
         self._most = most
         self._running = 0
 
     def submit(self, owner: str, session: int, job: Job[Any]) -> None:
         """Run `job` when it is its turn. Raises Overloaded."""
-        if self._size + job.size > self._most and self._waiting:
+        party = owner or session
+        mine = self._sizes[party]
+        left = self._most - (self._size - mine)
+        full = self._waiting and self._size + job.size > self._most
+        if full or (mine and mine + job.size > left // 2):
             raise Overloaded(
                 "too much text waits to be tokenized: send it again later", retry_ms=RETRY_MS
             )
+        job.party = party
         self._waiting.put(owner, session, job)
-        self._size += job.size
+        self._count(job, 1)
         self._next()
 
     def forget(self, owner: str, session: int) -> None:
         """The session is gone: what it has waiting is not done."""
         for job in self._waiting.drop(owner, session):
-            self._size -= job.size
+            self._count(job, -1)
 
     def close(self) -> None:
         """Nothing more is begun."""
         self._waiting = Turnstile()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def _count(self, job: Job[Any], sign: int) -> None:
+        """It waits, or (-1) not any more."""
+        self._size += sign * job.size
+        self._sizes[job.party] += sign * job.size
+        if not self._sizes[job.party]:
+            del self._sizes[job.party]
+
     def _next(self) -> None:
         while self._running < self._threads and self._waiting:
             job = self._waiting.take()
-            self._size -= job.size
+            self._count(job, -1)
             self._running += 1
             future = asyncio.get_running_loop().run_in_executor(self._pool, job.run)
             future.add_done_callback(partial(self._ended, job))

@@ -18,7 +18,13 @@ from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.ops import OpRunner
 from ramify.actors.session.program import Program
-from ramify.actors.session.replies import Cancelled, DeadlinePassed, Skipped, error_message
+from ramify.actors.session.replies import (
+    Cancelled,
+    DeadlinePassed,
+    Skipped,
+    bare,
+    error_message,
+)
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.actors.session.turns import Turns
@@ -247,10 +253,11 @@ class Execution:
         if late:
             self._state.out.wake(late[0][0])
         spawns = {id(task.op) for task in waiting}
-        waiting += [t for t in self._program.on() if t.kind == "spawn" and id(t.op) in spawns]
+        if spawns:  # else all that waits would be looked at, at each tick
+            waiting += [t for t in self._program.on() if t.kind == "spawn" and id(t.op) in spawns]
         freed: list[Task] = []
         for task in waiting:
-            freed += self._program.finish(task)
+            freed += self._finish(task)
             if task.kind != "spawn":
                 self._fail(task, DeadlinePassed("the deadline passed before the generation could begin"))
         self.start(freed)
@@ -274,6 +281,7 @@ class Execution:
         self._audience.announce(task, reply)
 
     def _fail(self, task: Task, error: RamifyError) -> None:
+        bare(error)  # it may be kept, and raised again
         failed = task.frame.failed
         if task.kind == "spawn":  # the generations report it
             failed.update(dict.fromkeys(task.children, error))

@@ -13,6 +13,7 @@ from ramify.actors.session.branch import Branch
 from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.outbox import EncodeText
+from ramify.actors.session.replies import bare
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.actors.session.turns import Turns
@@ -87,7 +88,7 @@ class OpRunner:
             try:
                 ends.append((task, self._apply(task, branch, result)))
             except RamifyError as failure:
-                ends.append((task, failure))
+                ends.append((task, bare(failure)))
         return ends
 
     def encoding(self) -> list[Task]:
@@ -129,7 +130,7 @@ class OpRunner:
         try:
             prepared: Prepared | RamifyError = prepare()
         except RamifyError as error:
-            prepared = error
+            prepared = bare(error)
         shared.prepared[situation] = prepared
         return self._apply(task, branch, prepared)
 
@@ -252,9 +253,9 @@ class OpRunner:
 
 
 def _cannot_encode(error: BaseException | None) -> RamifyError:
-    return (
-        error if isinstance(error, RamifyError) else BadRequest(f"the text cannot be tokenized: {error}")
-    )
+    if isinstance(error, RamifyError):
+        return bare(error)
+    return BadRequest(f"the text cannot be tokenized: {error}")
 
 
 def _expect(branch: Branch, position: int | None) -> None:

@@ -1,6 +1,7 @@
 """What a session wants to happen: commands collected while it handles its mailbox.
 
-The actor sends them in the order that messages.py asks for: cache, scheduler, sockets.
+The actor sends them: to sockets, then to the cache, then to the scheduler, which may name what the
+cache has just been told.
 """
 
 from collections.abc import Callable

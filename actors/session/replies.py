@@ -22,6 +22,16 @@ class DeadlinePassed(RamifyError):
     code = "deadline"
 
 
+def bare(error: RamifyError) -> RamifyError:
+    """`error`, to be kept: without the frames that it came through.
+
+    They hold all that was worked on, and often the error itself: what they keep alive would count
+    against the session until Python's garbage collector comes by.
+    """
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
+
+
 def error_message(error: RamifyError, *, ident: int | None = None, branch: str | None = None) -> Error:
     """`error` as the reply to op `ident`."""
     return Error(

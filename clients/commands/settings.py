@@ -13,6 +13,35 @@ from ramify.protocol.credentials import CredentialLimits
 from ramify.protocol.errors import ConfigError
 
 TOKEN_VARIABLE = "RAMIFY_AUTH_TOKEN"
+LIMIT_TEXTS = {
+    "frame_bytes": "of a WebSocket message",
+    "frame_bytes_before_open": "of the first one, before a token was shown",
+    "ops_per_frame": "messages in a frame",
+    "ops_in_flight": "ops without a reply, of a session",
+    "ops_per_second": "messages a second, of a socket",
+    "ops_burst": "messages at once, of a socket",
+    "bytes_per_second": "received of a socket; beyond it the socket is read more slowly",
+    "bytes_burst": "received at once",
+    "branches": "of a session",
+    "running": "generations of a session that run at once; the rest wait",
+    "n": "generations of one op by `n`",
+    "attachments": "sockets of a session, and as many viewers",
+    "meta_bytes": "of one `meta`, as JSON",
+    "queued_bytes": "that wait for a socket before its deltas are held back",
+    "regex_bytes": "of a constraint (not served yet, as the next three)",
+    "schema_bytes": "of a constraint",
+    "choices": "of a constraint",
+    "compile_ms": "for a constraint",
+    "open_timeout_s": "seconds until `open` must have come",
+    "replies_kept": "of a client, to be sent again",
+    "replies_bytes": "of those",
+    "session_bytes": "host memory that a session may hold",
+    "queued_op_bytes": "of a session's ops that wait or run",
+    "session_meta_bytes": "of all `meta` of a session, as JSON",
+    "tree_bytes": "of one answer to `tree`, about; the next one goes on",
+    "client_sessions": "sessions of one token's name",
+    "client_bytes": "host memory that those may hold",
+}
 DEFAULT_MODEL_NOTE = "a small demonstration model; give --model DIR to serve a checkpoint of your own"
 
 
@@ -23,8 +52,18 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--model", type=Path, metavar="DIR", help="Hugging Face model folder (default: the bundled one)"
     )
     group.add_argument("--name", help="name that clients see (default: the folder's)")
-    group.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    group.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto")
+    group.add_argument(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="auto: CUDA where torch sees it",
+    )
+    group.add_argument(
+        "--dtype",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        default="auto",
+        help="auto: float32 on a CPU, else the checkpoint's",
+    )
     group.add_argument("--context", type=int, metavar="N", help="context length (default: the model's)")
     group.add_argument("--page-size", type=int, default=1, metavar="N", help="tokens in a KV page")
     group.add_argument("--kv-tokens", type=int, metavar="N", help="size of the KV cache in tokens")
@@ -60,16 +99,28 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="kernels (auto: the fastest of those that serve the model here; the log says which)",
     )
-    group.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
-    group.add_argument("--executor", choices=["auto", "thread", "process"], default="auto")
+    group.add_argument(
+        "--load-format",
+        choices=["auto", "dummy"],
+        default="auto",
+        help="dummy: random weights, to measure with",
+    )
+    group.add_argument(
+        "--executor",
+        choices=["auto", "thread", "process"],
+        default="auto",
+        help="where the model runs (auto: on CUDA in a process of its own)",
+    )
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     """The socket, the life of sessions, scheduling, and every limit."""
     group = parser.add_argument_group("server")
     known_server = ServerConfig()
-    group.add_argument("--host", default="127.0.0.1")
-    group.add_argument("--port", type=int, default=8765, help="0: any free port")
+    group.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
+    group.add_argument(
+        "--port", type=int, default=8765, metavar="N", help="0: any free port (default 8765)"
+    )
     group.add_argument(
         "--auth-token",
         action="append",
@@ -103,14 +154,15 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
             type=int,
             default=value,
             metavar="N",
-            help=f"for all sockets of one token's name together (default {value})",
+            help=f"most {name.replace('_', ' ')} of one token's name, all its sockets together "
+            f"(default {value})",
         )
     group.add_argument(
         "--max-sockets",
         type=int,
         default=known_server.max_sockets,
         metavar="N",
-        help=f"of all clients together (default {known_server.max_sockets})",
+        help=f"most WebSockets of all clients together (default {known_server.max_sockets})",
     )
     group.add_argument(
         "--step-timeout",
@@ -120,8 +172,20 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "(default: 60, on a CPU 600); /readyz tells of it after 4",
     )
     group.add_argument("--insecure", action="store_true", help="serve other machines without a token")
-    group.add_argument("--allowed-host", action="append", default=[], metavar="HOST")
-    group.add_argument("--allowed-origin", action="append", default=[], metavar="ORIGIN")
+    group.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="another name that requests may use for this server; may be repeated; *: any",
+    )
+    group.add_argument(
+        "--allowed-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="another site whose pages may connect; may be repeated; *: any",
+    )
     group.add_argument(
         "--gateways",
         type=int,
@@ -140,7 +204,6 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             flag, type=float, default=default, metavar="S", help=f"seconds {text} (default {default:g})"
         )
-    known_server = ServerConfig()
     for flag, most, text in (
         ("--max-sessions", known_server.max_sessions, "most sessions at a time"),
         ("--sessions-bytes", known_server.sessions_bytes, "host memory that all sessions may hold"),
@@ -148,15 +211,21 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, type=int, default=most, metavar="N", help=f"{text} (default {most})")
     schedule = parser.add_argument_group("scheduling")
     known = ScheduleConfig()
-    schedule.add_argument("--in-flight", type=int, default=known.in_flight, metavar="N")
+    schedule.add_argument(
+        "--in-flight",
+        type=int,
+        default=known.in_flight,
+        metavar="N",
+        help=f"steps sent before the first one's result is seen, 1 or 2 (default {known.in_flight})",
+    )
     schedule.add_argument(
         "--itl-target-ms",
         type=float,
         default=known.itl_target_ms,
         metavar="MS",
-        help="how long a step that computes prompts beside decodes should last; a higher target gives "
-        "longer pauses between tokens, fewer of them, and later first tokens under load; 0: as long "
-        f"as --mixed-tokens takes (default {known.itl_target_ms:g})",
+        help="how long a step that computes prompts beside decodes should last; higher: longer, fewer "
+        "pauses between tokens; lower: shorter ones, and later first tokens where many prompts wait; "
+        f"0: as long as --mixed-tokens takes (default {known.itl_target_ms:g})",
     )
     schedule.add_argument(
         "--mixed-tokens",
@@ -182,13 +251,34 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="steps that a generation keeps its row before it may be retracted for one of a client that "
         f"has fewer (default {known.quantum_steps})",
     )
-    schedule.add_argument("--lookahead", type=int, default=known.lookahead, metavar="N")
-    schedule.add_argument("--ageing", type=float, default=known.ageing, metavar="X")
-    schedule.add_argument("--max-waiting", type=int, default=known.max_waiting, metavar="N")
-    limits = parser.add_argument_group("limits of one client")
+    schedule.add_argument(
+        "--lookahead",
+        type=int,
+        default=known.lookahead,
+        metavar="N",
+        help=f"tokens for which a generation gets memory ahead (default {known.lookahead})",
+    )
+    schedule.add_argument(
+        "--ageing",
+        type=float,
+        default=known.ageing,
+        metavar="X",
+        help="cached tokens that one token of waiting is worth, among requests of one session "
+        f"(default {known.ageing:g})",
+    )
+    schedule.add_argument(
+        "--max-waiting",
+        type=int,
+        default=known.max_waiting,
+        metavar="N",
+        help="requests that may wait; more are answered `overloaded`, those of clients with many "
+        f"sooner (default {known.max_waiting})",
+    )
+    limits = parser.add_argument_group("limits")
     for name, value in Limits().wire().items():
         flag = f"--limit-{name.replace('_', '-')}"
-        limits.add_argument(flag, type=int, default=value, metavar="N", help=f"(default {value})")
+        text = f"{LIMIT_TEXTS[name]} (default {value})"
+        limits.add_argument(flag, type=int, default=value, metavar="N", help=text)
 
 
 def model_config(args: argparse.Namespace) -> ModelConfig:

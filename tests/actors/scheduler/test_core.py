@@ -391,6 +391,25 @@ def test_overloaded(world):
     w.check_idle()
 
 
+def test_a_client_that_fills_the_queue_leaves_places_for_others(world):
+    """Its sessions are one client; who has few requests finds room as long as anybody does."""
+    w = world(rows=1, max_waiting=90)
+    flood = [w.submit(i, [i], session=1 + i % 5, owner="flood") for i in range(1, 101)]
+    w.turn(*flood)
+    refused = [e.request for e in flood if e.request in w.finished]
+    assert len(refused) == 100 - 81
+    assert {w.finished[request].error for request in refused} == {"overloaded"}
+    other = [w.submit(i, [i], session=9, owner="other") for i in range(201, 206)]
+    w.turn(*other)
+    assert not any(e.request in w.finished for e in other)
+    w.run(steps=5000)
+    assert {w.finished[e.request].reason for e in other} <= {"stop", "length"}
+    w.check_idle()
+    more = [w.submit(i, [i], session=1, owner="flood") for i in range(301, 311)]
+    w.run(*more, steps=5000)
+    assert {w.finished[e.request].error for e in more} == {None}
+
+
 def test_a_branch_that_is_gone(world):
     w = world()
     w.run(Submit(R1, 5, 3, 1, SamplingParams()))

@@ -230,8 +230,8 @@ def quiet_log() -> Iterator[None]:
 async def test_a_crash_at_any_line_ends_only_that_session(
     world: Callable[..., Any], quiet_log: None
 ) -> None:
-    """Every tenth line that is run, or with `RAMIFY_EVERY_LINE=1` every one (a minute)."""
-    stride = 1 if os.environ.get("RAMIFY_EVERY_LINE") else 10
+    """Every 25th line that is run, or with `RAMIFY_EVERY_LINE=1` every one (some minutes)."""
+    stride = 1 if os.environ.get("RAMIFY_EVERY_LINE") else 25
     holdings = Holdings(Limits())
     async with world(holdings=holdings) as each:
         bystander = Bystander(each)

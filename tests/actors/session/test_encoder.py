@@ -95,6 +95,25 @@ async def test_what_waits_is_bounded_and_what_is_alone_always_passes() -> None:
     encoder.close()
 
 
+@pytest.mark.parametrize("owner", ["a", ""])
+async def test_nobody_takes_all_the_room(owner: str) -> None:
+    """Half of what others leave: sessions of a credential count together, others each for itself."""
+    encoder, gate = Encoder(threads=1, most=100), Gate()
+    encoder.submit("", 1, gate.job("running"))
+    encoder.submit(owner, 2, gate.job("mine", size=30))
+    encoder.submit(owner, 2, gate.job("mine too", size=20))
+    with pytest.raises(Overloaded):
+        encoder.submit(owner, 2 if owner == "" else 3, gate.job("more", size=1))
+    encoder.submit("b", 4, gate.job("another's", size=20))
+    encoder.forget(owner, 2)
+    encoder.submit(owner, 2, gate.job("again", size=40))
+    gate.go.set()
+    await settle(gate, 3)
+    assert [result for result, _ in gate.ends] == ["running", "another's", "again"]
+    assert not encoder._sizes
+    encoder.close()
+
+
 async def test_a_session_with_much_to_do_holds_nobody_up() -> None:
     encoder, gate = Encoder(threads=1), Gate()
     for number in range(5):
