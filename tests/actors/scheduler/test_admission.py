@@ -332,3 +332,26 @@ def test_after_a_denial_one_at_a_time_is_tried(world):
     tried = [len(s.acquires) for s in w.settles if any(a.request == ident(2) for a in s.acquires)]
     assert set(tried) == {1}
     w.check_idle()
+
+
+def test_what_a_run_did_not_use_moves_its_session_forward(world):
+    """Its other requests wait already: the queue must hear that the session has had less service."""
+    w = world(rows=1, lookahead=30)
+    w.run(w.submit(1, range(20, 30), session=2, max_tokens=1))  # a service of 10
+    w.turn(w.submit(1, max_tokens=40))  # is charged 3 + 30
+    w.cache_settles()
+    w.turn(w.submit(2, [4, 5], max_tokens=1), w.submit(2, [6, 7], session=2, max_tokens=1))
+    w.run(Cancel(ident(1)))
+    assert w.order[-2:] == [ident(2), ident(2, 2)]
+
+
+def test_what_a_parked_request_was_charged_moves_its_session_forward(world):
+    """It waits for another's prompt, and meanwhile its session has had no service."""
+    prefix = list(range(40))
+    w = world(rows=2, pages=400, budget=16)
+    w.run(w.submit(1, range(50, 60), session=2, max_tokens=1))  # a service of 10
+    w.turn(w.submit(1, prefix, session=3, max_tokens=1))
+    w.turn(w.submit(1, [*prefix, 1], max_tokens=1))  # is charged 41
+    w.turn(w.submit(2, [4, 5], max_tokens=1), w.submit(2, [6, 7], session=2, max_tokens=1))
+    w.run()
+    assert w.order.index(ident(2)) < w.order.index(ident(2, 2))

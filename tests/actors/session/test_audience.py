@@ -145,3 +145,28 @@ def test_what_a_reader_takes_up_again_between_ticks_is_sent_at_the_next(sim: Cal
     audience.now = 1.2
     audience.tick()
     assert [type(message) for message in attachment.out] == [w.Delta]
+
+
+def test_a_slower_socket_asks_for_its_own_tick_when_a_faster_ones_has_come() -> None:
+    """There is one timer, and the last tokens come before either is due."""
+    state = SessionState(1, context=100, vocab=100, limits=Limits(), decode=lambda tokens: "")
+    audience = Audience(state, on_forget=lambda client: None)
+    branch = state.root("a")
+    piece = _running(branch)
+    fast, slow = (
+        Attachment(i, w.Open(client=str(i), tick_ms=tick), state.meter, write=True)
+        for i, tick in ((1, 50), (2, 200))
+    )
+    audience.attachments.update({1: fast, 2: slow})
+    for audience.now in (1.0, 1.01):
+        piece.tokens.append(5)
+        piece.release(len(piece.tokens), "x")
+        audience.flush(branch)
+    asked: list[float] = []
+    while state.out.wake_at is not None:
+        audience.now, state.out.wake_at = state.out.wake_at, None
+        asked.append(audience.now)
+        audience.tick()
+    assert asked[:2] == pytest.approx([1.05, 1.2])
+    for attachment in (fast, slow):
+        assert [each.text for each in attachment.out if isinstance(each, w.Delta)] == ["x", "x"]
