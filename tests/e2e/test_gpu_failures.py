@@ -199,7 +199,16 @@ def test_a_killed_executor(folder: Path) -> None:
 
 def test_out_of_memory(folder: Path) -> None:
     """Another program takes the memory; then a step comes that is too large for a graph."""
-    flags = ("--step-tokens", "16384", "--mixed-tokens", "16384", "--context", "16384")
+    flags = (
+        "--step-tokens",
+        "16384",
+        "--mixed-tokens",
+        "16384",
+        "--itl-target-ms",
+        "0",
+        "--context",
+        "16384",
+    )
     with serving(folder, "--port", "0", *flags) as server:
         serves(server)
         with peer(server) as one, peer(server) as other:

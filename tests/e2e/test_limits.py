@@ -381,7 +381,6 @@ async def test_replies_that_are_never_read_cut_the_socket_off(serving: Any) -> N
             assert peer.ws.close_code == 1006
 
 
-
 async def test_silence_has_a_limit(serving: Any) -> None:
     """No `open` in time, no pong in time: 4408."""
     settings = {"ping_interval_s": 0.1, "ping_timeout_s": 2.0}  # longer than a busy machine stalls
