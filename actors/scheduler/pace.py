@@ -14,9 +14,14 @@ long for a reason of its own counts as one that took somewhat longer than expect
 - Where many clients wait for first tokens, more is taken, so that all of their prompts are computed
   within `DRAIN` seconds if steps of `--mixed-tokens` can do that. A burst would else have its last
   first tokens late and the machine half empty meanwhile. One client, or one long prompt, counts
-  little in that, so that nobody's flood makes the pauses of others longer.
-- Until steps beside decodes were seen, few tokens are taken, then at most half as many again as in
-  any of them: what is far from everything measured is not trusted.
+  little in that, so that nobody's flood makes the pauses of others longer. Such a step lasts
+  `PATIENCE` targets, or twice its decodes alone: a machine that cannot keep up would else take all
+  that waits in one step, and who comes meanwhile would wait for that.
+- A step without decodes may last some targets, because nobody waits for its tokens, or as long as it
+  takes to make good what any step costs (on a CPU most of a target). Who comes meanwhile waits for
+  its end, so that is less than `ENOUGH` seconds whatever the machine is.
+- Until steps were seen, few tokens are taken, then at most twice as many as in any of them: what is
+  far from everything measured is not trusted.
 - A GPU pads a step to the next size that it has captured, so such a size is chosen.
 
 This file knows sizes and seconds, not prompts or rows.
@@ -29,10 +34,12 @@ from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import ExecutorInfo
 
 LEAST = 16  # tokens: smaller chunks cost a step's overhead for nothing
-FIRST = 256  # tokens beside decodes before anything is known
+FIRST = 64  # tokens before anything is known: 2 ms on a GPU, and 0.1 s on a core of a CPU
 AIM = 0.9  # of the target: steps scatter about what is aimed at
 PATIENCE = 3.0  # targets that a step without decodes may last while a prompt takes several
 LONGEST = 12.0  # targets that it may last at all
+WORTH = 12.0  # times a step's own cost that it may last in any case: more tokens save less than 1/12
+ENOUGH = 0.4  # seconds: for that reason no step lasts longer
 DRAIN = 0.5  # seconds
 _OF_REQUEST, _OF_CLIENT = 1024, 4096  # prompt tokens that count at most as waiting
 _BEYOND = 1.25  # times the largest captured size: a graph of that is better than slightly more
@@ -55,7 +62,7 @@ class Pace:
         self.allowed = self._most  # prompt tokens, when last asked
         self._odd = 0  # steps in a row that were far from what was expected
         self._known = 0  # most prompt tokens in a measured step beside decodes
-        self._full = 0  # most in one without
+        self._full = 0  # most in any measured step
         self._waiting = 0  # prompt tokens that lack, of each client `_OF_CLIENT` at most
 
     def lacks(self, request: Request, tokens: int) -> None:
@@ -105,7 +112,7 @@ class Pace:
             return self._most
         alone = self._weights[0] + self._weights[1] * decodes * _UNITS[1]
         allowed = max(self._within(max(self._target - alone, alone / 2)), self._draining(alone))
-        trusted = max(FIRST, self._known + self._known // 2)
+        trusted = max(FIRST, 2 * self._known)
         self.allowed = self._fit(min(self._most, trusted, allowed))
         return self.allowed
 
@@ -113,7 +120,8 @@ class Pace:
         """Prompt tokens in each step that lasts `alone` without them, to have no prompt wait longer."""
         rate = self._waiting / DRAIN
         idle = 1 - rate * self._weights[2] * _UNITS[2]  # the part of the time that prompts leave
-        return int(min(self._most, rate * alone / idle)) if idle > 0 else self._most
+        most = self._within(max(PATIENCE * self._target - alone, alone))
+        return int(min(most, rate * alone / idle)) if idle > 0 else most
 
     def alone(self, long: bool) -> int:
         """Most prompt tokens where nothing decodes.
@@ -123,15 +131,15 @@ class Pace:
         """
         if not self._target:
             return self._step
-        patience = PATIENCE if long else LONGEST
-        allowed = self._within(patience * self._target - self._weights[0])
-        trusted = self._full + self._full // 2 if long else self._step
-        return max(min(FIRST, self._step), min(self._step, trusted, allowed))
+        patience = (PATIENCE if long else LONGEST) * self._target
+        cost = self._weights[0]
+        allowed = self._within(max(patience, min(WORTH * cost, ENOUGH)) - cost)
+        return max(LEAST, min(self._step, max(FIRST, 2 * self._full), allowed))
 
     def _within(self, seconds: float) -> int:
         """Prompt tokens that take so long."""
         slope = self._weights[2] * _UNITS[2]
-        return int(min(seconds / slope, self._step)) if slope > 0 else self._step
+        return int(max(0.0, min(seconds / slope, self._step))) if slope > 0 else self._step
 
     def _fit(self, tokens: int) -> int:
         """The largest captured size that is not more, unless `tokens` are well beyond all of them."""

@@ -14,7 +14,7 @@ This file knows rows and slots, not what the cache does, nor the clock, nor what
 from collections import deque
 from collections.abc import Iterable
 
-from ramify.actors.scheduler.pace import Pace
+from ramify.actors.scheduler.pace import FIRST, Pace
 from ramify.actors.scheduler.prompts import Prompts
 from ramify.actors.scheduler.request import Level, Run, SchedulerError
 from ramify.protocol.config import ScheduleConfig
@@ -58,6 +58,7 @@ class Planner:
     def __init__(self, info: ExecutorInfo, config: ScheduleConfig) -> None:
         self._page_size = info.page_size
         self._limit = config.in_flight
+        self._on_cpu = info.device == "cpu"
         self._watermark = max(1, min(4, config.lookahead // 2))  # slots left when more are asked for
         self.pace = Pace(info, config)
         self._prompts = Prompts(info, config, self.pace)
@@ -141,7 +142,7 @@ class Planner:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None if there is nothing to do or enough is in flight."""
-        if len(self.in_flight) >= self._limit:
+        if len(self.in_flight) >= self._limit or self._can_wait():
             return None
         for run in self._reviews.pop(self._tick, ()):
             if run.decoding and run.due == self._tick:
@@ -180,6 +181,14 @@ class Planner:
             run.planned = 1
             self._schedule(run)
         return plan
+
+    def _can_wait(self) -> bool:
+        """Whether the next step is better planned when the last one is back.
+
+        A second step in flight hides what it takes to plan and launch it. On a CPU that is nothing
+        beside a step with many prompt tokens, and who comes meanwhile would wait for one step more.
+        """
+        return self._on_cpu and bool(self.in_flight) and self.in_flight[-1].prompts >= FIRST
 
     def landed(self, result: StepResult) -> tuple[Step, Iterable[int]]:
         """The step that `result` belongs to, and its sampled tokens.

@@ -87,9 +87,10 @@ class Prompts:
 
     def lacking(self, level: Level, decodes: int) -> int:
         """Tokens of `level` that the steps in flight and one more could take, besides what is here
-        and goes first. Of each prompt, `enough` tokens count at most.
+        and goes first. Of each prompt, `enough` tokens count at most. Where steps take few tokens, a
+        quarter of the largest step counts: a few long prompts would else keep out short ones.
         """
-        room = self._room(decodes) if level[0] else self._ahead
+        room = max(self._room(decodes), self._step // 4) if level[0] else self._ahead
         first = (self._lines[each].weight for each in self._order if each >= level)
         if not level[0]:
             first = (self._lines[each].weight for each in self._order if not each[0])
