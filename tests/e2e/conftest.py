@@ -148,10 +148,13 @@ class Peer:
         ask = {"type": "tree", "id": ident, "branch": branch, "tokens": True}
         await self.send(ask)
         pages = [await self.terminal(ident)]
+
+        def follows(m: Message) -> bool:
+            return m.get("id") == ident and all(m is not page for page in pages)
+
         while (after := pages[-1].get("next")) is not None:
             await self.send({**ask, "after": after})
-            known = [id(page) for page in pages]
-            pages.append(await self.until(lambda m: m.get("id") == ident and id(m) not in known))
+            pages.append(await self.until(follows))
         tokens: dict[str, list[int]] = {}
         for page in pages:
             assert page["type"] == "state", page
