@@ -19,6 +19,16 @@ def test_least_recently_used_first(bench) -> None:
     assert b.resident(1, 2, 3, 4) == [4, 0, 4, 4]
 
 
+def test_what_was_used_again_while_it_was_up_goes_later(bench) -> None:
+    """There is room for the token that runs again, so nothing of the branch is evicted meanwhile."""
+    b = bench(13)
+    for branch in (1, 2, 3):
+        fill(b, branch, 100 * branch)
+    b.run(91, 1)
+    fill(b, 4, 400)
+    assert b.resident(1, 2, 3, 4) == [4, 1, 4, 4]
+
+
 def test_a_denied_or_inspected_branch_stays_in_order(bench) -> None:
     b = bench(12)
     for branch in (1, 2, 3):
