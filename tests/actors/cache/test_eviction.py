@@ -179,3 +179,13 @@ def test_the_heap_does_not_grow_with_use(bench) -> None:
         b.cache.commit(m.Commit(7, 4, final=True))
     assert len(b.cache.residency.victims) < 100
     assert len(b.cache.branches._expiry) < 100
+
+
+def test_the_heap_does_not_grow_with_the_turns_of_a_chat(bench) -> None:
+    """Each turn's node was up for eviction before the next turn's absorbed it."""
+    b = bench(1000)
+    b.open(1)
+    for turn in range(200):
+        b.extend(1, [turn, turn + 1])
+        b.run(90, 1)
+    assert len(b.cache.residency.victims) <= 64 + 4 * b.cache.tree.nodes
