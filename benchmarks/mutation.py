@@ -251,7 +251,12 @@ def _is_text(node: ast.BinOp) -> bool:
 
 
 def load_changed(path: Path, tree: ast.Module) -> None:
-    """From now on this process imports `path` as `tree`."""
+    """From now on this process imports `path` as `tree`, whatever it has imported before.
+
+    The headline's modules have imported clients: their changes were not loaded, and none was noticed.
+    """
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ramify"]:
+        del sys.modules[name]
     loader = importlib.machinery.SourceFileLoader
     original = loader.get_code
     changed = os.path.realpath(path)

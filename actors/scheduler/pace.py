@@ -108,7 +108,6 @@ class Pace:
     def beside(self, decodes: int) -> int:
         """Most prompt tokens beside so many decodes."""
         if not self._target:
-            self.allowed = self._most
             return self._most
         alone = self._weights[0] + self._weights[1] * decodes * _UNITS[1]
         allowed = max(self._within(max(self._target - alone, alone / 2)), self._draining(alone))

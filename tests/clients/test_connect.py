@@ -165,6 +165,16 @@ async def test_children_are_read_side_by_side(server: Any) -> None:
         assert texts == ["".join(f"<{i}:1>" for i in range(3, 23))] * 5
 
 
+async def test_one_child_is_cancelled_and_the_others_go_on(server: Any) -> None:
+    """They share an op, so it is not the op that is cancelled."""
+    async with serving(server) as served, connect(served.url) as session:
+        await session.main.append("abc")
+        for child in session.main.generate(n=2, max_tokens=10**6):
+            await anext(child)
+            child.cancel()
+            assert (await child).reason == "cancelled"
+
+
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
 async def test_drops_are_not_seen(server: Any, every: int) -> None:
     async with serving(server) as served, connect(served.url) as session:

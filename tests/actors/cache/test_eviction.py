@@ -19,6 +19,16 @@ def test_least_recently_used_first(bench) -> None:
     assert b.resident(1, 2, 3, 4) == [4, 0, 4, 4]
 
 
+def test_what_was_used_again_while_it_was_up_goes_later(bench) -> None:
+    """There is room for the token that runs again, so nothing of the branch is evicted meanwhile."""
+    b = bench(13)
+    for branch in (1, 2, 3):
+        fill(b, branch, 100 * branch)
+    b.run(91, 1)
+    fill(b, 4, 400)
+    assert b.resident(1, 2, 3, 4) == [4, 1, 4, 4]
+
+
 def test_a_denied_or_inspected_branch_stays_in_order(bench) -> None:
     b = bench(12)
     for branch in (1, 2, 3):
@@ -169,3 +179,13 @@ def test_the_heap_does_not_grow_with_use(bench) -> None:
         b.cache.commit(m.Commit(7, 4, final=True))
     assert len(b.cache.residency.victims) < 100
     assert len(b.cache.branches._expiry) < 100
+
+
+def test_the_heap_does_not_grow_with_the_turns_of_a_chat(bench) -> None:
+    """Each turn's node was up for eviction before the next turn's absorbed it."""
+    b = bench(1000)
+    b.open(1)
+    for turn in range(200):
+        b.extend(1, [turn, turn + 1])
+        b.run(90, 1)
+    assert len(b.cache.residency.victims) <= 64 + 4 * b.cache.tree.nodes

@@ -333,6 +333,31 @@ def test_after_a_denial_one_at_a_time_is_tried(world):
     tried = [len(s.acquires) for s in w.settles if any(a.request == ident(2) for a in s.acquires)]
     assert set(tried) == {1}
     w.check_idle()
+    w.turn(*(w.submit(i, [i] * 3, max_tokens=1) for i in range(10, 14)))
+    assert len(w.settles[-1].acquires) == 4  # it was granted: that is over
+    w.run()
+    w.check_idle()
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_who_finds_no_memory_though_nobody_holds_any_is_ended(world, done):
+    """A cache that contradicts the pool's size must not let a request wait for ever."""
+    w = world(pages=24, rows=4)
+    first = w.submit(1, [1] * 6, max_tokens=40)
+    second = w.submit(2, [2] * 6, max_tokens=40)
+    if done:
+        w.turn(first, second)
+        while not w.core.retractions:
+            w.turn(w.replies.popleft() if w.replies else w.executor.run())
+    w.cache._take = lambda count: None
+    w.run(Cancel(ident(1)) if done else second)
+    finished = w.finished[ident(2)]
+    if done:
+        assert (finished.reason, finished.error) == ("length", None)
+        assert finished.output == len(w.output[ident(2)]) > 0
+    else:
+        assert (finished.reason, finished.error, finished.output) == ("error", "too_long", 0)
+    w.check_idle()
 
 
 def test_what_a_run_did_not_use_moves_its_session_forward(world):
