@@ -128,6 +128,7 @@ class Generate(Op, kw_only=True, frozen=True):
     priority: Annotated[int, Meta(ge=-8, le=8)] = 0
     deadline_ms: Annotated[int, Meta(ge=1)] | None = None
     quiet: bool = False
+    keep_open: bool = False
     expect: Position | None = None
 
 
