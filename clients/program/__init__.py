@@ -16,13 +16,15 @@
 comes back, `sync` is the state without `await`, `program` runs it.
 """
 
+from ramify.clients.program.batch import Failed, Run
 from ramify.clients.program.expressions import assistant, gen, system, tool, user
-from ramify.clients.program.program import Program, Run, program
+from ramify.clients.program.program import Program, program
 from ramify.clients.program.state import AsyncState, Forks, Piece, Value
 from ramify.clients.program.sync import State, SyncForks
 
 __all__ = [
     "AsyncState",
+    "Failed",
     "Forks",
     "Piece",
     "Program",

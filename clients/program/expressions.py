@@ -6,7 +6,7 @@
 """
 
 from collections.abc import Iterator
-from typing import Literal, TypeAlias, Unpack
+from typing import Literal, TypeAlias, Unpack, cast
 
 import msgspec
 
@@ -19,10 +19,10 @@ class _Node(msgspec.Struct, frozen=True):
     """Base of expressions: `+` puts them one after the other."""
 
     def __add__(self, other: "Expression") -> "Sequence":
-        return Sequence((self, other))
+        return Sequence((cast(Expression, self), other))
 
     def __radd__(self, other: "Expression") -> "Sequence":
-        return Sequence((other, self))
+        return Sequence((other, cast(Expression, self)))
 
 
 class Gen(_Node, frozen=True):

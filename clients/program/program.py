@@ -14,45 +14,28 @@ Each run has a branch of its own, which is dropped at its end, with all that was
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from inspect import iscoroutinefunction
+from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
 import msgspec
 
 from ramify.clients.connect import connect
-from ramify.clients.generation import Result
+from ramify.clients.generation import Reply
 from ramify.clients.handles import GenerateOptions, Session
+from ramify.clients.program.batch import Batch, Failed, Item, Run
 from ramify.clients.program.state import AsyncState, Family, Listener, Piece
-from ramify.clients.program.sync import State
+from ramify.clients.program.sync import State, in_thread
 from ramify.clients.program.writer import Writer
 from ramify.clients.sync import LoopThread
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.wire import ChatMessage, Drop, Fork
+from ramify.protocol.wire import Drop, Fork
 
 DEFAULT_URL = "ws://127.0.0.1:8765/v1/ws"
 DROPPED = 1024  # branches in one `drop`
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Run(msgspec.Struct, Generic[T], frozen=True):
-    """A program that has run. `run["name"]` is the text of a gap.
-
-    `value`: what the function returned. `results`: of the gaps of its own branch, by name, the last of
-    each. `messages`: the branch as a chat.
-    """
-
-    value: T
-    results: dict[str, Result]
-    messages: list[ChatMessage]
-
-    def __getitem__(self, name: str) -> str:
-        return self.results[name].text
-
-    def text(self) -> str:
-        """The branch without the chat template's marks."""
-        return "".join(message.content for message in self.messages)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,11 +113,34 @@ class Program(Generic[P, T]):
             finally:
                 thread.run(_close(pieces))
 
+    def run_batch(
+        self,
+        items: Iterable[Item],
+        *,
+        concurrency: int = 64,
+        sockets: int = 4,
+        progress: bool = False,
+        results: str | Path | None = None,
+    ) -> list[Run[T] | Failed]:
+        """Run it for each item, several at once; the results are in the items' order.
+
+        An item is a mapping of keyword arguments, or a tuple of arguments. One that fails becomes a
+        `Failed`. `concurrency`: how many run at once, over so many `sockets`. `progress`: show it on
+        standard error. `results`: a file that keeps what is done; the same call after an
+        interruption goes on where it was, and runs what had failed again.
+        """
+        with _loop() as thread:
+            return thread.run(
+                self.arun_batch(
+                    items, concurrency=concurrency, sockets=sockets, progress=progress, results=results
+                )
+            )
+
     # --- with `await` ---------------------------------------------------------------------------
 
     async def arun(self, *args: P.args, **kwargs: P.kwargs) -> Run[T]:
         """`run` for asynchronous code."""
-        async with self._session() as session:
+        async with self.session() as session:
             return await self.run_on(session, None, *args, **kwargs)
 
     async def astream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Piece]:
@@ -143,7 +149,7 @@ class Program(Generic[P, T]):
 
         async def work() -> None:
             try:
-                async with self._session() as session:
+                async with self.session() as session:
                     await self.run_on(session, pieces.put_nowait, *args, **kwargs)
             finally:
                 pieces.put_nowait(None)
@@ -156,6 +162,19 @@ class Program(Generic[P, T]):
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    async def arun_batch(
+        self,
+        items: Iterable[Item],
+        *,
+        concurrency: int = 64,
+        sockets: int = 4,
+        progress: bool = False,
+        results: str | Path | None = None,
+    ) -> list[Run[T] | Failed]:
+        """`run_batch` for asynchronous code."""
+        batch = Batch(self, list(items), None if results is None else Path(results), progress)
+        return await batch.run(concurrency, sockets)
 
     async def run_on(
         self, session: Session, listener: Listener | None, *args: P.args, **kwargs: P.kwargs
@@ -177,11 +196,12 @@ class Program(Generic[P, T]):
     async def _call(self, state: AsyncState, *args: P.args, **kwargs: P.kwargs) -> T:
         if iscoroutinefunction(self.function):
             return cast(T, await self.function(state, *args, **kwargs))
-        thread = LoopThread.running()
-        return await asyncio.to_thread(self.function, State(thread, state), *args, **kwargs)
+        s = State(LoopThread.running(), state)
+        return cast(T, await in_thread(lambda: self.function(s, *args, **kwargs), self.__name__))
 
     @contextlib.asynccontextmanager
-    async def _session(self) -> AsyncIterator[Session]:
+    async def session(self) -> AsyncIterator[Session]:
+        """The session to run in: the given one, or one of its own."""
         if self.settings.session is not None:
             yield self.settings.session
             return
@@ -206,7 +226,8 @@ async def _end(family: Family) -> None:
     names = [state.branch.name for state in family.states if state.born]
     for start in range(0, len(names), DROPPED):
         with contextlib.suppress(RamifyError):  # the session is over, and its branches with it
-            await session.send([Drop(id=0, branch=names[start : start + DROPPED])])
+            for reply in await session.send([Drop(id=0, branch=names[start : start + DROPPED])]):
+                await cast(Reply, reply)
 
 
 @contextlib.contextmanager

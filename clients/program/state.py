@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from ramify.clients.errors import Cancelled
 from ramify.clients.generation import Generation, Result
 from ramify.clients.handles import Branch, Session
 from ramify.clients.program.expressions import Expression, Gen, TurnRole, flatten
@@ -267,15 +268,21 @@ class AsyncState:
                 await asyncio.shield(self._born)
             while self._jobs:
                 await self._jobs.popleft()()
+        except asyncio.CancelledError:
+            self._fail(Cancelled("the program was stopped"))
+            raise
         except BaseException as error:
-            self._error = self._error or error
-            self._jobs.clear()
-            for value in self._gaps:
-                value.fail(error)
+            self._fail(error)
             if not isinstance(error, RamifyError):
                 raise
         finally:
             self._worker = None
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._jobs.clear()
+        for value in self._gaps:
+            value.fail(error)
 
     def _send(self, ops: Sequence[Op]) -> None:
         if ops:

@@ -4,7 +4,11 @@ The program runs in a thread of its own and the session in an event loop; each m
 there and waits for it. Adding never waits for the model, reading does.
 """
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 from ramify.clients.generation import Result
@@ -106,3 +110,29 @@ class SyncForks(list[State]):
 
 async def _next(deltas: AsyncIterator[str]) -> str | None:
     return await anext(deltas, None)
+
+
+async def in_thread(function: Callable[[], T], name: str) -> T:
+    """Run a function in a thread of its own: any number may wait at once, as a pool would not let them.
+
+    If this is cancelled, the thread goes on until it next uses its state, which raises there.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(set_it: Callable[[], None]) -> None:
+        if not done.done():
+            set_it()
+
+    def work() -> None:
+        try:
+            value = function()
+        except BaseException as error:
+            set_it = partial(done.set_exception, error)
+        else:
+            set_it = partial(done.set_result, value)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(tell, set_it)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return await done

@@ -104,10 +104,8 @@ class Writer:
         self._text.clear()
         self._open = self._role is not None
         keep = self._role is not None and not closes
-        generate = Generate(
-            id=0, branch=self.branch, **{**self._defaults, "keep_open": keep, **gap.options}
-        )
-        return [*self._take(), generate]
+        options: GenerateOptions = {"keep_open": keep, **self._defaults, **gap.options}
+        return [*self._take(), Generate(id=0, branch=self.branch, **options)]
 
     def _take(self) -> list[Op]:
         """One `append` for each run of turns, and one for each run of text."""
