@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ramify.clients.errors import SessionLost
 from ramify.clients.generation import Result
-from ramify.clients.handles import Session
+from ramify.clients.program.state import Backend
 from ramify.protocol.wire import ChatMessage
 
 if TYPE_CHECKING:
@@ -106,11 +106,11 @@ class Batch(Generic[T]):
         """Run items in one session at a time, `share` of them at once."""
         lock = asyncio.Lock()
         async with AsyncExitStack() as stack:
-            current: list[Session] = []
+            current: list[Backend] = []
 
-            async def session() -> Session:
+            async def session() -> Backend:
                 async with lock:
-                    if not current or current[-1].error is not None:
+                    if not current or getattr(current[-1], "error", None) is not None:
                         current.append(await stack.enter_async_context(self._program.session()))
                     return current[-1]
 

@@ -22,10 +22,9 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, 
 import msgspec
 
 from ramify.clients.connect import connect
-from ramify.clients.generation import Reply
-from ramify.clients.handles import GenerateOptions, Session
+from ramify.clients.handles import GenerateOptions
 from ramify.clients.program.batch import Batch, Failed, Item, Run
-from ramify.clients.program.state import AsyncState, Family, Listener, Piece
+from ramify.clients.program.state import AsyncState, Backend, Family, Listener, Piece
 from ramify.clients.program.sync import State, in_thread
 from ramify.clients.program.writer import Writer
 from ramify.clients.sync import LoopThread
@@ -42,7 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where and how a program runs. `options`: for every gap that does not say otherwise."""
 
     url: str | None = None
-    session: Session | None = None
+    session: Backend | None = None
     connect: dict[str, Any] = {}
     options: dict[str, Any] = {}
 
@@ -75,15 +74,15 @@ class Program(Generic[P, T]):
         self,
         url: str | None = None,
         *,
-        session: Session | None = None,
+        session: Backend | None = None,
         connect: Mapping[str, Any] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> "Program[P, T]":
         """The same program with other settings.
 
         `url`: the server (default: `RAMIFY_URL`, else this machine). `session`: one that is open
-        already, for the asynchronous calls. `connect`: arguments of `connect`, like a token.
-        `options`: of `generate`, for gaps that do not say otherwise.
+        already, or an `ApiSession`, for the asynchronous calls. `connect`: arguments of `connect`,
+        like a token. `options`: of `generate`, for gaps that do not say otherwise.
         """
         now = self.settings
         return Program(
@@ -177,11 +176,12 @@ class Program(Generic[P, T]):
         return await batch.run(concurrency, sockets)
 
     async def run_on(
-        self, session: Session, listener: Listener | None, *args: P.args, **kwargs: P.kwargs
+        self, session: Backend, listener: Listener | None, *args: P.args, **kwargs: P.kwargs
     ) -> Run[T]:
         """Run it on a branch of its own in `session`; `listener` hears the text of all gaps."""
         (name,) = session.fresh_names("program", 1)
-        await session.ok(Fork(id=0, branch=None, as_=[name]))
+        for reply in await session.send([Fork(id=0, branch=None, as_=[name])]):
+            await reply
         family = Family(session, listener)
         state = AsyncState(family, Writer(name, cast(GenerateOptions, self.settings.options)))
         try:
@@ -200,7 +200,7 @@ class Program(Generic[P, T]):
         return cast(T, await in_thread(lambda: self.function(s, *args, **kwargs), self.__name__))
 
     @contextlib.asynccontextmanager
-    async def session(self) -> AsyncIterator[Session]:
+    async def session(self) -> AsyncIterator[Backend]:
         """The session to run in: the given one, or one of its own."""
         if self.settings.session is not None:
             yield self.settings.session
@@ -223,11 +223,11 @@ async def _end(family: Family) -> None:
     """Stop what still runs, and drop every branch."""
     await asyncio.gather(*(state.stop() for state in family.states))
     session = family.session
-    names = [state.branch.name for state in family.states if state.born]
+    names = [state.branch for state in family.states if state.born]
     for start in range(0, len(names), DROPPED):
         with contextlib.suppress(RamifyError):  # the session is over, and its branches with it
             for reply in await session.send([Drop(id=0, branch=names[start : start + DROPPED])]):
-                await cast(Reply, reply)
+                await reply
 
 
 @contextlib.contextmanager

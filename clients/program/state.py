@@ -10,19 +10,47 @@ Knows branches and ops through `Session.send`; it does not know connections.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from ramify.clients.errors import Cancelled
-from ramify.clients.generation import Generation, Result
-from ramify.clients.handles import Branch, Session
+from ramify.clients.generation import Result
 from ramify.clients.program.expressions import Expression, Gen, TurnRole, flatten
 from ramify.clients.program.writer import Writer
+from ramify.clients.stream import TextDelta
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import ChatMessage, Fork, Op, Rollback
 
 Job = Callable[[], Awaitable[None]]
+
+
+class Running(Protocol):
+    """A gap that is being filled: `Generation`, or what another backend has in its place."""
+
+    @property
+    def text(self) -> str: ...
+    async def progress(self) -> None: ...
+    def __aiter__(self) -> AsyncIterator[TextDelta]: ...
+    def __await__(self) -> Generator[Any, None, Result]: ...
+
+
+class Backend(Protocol):
+    """What a program runs on: a `Session`, or an `ApiSession`."""
+
+    def fresh_names(self, parent: str, count: int, /) -> list[str]: ...
+    async def send(self, ops: Sequence[Op], /) -> Sequence[Any]:
+        """Send ops of one branch in one frame. For each, something to await; for a gap a `Running`."""
+        ...
+
+    def branch(self, name: str, /) -> "Place": ...
+
+
+class Place(Protocol):
+    """A branch of a backend."""
+
+    @property
+    def position(self) -> int | None: ...
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -43,7 +71,7 @@ class Value:
     def __init__(self, gap: Gen) -> None:
         self.gap = gap
         loop = asyncio.get_running_loop()
-        self._generation: asyncio.Future[Generation] = loop.create_future()
+        self._generation: asyncio.Future[Running] = loop.create_future()
         self._result: asyncio.Future[Result] = loop.create_future()
         for future in (self._generation, self._result):
             future.add_done_callback(_look)
@@ -71,7 +99,7 @@ class Value:
             else:
                 await generation.progress()
 
-    async def run(self, generation: Generation, branch: str, listener: Listener | None) -> None:
+    async def run(self, generation: Running, branch: str, listener: Listener | None) -> None:
         """Wait for the generation. Raises what went wrong."""
         self._generation.set_result(generation)
         if listener is not None:
@@ -99,7 +127,7 @@ class Mark:
 class Family:
     """What the states of one run share: the session, and each other."""
 
-    def __init__(self, session: Session, listener: Listener | None) -> None:
+    def __init__(self, session: Backend, listener: Listener | None) -> None:
         self.session = session
         self.listener = listener
         self.states: list[AsyncState] = []
@@ -150,7 +178,7 @@ class AsyncState:
         mark = Mark(len(self._writer.record), len(self._gaps))
 
         async def note() -> None:
-            mark.position.set_result(self.branch.position or 0)
+            mark.position.set_result(self._family.session.branch(self.branch).position or 0)
 
         self._add(note)
         return mark
@@ -237,9 +265,9 @@ class AsyncState:
         return born is None or (born.done() and not born.cancelled() and born.exception() is None)
 
     @property
-    def branch(self) -> Branch:
-        """The branch itself, for ops that the language has no word for."""
-        return self._family.session.branch(self._writer.branch)
+    def branch(self) -> str:
+        """The name of its branch, for ops that the language has no word for."""
+        return self._writer.branch
 
     async def finish(self) -> None:
         """Wait until everything added here is done. Raises what went wrong."""
@@ -290,15 +318,12 @@ class AsyncState:
 
     async def _run(self, ops: Sequence[Op]) -> None:
         for handle in await self._family.session.send(ops):
-            assert not isinstance(handle, list)
             await handle
 
     async def _fill(self, ops: Sequence[Op], value: Value) -> None:
         family = self._family
         *before, last = await family.session.send(ops)
-        assert isinstance(last, Generation)
         for handle in before:
-            assert not isinstance(handle, list)
             await handle
         await value.run(last, self._writer.branch, family.listener)
 

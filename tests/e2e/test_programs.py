@@ -100,7 +100,7 @@ async def test_the_branch_holds_what_the_template_renders(serving: Any) -> None:
         async def shown(s: AsyncState) -> None:
             s += user("One") + assistant("A", gen("a", max_tokens=3), "B") + user("Two")
             await s.finish()
-            seen.append(await s.branch.tree(text=True))
+            seen.append(await session.branch(s.branch).tree(text=True))
             seen.append(await s.messages())
 
         await shown.using(session=session).arun()

@@ -1,6 +1,7 @@
 """The writer: from what a program adds to the ops of its branch."""
 
 import pytest
+
 from ramify.clients.program import assistant, gen, system, user
 from ramify.clients.program.expressions import Expression, flatten
 from ramify.clients.program.writer import Writer
