@@ -25,6 +25,7 @@ from anyio.abc import TaskGroup
 
 from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.cache import RadixCache
+from ramify.actors.credentials import read_credentials
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
@@ -32,20 +33,23 @@ from ramify.actors.front.interface import Core, Front, Runner
 from ramify.actors.front.local import LocalFront
 from ramify.actors.front.processes import ProcessFront
 from ramify.actors.kit.clock import Clock, MonotonicClock
+from ramify.actors.kit.files import allow_files
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import Mailbox
+from ramify.actors.kit.mailbox import Entrance, Mailbox
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.placement import place
 from ramify.actors.scheduler.actor import SchedulerActor
+from ramify.actors.watchdog import step_timeout, watch_executor
 from ramify.protocol.config import EngineConfig
-from ramify.protocol.errors import RamifyError
+from ramify.protocol.errors import ConfigError, RamifyError
 from ramify.protocol.messages import CacheMessage, SchedulerEvent
 from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
 
 PROTOCOL_VERSION = 1
-BIG = 1 << 20  # mailboxes whose traffic is bounded by the steps in flight and the sessions
+BIG = 1 << 20  # messages of a core actor's mailbox
+SESSIONS = BIG // 2  # how many there may be where sessions add more; the core's own are bounded by steps
 FAILED_SECONDS = 5.0  # for sessions to say the ends of their requests; they may be behind
 
 Progress = Callable[[str, float], None]
@@ -62,6 +66,7 @@ class EngineStatus:
     def __init__(self, config: EngineConfig, epoch: str, metrics: Metrics) -> None:
         self.ready = False
         self.phase = "starting"
+        self.fault: str | None = None
         self.executor: ExecutorInfo | None = None
         self._config = config
         self._epoch = epoch
@@ -76,6 +81,11 @@ class EngineStatus:
     def become(self, phase: str, *, ready: bool = False) -> None:
         """The engine is in another phase now."""
         self.phase, self.ready = phase, ready
+        self._changed()
+
+    def faulty(self, fault: str | None) -> None:
+        """Something keeps a ready engine from making progress; None: no more."""
+        self.fault = fault
         self._changed()
 
     def info(self) -> dict[str, Any]:
@@ -117,14 +127,17 @@ class Engine:
         self._check_idle = check_idle
         self._to_scheduler: Mailbox[SchedulerEvent] = Mailbox("scheduler", BIG)
         self._to_cache: Mailbox[CacheMessage] = Mailbox("cache", BIG)
+        credentials = read_credentials(config.server)
+        if credentials:
+            log.info("tokens are needed", names=len({one.name for one in credentials}))
         self.front: Front
         if self.placement.gateways:
             count = self.placement.gateways
-            front = ProcessFront(config, count, self.status, self.metrics, clock)
+            front = ProcessFront(config, count, self.status, self.metrics, clock, credentials)
             self.status.watch(front.status_changed)
             self.front = front
         else:
-            self.front = LocalFront(config, self.status, self.metrics, clock)
+            self.front = LocalFront(config, self.status, self.metrics, clock, credentials=credentials)
 
     @property
     def url(self) -> str:
@@ -184,9 +197,17 @@ class Engine:
         await group.start(self._core("cache", cache.run))
         await group.start(self._core("scheduler", scheduler.run))
         executor.connect(scheduler)
-        core = Core(self._to_cache, self._to_scheduler, server, info.context)
+        core = Core(
+            Entrance(self._to_cache, SESSIONS),
+            Entrance(self._to_scheduler, SESSIONS),
+            server,
+            info.context,
+            info.vocab_size,
+        )
         await self.front.serve(group, self._core, core)
         group.start_soon(watch_loop, self.clock, self.metrics)
+        timeout = step_timeout(config.step_timeout_s, info.device)
+        group.start_soon(watch_executor, executor, timeout, self.clock, self.status.faulty)
         self.status.executor = info
         self.status.become("ready", ready=True)
         await self.front.announced()
@@ -221,6 +242,16 @@ class Engine:
         """Let the ends of requests reach their sockets, then close them with 1012."""
         with anyio.CancelScope(shield=True):
             await self.front.drain(FAILED_SECONDS, failed=True)
+
+    def reload(self) -> None:
+        """Read the files of tokens again. What is wrong with them changes nothing, and is logged."""
+        try:
+            credentials = read_credentials(self.config.server)
+        except ConfigError as error:
+            log.error("the old tokens stay", reason=error.message)
+            return
+        self.front.accept(credentials)
+        log.info("tokens were read again", names=len({one.name for one in credentials}))
 
     # --- stop ------------------------------------------------------------------------------------
 
@@ -288,13 +319,22 @@ def _single(error: BaseExceptionGroup[BaseException]) -> BaseException:
 async def serve(config: EngineConfig, *, progress: Progress | None = None) -> None:
     """Serve until SIGINT or SIGTERM, then drain. A second signal stops at once."""
     report = progress if progress is not None else lambda what, done: None
+    allow_files(config.server.max_sockets)
     async with running_engine(config, progress=report) as engine:
         # What start-up made stays for good: no later collection needs to walk through it.
         gc.collect()
         gc.freeze()
         if progress is not None:
             progress(f"ready at {engine.url}", 1.0)
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                break
+        server = config.server
+        files = server.token_file is not None or server.credentials_file is not None
+        again = (signal.SIGHUP,) if files else ()  # else a terminal that closes ends its server
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *again) as signals:
+            async for number in signals:
+                if number in again:
+                    engine.reload()
+                else:
+                    break
         log.info("stopping")
+        grace = config.server.grace_s
+        report(f"stopping: running answers get up to {grace:g} s; Ctrl-C again stops at once", 1.0)

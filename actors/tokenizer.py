@@ -3,13 +3,16 @@
 Three things a serving engine needs beyond `transformers`' fast tokenizers:
 
 * *Continuing.* `encode(text)` tokenizes text that stands behind other tokens: SentencePiece-like
-  tokenizers put a space in front of a text, which is right at position 0 only.
+  tokenizers put a space in front of a text, which is right at position 0 only, and for some of them
+  ("legacy") behind each added token as well. So text is tokenized together with the added token it
+  stands behind (`after`); other tokens do not change what follows them.
 * *Guarded contents.* What a message says must not become a control token: a user who writes
   "<|im_end|>" must not end their turn. `render` puts U+FDD0 (a Unicode noncharacter, "GUARD")
   inside each control token that it finds in a message or a tool; the guard is an added token of
   the tokenizer, so it splits the text there, and its id is dropped. All else is tokenized exactly
   as `transformers` does it. One flaw: tokenizers that put a space before *every* piece of text
   (Llama-2's "legacy" normalizer) show a space after the guard, inside the hostile string.
+* *Bounds.* `least_tokens` says how many tokens a text has at least, without tokenizing it.
 * *Bytes.* `token_bytes` says which bytes each id stands for, so that output can be decoded
   incrementally and exactly, without the tokenizer.
 
@@ -17,15 +20,18 @@ Only local files are read. This file does not know of sessions, branches or turn
 """
 
 import json
+import os
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import tokenizers
 
-from ramify.protocol.errors import BadRequest, ModelError
+from ramify.protocol.errors import BadRequest, InvalidField, ModelError
+from ramify.protocol.sampling import SamplingParams
 
 GUARD = "\ufdd0"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -77,15 +83,20 @@ class Tokenizer:
         )
         self.token_bytes = _token_bytes(self._backend, self.special_ids, _model_vocab(config))
         self.vocab_size = len(self.token_bytes)
+        self._size = 1 + max([*self._backend.get_vocab().values(), *added], default=-1)
         self.generation_defaults = _generation_defaults(generation_config)
         self.start_ids = self._prefix_ids()
         contents = {i: token.content for i, token in added.items()}
+        self._contents = contents
+        self._strips = frozenset(i for i, token in added.items() if token.rstrip)
+        self._bound = _bytes_bound(self._backend, self.token_bytes)
         special = [text for i, text in contents.items() if i in self.special_ids]
         self._spelling = {i: contents[i].encode() for i in self.special_ids & contents.keys()}
         written = [t for t in contents.values() if t in self._template_source and not t.isspace()]
         self._special = _alternatives(special)
         self._control = _alternatives([*special, *written])
         self._added = _alternatives([*contents.values(), GUARD])
+        self._longest = max(map(len, [*contents.values(), GUARD]))
         self._continuing = _without_prefix_space(self._backend)
         self._guard_ids = set()
         for backend in (self._backend, self._continuing):
@@ -109,27 +120,47 @@ class Tokenizer:
         # rebuilds some tokenizers by class instead of reading tokenizer.json as it was published.
         from transformers import PreTrainedTokenizerFast
 
+        # One text is never tokenized by several threads: a pool of them would only be started.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
         try:
-            fast = PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+            # The flag is transformers' default, said aloud: unsaid, it warns of each Mistral-like folder
+            # (by config.json, right or wrong), once in every process.
+            fast = PreTrainedTokenizerFast.from_pretrained(
+                str(path), local_files_only=True, fix_mistral_regex=False
+            )
         except Exception as error:  # `tokenizers` raises bare Exception
             raise ModelError(f"{path / 'tokenizer.json'} cannot be loaded: {error}") from error
         return Tokenizer(fast, config=config, generation_config=generation_config)
 
     # --- text to ids ----------------------------------------------------------------------------
 
-    def encode(self, text: str, *, start: bool = False, special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, start: bool = False, special: bool = True, after: int | None = None
+    ) -> list[int]:
         """Token ids of raw text. `start`: at position 0 (adds BOS if this tokenizer does).
 
         `special`: strings like "<|im_end|>" become control tokens; False: they stay text.
+        `after`: see `encode_chat`.
         """
         if not special:
             text = self._guarded(text, self._control)
-        ids = self.encode_chat(text, start=start)
+        ids = self.encode_chat(text, start=start, after=after)
         return [*self.start_ids, *ids] if start else ids
 
-    def encode_chat(self, rendered: str, *, start: bool = False) -> list[int]:
-        """Token ids of template-rendered text, which brings its own BOS. `start`: at position 0."""
-        if start or self._continuing is self._backend:
+    def encode_chat(self, rendered: str, *, start: bool = False, after: int | None = None) -> list[int]:
+        """Token ids of template-rendered text, which brings its own BOS. `start`: at position 0.
+
+        `after`: the token that the text stands behind, where it is known. Other threads run meanwhile.
+        """
+        if start:
+            return self._ids(self._backend, rendered)
+        after = self.context(after)
+        if after is not None:
+            ids = self._ids(self._backend, self._contents[after] + rendered)
+            if ids[:1] == [after]:  # else the two texts together are another added token
+                return ids[1:]
+        if self._continuing is self._backend:
             return self._ids(self._backend, rendered)
         first = self._added.search(rendered)
         if first is None:
@@ -138,8 +169,47 @@ class Tokenizer:
         head = self._ids(self._continuing, rendered[:at]) if at else []
         return head + self._ids(self._backend, rendered[at:])
 
+    def context(self, token: int | None) -> int | None:
+        """`token` if it changes how a text behind it is tokenized, else None."""
+        if token not in self._contents:
+            return None
+        return token if token in self._strips or self._continuing is not self._backend else None
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound on the tokens of `text` (rendered or raw), in a fraction of the time.
+
+        Each token stands for so many bytes at most; 0 where this tokenizer has no such bound.
+        """
+        if not self._bound.bytes:
+            return 0
+        if self._bound.strips:  # white space may disappear, any amount of it
+            text = "".join(text.split())
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+        size -= text.count(GUARD) * len(GUARD.encode())
+        shrinks = any(not unicodedata.is_normalized(form, text) for form in self._bound.forms)
+        return -(-size // (self._bound.bytes * (_COMPOSED if shrinks else 1)))
+
+    def inside_token(self, text: str, at: int) -> bool:
+        """Whether an added token that is spelled in `text` spans the border before character `at`."""
+        longest = self._longest
+        window = text[max(0, at - longest) : at + longest]
+        at = min(at, longest)
+        return any(match.start() < at < match.end() for match in self._added.finditer(window))
+
+    def beyond(self, vocab: int) -> dict[int, str]:
+        """The tokens whose ids a model with `vocab` ids does not have, by id."""
+        if vocab >= self._size:  # the usual case, for each session anew
+            return {}
+        return {
+            i: token
+            for token, i in self._backend.get_vocab().items()
+            if i >= vocab and i not in self._guard_ids
+        }
+
     def _ids(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        # Not `encode`, which keeps the interpreter's lock: 1 MB stops every other thread for 0.8 s.
+        encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
+        ids: list[int] = encoding.ids
         if GUARD in text:
             return [i for i in ids if i not in self._guard_ids]
         return ids
@@ -279,16 +349,10 @@ def _generation_defaults(config: Mapping[str, Any]) -> GenerationDefaults:
         defaults = msgspec.convert(given, GenerationDefaults, strict=False)
     except msgspec.ValidationError as error:
         raise ModelError(f"generation_config.json: {error}") from error
-    ranges = {
-        "temperature": 0.0 <= defaults.temperature <= 100.0,
-        "top_k": defaults.top_k >= 0,
-        "top_p": 0.0 < defaults.top_p <= 1.0,
-        "min_p": 0.0 <= defaults.min_p <= 1.0,
-        "repetition_penalty": 0.0 < defaults.repetition_penalty <= 100.0,
-    }
-    for name, valid in ranges.items():
-        if not valid:
-            raise ModelError(f"generation_config.json: {name} is {given[name]}, out of range")
+    try:
+        SamplingParams(**msgspec.structs.asdict(defaults))
+    except InvalidField as error:
+        raise ModelError(f"generation_config.json: {error.message}") from error
     return defaults
 
 
@@ -308,6 +372,55 @@ def _alternatives(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 # --- inside `tokenizers` ------------------------------------------------------------------------
+
+
+class _Bound(msgspec.Struct, frozen=True):
+    """How many bytes of text one token can stand for. 0: any number.
+
+    `strips`: white space beside tokens may be swallowed, and does not count. `forms`: the Unicode
+    normal forms that texts are brought into, which makes some of them shorter.
+    """
+
+    bytes: int
+    strips: bool
+    forms: tuple[Literal["NFC", "NFD", "NFKC", "NFKD"], ...] = ()
+
+
+_GROWS = {"Prepend", "ByteLevel"}  # normalizers that never shorten a text
+_COMPOSED = 4  # the most that a normal form divides a text's bytes by: U+1D400 is A in NFKC
+
+
+def _bytes_bound(backend: tokenizers.Tokenizer, table: list[bytes]) -> _Bound:
+    added = backend.get_added_tokens_decoder().values()
+    longest = max(max(map(len, table), default=0), *(len(t.content.encode()) for t in added), 4)
+    strips = any(token.lstrip or token.rstrip for token in added)
+    model = json.loads(backend.to_str())["model"]
+    bytewise = model.get("byte_fallback") or '"ByteLevel"' in json.dumps(_state(backend.decoder))
+    if not bytewise and (model.get("fuse_unk") or model.get("type") != "BPE"):
+        return _Bound(0, strips)  # one unknown token may stand for a whole word or text
+    forms: list[Literal["NFC", "NFD", "NFKC", "NFKD"]] = []
+    for step in _steps(_state(backend.normalizer)):
+        kind = step.get("type")
+        if kind in ("NFC", "NFD", "NFKC", "NFKD"):
+            forms.append(kind)
+        elif kind == "Strip":
+            strips = True
+        elif kind == "Replace":
+            pattern = step.get("pattern", {}).get("String")
+            if pattern is None or len(pattern.encode()) > len(step.get("content", "").encode()):
+                return _Bound(0, strips)
+        elif kind not in _GROWS:
+            return _Bound(0, strips)
+    return _Bound(longest, strips, tuple(forms))
+
+
+def _steps(normalizer: Any) -> list[dict[str, Any]]:
+    """The normalizers of a sequence, one after the other."""
+    if normalizer is None:
+        return []
+    if normalizer.get("type") == "Sequence":
+        return [step for part in normalizer["normalizers"] for step in _steps(part)]
+    return [normalizer]
 
 
 def _state(component: Any) -> Any:

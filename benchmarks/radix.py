@@ -1,6 +1,6 @@
 """Cost of radix-cache operations against the size of the tree.
 
-    python benchmarks/radix.py [--json FILE] [--repeat 300] [--sizes 10000 100000 1000000]
+    python benchmarks/radix.py [--json FILE] [--repeat 300] [--sizes 10000 100000] [--depths 100 1000]
 
 Every tree is resident and holds SIZE tokens: half of them in one long branch ("long"), half in
 branches of 1,000 tokens ("short") behind 64 namesakes of a system prompt. Each operation works on
@@ -9,6 +9,9 @@ branches of 1,000 tokens ("short") behind 64 namesakes of a system prompt. Each 
 table, which every grant must contain: subtract it to see what the tree costs.
 
 A row that is flat over the sizes costs what the delta costs; the tree's size does not matter.
+
+A second table (`--depths`) has what could grow in other ways: forks on the path, siblings, small
+leaves, turns of a session.
 """
 
 import argparse
@@ -26,6 +29,8 @@ import numpy as np
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
+from ramify.actors.session.branch import Branch, input_piece
+from ramify.actors.session.pieces import Tail
 from ramify.protocol import messages as m
 
 DELTA = 100
@@ -173,6 +178,138 @@ def evict(bench: Bench) -> None:
     cache.drop_branches(m.DropBranches([SCRATCH]))
 
 
+class Deep:
+    """A path of `depth` nodes: a fork at each token keeps them apart. One more node with each turn."""
+
+    def __init__(self, depth: int) -> None:
+        self.cache = cache = RadixCache(4 * depth + 4096)
+        self.depth = depth
+        cache.open_branch(m.OpenBranch(LONG))
+        for i in range(depth):
+            cache.extend_branch(m.ExtendBranch(LONG, np.int32(i % 1000).tobytes()))
+            cache.fork_branch(m.ForkBranch(LONG, [SCRATCH + i], i + 1))
+        cache.acquire(m.Acquire(REQUEST, LONG, 0))
+        cache.commit(m.Commit(REQUEST, depth, final=True))
+
+
+def deep_turns(depth: int, repeat: int) -> dict[str, list[float]]:
+    """Turns on the deep branch: one token in, 16 out, and a fork of it."""
+    deep, times = Deep(depth), dict[str, list[float]]()
+    cache, end = deep.cache, depth
+    for i in range(WARM_UP + repeat):
+        cache.extend_branch(m.ExtendBranch(LONG, np.int32(7000 + i).tobytes()))
+        begin = time.perf_counter_ns()
+        verdict = cache.acquire(m.Acquire(REQUEST, LONG, 16))
+        granted = time.perf_counter_ns()
+        assert isinstance(verdict, m.Granted), verdict
+        cache.commit(m.Commit(REQUEST, end + 1))
+        output = (np.arange(16, dtype=np.int32) + 9000).tobytes()
+        final = time.perf_counter_ns()
+        cache.commit(m.Commit(REQUEST, end + 16, output, final=True))
+        done = time.perf_counter_ns()
+        end += 17
+        cache.fork_branch(m.ForkBranch(LONG, [SCRATCH + depth + i], end))
+        times.setdefault("acquire", []).append((granted - begin) / 1000)
+        times.setdefault("final commit", []).append((done - final) / 1000)
+    check(cache)
+    return {name: values[WARM_UP:] for name, values in times.items()}
+
+
+def deep_inspect(depth: int, repeat: int) -> dict[str, list[float]]:
+    """1,024 forks of one cold path of `depth` nodes."""
+    cache = RadixCache(64)
+    cache.open_branch(m.OpenBranch(LONG))
+    for i in range(depth):
+        cache.extend_branch(m.ExtendBranch(LONG, np.int32(i % 1000).tobytes()))
+        cache.fork_branch(m.ForkBranch(LONG, [SCRATCH + i], i + 1))
+    children = list(range(2, 1026))
+    cache.fork_branch(m.ForkBranch(LONG, children, depth))
+    message = m.Inspect(1, 1, children)
+    return {"inspect 1,024 branches": timed(lambda: cache.inspect(message), min(repeat, 3))}
+
+
+def retained_siblings(count: int, repeat: int) -> dict[str, list[float]]:
+    """The one of `count` retained siblings that is retained longest lets go, and comes back."""
+    cache = RadixCache(2 * count + 64)
+    cache.open_branch(m.OpenBranch(LONG))
+    cache.extend_branch(m.ExtendBranch(LONG, np.int32(5).tobytes()))
+    children = list(range(2, 2 + count))
+    cache.fork_branch(m.ForkBranch(LONG, children, 1))
+    for child in children:
+        cache.extend_branch(m.ExtendBranch(child, np.int32(child).tobytes()))
+        cache.retain_branches(m.RetainBranches({child: float(child)}))
+    last, times = children[-1], list[float]()
+    for _ in range(repeat):
+        times += timed(lambda: cache.retain_branches(m.RetainBranches({last: 0.0})), 1)
+        cache.retain_branches(m.RetainBranches({last: float(last)}))
+    check(cache)
+    return {"retain_s back to 0": times}
+
+
+def small_leaves(count: int, repeat: int) -> dict[str, list[float]]:
+    """A prompt that pushes out `count` leaves of one token each."""
+    times = []
+    for _ in range(min(repeat, 5)):
+        cache = RadixCache(count)
+        for i in range(count):
+            cache.open_branch(m.OpenBranch(LONG))
+            cache.extend_branch(m.ExtendBranch(LONG, np.int32(i).tobytes()))
+            cache.acquire(m.Acquire(REQUEST, LONG, 0))
+            cache.commit(m.Commit(REQUEST, 1, final=True))
+            cache.drop_branches(m.DropBranches([LONG]))
+        cache.open_branch(m.OpenBranch(LONG))
+        cache.extend_branch(m.ExtendBranch(LONG, np.arange(count, 2 * count, dtype=np.int32).tobytes()))
+        acquire = m.Acquire(REQUEST, LONG, 0)
+        times += timed(lambda cache=cache, acquire=acquire: cache.acquire(acquire), 1)  # type: ignore[misc]
+        check(cache)
+    return {"acquire that evicts all": times}
+
+
+def session_forks(turns: int, repeat: int) -> dict[str, list[float]]:
+    """900 forks of a session's branch of `turns` turns: what the session keeps, beside the cache."""
+    branch = Branch("main", 1)
+    for i in range(turns):
+        input_piece(branch, [i, i + 1], "ab", tail=Tail.CLOSED, turn=True)
+
+    def fork_all() -> None:
+        for i in range(900):
+            branch.fork(str(i), i, 2 * turns - 2 * (i % 2), decode=str)
+
+    return {"900 forks": timed(fork_all, min(repeat, 5))}
+
+
+def timed(action: Callable[[], object], repeat: int) -> list[float]:
+    times = []
+    for _ in range(repeat):
+        begin = time.perf_counter_ns()
+        action()
+        times.append((time.perf_counter_ns() - begin) / 1000)
+    return times
+
+
+GROWTH: list[tuple[str, Callable[[int, int], dict[str, list[float]]]]] = [
+    ("fork depth", deep_turns),
+    ("cold fork depth", deep_inspect),
+    ("siblings", retained_siblings),
+    ("leaves of one token", small_leaves),
+    ("turns of a session's branch", session_forks),
+]
+
+
+def growth(sizes: list[int], repeat: int) -> dict[str, dict[str, float]]:
+    """Medians in microseconds of what must not grow with the tree, by size."""
+    report: dict[str, dict[str, float]] = {}
+    for what, measure_at in GROWTH:
+        for size in sizes:
+            gc.collect()
+            gc.disable()
+            for name, values in measure_at(size, repeat).items():
+                row = report.setdefault(f"{name}, by {what}", {})
+                row[str(size)] = statistics.median(values)
+            gc.enable()
+    return report
+
+
 OPERATIONS: list[Callable[[Bench], None]] = [
     match,
     insert,
@@ -206,11 +343,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", help="write all results to this file")
     parser.add_argument("--repeat", type=int, default=300)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--sizes", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--depths", type=int, nargs="*", default=[100, 1000, 10_000])
     options = parser.parse_args()
     machine = f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
     print(f"radix cache, us: median (p10-p90) of {options.repeat}; {machine}, numpy {np.__version__}")
+    grown = growth(options.depths, min(options.repeat, 50))
+    if grown:
+        print(f"{'median':<54}" + "".join(f"{depth:>14,}" for depth in options.depths))
+    for name, medians in grown.items():
+        print(f"{name:<54}" + "".join(f"{value:>14.1f}" for value in medians.values()))
     tables = {size: measure(size, options.repeat) for size in options.sizes}
+    if not tables:
+        return
     print(f"{'operation':<42}" + "".join(f"{size:>24,}" for size in tables))
     report: dict[str, dict[str, dict[str, float]]] = {}
     for name in tables[options.sizes[0]]:
@@ -226,7 +371,9 @@ def main() -> None:
         print(f"{name:<42}" + "".join(f"{cell:>24}" for cell in cells))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"machine": machine, "unit": "us", "operations": report}, file, indent=1)
+            json.dump(
+                {"machine": machine, "unit": "us", "operations": report, "growth": grown}, file, indent=1
+            )
         print(f"written to {options.json}", file=sys.stderr)
 
 

@@ -1,12 +1,19 @@
 """How requests share a GPU, in simulated time: the engine's scheduler and cache, a clock that jumps.
 
 The scheduler's core and the radix cache are the real ones; the executor is a table of step times
-measured on a GPU, and clients are conversations as of `ramify bench chat`. A run of 64 sessions x 8
-turns takes some seconds of one core, whatever the GPU would take, and comes out the same each
-time. So policies are compared here first; a GPU then has to confirm. Not simulated: sampling, the
-event loops' own work beyond fixed delays, sockets.
+measured on a GPU. A run of 64 sessions x 8 turns takes some seconds of one core, whatever the GPU
+would take, and comes out the same each time. So policies are compared here first; a GPU then has to
+confirm. Not simulated: sampling, the event loops' own work beyond fixed delays, sockets, and that a
+prompt token costs more attention behind a long prefix.
 
-    python benchmarks/schedule_sim.py --append-ahead 300 --mixed-tokens 1024
+    chat        conversations as of `ramify bench chat`; `--append-ahead MS` sends each input earlier
+    throughput  256 requests at once, 100-1024 tokens in and out, as of `ramify bench throughput`
+    prompts     16 sessions with short prompts and pauses, beside sessions with long prompts
+    newcomer    5 clients hold all rows with long generations; others come for one short answer
+
+    python benchmarks/schedule_sim.py chat --append-ahead 300 --itl-target-ms 15
+    python benchmarks/schedule_sim.py prompts --long 60000 --long-sessions 2
+    python benchmarks/schedule_sim.py newcomer --owners
 """
 
 import argparse
@@ -14,7 +21,7 @@ import heapq
 import random
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -36,6 +43,7 @@ HOST_GRAPH, HOST_EAGER = 1.0, 14.0  # what launching a step takes its host
 # so many prompt tokens, with no decodes and with 62 of them.
 PROMPTS = [0, 64, 128, 192, 256, 320, 384, 512, 768, 1024, 2048, 4096, 8192, 16384]
 ALONE = [4.2, 5.2, 5.87, 6.99, 8.04, 9.34, 10.3, 13.0, 18.5, 24.4, 46.8, 93.5, 188.0, 376.0]
+EXTEND_SIZES = [16, 32, 64, *range(128, 513, 64)]  # that the H200 captures for this model
 BESIDE = [6.37, 7.86, 9.04, 10.0, 11.6, 12.9, 14.3, 17.0, 22.4, 28.1, 50.0, 97.0, 191.5, 380.0]
 
 
@@ -68,12 +76,23 @@ class Device:
 
 
 @dataclass
-class Session:
-    number: int
-    turn: int = 0
-    position: int = 0
-    sent: float = 0.0
+class Answer:
+    """One generation as its client sees it. Times in milliseconds."""
+
+    branch: int
+    sent: float
+    done: Callable[["Answer"], None]
     arrivals: list[float] = field(default_factory=list)
+    steps: int = 0  # that were begun before it came
+    waited: int = 0  # steps that were begun until its first token
+
+    @property
+    def ttft(self) -> float:
+        return self.arrivals[0] - self.sent
+
+    @property
+    def gaps(self) -> list[float]:
+        return [b - a for a, b in pairwise(self.arrivals)]
 
 
 class Simulation:
@@ -82,11 +101,13 @@ class Simulation:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         info = ExecutorInfo(
-            model="sim", architecture="", parameters=0, vocab_size=10_000, context=8192, page_size=1,
-            pages=600_000, max_rows=512, step_tokens=options.step_tokens, device="", dtype="",
-            attention="", eos_token_ids=[], kv_bytes_per_token=1, load_seconds=0.0,
+            model="sim", architecture="", parameters=0, vocab_size=10_000, context=options.context,
+            page_size=1, pages=options.pages, max_rows=options.rows, step_tokens=options.step_tokens,
+            device="", dtype="", attention="", eos_token_ids=[], kv_bytes_per_token=1,
+            load_seconds=0.0, extend_sizes=EXTEND_SIZES,
         )  # fmt: skip
-        config = ScheduleConfig(mixed_tokens=options.mixed_tokens, ahead_tokens=options.ahead_tokens)
+        names = "itl_target_ms", "mixed_tokens", "ahead_tokens", "quantum_steps"
+        config = ScheduleConfig(**{name: getattr(options, name) for name in names})
         self.core = Scheduler(info, config)
         self.cache = RadixCache(info.pages)
         self.device = Device(options.graph_lines)
@@ -94,6 +115,9 @@ class Simulation:
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.count = 0
+        self.requests: dict[int, Answer] = {}
+        self.delivered = 0
+        self.client_free = 0.0
         # the executor
         self.plans: deque[StepPlan] = deque()
         self.pending: deque[tuple[float, StepResult]] = deque()
@@ -101,22 +125,12 @@ class Simulation:
         self.lengths: dict[int, int] = {}
         self.idle = 0.0
         self.steps: list[tuple[float, Work, float]] = []  # begin, work, milliseconds
-        # the clients
-        self.client_free = 0.0
-        self.sessions = [Session(i) for i in range(options.sessions)]
-        self.requests: dict[int, Session] = {}
-        self.ttft: list[float] = []
-        self.gaps: list[float] = []
 
     def at(self, time: float, act: Callable[[], None]) -> None:
         self.count += 1
         heapq.heappush(self.events, (time, self.count, act))
 
     def run(self) -> None:
-        for session in self.sessions:
-            self.cache.open_branch(m.OpenBranch(session.number + 1))
-            begin = self.dice.uniform(0.0, self.options.spread)
-            self.at(begin, lambda session=session: self.next_turn(session))  # type: ignore[misc]
         while self.events:
             self.now, _, act = heapq.heappop(self.events)
             act()
@@ -129,48 +143,45 @@ class Simulation:
         self.at(self.client_free + INWARD, act)
         return self.client_free - FRAME
 
-    def next_turn(self, session: Session) -> None:
-        if session.turn == self.options.turns:
-            return
-        session.turn += 1
-        if not self.options.append_ahead:
-            session.sent = self.send(lambda: self.arrive(session, append=True, output=True))
-            return
-        self.send(lambda: self.arrive(session, append=True, output=False))
+    def open(self, branch: int) -> None:
+        self.cache.open_branch(m.OpenBranch(branch))
 
-        def later() -> None:
-            session.sent = self.send(lambda: self.arrive(session, append=False, output=True))
+    def append(self, branch: int, count: int) -> None:
+        tokens = pack(self.dice.choices(range(10_000), k=count))
+        self.cache.extend_branch(m.ExtendBranch(branch, tokens))
 
-        self.at(self.now + self.options.append_ahead, later)
-
-    def arrive(self, session: Session, *, append: bool, output: bool) -> None:
-        if append:
-            tokens = pack(self.dice.choices(range(10_000), k=self.options.input))
-            self.cache.extend_branch(m.ExtendBranch(session.number + 1, tokens))
-            session.position += self.options.input
+    def submit(
+        self,
+        answer: Answer,
+        session: int,
+        prompt: int,
+        output: int,
+        priority: int = 0,
+        owner: str = "",
+    ) -> None:
         self.count += 1
-        request = (session.number + 1 << 32) + self.count
-        self.requests[request] = session
+        request = (session << 32) + self.count
+        self.requests[request] = answer
+        answer.steps = len(self.steps)
         self.turn(
             m.Submit(
-                request, session.number + 1, session.position, self.options.output if output else 0,
-                SamplingParams(), priority=0 if output else -8, arrived=self.now,
+                request, answer.branch, prompt, output, SamplingParams(), priority=priority,
+                arrived=self.now, owner=owner,
             )
         )  # fmt: skip
 
     def told(self, tokens: m.Tokens) -> None:
         for progress in tokens.progress:
-            session = self.requests[progress.request]
-            session.arrivals += [self.now] * (len(progress.tokens) // 4)
+            answer = self.requests[progress.request]
+            if not answer.arrivals:
+                answer.waited = len(self.steps) - answer.steps
+            count = len(progress.tokens) // 4
+            answer.arrivals += [self.now] * count
+            self.delivered += count
         for finished in tokens.finished:
-            session = self.requests.pop(finished.request)
-            if not finished.output:
-                continue
-            times, session.arrivals = session.arrivals, []
-            session.position += finished.output
-            self.ttft.append(times[0] - session.sent)
-            self.gaps += [b - a for a, b in pairwise(times)]
-            self.next_turn(session)
+            answer = self.requests.pop(finished.request)
+            if finished.output:
+                answer.done(answer)
 
     # --- the engine ---
 
@@ -205,7 +216,8 @@ class Simulation:
             work, rows = self.apply(plan)
             end = self.issue(work)
             tokens = pack(self.dice.choices(range(1, 10_000), k=len(rows)))
-            result = StepResult(plan.step, pack(rows), tokens, work.prompt + work.decodes, 0)
+            micros = round(1e3 * self.steps[-1][2])
+            result = StepResult(plan.step, pack(rows), tokens, work.prompt + work.decodes, micros)
             self.pending.append((end, result))
             self.at(self.host_free, self.launch)
 
@@ -242,16 +254,162 @@ class Simulation:
         return end
 
     def report(self) -> str:
-        options = self.options
-        tokens = options.sessions * options.turns * options.output
+        core = self.core
+        causes = ", ".join(f"{count} for {cause}" for cause, count in core.retractions.items())
         return (
-            f"{1e3 * tokens / self.now:.0f} tok/s, TTFT {_spread(self.ttft)}, "
-            f"ITL {_spread(self.gaps)} ms; "
-            f"{len(self.steps)} steps, device idle {self.idle:.0f} of {self.now:.0f} ms"
+            f"{1e3 * self.delivered / self.now:.0f} tok/s; {len(self.steps)} steps, "
+            f"device idle {self.idle:.0f} of {self.now:.0f} ms; retracted: {causes or 'none'}, "
+            f"computed twice: {core.computed_twice} tokens"
         )
 
 
-def _spread(values: list[float]) -> str:
+def chat(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
+    """`options.sessions` conversations of `options.turns` turns."""
+    answers: list[Answer] = []
+    turns = [0] * options.sessions
+    positions = [0] * options.sessions
+
+    def next_turn(number: int) -> None:
+        if turns[number] == options.turns:
+            return
+        turns[number] += 1
+        answer = Answer(number + 1, 0.0, finish)
+        if not options.append_ahead:
+            answer.sent = sim.send(lambda: arrive(answer, append=True, output=True))
+            return
+        sim.send(lambda: arrive(Answer(number + 1, 0.0, finish), append=True, output=False))
+
+        def later() -> None:
+            answer.sent = sim.send(lambda: arrive(answer, append=False, output=True))
+
+        sim.at(sim.now + options.append_ahead, later)
+
+    def arrive(answer: Answer, *, append: bool, output: bool) -> None:
+        number = answer.branch - 1
+        if append:
+            sim.append(answer.branch, options.input)
+            positions[number] += options.input
+        size, priority = (options.output, 0) if output else (0, -8)
+        sim.submit(answer, answer.branch, positions[number], size, priority)
+
+    def finish(answer: Answer) -> None:
+        answers.append(answer)
+        positions[answer.branch - 1] += options.output
+        next_turn(answer.branch - 1)
+
+    for number in range(options.sessions):
+        sim.open(number + 1)
+        begin = sim.dice.uniform(0.0, options.spread)
+        sim.at(begin, lambda number=number: next_turn(number))  # type: ignore[misc]
+    return lambda: _latencies(answers)
+
+
+def throughput(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
+    """All requests at once, from 32 sessions."""
+    answers: list[Answer] = []
+    for number in range(options.requests):
+        sim.open(number + 1)
+        answer = Answer(number + 1, 0.0, answers.append)
+        size, output = (sim.dice.randint(100, 1024) for _ in range(2))
+        sim.append(answer.branch, size)
+        answer.sent = sim.send(
+            lambda answer=answer, size=size, output=output: sim.submit(  # type: ignore[misc]
+                answer, answer.branch % 32 + 1, size, output
+            )
+        )
+    return lambda: _latencies(answers)
+
+
+def prompts(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
+    """Short prompts with pauses beside long ones, each session one after the other."""
+    until = 1e3 * options.seconds
+    shorts: list[Answer] = []
+    longs: list[Answer] = []
+
+    def begin(session: int, size: int, output: int, pause: float, into: list[Answer]) -> None:
+        if sim.now >= until:
+            return
+        sim.count += 1
+        branch = sim.count
+        sim.open(branch)
+        sim.append(branch, size)
+
+        def finish(answer: Answer) -> None:
+            into.append(answer)
+            sim.cache.drop_branches(m.DropBranches([branch]))
+            rest = sim.dice.expovariate(1 / pause) if pause else 0.0
+            sim.at(sim.now + rest, lambda: begin(session, size, output, pause, into))
+
+        answer = Answer(branch, 0.0, finish)
+        priority = options.short_priority if into is shorts else options.long_priority
+        answer.sent = sim.send(lambda: sim.submit(answer, session, size, output, priority))
+
+    for number in range(options.short_sessions):
+        start = sim.dice.uniform(0.0, 500.0)
+        sim.at(start, lambda number=number: begin(number + 1, 128, 32, 400.0, shorts))  # type: ignore[misc]
+    for number in range(options.long_sessions):
+        sim.at(0.0, lambda number=number: begin(number + 901, options.long, 16, 0.0, longs))  # type: ignore[misc]
+    return lambda: (
+        f"short: {_latencies(shorts)}\nlong:  {_latencies(longs) if len(longs) > 1 else 'none'}"
+    )
+
+
+def newcomer(sim: Simulation, options: argparse.Namespace) -> Callable[[], str]:
+    """5 clients with 64 generations each and more waiting; every 300 ms somebody new."""
+    others: list[Answer] = []
+    new: list[Answer] = []
+    until = 1e3 * options.seconds
+
+    def crowd(number: int) -> None:
+        if sim.now >= until:
+            return
+        sim.count += 1
+        branch = sim.count
+        sim.open(branch)
+        sim.append(branch, 64)
+
+        def finish(answer: Answer) -> None:
+            others.append(answer)
+            crowd(number)
+
+        owner = "crowd" if options.owners else ""
+        answer = Answer(branch, 0.0, finish)
+        answer.sent = sim.send(
+            lambda: sim.submit(answer, number + 1, 64, 1024, options.long_priority, owner)
+        )
+
+    def come(number: int) -> None:
+        sim.count += 1
+        branch = sim.count
+        sim.open(branch)
+        sim.append(branch, 128)
+        answer = Answer(branch, 0.0, new.append)
+        owner = f"new {number}" if options.owners else ""
+        answer.sent = sim.send(
+            lambda: sim.submit(answer, 1000 + number, 128, 32, options.short_priority, owner)
+        )
+        if sim.now + 300 < until:
+            sim.at(sim.now + 300, lambda: come(number + 1))
+
+    for number in range(5):
+        for _ in range(64):
+            sim.at(0.0, lambda number=number: crowd(number))  # type: ignore[misc]
+    sim.at(1000.0, lambda: come(0))
+    return lambda: (
+        f"newcomers: {_latencies(new)}; steps until the first token {_spread([a.waited for a in new])}\n"
+        f"the crowd: {_latencies(others)}"
+    )
+
+
+WORKLOADS = {"chat": chat, "throughput": throughput, "prompts": prompts, "newcomer": newcomer}
+
+
+def _latencies(answers: list[Answer]) -> str:
+    gaps = [gap for answer in answers for gap in answer.gaps]
+    return f"TTFT {_spread([a.ttft for a in answers])}, ITL {_spread(gaps)} ms ({len(answers)})"
+
+
+def _spread(values: Sequence[float]) -> str:
     marks = statistics.quantiles(values, n=100)
     shown = " ".join(f"p{percent} {marks[percent - 1]:.2f}" for percent in (50, 90, 99))
     return f"mean {statistics.fmean(values):.2f} {shown}"
@@ -260,22 +418,31 @@ def _spread(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     known = ScheduleConfig()
+    parser.add_argument("workload", choices=sorted(WORKLOADS), nargs="?", default="chat")
     for name, value in (
         ("sessions", 64), ("turns", 8), ("input", 128), ("output", 64), ("seed", 0),
         ("step-tokens", 8192), ("mixed-tokens", known.mixed_tokens),
-        ("ahead-tokens", known.ahead_tokens), ("graph-lines", 576),
+        ("ahead-tokens", known.ahead_tokens), ("quantum-steps", known.quantum_steps),
+        ("graph-lines", 576), ("rows", 512), ("pages", 600_000), ("context", 131_072),
+        ("requests", 256), ("seconds", 20), ("long", 60_000), ("long-sessions", 1),
+        ("short-sessions", 16), ("long-priority", 0), ("short-priority", 0),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=value, help=f"(default {value})")
+    target = known.itl_target_ms
+    parser.add_argument("--itl-target-ms", type=float, default=target, help=f"(default {target})")
     parser.add_argument("--append-ahead", type=float, default=0.0, metavar="MS")
     parser.add_argument("--spread", type=float, default=0.0, metavar="MS", help="of their starts")
+    parser.add_argument("--owners", action="store_true", help="newcomer: the 5 have one credential")
     parser.add_argument("--steps", action="store_true", help="print every step")
     options = parser.parse_args()
     made = Simulation(options)
+    report = WORKLOADS[options.workload](made, options)
     made.run()
     if options.steps:
         for begin, work, took in made.steps:
             what = f"{work.prompt:5} prompt tokens in {work.runs:3} + {work.decodes:3} decodes"
             print(f"{begin:9.2f} ms: {what}, {took:.2f} ms")
+    print(report())
     print(made.report())
 
 

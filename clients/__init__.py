@@ -1,26 +1,29 @@
 """The Python client of `ramify.v1`.
 
-    import ramify.clients
+    import ramify
 
-    async with ramify.clients.connect("ws://127.0.0.1:8765") as session:
+    async with ramify.connect("ws://127.0.0.1:8765") as session:
         async for delta in session.main.chat("Capital of France?"):
             print(delta.text, end="", flush=True)
 
 `connect_sync` is the same without `await`. The layers, from the bottom: `session.py` is the pure
-state machine, `connect.py` its asyncio shell, `handles.py` and `generation.py` what users hold,
-`sync.py` the facade, `cli.py` the console script. None of them imports torch.
+state machine, `link.py` its asyncio shell, `handles.py` and `generation.py` what users hold,
+`connect.py` puts them together, `sync.py` is the facade, `cli.py` the console script. None of them
+imports torch.
 """
 
 from ramify.clients.connect import connect
 from ramify.clients.errors import ConnectionLost, SessionLost
 from ramify.clients.generation import Generation, Reply, Result
 from ramify.clients.handles import Branch, Session
+from ramify.clients.link import Connection
 from ramify.clients.stream import TextDelta
 from ramify.clients.sync import connect_sync
 from ramify.protocol.errors import RamifyError
 
 __all__ = [
     "Branch",
+    "Connection",
     "ConnectionLost",
     "Generation",
     "RamifyError",

@@ -1,378 +1,122 @@
-"""The asyncio shell of the client: sockets, reconnects, wake-ups. What they mean is in `session.py`.
+"""How a session begins: `connect`, with the settings of `open` and of the connection.
 
-    async with connect("ws://127.0.0.1:8765/v1/ws") as session:
+    async with connect("ws://127.0.0.1:8765") as session:
         async for delta in session.main.chat("Capital of France?"):
             print(delta.text, end="")
 
-`Link` owns the socket: one task reads, one writes. A lost connection is made again and the session
-resumed, unseen by those who wait for replies. This file does not know what ops mean.
+    session = await connect("ws://127.0.0.1:8765")     # the same; ends with `await session.close()`
+
+The socket is `link.py`'s, the state `session.py`'s; this file only puts them together.
 """
 
-import asyncio
-import contextlib
-import inspect
 import random
-import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Generator
+from typing import Any, Literal, TypedDict, Unpack
 
-from websockets.asyncio.client import ClientConnection
-from websockets.asyncio.client import connect as websocket
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
-from websockets.typing import Subprotocol
-
-from ramify.clients.errors import ConnectionLost, Internal
-from ramify.clients.events import Changed, CoreEvent, Ended, Foreign, Noted, Opened, Refused
 from ramify.clients.handles import Session
-from ramify.clients.reconnect import RATE_DELAY_S, Action, Pacer, delay
-from ramify.clients.session import Phase, SessionCore
-from ramify.clients.stream import Ticket
-from ramify.protocol.codec import SUBPROTOCOLS, Codec, CodecName
-from ramify.protocol.errors import BadRequest, Close, Forbidden, RamifyError, Unauthorized
-from ramify.protocol.wire import Bye, ClientMessage, Delta, Error, Event, Op, Open
-
-Token = str | Callable[[], str | Awaitable[str]]
-
-_NOTES = 1024  # events kept for a reader of `Session.events`; older ones are dropped
+from ramify.clients.link import Link, Token, Watch
+from ramify.clients.session import SessionCore
+from ramify.protocol.codec import Codec, CodecName
+from ramify.protocol.wire import ClientMessage, Open
 
 
-class Link:
-    """The connection of one session. `ended` is the reason once it is over for good."""
-
-    def __init__(
-        self,
-        url: str,
-        core: SessionCore,
-        *,
-        codec: CodecName,
-        token: Token | None,
-        reconnect: bool,
-        give_up_s: float,
-        open_timeout_s: float,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
-        self.core = core
-        self.notes: deque[Event | Bye | Error | Delta] = deque(maxlen=_NOTES)
-        self.reconnects = 0
-        self._url = websocket_url(url)
-        self._codec = Codec(codec)
-        self._subprotocol = next(name for name, kind in SUBPROTOCOLS.items() if kind == codec)
-        self._token = token
-        self._reconnect = reconnect
-        self._give_up_s = give_up_s
-        self._open_timeout_s = open_timeout_s
-        self._jitter = jitter
-        self._pacer = Pacer(time.monotonic)
-        self._wake = asyncio.Event()
-        self._waiters: dict[object, list[asyncio.Future[None]]] = {}
-        self._refused: Refused | None = None
-        self._attached = False  # on the present or the last connection
-        self._task: asyncio.Task[None] | None = None
-        self._socket: ClientConnection | None = None
-
-    # --- what handles use -------------------------------------------------------------------
-
-    def submit(self, ops: Sequence[Op]) -> list[Ticket]:
-        """Send one frame of ops, as soon as the connection and the limits allow."""
-        tickets = self.core.submit(ops)
-        self._wake.set()
-        return tickets
-
-    def credit(self, branch: str, upto: int) -> None:
-        self.core.credit(branch, upto)
-        self._wake.set()
-
-    def withdraw(self, ticket: Ticket, error: RamifyError) -> bool:
-        """Take back an op that was not sent; see `SessionCore.withdraw`."""
-        if not self.core.withdraw(ticket, error):
-            return False
-        for each in ticket.frame:
-            self._notify(each)
-        return True
-
-    async def changed(self, key: object) -> None:
-        """Wait until something happens to a ticket (or to `notes`)."""
-        waiter = asyncio.get_running_loop().create_future()
-        waiters = self._waiters.setdefault(key, [])
-        waiters.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if self._waiters.get(key) is waiters:  # else `_notify` took the list away
-                waiters.remove(waiter)
-                if not waiters:
-                    del self._waiters[key]
-            raise
-
-    def _notify(self, key: object) -> None:
-        for waiter in self._waiters.pop(key, ()):
-            if not waiter.done():
-                waiter.set_result(None)
-
-    @property
-    def attached(self) -> bool:
-        """Whether the session is attached right now."""
-        return self.core.phase is Phase.OPEN
-
-    # --- life -------------------------------------------------------------------------------
-
-    async def start(self) -> None:
-        """Connect and attach. Raises the error that prevented it."""
-        self._task = asyncio.create_task(self._run(), name="ramify-link")
-        try:
-            while not self.core.known and self.core.error is None:
-                await self.changed(self)
-        except BaseException:
-            await self.stop()
-            raise
-        if self.core.error is not None:
-            await self.stop()
-            raise self.core.error
-
-    async def stop(self) -> None:
-        """Close the socket and end the session's handles; the server keeps the session."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
-
-    def abort(self) -> None:
-        """Break the connection as a lost network would (for tests of the resume)."""
-        if self._socket is not None:
-            self._socket.transport.abort()
-
-    async def _run(self) -> None:
-        error: RamifyError = ConnectionLost("the client closed the connection")
-        try:
-            error = await self._connections()
-        except RamifyError as raised:
-            error = raised
-        finally:
-            self._dispatch(self.core.end(error))
-            self._notify(self)
-
-    async def _connections(self) -> RamifyError:
-        """Connect, serve, reconnect. Returns why that ended."""
-        attempt, lost_at, floor = 0, 0.0, 0.0
-        while True:
-            self._refused, self._attached = None, False
-            try:
-                socket = await self._dial()
-            except (OSError, InvalidHandshake, TimeoutError) as raised:
-                error, again = _dial_error(raised, self._url)
-            else:
-                error, again, floor = await self._serve(socket)
-                if self._attached:
-                    attempt, lost_at = 0, 0.0
-            if not again or not self.core.known or not self._reconnect:
-                return error
-            now = time.monotonic()
-            lost_at = lost_at or now
-            wait = delay(attempt, self._jitter(), floor)
-            if now + wait - lost_at > self._give_up_s:
-                return ConnectionLost(f"no way back to the server in {self._give_up_s:.0f} s: {error}")
-            attempt += 1
-            await asyncio.sleep(wait)
-
-    async def _dial(self) -> ClientConnection:
-        headers = {}
-        if self._token is not None:
-            token = self._token if isinstance(self._token, str) else self._token()
-            if inspect.isawaitable(token):
-                token = await token
-            headers["Authorization"] = f"Bearer {token}"
-        return await websocket(
-            self._url,
-            subprotocols=[Subprotocol(self._subprotocol)],
-            compression=None,
-            additional_headers=headers,
-            open_timeout=self._open_timeout_s,
-            close_timeout=2,
-            max_size=None,
-            proxy=None,
-        )
-
-    async def _serve(self, socket: ClientConnection) -> tuple[RamifyError, bool, float]:
-        """Use one connection to its end: why it ended, whether to try again, after how long at least."""
-        self._socket = socket
-        try:
-            if socket.subprotocol != self._subprotocol:
-                raise Internal(f"the server at {self._url} does not speak {self._subprotocol}")
-            code, reason = await self._pump(socket)
-        finally:
-            self._socket = None
-            await socket.close()
-        verdict, events = self.core.disconnected(code, reason)
-        self._dispatch(events)
-        if self._refused is not None:
-            error, retry = self._refused
-            retry = retry or (isinstance(error, Unauthorized) and callable(self._token))
-            return error, retry, (error.retry_ms or 0) / 1e3
-        if verdict.action is Action.STOP:
-            return verdict.error, False, 0.0
-        if verdict.action is Action.NEW_TOKEN:
-            return verdict.error, callable(self._token), 0.0
-        self.reconnects += 1
-        return verdict.error, True, RATE_DELAY_S if verdict.action is Action.BACK_OFF else 0.0
-
-    async def _pump(self, socket: ClientConnection) -> tuple[int | None, str]:
-        """Read until the connection ends; returns the close code and reason."""
-        writer = asyncio.create_task(self._write(socket), name="ramify-writer")
-        try:
-            async with asyncio.timeout(self._open_timeout_s):
-                while not self._attached and self._going:
-                    self._take(await socket.recv(decode=False))
-            while self._going:
-                self._take(await socket.recv(decode=False))
-            return None, ""
-        except TimeoutError:
-            return None, f"no answer to `open` in {self._open_timeout_s:g} s"
-        except ConnectionClosed as closed:
-            received = closed.rcvd
-            return (received.code, received.reason) if received else (None, "")
-        except BadRequest as fault:
-            raise Internal(f"the server sent a frame that does not decode: {fault.message}") from None
-        finally:
-            writer.cancel()
-            (result,) = await asyncio.gather(writer, return_exceptions=True)
-            if isinstance(result, Exception) and not isinstance(result, ConnectionClosed):
-                raise result
-
-    @property
-    def _going(self) -> bool:
-        return self._refused is None and self.core.error is None
-
-    def _take(self, data: bytes) -> None:
-        for message in self._codec.decode_server(data):
-            self._dispatch(self.core.receive(message))
-        self._wake.set()  # replies make room for frames that wait
-
-    async def _write(self, socket: ClientConnection) -> None:
-        frame = self.core.connected()
-        while True:
-            await socket.send(self._codec.encode(frame), text=not self._codec.binary)
-            while (following := self.core.next_frame()) is None:
-                self._wake.clear()
-                await self._wake.wait()
-            await asyncio.sleep(self._pacer.wait(len(following)))
-            frame = following
-
-    def _dispatch(self, events: list[CoreEvent]) -> None:
-        for event in events:
-            match event:
-                case Changed(ticket):
-                    self._notify(ticket)
-                case Foreign(message) | Noted(message):
-                    self.notes.append(message)
-                    self._notify(self.notes_key)
-                case Opened():
-                    self._attached = True
-                    limits = self.core.limits
-                    rate = limits.get("ops_per_second", 0)
-                    self._pacer.limit(rate, limits.get("ops_burst", rate))
-                    self._notify(self)
-                case Refused():
-                    self._refused = event
-                case Ended():
-                    self._notify(self)
-                    self._notify(self.notes_key)
-
-    notes_key = "notes"
-
-
-def websocket_url(url: str) -> str:
-    """`http(s)` becomes `ws(s)`; a URL without a path gets `/v1/ws`."""
-    scheme, sep, rest = url.partition("://")
-    if not sep:
-        scheme, rest = "ws", url
-    scheme = {"http": "ws", "https": "wss"}.get(scheme, scheme)
-    if scheme not in ("ws", "wss") or not rest:
-        raise BadRequest(f"{url!r} is not a server address: give ws://host:port or http://host:port")
-    host, _, path = rest.partition("/")
-    return f"{scheme}://{host}/{path or 'v1/ws'}"
-
-
-def _dial_error(raised: Exception, url: str) -> tuple[RamifyError, bool]:
-    """The error for a connection that could not be made, and whether a later try may succeed."""
-    if isinstance(raised, InvalidStatus):
-        status = raised.response.status_code
-        body = bytes(raised.response.body or b"").decode("utf-8", "replace").strip()
-        text = f"{url} answered HTTP {status}{': ' + body[:500] if body else ''}"
-        kinds: dict[int, type[RamifyError]] = {400: BadRequest, 401: Unauthorized, 403: Forbidden}
-        return kinds.get(status, ConnectionLost)(text, details={"status": status}), status >= 500
-    if isinstance(raised, InvalidURI):
-        return BadRequest(f"{url!r} is not a WebSocket address: {raised}"), False
-    reason = str(raised) or type(raised).__name__
-    return ConnectionLost(f"cannot connect to {url}: {reason}"), not isinstance(raised, InvalidHandshake)
-
-
-def check_open(settings: Open) -> None:
-    """Raises BadRequest for a setting that the server would refuse."""
-    codec = Codec("json")
-    messages: list[ClientMessage] = [settings]
-    codec.decode_client(codec.encode(messages))
-
-
-@contextlib.asynccontextmanager
-async def connect(
-    url: str,
-    *,
-    client: str | None = None,
-    token: Token | None = None,
-    codec: CodecName = "json",
-    model: str | None = None,
-    template: Literal["append", "strict"] = "append",
-    tools: list[dict[str, Any]] | None = None,
-    detach: Literal["run", "pause", "cancel"] = "run",
-    tick_ms: int = 0,
-    tokens: bool = False,
-    ttl_s: float | None = None,
-    reconnect: bool = True,
-    give_up_s: float = 600.0,
-    open_timeout_s: float = 10.0,
-    session: str | None = None,
-    key: str | None = None,
-    keep: bool = False,
-) -> AsyncIterator[Session]:
-    """Attach to a server: a new session, or with `session` and `key` one that exists.
+class Settings(TypedDict, total=False):
+    """The settings of `connect` and `connect_sync`.
 
     `client` names this client in the session (default: a random name): give the same name to go on
-    after a crash of the program. `token`: a bearer token, or a function (also async) that returns a
-    fresh one for each connection. `tokens`: deltas carry token ids as well. `give_up_s`: for how
-    long a lost connection is tried again. `keep`: leave the session on the server at the end of the
-    block (for `ttl_s`); otherwise it is closed.
+    after a crash of the program. `session` and `key`: attach to a session that exists. `token`: a
+    bearer token, or a function (also async) that returns a fresh one for each connection. `tokens`:
+    deltas carry token ids as well. `reconnect`: make a lost connection again, for `give_up_s`
+    seconds. `watch`: a function that is told when the connection is lost and when it is there again;
+    it is called on the event loop and must not wait. `keep`: leave the session on the server at the
+    end (for `ttl_s`); otherwise it is closed. The others are those of `open`, see protocol.md.
+    """
+
+    client: str | None
+    session: str | None
+    key: str | None
+    token: Token | None
+    codec: CodecName
+    model: str | None
+    template: Literal["append", "strict"]
+    tools: list[dict[str, Any]] | None
+    detach: Literal["run", "pause", "cancel"]
+    tick_ms: int
+    tokens: bool
+    ttl_s: float | None
+    reconnect: bool
+    give_up_s: float
+    open_timeout_s: float
+    watch: Watch | None
+    keep: bool
+
+
+class Connecting:
+    """What `connect` returns: `async with` it, or `await` it. Nothing happens before that.
 
     Raises ConnectionLost, Unauthorized, Forbidden, NoSession, BadRequest or Unsupported.
     """
-    settings = Open(
-        client=client or f"py-{random.SystemRandom().getrandbits(48):012x}",
-        session=session,
-        key=key,
-        model=model,
-        ttl_s=ttl_s,
-        detach=detach,
-        tick_ms=tick_ms,
-        tokens=tokens,
-        tools=tools,
-        template=template,
-    )
-    check_open(settings)
-    link = Link(
-        url,
-        SessionCore(settings),
-        codec=codec,
-        token=token,
-        reconnect=reconnect,
-        give_up_s=give_up_s,
-        open_timeout_s=open_timeout_s,
-    )
-    await link.start()
-    handle = Session(link)
-    try:
-        yield handle
-    finally:
-        await handle.close(keep=keep)
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        self._url = url
+        self._settings = settings
+        self._session: Session | None = None
+
+    def __await__(self) -> Generator[Any, None, Session]:
+        return self._attach().__await__()
+
+    async def __aenter__(self) -> Session:
+        self._session = await self._attach()
+        return self._session
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def _attach(self) -> Session:
+        given = self._settings
+        link = Link(
+            self._url,
+            SessionCore(open_message(given)),
+            codec=given.get("codec", "json"),
+            token=given.get("token"),
+            reconnect=given.get("reconnect", True),
+            give_up_s=given.get("give_up_s", 600.0),
+            open_timeout_s=given.get("open_timeout_s", 10.0),
+            watch=given.get("watch"),
+        )
+        await link.start()
+        return Session(link, keep=given.get("keep", False))
 
 
-__all__ = ["Close", "Link", "Session", "Token", "connect", "websocket_url"]
+def connect(url: str, **settings: Unpack[Settings]) -> Connecting:
+    """Attach to a server: a new session, or with `session` and `key` one that exists.
+
+    Use it with `async with`, or `await` it and `close` the session. The settings are `Settings`.
+    """
+    unknown = settings.keys() - Settings.__annotations__.keys()
+    if unknown:  # at the call, as for any function
+        raise TypeError(
+            f"connect() has no setting {min(unknown)!r}: {', '.join(Settings.__annotations__)}"
+        )
+    return Connecting(url, settings)
+
+
+def open_message(given: Settings) -> Open:
+    """The `open` of a new connection. Raises BadRequest for a setting that the server would refuse."""
+    message = Open(
+        client=given.get("client") or f"py-{random.SystemRandom().getrandbits(48):012x}",
+        session=given.get("session"),
+        key=given.get("key"),
+        model=given.get("model"),
+        ttl_s=given.get("ttl_s"),
+        detach=given.get("detach", "run"),
+        tick_ms=given.get("tick_ms", 0),
+        tokens=given.get("tokens", False),
+        tools=given.get("tools"),
+        template=given.get("template", "append"),
+    )
+    codec = Codec("json")
+    messages: list[ClientMessage] = [message]
+    codec.decode_client(codec.encode(messages))
+    return message

@@ -4,8 +4,8 @@ Views of the client core's tickets and streams; both wait on the link until some
 """
 
 import asyncio
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -15,7 +15,9 @@ from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Cancel, Done, Ok, State, TokenLogprob, Usage
 
 if TYPE_CHECKING:
-    from ramify.clients.connect import Link
+    from ramify.clients.link import Link
+
+T = TypeVar("T")
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,35 +39,87 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     mean_logprob: float | None = None
 
 
-class Reply:
-    """An op that is on its way; awaiting it gives its replies, one for each branch it names."""
+class Handle(Coroutine[Any, Any, T]):
+    """An op that is on its way. It may be awaited, more than once, and run as a task.
+
+    `asyncio.create_task` and `TaskGroup` want a coroutine, not any awaitable, so this is one: each
+    task that runs it drives an awaiting of its own.
+    """
 
     def __init__(self, link: "Link", ticket: Ticket) -> None:
         self._link = link
         self._ticket = ticket
+        self._driven: dict[asyncio.Task[Any] | None, Generator[Any, None, T]] = {}
 
-    async def _replies(self) -> list[Ok | State]:
+    async def _end(self) -> T:
+        """Wait for the end."""
+        raise NotImplementedError
+
+    def _leave(self) -> None:
+        """Nobody waits any more."""
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._end().__await__()
+
+    def send(self, value: Any) -> Any:
+        """For the event loop: a step of the running task."""
+        task = asyncio.current_task()
+        if task not in self._driven:
+            self._driven[task] = self.__await__()
+        return self._step(task, lambda driven: driven.send(value))
+
+    def throw(self, *error: Any) -> Any:
+        """For the event loop: the running task is cancelled."""
+        task = asyncio.current_task()
+        if task not in self._driven:  # before its first step
+            self._leave()
+            self._driven[task] = self.__await__()
+        return self._step(task, lambda driven: driven.throw(*error))
+
+    def _step(
+        self, task: asyncio.Task[Any] | None, step: Callable[[Generator[Any, None, T]], Any]
+    ) -> Any:
+        try:
+            return step(self._driven[task])
+        except BaseException:  # it returned, or it failed
+            del self._driven[task]
+            raise
+
+    def close(self) -> None:
+        """For the event loop: the task will not run."""
+        self._leave()
+        driven = list(self._driven.values())
+        self._driven.clear()
+        for each in driven:
+            each.close()
+
+
+class Reply(Handle[list[Ok | State]]):
+    """An op without text; awaiting it gives its replies, one for each branch it names."""
+
+    async def _end(self) -> list[Ok | State]:
         while not self._ticket.settled:
             await self._link.changed(self._ticket)
         if self._ticket.error is not None:
             raise self._ticket.error
         return [reply for reply in self._ticket.replies if not isinstance(reply, Done)]
 
-    def __await__(self) -> Generator[Any, None, list[Ok | State]]:
-        return self._replies().__await__()
 
+class Generation(Handle[Result]):
+    """A generation: iterate over it for `TextDelta`s, await it for the `Result`, or both.
 
-class Generation:
-    """A generation: an async iterator of `TextDelta`s, and awaitable for the `Result`.
+    What is not read is merged: memory is that of the text. Leaving an `async for` early (`break`,
+    `return`, an exception) cancels the generation on the server, and so does the cancellation of a
+    task that waits here: the next turn need not wait for text that nobody reads. To read a part and
+    let it run on, take deltas with `anext`. One that nobody reads at all runs to its end. A
+    cancelled generation ends with reason "cancelled" and keeps its text.
 
-    What is not read is merged: memory is that of the text. A task that is cancelled while it waits
-    here cancels the generation on the server; leaving an `async for` early does not (use `async
-    with`, or `cancel`). A cancelled generation ends with reason "cancelled" and keeps its text.
+    Python tells that a loop was left when it frees the loop's iterator: CPython does so at once. Use
+    `async with generation` or `aclose` to depend on nothing.
     """
 
     def __init__(self, link: "Link", ticket: Ticket, stream: Stream) -> None:
-        self._link = link
-        self._ticket = ticket
+        super().__init__(link, ticket)
         self._stream = stream
 
     @property
@@ -87,8 +141,8 @@ class Generation:
         if not self._stream.settled:
             await self._changed()
 
-    def __aiter__(self) -> "Generation":
-        return self
+    def __aiter__(self) -> AsyncIterator[TextDelta]:
+        return _Reader(self)
 
     async def __anext__(self) -> TextDelta:
         while True:
@@ -100,14 +154,14 @@ class Generation:
                 raise StopAsyncIteration
             await self._changed()
 
-    def __await__(self) -> Generator[Any, None, Result]:
-        return self._result().__await__()
-
-    async def _result(self) -> Result:
+    async def _end(self) -> Result:
         while not self._stream.settled:
             await self._changed()
         self._raise()
         return result_of(self._stream)
+
+    def _leave(self) -> None:
+        self.cancel()
 
     async def _changed(self) -> None:
         try:
@@ -135,11 +189,34 @@ class Generation:
         elif ticket.id is not None:
             self._link.submit([Cancel(id=0, ops=[ticket.id])])
 
+    async def aclose(self) -> None:
+        """`cancel`, for `contextlib.aclosing`. Does not wait: await the generation for its result."""
+        self.cancel()
+
     async def __aenter__(self) -> "Generation":
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.cancel()
+
+
+class _Reader:
+    """The iterator of one `async for`. Freed before the generation's end, it cancels that."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._loop = asyncio.get_running_loop()
+
+    def __aiter__(self) -> "_Reader":
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        return await self._generation.__anext__()
+
+    def __del__(self) -> None:
+        if not self._generation.ended and not self._loop.is_closed():
+            # Python may free it at any time, in any thread: what it asks for is done by the loop.
+            self._loop.call_soon_threadsafe(self._generation.cancel)
 
 
 def result_of(stream: Stream) -> Result:

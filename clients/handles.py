@@ -12,7 +12,8 @@ import msgspec
 
 from ramify.clients.generation import Generation, Reply
 from ramify.clients.stream import Ticket
-from ramify.protocol.errors import BadRequest, RamifyError
+from ramify.clients.trees import whole
+from ramify.protocol.errors import BadRequest, Conflict, RamifyError
 from ramify.protocol.wire import (
     Append,
     BranchState,
@@ -38,10 +39,12 @@ from ramify.protocol.wire import (
 )
 
 if TYPE_CHECKING:
-    from ramify.clients.connect import Link
+    from ramify.clients.link import Link
 
 _CLOSE_S = 5.0  # how long `close` waits for the server's answer
 Messages = Sequence[ChatMessage | Mapping[str, Any]]
+
+TREE_TRIES = 5  # a tree that does not fit into one answer may change between two
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -182,13 +185,23 @@ class Branch:
 
 
 class Session:
-    """An attached session. Made by `connect`."""
+    """An attached session. Made by `connect`; ends with `close`, or with the block of `async with`.
 
-    def __init__(self, link: "Link") -> None:
+    `keep`: leave it on the server at its end, so that it can be resumed.
+    """
+
+    def __init__(self, link: "Link", *, keep: bool = False) -> None:
         self.link = link
         self.core = link.core
         self.main = Branch(self, "main")
+        self._keep = keep
         self._forks = 0
+
+    async def __aenter__(self) -> "Session":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     @property
     def id(self) -> str:
@@ -204,6 +217,11 @@ class Session:
     def error(self) -> RamifyError | None:
         """Why the session is over; None while it lives."""
         return self.core.error
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection right now; a lost one is made again by itself."""
+        return self.link.attached
 
     @property
     def view_key(self) -> str | None:
@@ -238,10 +256,18 @@ class Session:
     async def tree(
         self, *, branch: str | None = None, text: bool = False, tokens: bool = False
     ) -> State:
-        """All branches, or one, as the server sees them."""
-        (state,) = await Reply(self.link, self._one(Tree(id=0, branch=branch, text=text, tokens=tokens)))
-        assert isinstance(state, State)
-        return state
+        """All branches, or one, as the server sees them, with all turns of each."""
+        for _ in range(TREE_TRIES):
+            pages: list[State] = []
+            while not pages or (pages[-1].next is not None and pages[-1].revision == pages[0].revision):
+                after = pages[-1].next if pages else None
+                op = Tree(id=0, branch=branch, text=text, tokens=tokens, after=after)
+                (state,) = await Reply(self.link, self._one(op))
+                assert isinstance(state, State)
+                pages.append(state)
+            if pages[-1].revision == pages[0].revision:
+                return whole(pages)
+        raise Conflict("the tree changes faster than it can be shown: ask for one branch of it")
 
     async def cancel(self) -> Ok:
         """Stop every generation that this session runs or waits for."""
@@ -281,12 +307,13 @@ class Session:
                 return
             await self.link.changed(self.link.notes_key)
 
-    async def close(self, *, keep: bool = False) -> None:
-        """End the session; `keep`: only detach, so that it can be resumed. Never raises."""
+    async def close(self, *, keep: bool | None = None) -> None:
+        """End the session; `keep` (default: as `connect` was told): only detach. Never raises."""
+        self.link.unwatch()
         if self.core.error is None and self.link.attached:
             try:
                 async with asyncio.timeout(_CLOSE_S):
-                    await self.ok(CloseSession(id=0, keep=keep))
+                    await self.ok(CloseSession(id=0, keep=self._keep if keep is None else keep))
             except (RamifyError, TimeoutError):
                 pass  # the connection is gone: the session's TTL ends it
         await self.link.stop()

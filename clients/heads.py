@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from ramify.protocol.wire import BranchState, Drop, Event, Fork, Join, Ok, Op, Rollback, Set, names
 
+GONE_KEPT = 1024  # names of dropped branches
+
 
 class Head:
     """A branch as this client knows it.
@@ -23,11 +25,18 @@ class Head:
 
 
 class Heads:
-    """The branch table. `revision`: the newest change of the tree that it includes."""
+    """The branch table. `revision`: the newest change of the tree that was told.
+
+    A reply or event waits for the deltas of its branch, so changes of different branches may be told
+    in another order than they were made. Each is applied when it comes, except that a branch that
+    is gone does not come back by the fork that made it.
+    """
 
     def __init__(self, revision: int | None) -> None:
         self.revision = revision
         self.by_name: dict[str, Head] = {}
+        self._included = -1  # the revision of the last `state`
+        self._gone: dict[str, int] = {}  # dropped branches, the last ones, and at which revision
 
     def get(self, name: str) -> Head:
         """The branch; a new entry if it was not known."""
@@ -51,14 +60,15 @@ class Heads:
                 head = Head(branch.position, 0 if branch.branch in asked else start)
             head.position = branch.position
             self.by_name[branch.branch] = head
-        self.revision = revision
+        self.revision = self._included = revision
+        self._gone.clear()
 
     def applied(self, op: Op, ok: Ok) -> None:
         """An op is done. Replies older than the last `state` change nothing that it included."""
         if ok.revision is not None:
-            if self.revision is not None and ok.revision <= self.revision:
+            if ok.revision <= self._included:
                 return
-            self.revision = ok.revision
+            self.revision = max(self.revision or 0, ok.revision)
         head = self.by_name.get(ok.branch or getattr(op, "branch", None) or "")
         match op:
             case Rollback() if head is not None and ok.position is not None:
@@ -68,7 +78,7 @@ class Heads:
                 self._forked(op, ok)
             case Drop():
                 for name in [ok.branch] if ok.branch else names(op.branch):
-                    self.by_name.pop(name, None)
+                    self._drop(name, ok.revision)
             case Set(name=str() as name) if op.branch in self.by_name:
                 self.by_name[name] = self.by_name.pop(op.branch)
             case Join() if not op.keep:
@@ -88,7 +98,19 @@ class Heads:
         if at is None:
             at = parent.position if parent is not None else 0
         for name in op.as_:
+            self._made(name, at, ok.revision)
+
+    def _made(self, name: str, at: int, revision: int | None) -> None:
+        if revision is None or revision > self._gone.get(name, -1):
             self.by_name.setdefault(name, Head(at, at))
+
+    def _drop(self, name: str, revision: int | None) -> None:
+        self.by_name.pop(name, None)
+        if revision is not None:
+            self._gone.pop(name, None)
+            self._gone[name] = revision
+            if len(self._gone) > GONE_KEPT:
+                del self._gone[next(iter(self._gone))]
 
     def noted(self, event: Event) -> int | None:
         """Another client changed the tree. Returns the position the event names."""
@@ -98,13 +120,17 @@ class Heads:
         if event.branch is None:
             return position
         if event.op == "drop":
-            self.by_name.pop(event.branch, None)
+            self._drop(event.branch, event.revision)
         elif position is not None:
+            if details.get("from") in self.by_name:  # renamed
+                self.by_name[event.branch] = self.by_name.pop(details["from"])
             head = self.get(event.branch)
             if event.op == "rollback":
                 head.received = min(head.received, position)
+            if "rebased" in details:  # the strict template moved the branch back first
+                head.received = min(head.received, details["rebased"])
             if event.op != "fork":
                 head.position = position
             for child in details.get("as", ()):
-                self.by_name.setdefault(child, Head(position, position))
+                self._made(child, position, event.revision)
         return position

@@ -68,7 +68,9 @@ _UNKNOWN = _Rule(Action.STOP, "the server closed the connection")
 def after_close(code: int | None, reason: str = "") -> Verdict:
     """The verdict on a close code (None or 1006: the connection broke without one)."""
     rule = _RULES.get(1006 if code is None else code, _UNKNOWN)
-    text = f"{rule.meaning} (close code {code}{': ' + reason if reason else ''})"
+    told = [f"close code {code}"] if code is not None else []
+    told += [reason] if reason else []
+    text = f"{rule.meaning} ({': '.join(told)})" if told else rule.meaning
     return Verdict(rule.action, rule.error(text, details={"close": code, "reason": reason}))
 
 

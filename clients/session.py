@@ -65,7 +65,7 @@ class SessionCore:
 
     def __init__(self, settings: Open) -> None:
         self.settings = settings
-        self.client = settings.client
+        self.client = settings.who
         self.session: str | None = settings.session
         self.key: str | None = settings.key
         self.view_key: str | None = None

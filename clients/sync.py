@@ -4,17 +4,18 @@
         for delta in session.main.chat("Capital of France?"):
             print(delta.text, end="")
 
+    session = connect_sync("ws://127.0.0.1:8765")      # the same; ends with `session.close()`
+
 Handles may be used from several threads. This file knows no protocol: every method runs the
 method of the same name on the loop's thread and waits for it.
 """
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, Unpack, overload
 
-from ramify.clients.connect import connect
+from ramify.clients.connect import Settings, connect
 from ramify.clients.generation import Generation, Reply, Result
 from ramify.clients.handles import Branch, GenerateOptions, Messages, Session
 from ramify.clients.stream import TextDelta
@@ -40,6 +41,10 @@ class LoopThread:
         thread._thread = threading.current_thread()
         return thread
 
+    @property
+    def stopped(self) -> bool:
+        return self._loop.is_closed()
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there and wait. An exception here (Ctrl-C) cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -57,14 +62,24 @@ class LoopThread:
 
         return self.run(work())
 
+    def post(self, function: Callable[[], object]) -> None:
+        """Run a plain function there, before whatever is run there later. Does not wait."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function)
+
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """End the thread. May be called again."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
 
 class SyncGeneration:
-    """An iterator of deltas; `result()` waits for the end."""
+    """Iterate over it for deltas; `result()` waits for the end.
+
+    Leaving a `for` early cancels the generation; see `generation.Generation`.
+    """
 
     def __init__(self, thread: LoopThread, generation: Generation) -> None:
         self._thread = thread
@@ -79,14 +94,29 @@ class SyncGeneration:
         """The text so far."""
         return self._thread.call(lambda: self._generation.text)
 
-    def __iter__(self) -> "SyncGeneration":
-        return self
+    @property
+    def ended(self) -> bool:
+        return self._generation.ended
+
+    def __iter__(self) -> Iterator[TextDelta]:
+        try:
+            while (delta := self._thread.run(self._next())) is not None:
+                yield delta
+        finally:
+            if not self._generation.ended:
+                self._thread.post(self._generation.cancel)
 
     def __next__(self) -> TextDelta:
         delta = self._thread.run(self._next())
         if delta is None:
             raise StopIteration
         return delta
+
+    def __enter__(self) -> "SyncGeneration":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
 
     async def _next(self) -> TextDelta | None:
         try:
@@ -218,6 +248,12 @@ class SyncSession:
         self._session = session
         self.main = SyncBranch(thread, session.main)
 
+    def __enter__(self) -> "SyncSession":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @property
     def id(self) -> str:
         return self._session.id
@@ -230,6 +266,10 @@ class SyncSession:
     def error(self) -> RamifyError | None:
         """Why the session is over; None while it lives."""
         return self._session.error
+
+    @property
+    def connected(self) -> bool:
+        return self._session.connected
 
     @property
     def view_key(self) -> str | None:
@@ -274,20 +314,26 @@ class SyncSession:
             return SyncGeneration(self._thread, handle)
         return [SyncGeneration(self._thread, each) for each in handle]
 
-    def close(self, *, keep: bool = False) -> None:
-        self._thread.run(self._session.close(keep=keep))
-
-
-@contextlib.contextmanager
-def connect_sync(url: str, **settings: Any) -> Iterator[SyncSession]:
-    """`connect` without `await`: the same settings, the same errors."""
-    thread = LoopThread()
-    try:
-        manager = connect(url, **settings)
-        session = thread.run(manager.__aenter__())
+    def close(self, *, keep: bool | None = None) -> None:
+        """End the session; see `handles.Session.close`. The handles are of no use afterwards."""
+        if self._thread.stopped:
+            return
         try:
-            yield SyncSession(thread, session)
+            self._thread.run(self._session.close(keep=keep))
         finally:
-            thread.run(manager.__aexit__(None, None, None))
-    finally:
+            self._thread.stop()
+
+
+def connect_sync(url: str, **settings: Unpack[Settings]) -> SyncSession:
+    """`connect` without `await`: the same settings, the same errors. `close` it, or use `with`."""
+    connecting = connect(url, **settings)
+    thread = LoopThread()
+
+    async def attach() -> Session:
+        return await connecting
+
+    try:
+        return SyncSession(thread, thread.run(attach()))
+    except BaseException:
         thread.stop()
+        raise

@@ -3,11 +3,11 @@
 import argparse
 import asyncio
 
-from ramify.clients import connect
+import ramify
 
 
 async def main(url: str, question: str) -> None:
-    async with connect(url) as session:
+    async with ramify.connect(url) as session:
         await session.main.append(messages=[{"role": "user", "content": question}])
         names = [f"try-{i}" for i in range(8)]
         answers = await asyncio.gather(

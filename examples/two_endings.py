@@ -3,11 +3,11 @@
 import argparse
 import asyncio
 
-from ramify.clients import connect
+import ramify
 
 
 async def main(url: str) -> None:
-    async with connect(url) as session:
+    async with ramify.connect(url) as session:
         async for delta in session.main.chat("Tell me a very short story.", max_tokens=120, seed=1):
             print(delta.text, end="", flush=True)
         happy, sad = await session.main.fork("happy", "sad")

@@ -5,6 +5,9 @@ hash at position p covers the tokens 0..p. It is read back through the row's pag
 wrong page, a stale slot or one that another request overwrote changes the output. What a request
 must say is therefore a pure function of its tokens: see `FakeModel.expected`.
 
+Faults, for tests: `faults` makes the KV of chosen tokens "not finite", and with it the KV of all that is
+computed after it on the same pages, and the logits.
+
 With `verify` each step reads the whole chain of each row that it runs (O(length)); without, only
 the last slot, so that a step costs next to nothing. This file does not know torch.
 """
@@ -16,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ramify.gpu.executor import Counters
+from ramify.gpu.executor import BadLogits, Counters
 from ramify.gpu.rows import Ints, RowTable, StepRows
-from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
+from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan, StepResult
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
 Hashes = npt.NDArray[np.uint64]
@@ -110,9 +113,10 @@ class FakeModel:
 class FakePendingStep:
     """A step that is done `step_seconds` after the one before it, as on a device."""
 
-    def __init__(self, result: StepResult, done_at: float) -> None:
+    def __init__(self, result: StepResult, done_at: float, bad: BadLogits | None = None) -> None:
         self._result = result
         self._done_at = done_at
+        self._bad = bad
 
     def ready(self) -> bool:
         return self._done_at <= time.perf_counter()
@@ -121,6 +125,8 @@ class FakePendingStep:
         delay = self._done_at - time.perf_counter()
         if delay > 0:
             time.sleep(delay)
+        if self._bad is not None:
+            raise self._bad
         return self._result
 
 
@@ -161,6 +167,8 @@ class FakeExecutor:
         self.rows = RowTable(self.info)
         self.verify = verify
         self.corruptions = 0  # chains found broken; only counted with `verify`
+        self.faults: dict[int, int] = {}  # token -> how many more times it spoils the KV
+        self._spoiled = np.zeros(pages * page_size, dtype=np.bool_)  # slots that are not finite
         self._step_seconds = step_seconds
         self._done_at = 0.0
         self._chain: Hashes = np.zeros(pages * page_size, dtype=np.uint64)
@@ -184,7 +192,7 @@ class FakeExecutor:
         result = self._sample(plan.step, step, chain)
         self.counters.count(step.computed)
         self._done_at = max(begin, self._done_at) + self._step_seconds
-        return FakePendingStep(result, self._done_at)
+        return FakePendingStep(result, self._done_at, self._bad_logits(step, result))
 
     def close(self) -> None:
         """Nothing to release."""
@@ -214,6 +222,9 @@ class FakeExecutor:
         sums = np.cumsum(gains, dtype=np.uint64) + before
         self._chain[slots] = sums * self._up[1 : len(tokens) + 1]
         self._tokens[slots] = tokens
+        self._spoil(
+            slots, tokens, bool(start) and bool(self._spoiled[self.rows.slots(row, start - 1, start)[0]])
+        )
         return np.uint64(self._chain[slots[-1]])
 
     def _decode(self, rows: Ints, positions: Ints) -> Hashes:
@@ -223,7 +234,31 @@ class FakeExecutor:
         slots = self.rows.slots_at(rows, positions)
         self._chain[slots] = chain
         self._tokens[slots] = tokens
+        self._spoiled[slots] = self._spoiled[self.rows.slots_at(rows, positions - 1)]
+        if self.faults:
+            self._spoiled[slots] |= [self._faulty(token) for token in tokens.tolist()]
         return chain
+
+    def _spoil(self, slots: Ints, tokens: npt.NDArray[np.int32], before: bool) -> None:
+        """Which slots of new tokens are not finite. `before`: the one before them is not."""
+        if not self.faults:
+            self._spoiled[slots] = before
+            return
+        faulty = np.array([self._faulty(token) for token in tokens.tolist()])
+        self._spoiled[slots] = np.logical_or.accumulate(faulty) | before
+
+    def _faulty(self, token: int) -> bool:
+        left = self.faults.get(token, 0)
+        if left:
+            self.faults[token] = left - 1
+        return left > 0
+
+    def _bad_logits(self, step: StepRows, result: StepResult) -> BadLogits | None:
+        bad = np.flatnonzero(np.frombuffer(result.tokens, dtype=np.int32) == NO_TOKEN)
+        if not len(bad):
+            return None
+        rows = step.rows[step.sampling][bad]
+        return BadLogits(rows.tolist(), self.rows.requests[rows].tolist(), result)
 
     def _intact(self, row: int) -> bool:
         """True if each slot's hash follows from the slot before it and its own token."""
@@ -238,6 +273,8 @@ class FakeExecutor:
         salts = self.model.salts(self._seeds[rows], step.draws, self._greedy[rows])
         tokens = self.model.choose(chain[step.sampling], salts)
         self._last[rows] = tokens
+        ends = self.rows.slots_at(rows, self.rows.lengths[rows] - 1)
+        tokens[self._spoiled[ends]] = NO_TOKEN
         wanted = self._logprobs[rows]
         logprobs: list[TokenLogprobs | None] = []
         if wanted.any():

@@ -120,6 +120,8 @@ def _fused(
     if compiled:
         gc.collect()
         torch.cuda.empty_cache()
+    sizes = {bucket.extended for bucket in rehearsal.buckets if bucket.extended}
+    info = msgspec.structs.replace(info, extend_sizes=sorted(sizes))
     info = _with_pages(info, config, free - rehearsal.bytes, model.device)
     try:
         pool = _pool(model, info, progress)
@@ -157,13 +159,14 @@ def _step_tokens(config: ModelConfig, device: torch.device) -> int:
 
 
 def _context(config: ModelConfig, shape: DecoderConfig) -> int:
-    """Longest sequence. Only `dynamic` rotary scaling stretches beyond what config.json states."""
+    """Longest sequence: what config.json says, stretched as its rotary scaling says."""
     if config.context is None:
-        return shape.max_position
-    if config.context > shape.max_position and shape.rope["rope_type"] != "dynamic":
+        return shape.context
+    if shape.longest is not None and config.context > shape.longest:
+        scaling = "" if shape.longest == shape.max_position else ", stretched by its rotary scaling"
         raise ModelError(
-            f"--context {config.context} is more than the model's max_position_embeddings, "
-            f"{shape.max_position}: give at most that"
+            f"--context {config.context} is more than the model's max_position_embeddings{scaling}, "
+            f"{shape.longest}: give at most that"
         )
     return config.context
 

@@ -34,6 +34,7 @@ class Sampler:
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._device = device
+        self._vocab_size = vocab_size
         self._penalties = Penalties(vocab_size, device)
         self._temperature: npt.NDArray[np.float64] = np.zeros(max_rows)
         self._top_p: npt.NDArray[np.float64] = np.ones(max_rows)
@@ -48,7 +49,7 @@ class Sampler:
         self._temperature[row] = sampling.temperature
         self._top_p[row] = sampling.top_p
         self._min_p[row] = sampling.min_p
-        self._top_k[row] = sampling.top_k
+        self._top_k[row] = min(sampling.top_k, self._vocab_size)
         self._seeds[row] = sampling.seed
         self._logprobs[row] = sampling.logprobs
         self._penalties.open(row, sampling, opened.history, opened.sampled)

@@ -19,6 +19,8 @@ BEARER_PREFIX = "ramify.bearer."
 
 T = TypeVar("T")
 
+_MOST_SHOWN = 300  # characters of an error's text, and of its path
+
 # How msgspec ends its messages: "... - at `$[0].id`", "... - at `key` in `$.have`".
 _PATH = re.compile(r" - at (?:`key` in )?`(\$[^`]*)`$")
 _FIELD = re.compile(r"^(?:Object (?:contains unknown|missing required) field )?`([^`]*)`")
@@ -72,9 +74,12 @@ def _decode(decode: Callable[[bytes | str], T | list[T]], data: bytes | str) -> 
     try:
         value = decode(data)
     except msgspec.ValidationError as error:
-        path = _path_of(str(error))
+        path = _clip(_path_of(str(error)))
         raise BadRequest(_with_path(str(error), path), details={"path": path}) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        message = "the frame does not parse: it is nested too deeply"
+        raise BadRequest(message, details={"parse": True}) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the frame does not parse: {error}", details={"parse": True}) from None
     return value if isinstance(value, list) else [value]
 
@@ -88,7 +93,12 @@ def _path_of(message: str) -> str:
 
 
 def _with_path(message: str, path: str) -> str:
-    return f"{_PATH.sub('', message)} - at `{path}`"
+    return f"{_clip(_PATH.sub('', message))} - at `{path}`"
+
+
+def _clip(text: str) -> str:
+    """What repeats a client's words is short, whatever the client has sent."""
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _id_of(item: Any) -> int | None:

@@ -4,17 +4,36 @@ Constructors raise `ConfigError` naming the field; nothing re-validates later.
 """
 
 import ipaddress
+import math
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from ramify.protocol.credentials import CredentialLimits, check_token
 from ramify.protocol.errors import ConfigError
+from ramify.protocol.wire import MAX_NAMES
+
+MOST = 2**31 - 1  # of any number that nothing else bounds
+DAY_S = 86_400.0
 
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+def _seconds(flag: str, value: float, low: float, high: float) -> None:
+    """A time that is a number, and one that a clock can be asked for."""
+    good = math.isfinite(value) and low <= value <= high
+    _require(good, f"{flag} is {value:g}: must be {low:g} to {high:g} seconds")
+
+
+def _count(flag: str, value: int | None, low: int, high: int = MOST) -> None:
+    """A number, or None where that means "decide"."""
+    if value is not None:
+        _require(value >= low, f"{flag} is {value}: must be at least {low}")
+        _require(value <= high, f"{flag} is {value}: must be at most {high}")
 
 
 def _is_loopback(host: str) -> bool:
@@ -36,21 +55,35 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     ops_in_flight: int = 1024
     ops_per_second: int = 200
     ops_burst: int = 500
+    bytes_per_second: int = 1 << 20  # received; beyond it the socket is read more slowly
+    bytes_burst: int = 8 << 20
     branches: int = 1024
     running: int = 64  # generations of one session that are submitted at once; the rest queue
     n: int = 64
     attachments: int = 8
+    meta_bytes: int = 16 << 10  # of one `meta`, as JSON: it is kept and shown again
     queued_bytes: int = 256 << 10  # on a socket before its deltas are held back
     regex_bytes: int = 8 << 10
     schema_bytes: int = 64 << 10
     choices: int = 1024
     compile_ms: int = 10_000
     open_timeout_s: int = 5
-    replies_kept: int = 256
+    replies_kept: int = 256  # of a client, to be sent again
+    replies_bytes: int = 1 << 20  # of those
+    # Memory of the host, by estimate. With gateway processes each has its share of a client's.
+    session_bytes: int = 1 << 28
+    queued_op_bytes: int = 1 << 24  # of a session's ops that wait or run
+    session_meta_bytes: int = 1 << 18  # of a session's `meta` objects together, as JSON
+    tree_bytes: int = 1 << 18  # of one answer to `tree`; the next one goes on
+    client_sessions: int = 1024  # of one credential
+    client_bytes: int = 1 << 30  # of one credential's sessions
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            _require(getattr(self, name) > 0, f"--limit-{name.replace('_', '-')} must be positive")
+            _count(f"--limit-{name.replace('_', '-')}", getattr(self, name), 1)
+        _require(
+            self.n <= MAX_NAMES, f"--limit-n is {self.n}: one op names at most {MAX_NAMES} branches"
+        )
 
     def wire(self) -> dict[str, int]:
         """As `state.limits` shows them."""
@@ -77,37 +110,46 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Literal["auto", "dummy"] = "auto"
 
     def __post_init__(self) -> None:
-        _require(self.page_size >= 1, f"--page-size is {self.page_size}: must be at least 1")
-        rows = self.max_rows
-        _require(rows is None or rows >= 1, f"--max-rows is {rows}: must be at least 1")
-        most = self.step_tokens
-        _require(most is None or most >= 16, f"--step-tokens is {most}: must be at least 16")
-        _require(self.context is None or self.context >= 2, f"--context is {self.context}: at least 2")
+        _count("--page-size", self.page_size, 1, 1 << 16)
+        _count("--max-rows", self.max_rows, 1, 1 << 16)
+        _count("--step-tokens", self.step_tokens, 16, 1 << 22)
+        _count("--context", self.context, 2)
+        _count("--threads", self.threads, 1, 4096)
         _require(
             0 < self.kv_fraction < 1, f"--kv-fraction is {self.kv_fraction}: must be between 0 and 1"
         )
         if self.kv_tokens is not None:
             floor = 2 * self.page_size
-            _require(self.kv_tokens >= floor, f"--kv-tokens is {self.kv_tokens}: at least {floor}")
+            _count("--kv-tokens", self.kv_tokens, floor, 1 << 40)
 
 
 class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How requests share the machine."""
 
     in_flight: int = 2  # steps sent before the first one's result is seen
+    itl_target_ms: float = 20.0  # how long a step with prompts beside decodes should last; 0: any
     mixed_tokens: int = 2048  # most prompt tokens in a step beside decodes
     ahead_tokens: int = 512  # most in a step that holds some nobody waits for yet
     lookahead: int = 16  # token slots granted ahead of a decoding request
+    quantum_steps: int = 32  # that a request keeps its row before it may be retracted for fairness
     ageing: float = 1.0  # cached tokens that one token of waiting is worth
     max_waiting: int = 16384  # requests; without output half as many, the rest is for generations
 
     def __post_init__(self) -> None:
         _require(self.in_flight in (1, 2), f"--in-flight is {self.in_flight}: must be 1 or 2")
         for flag, tokens in (("mixed", self.mixed_tokens), ("ahead", self.ahead_tokens)):
-            _require(tokens >= 16, f"--{flag}-tokens is {tokens}: must be at least 16")
-        _require(self.lookahead >= 1, f"--lookahead is {self.lookahead}: must be at least 1")
-        _require(self.ageing >= 0, f"--ageing is {self.ageing}: must not be negative")
-        _require(self.max_waiting >= 1, f"--max-waiting is {self.max_waiting}: must be at least 1")
+            _count(f"--{flag}-tokens", tokens, 16, 1 << 22)
+        _require(
+            self.itl_target_ms == 0 or 1 <= self.itl_target_ms <= 60_000,  # refuses NaN too
+            f"--itl-target-ms is {self.itl_target_ms}: must be 1 to 60000, or 0 for no target",
+        )
+        _count("--quantum-steps", self.quantum_steps, 1, 1 << 20)
+        _count("--lookahead", self.lookahead, 1, 1 << 16)
+        _require(0 <= self.ageing <= 1e6, f"--ageing is {self.ageing}: must be 0 to 1e6")
+        _count("--max-waiting", self.max_waiting, 1, 1 << 24)
+
+
+SESSIONS_BYTES_LEAST = 1 << 20
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +157,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8765
-    tokens: tuple[str, ...] = ()  # bearer tokens; none: no auth
+    tokens: tuple[str, ...] = ()  # bearer tokens "token-1", "token-2"; no token of any kind: no auth
+    environment_token: str | None = None  # "environment": what RAMIFY_AUTH_TOKEN held
+    token_file: Path | None = None  # one token, "file"; read again at SIGHUP, as is the next one
+    credentials_file: Path | None = None  # JSON lines: see `protocol.credentials`
+    shared_cache: bool = False  # one radix tree for all names, instead of one for each
+    credential_limits: CredentialLimits = CredentialLimits()  # of a name that has none of its own
+    metrics_auth: bool = False  # `/metrics` needs a token
+    max_sockets: int = 10_000  # connections of all clients
     insecure: bool = False  # allow a non-loopback bind without tokens
     allowed_hosts: tuple[str, ...] = ()  # beside the bound address and localhost
     allowed_origins: tuple[str, ...] = ()  # beside pages served by this server
@@ -123,16 +172,44 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ping_interval_s: float = 20.0
     ping_timeout_s: float = 60.0
     session_ttl_s: float = 600.0
+    session_ttl_max_s: float = 86400.0  # what a client may ask for
+    max_sessions: int = 16384
+    sessions_bytes: int = 1 << 32  # of the host's memory, for all sessions
     grace_s: float = 10.0  # drain time at stop
     token_ttl_s: float = 60.0  # of minted single-use tokens
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, f"--port is {self.port}: must be 0 to 65535")
+        _count("--max-sockets", self.max_sockets, 1, 1 << 20)
+        for token in self.tokens:
+            check_token(token, "--auth-token")
+        if self.environment_token is not None:
+            check_token(self.environment_token, "RAMIFY_AUTH_TOKEN")
+        for flag, names in (("host", self.allowed_hosts), ("origin", self.allowed_origins)):
+            _require(all(names), f"--allowed-{flag} is empty: is a variable not set?")
+        _seconds("--ping-interval", self.ping_interval_s, 0.1, DAY_S)
+        _seconds("--ping-timeout", self.ping_timeout_s, 0.1, DAY_S)
+        _seconds("--session-ttl", self.session_ttl_s, 0, 30 * DAY_S)
+        _seconds("--grace", self.grace_s, 0, DAY_S)
+        _seconds("--token-ttl", self.token_ttl_s, 1, DAY_S)
         _require(
-            _is_loopback(self.host) or bool(self.tokens) or self.insecure,
-            f"--host {self.host} is reachable from other machines: give --auth-token, or --insecure "
-            "to serve anybody",
+            self.guarded or not self.metrics_auth,
+            "--metrics-auth needs tokens: give --auth-tokens, --auth-token-file or --auth-token",
         )
+        _require(
+            _is_loopback(self.host) or self.guarded or self.insecure,
+            f"--host {self.host} is reachable from other machines: give --auth-token, --auth-token-file "
+            "or --auth-tokens, or --insecure to serve anybody",
+        )
+        _seconds("--session-ttl-max", self.session_ttl_max_s, self.session_ttl_s, 365 * DAY_S)
+        _count("--max-sessions", self.max_sessions, 1, 1 << 26)
+        _count("--sessions-bytes", self.sessions_bytes, SESSIONS_BYTES_LEAST, 1 << 50)
+
+    @property
+    def guarded(self) -> bool:
+        """True if clients need a token."""
+        files = self.token_file is not None or self.credentials_file is not None
+        return bool(self.tokens) or self.environment_token is not None or files
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +221,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     schedule: ScheduleConfig = ScheduleConfig()
     executor: Literal["auto", "thread", "process"] = "auto"  # auto: thread on a CPU, else process
     gateways: int | None = None  # processes for sockets and sessions; 0: none; None: placement decides
+    step_timeout_s: float | None = None  # a step that takes longer has hung; None: see `actors.watchdog`
 
     def __post_init__(self) -> None:
+        if self.step_timeout_s is not None:
+            _seconds("--step-timeout", self.step_timeout_s, 1, DAY_S)
         if self.gateways is not None:
             _require(0 <= self.gateways <= 64, f"--gateways is {self.gateways}: must be 0 to 64")

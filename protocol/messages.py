@@ -69,11 +69,13 @@ class MoveBranch(Base, frozen=True):
     to: int
 
 
-class RetainBranch(Base, frozen=True):
-    """Keep the branch's KV warm until `until` (clock seconds; 0: no longer). A soft priority."""
+class RetainBranches(Base, frozen=True):
+    """Keep the KV of branches warm, each until its time (clock seconds; 0: no longer).
 
-    branch: int
-    until: float
+    A soft priority. One message for all that a session retains in a turn, however many they are.
+    """
+
+    until: dict[int, float]
 
 
 class DropBranches(Base, frozen=True):
@@ -83,7 +85,10 @@ class DropBranches(Base, frozen=True):
 
 
 class DropSessions(Base, frozen=True):
-    """Forget every handle of sessions that ended without a word, with their process."""
+    """Forget every handle of sessions that have ended, in whatever state. None is no error.
+
+    It names no handle, because a session that crashed cannot say which of them the cache has heard of.
+    """
 
     sessions: list[int]
 
@@ -129,12 +134,16 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     request's pages; they become resident. `tokens`: the accepted output tokens (only with
     `final`), appended to the branch; its handle moves to the end. `final`: the request gives
     everything back; pages past `computed` are free. Retraction is a final commit too.
+    `finite`: logits over [0, computed) were finite, which proves their KV; False: they were not, so
+    nothing becomes resident, and what the request found and was never proven is dropped
+    (only with `final`, without tokens); None: nothing was sampled.
     """
 
     request: int
     computed: int
     tokens: bytes = b""
     final: bool = False
+    finite: bool | None = None
 
 
 class Settle(Base, frozen=True):
@@ -150,7 +159,7 @@ CacheMessage = (
     | ExtendBranch
     | ForkBranch
     | MoveBranch
-    | RetainBranch
+    | RetainBranches
     | DropBranches
     | DropSessions
     | Inspect
@@ -165,7 +174,8 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
 
     `pages`: the page table (int32) for [0, prompt + extra), rounded up to pages. The pages of
     [cached, ...) belong to the request until it commits them. `cached <= prompt - 1`.
-    `history`: all tokens [0, prompt) if asked for.
+    `history`: all tokens [0, prompt) if asked for. `proven`: see `Commit.finite`; False: some of the
+    cached KV was only computed, nothing has been sampled over it yet.
     """
 
     request: int
@@ -173,6 +183,7 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     tokens: bytes
     pages: bytes
     history: bytes = b""
+    proven: bool = True
 
 
 class Denied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
@@ -304,6 +315,12 @@ class Inspected(Base, frozen=True):
     resident: list[int]
 
 
+class Lost(Base, frozen=True):
+    """A message to this session could not be brought to it: it cannot go on. `reason`: for the log."""
+
+    reason: str
+
+
 class Attach(Base, frozen=True):
     """A client's `open` that reached this session. `ops`: the rest of the same frame."""
 
@@ -311,6 +328,7 @@ class Attach(Base, frozen=True):
     open: Open
     ops: list[ClientMessage]
     write: bool  # False: attached with the view key
+    size: int = 0  # bytes of the frame
 
 
 class Frame(Base, frozen=True):
@@ -318,6 +336,7 @@ class Frame(Base, frozen=True):
 
     socket: int
     ops: list[ClientMessage]
+    size: int = 0  # bytes, as it came
 
 
 class Detached(Base, frozen=True):
@@ -349,7 +368,7 @@ class Shutdown(Base, frozen=True):
     after_ms: int
 
 
-SessionMessage = Attach | Frame | Detached | Throttled | Drained | Tokens | Inspected | Tick
+SessionMessage = Attach | Frame | Detached | Throttled | Drained | Tokens | Inspected | Lost | Tick
 
 # --- directory mailbox (creates, finds and ends sessions) ---------------------------------------
 
@@ -366,6 +385,7 @@ class OpenSession(Base, frozen=True):
     ops: list[ClientMessage]
     owner: str = ""
     namespace: str = ""
+    size: int = 0  # bytes of the frame
 
 
 DirectoryMessage = OpenSession | Shutdown

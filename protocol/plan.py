@@ -141,6 +141,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     kv_bytes_per_token: int
     load_seconds: float
     attention_reason: str = ""  # why these
+    extend_sizes: list[int] = []  # prompt tokens that a step is padded to, ascending; none: it is not
 
 
 class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):

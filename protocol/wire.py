@@ -5,43 +5,80 @@ unknown ones. Fields equal to their default are left out on the wire. See docs/p
 This file knows shapes and ranges; what an op does to a branch is the session's business.
 """
 
-import re
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from ramify.protocol.errors import Code, InvalidField
+from ramify.protocol.json_value import check_json
+from ramify.protocol.sampling import (
+    FrequencyPenalty,
+    Logprobs,
+    MinP,
+    PresencePenalty,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    check_temperature,
+)
+
+# Every number, string and list of a client has a bound, here, where it is declared. A server's own
+# limits (`config.Limits`) are tighter; these are what any part of any server can rely on.
+MAX_NAMES = 1024  # branches that one op names
+MAX_TEXT = 1 << 16  # characters of what is no conversation: schemas, separators, choices
+_INT31 = 2**31 - 1
+_INT53 = 2**53 - 1  # what every JSON reader keeps exactly
+_MONTH_S = 30 * 86400
 
 # Not Meta(pattern=...): with it, msgspec 0.22 on Python 3.11 crashes some processes at exit.
 BranchName = Annotated[str, Meta(min_length=1, max_length=64)]
-Targets = BranchName | Annotated[list[BranchName], Meta(min_length=1, max_length=1024)]
-OpId = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-Position = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+BranchNames = Annotated[list[BranchName], Meta(min_length=1, max_length=MAX_NAMES)]
+Targets = BranchName | BranchNames
+OpId = Annotated[int, Meta(ge=0, le=_INT53)]
+Position = Annotated[int, Meta(ge=0, le=_INT53)]
+TokenId = Annotated[int, Meta(ge=0, le=_INT31)]
+Count = Annotated[int, Meta(ge=1, le=_INT31)]
+Seconds = Annotated[float, Meta(ge=0, le=_MONTH_S)]
+ShortText = Annotated[str, Meta(max_length=256)]  # ids, names, keys
+LongText = Annotated[str, Meta(max_length=MAX_TEXT)]
+Text = Annotated[str, Meta(max_length=1 << 26)]  # as long as a frame may be; a context is shorter
 Role = Literal["system", "user", "assistant", "tool"]
-JsonObject = dict[str, Any]
+JsonObject = dict[str, Any]  # `json_value` says what it may hold
+Tools = Annotated[list[JsonObject], Meta(max_length=1024)]
+Choices = Annotated[list[LongText], Meta(min_length=1, max_length=1024)]
 
-_BRANCH_NAME = re.compile(r"[A-Za-z0-9._/-]{1,64}")
+_NAME_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._/-")
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One turn, in the shape chat templates expect."""
 
     role: Role
-    content: str = ""
-    name: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: list[JsonObject] | None = None
+    content: Text = ""
+    name: ShortText | None = None
+    tool_call_id: ShortText | None = None
+    tool_calls: Tools | None = None
+
+    def __post_init__(self) -> None:
+        if self.tool_calls is not None:
+            check_json(self.tool_calls, "tool_calls")
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Exactly one of the fields. Typed now, answered `unsupported` by this server."""
 
-    regex: str | None = None
-    json_schema: JsonObject | str | None = None
-    choices: list[str] | None = None
-    grammar: str | None = None
+    regex: LongText | None = None
+    json_schema: JsonObject | LongText | None = None
+    choices: Choices | None = None
+    grammar: LongText | None = None
+
+    def __post_init__(self) -> None:
+        if self.json_schema is not None:
+            check_json(self.json_schema, "json_schema")
 
 
 # --- client to server -------------------------------------------------------------------------
@@ -58,37 +95,68 @@ class ClientBase(
 ):
     """Base of client messages: a JSON object with a `type`.
 
-    `branch_fields`: the fields that hold branch names, whose letters are checked here.
+    `branch_fields`: the fields that hold branch names, whose letters are checked here;
+    `json_fields`: those that hold free-form JSON.
     """
 
     branch_fields: ClassVar[tuple[str, ...]] = ("branch",)
+    json_fields: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for field in self.branch_fields:
             value = getattr(self, field)
-            for name in (value,) if isinstance(value, str) else value or ():
-                if _BRANCH_NAME.fullmatch(name) is None:
-                    raise InvalidField(
-                        f"`{field.rstrip('_')}` {name!r} is not a branch name: use A-Z a-z 0-9 . _ / -"
-                    )
+            if value and not _NAME_LETTERS.issuperset(
+                value if isinstance(value, str) else "".join(value)
+            ):
+                raise InvalidField(
+                    f"`{field.rstrip('_')}` {_first_bad(value)!r} is not a branch name: "
+                    "use A-Z a-z 0-9 . _ / -"
+                )
+        for field in self.json_fields:
+            value = getattr(self, field)
+            if value is not None:
+                check_json(value, field)
+
+
+def _first_bad(names: str | Iterable[str]) -> str:
+    """The one among `names` that has a letter which branch names do not have."""
+    every = [names] if isinstance(names, str) else names
+    return next(name for name in every if not _NAME_LETTERS.issuperset(name))
 
 
 class Open(ClientBase, kw_only=True, frozen=True):
-    branch_fields = ("have",)
+    """`client` may be left out by a client that does not plan to come back: the server makes one up."""
 
-    client: Annotated[str, Meta(min_length=1, max_length=128)]
-    session: str | None = None
-    key: str | None = None
-    token: str | None = None
-    model: str | None = None
-    have: dict[BranchName, Position] = {}
-    revision: int | None = None
-    ttl_s: Annotated[float, Meta(ge=0, le=30 * 86400)] | None = None
+    branch_fields = ("have",)
+    json_fields = ("tools",)
+
+    client: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    session: ShortText | None = None
+    key: ShortText | None = None
+    token: Annotated[str, Meta(max_length=4096)] | None = None
+    model: Annotated[str, Meta(max_length=4096)] | None = None
+    have: Annotated[dict[BranchName, Position], Meta(max_length=1 << 14)] = {}
+    revision: Position | None = None
+    ttl_s: Seconds | None = None
     detach: Literal["run", "pause", "cancel"] = "run"
     tick_ms: Annotated[int, Meta(ge=0, le=10_000)] = 0
     tokens: bool = False
-    tools: list[JsonObject] | None = None
+    tools: Tools | None = None
     template: Literal["append", "strict"] = "append"
+
+    def __post_init__(self) -> None:
+        ClientBase.__post_init__(self)
+        if self.client is not None and not self.client.isprintable():
+            raise InvalidField(
+                "`client` holds a character that cannot be printed: use letters, digits, -"
+            )
+
+    @property
+    def who(self) -> str:
+        """`client`, where there must be one: behind the gateway, which fills it in."""
+        if self.client is None:
+            raise ValueError("this `open` names no client")
+        return self.client
 
 
 class Op(ClientBase, kw_only=True, frozen=True):
@@ -99,9 +167,9 @@ class Op(ClientBase, kw_only=True, frozen=True):
 
 class Append(Op, kw_only=True, frozen=True):
     branch: Targets = "main"
-    text: str | None = None
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
-    tokens: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    text: Text | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1 << 14)] | None = None
+    tokens: Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 24)] | None = None
     expect: Position | None = None
 
 
@@ -109,32 +177,36 @@ class Generate(Op, kw_only=True, frozen=True):
     branch_fields = ("branch", "as_")
 
     branch: Targets = "main"
-    max_tokens: Annotated[int, Meta(ge=1)] = 1024
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
-    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    max_tokens: Count = 1024
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    frequency_penalty: FrequencyPenalty = 0.0
+    presence_penalty: PresencePenalty = 0.0
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
     stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=16)] = []
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] = []
     ignore_eos: bool = False
     constraint: Constraint | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] = 0
-    n: Annotated[int, Meta(ge=1)] = 1
-    as_: list[BranchName] | None = msgspec.field(default=None, name="as")
+    logprobs: Logprobs = 0
+    n: Annotated[int, Meta(ge=1, le=MAX_NAMES)] = 1
+    as_: BranchNames | None = msgspec.field(default=None, name="as")
     priority: Annotated[int, Meta(ge=-8, le=8)] = 0
-    deadline_ms: Annotated[int, Meta(ge=1)] | None = None
+    deadline_ms: Count | None = None
     quiet: bool = False
     keep_open: bool = False
     expect: Position | None = None
 
+    def __post_init__(self) -> None:
+        ClientBase.__post_init__(self)
+        check_temperature(self.temperature)
+
 
 class Select(Op, kw_only=True, frozen=True):
     branch: Targets = "main"
-    choices: Annotated[list[str], Meta(min_length=1)]
+    choices: Choices
     method: Literal[
         "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
     ] = "token_length_normalized"
@@ -144,18 +216,18 @@ class Fork(Op, kw_only=True, frozen=True):
     branch_fields = ("branch", "as_")
 
     branch: BranchName | None = "main"
-    as_: Annotated[list[BranchName], Meta(min_length=1)] = msgspec.field(name="as")
+    as_: BranchNames = msgspec.field(name="as")
     at: Position | None = None
 
 
 class Join(Op, kw_only=True, frozen=True):
     branch_fields = ("branch", "from_")
 
-    from_: Annotated[list[BranchName], Meta(min_length=1)] = msgspec.field(name="from")
+    from_: BranchNames = msgspec.field(name="from")
     branch: BranchName = "main"
-    prefix: str = ""
-    each: str = "{text}\n"
-    suffix: str = ""
+    prefix: LongText = ""
+    each: LongText = "{text}\n"
+    suffix: LongText = ""
     role: Role = "user"
     keep: bool = False
 
@@ -163,26 +235,27 @@ class Join(Op, kw_only=True, frozen=True):
 class Prune(Op, kw_only=True, frozen=True):
     branch_fields = ("into", "from_", "score_from")
 
-    from_: Annotated[list[BranchName], Meta(min_length=1)] = msgspec.field(name="from")
+    from_: BranchNames = msgspec.field(name="from")
     into: Targets
     by: Literal["first", "logprob", "number", "vote"] = "logprob"
-    score_from: list[BranchName] | None = None
-    k: Annotated[int, Meta(ge=1)] = 1
+    score_from: BranchNames | None = None
+    k: Annotated[int, Meta(ge=1, le=MAX_NAMES)] = 1
     keep: bool = False
 
 
 class Rollback(Op, kw_only=True, frozen=True):
     branch: BranchName = "main"
     to: Position | None = None
-    turns: Annotated[int, Meta(ge=1)] | None = None
+    turns: Count | None = None
 
 
 class Set(Op, kw_only=True, frozen=True):
     branch_fields = ("branch", "name")
+    json_fields = ("meta",)
 
     branch: BranchName | None = None
     name: BranchName | None = None
-    retain_s: Annotated[float, Meta(ge=0, le=30 * 86400)] | None = None
+    retain_s: Seconds | None = None
     persist: bool | None = None
     meta: JsonObject | None = None
 
@@ -191,15 +264,23 @@ class Drop(Op, kw_only=True, frozen=True):
     branch: Targets
 
 
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an answer to `tree` ended: the next one begins with the turns of `branch` at `position`."""
+
+    branch: BranchName
+    position: Position = 0
+
+
 class Tree(Op, kw_only=True, frozen=True):
     branch: BranchName | None = None
     text: bool = False
     tokens: bool = False
+    after: Place | None = None
 
 
 class Cancel(Op, kw_only=True, frozen=True):
     branch: Targets | None = None
-    ops: list[OpId] | None = None
+    ops: Annotated[list[OpId], Meta(max_length=MAX_NAMES)] | None = None
 
 
 class Credit(ClientBase, kw_only=True, frozen=True):
@@ -210,7 +291,7 @@ class Credit(ClientBase, kw_only=True, frozen=True):
 class Ping(ClientBase, kw_only=True, frozen=True):
     branch_fields = ()
 
-    n: int = 0
+    n: Annotated[int, Meta(ge=-_INT53, le=_INT53)] = 0
 
 
 class CloseSession(Op, tag="close", kw_only=True, frozen=True):
@@ -249,7 +330,8 @@ class ServerBase(
 class Turn(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One piece of a branch, for `tree`: input that was appended, or a generation.
 
-    [start, end) are positions. `text` and `tokens` only where the op asked for them.
+    [start, end) are positions. `text` and `tokens` only where the op asked for them; `messages`, with
+    `text`, where input was appended as messages (`text` is what the template made of them).
     """
 
     kind: Literal["input", "output"]
@@ -259,6 +341,7 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     role: str | None = None
     text: str | None = None
     tokens: list[int] | None = None
+    messages: list[ChatMessage] | None = None
 
 
 class BranchState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -281,6 +364,7 @@ class BranchState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     reason: str | None = None
     meta: JsonObject | None = None
     turns: list[Turn] | None = None
+    turns_from: int | None = None  # `turns` begin here: those before are `parent`'s
 
 
 class ServerInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -297,6 +381,7 @@ class State(ServerBase, kw_only=True, frozen=True):
     op: int
     revision: int
     branches: list[BranchState]
+    client: str | None = None  # as `open` named it, or what the server made up; in answers to `open`
     key: str | None = None
     view_key: str | None = None
     resumed: bool = False
@@ -305,6 +390,8 @@ class State(ServerBase, kw_only=True, frozen=True):
     server: ServerInfo | None = None
     meta: JsonObject | None = None
     id: int | None = None
+    ttl_s: float | None = None  # how long the session is kept without sockets; in the answer to `open`
+    next: Place | None = None  # there is more: ask for `tree` again, `after` this
 
 
 class Ok(ServerBase, kw_only=True, frozen=True):

@@ -1,12 +1,18 @@
-"""The wheel must hold every package and every data file: a missing line is silent otherwise."""
+"""The wheel holds every package and data file, and every tool finds one package: `src/ramify`."""
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from setuptools import find_packages
+
+import ramify
 
 ROOT = Path(__file__).resolve().parents[1]
+LINKS = ROOT / "src" / "ramify"
 TOP = ("actors", "clients", "gpu", "protocol")
 
 
@@ -16,15 +22,22 @@ def project() -> dict[str, Any]:
 
 
 def packages_on_disk() -> list[str]:
-    found = []
+    found = ["ramify"]
     for top in TOP:
         for init in (ROOT / top).rglob("__init__.py"):
             found.append(".".join(("ramify", *init.parent.relative_to(ROOT).parts)))
     return sorted(found)
 
 
-def test_every_package_is_listed(project: dict[str, Any]) -> None:
-    assert sorted(project["tool"]["setuptools"]["packages"]) == packages_on_disk()
+def test_every_folder_at_the_top_is_linked() -> None:
+    assert sorted(path.name for path in LINKS.iterdir() if path.is_symlink()) == sorted(TOP)
+    for top in TOP:
+        assert (LINKS / top).readlink() == Path("../..") / top  # relative: any checkout will do
+
+
+def test_every_package_is_found(project: dict[str, Any]) -> None:
+    (where,) = project["tool"]["setuptools"]["packages"]["find"]["where"]
+    assert sorted(find_packages(str(ROOT / where))) == packages_on_disk()
 
 
 def test_every_folder_with_code_is_a_package() -> None:
@@ -33,22 +46,47 @@ def test_every_folder_with_code_is_a_package() -> None:
             assert (module.parent / "__init__.py").is_file(), module
 
 
-def test_every_package_is_typed() -> None:
-    for name in packages_on_disk():
-        folder = ROOT.joinpath(*name.split(".")[1:])
-        assert (folder / "py.typed").is_file(), name
+def test_the_package_is_typed() -> None:
+    assert (LINKS / "py.typed").is_file()
 
 
 def test_every_data_file_is_listed(project: dict[str, Any]) -> None:
     listed = project["tool"]["setuptools"]["package-data"]
     globs = {
-        path
+        path.resolve()
         for package, patterns in listed.items()
-        if package != "*"
         for pattern in patterns
-        for path in ROOT.joinpath(*package.split(".")[1:]).glob(pattern)
+        for path in (ROOT / "src").joinpath(*package.split(".")).glob(pattern)
     }
     for top in TOP:
         for path in (ROOT / top).rglob("*"):
-            if path.is_file() and path.suffix not in (".py", ".pyc", ".typed"):
+            if path.is_file() and path.suffix not in (".py", ".pyc"):
                 assert path in globs, path
+
+
+def test_the_top_of_the_package_is_the_client() -> None:
+    from ramify import clients
+
+    assert set(ramify.__all__) == set(clients.__all__)
+    for name in ramify.__all__:
+        assert getattr(ramify, name) is getattr(clients, name)
+    assert set(ramify.__all__) <= set(dir(ramify))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = ramify.nonsense
+
+
+def test_an_import_loads_only_what_is_used_and_nothing_twice() -> None:
+    """`import ramify.protocol` brings no client; no module is known by two names."""
+    code = (
+        "import sys, ramify.protocol.config\n"
+        "assert 'ramify.clients' not in sys.modules, 'client'\n"
+        "import ramify, ramify.actors.engine\n"
+        "ramify.connect\n"
+        "files = [m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)]\n"
+        "import os; ours = [os.path.realpath(f) for f in files if 'ramify' in f]\n"
+        "assert len(ours) == len(set(ours)) > 20, 'twice'"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

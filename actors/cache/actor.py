@@ -64,8 +64,8 @@ class CacheActor:
                 cache.fork_branch(message)
             case m.MoveBranch():
                 cache.move_branch(message)
-            case m.RetainBranch():
-                cache.retain_branch(message)
+            case m.RetainBranches():
+                cache.retain_branches(message)
             case m.DropBranches():
                 cache.drop_branches(message)
             case m.DropSessions():

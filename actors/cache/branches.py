@@ -1,15 +1,17 @@
 """Branch handles: which node each branch's head is, and how long it is retained.
 
 A handle is a pointer to a node whose end is the branch's head; tokens live in the tree. Retention
-is a hint to eviction: `Node.until` is the latest retention at or below a node, kept true on the way
-up from a handle, O(1) where nothing is retained.
+is a hint to eviction: `Node.retained` counts, as locks do, what is retained at or below a node, so
+taking it back asks no sibling. Its end in time is kept here, in a heap.
 Does not know pages or requests.
 """
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Iterable
 
 from ramify.actors.cache.node import Node, Tokens
 from ramify.actors.cache.tree import RadixTree
+from ramify.protocol.messages import session_of
 
 
 class UnknownBranch(RuntimeError):
@@ -17,12 +19,15 @@ class UnknownBranch(RuntimeError):
 
 
 class Branches:
-    """Handles by number. `lowered` is called with each node whose retention became shorter."""
+    """Handles by number. `lowered` is called with each node that is retained for a shorter time."""
 
     def __init__(self, tree: RadixTree, lowered: Callable[[Node], None]) -> None:
         self._tree = tree
         self._lowered = lowered
         self._heads: dict[int, Node] = {}
+        self._sessions: dict[int, set[int]] = {}  # the handles of each session
+        self._until: dict[int, float] = {}  # of the retained branches
+        self._expiry: list[tuple[float, int]] = []  # (until, branch); valid if `_until` says so too
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -32,6 +37,14 @@ class Branches:
 
     def items(self) -> list[tuple[int, Node]]:
         return list(self._heads.items())
+
+    def of(self, session: int) -> list[int]:
+        """The handles of a session."""
+        return list(self._sessions.get(session, ()))
+
+    def retained(self) -> Iterable[int]:
+        """The branches whose retention counts in the tree."""
+        return self._until.keys()
 
     def find(self, branch: int) -> Node | None:
         """The node whose end is the branch's head; None for an unknown branch."""
@@ -49,6 +62,7 @@ class Branches:
             raise UnknownBranch(f"branch {branch:#x} is open already")
         node.refs += 1
         self._heads[branch] = node
+        self._sessions.setdefault(session_of(branch), set()).add(branch)
 
     def extend(self, branch: int, tokens: Tokens) -> None:
         """Append: O(len(tokens)) from the head."""
@@ -71,52 +85,76 @@ class Branches:
             return
         node.refs += 1
         self._heads[branch] = node
-        if old.retainers is not None:
-            until = old.retainers.get(branch, 0.0)
-            self._retain(node, branch, until)
-            self._retain(old, branch, 0.0)
+        until = self._until.get(branch)
+        if until is not None:
+            _retain(node, until)
+            self._release(old)
         self._leave(old)
-
-    def retain(self, branch: int, until: float) -> None:
-        self._retain(self.head(branch), branch, until)
 
     def drop(self, branch: int) -> None:
         node = self.head(branch)
-        self._retain(node, branch, 0.0)
+        if self._until.pop(branch, None) is not None:
+            self._release(node)
         del self._heads[branch]
+        mates = self._sessions[session_of(branch)]
+        mates.discard(branch)
+        if not mates:
+            del self._sessions[session_of(branch)]
         self._leave(node)
+
+    # --- retention --------------------------------------------------------------------------
+
+    def retain(self, branch: int, until: float) -> None:
+        """Until that time; 0.0: no longer. Costs the nodes that become retained, or no longer are."""
+        node = self.head(branch)
+        before = self._until.pop(branch, None)
+        if until <= 0.0:
+            if before is not None:
+                self._release(node)
+            return
+        self._until[branch] = until
+        heapq.heappush(self._expiry, (until, branch))
+        if len(self._expiry) > 64 + 4 * len(self._until):
+            self._expiry = [(when, which) for which, when in self._until.items()]
+            heapq.heapify(self._expiry)
+        if before is None:
+            _retain(node, until)
+            return
+        node.until = until if node.retained == 1 else max(node.until, until)
+        if until < before:
+            self._lowered(node)
+
+    def expire(self, now: float) -> None:
+        """End the retentions whose time is over. O(1) for each of them, beside the nodes."""
+        expiry = self._expiry
+        while expiry and expiry[0][0] <= now:
+            until, branch = heapq.heappop(expiry)
+            if self._until.get(branch) == until:
+                del self._until[branch]
+                self._release(self._heads[branch])
+
+    def _release(self, node: Node) -> None:
+        """One retained branch or child of `node` less. Walks up to the first that has another."""
+        current: Node | None = node
+        while current is not None:
+            current.retained -= 1
+            if current.retained:
+                return
+            current.until = 0.0
+            self._lowered(current)
+            current = current.parent
 
     def _leave(self, node: Node) -> None:
         node.refs -= 1
         self._tree.prune(node)
 
-    def _retain(self, node: Node, branch: int, until: float) -> None:
-        """Set what `branch` asks for at `node`, then put the path above right."""
-        before = 0.0
-        if node.retainers is not None:
-            before = node.retainers.pop(branch, 0.0)
-            if not node.retainers:
-                node.retainers = None
-        if until > 0.0:
-            if node.retainers is None:
-                node.retainers = {}
-            node.retainers[branch] = until
-        current: Node | None = node
-        while current is not None and current.until < until:
-            current.until = until
-            current = current.parent
-        if before > until:
-            self._lower(node, before)
 
-    def _lower(self, node: Node, before: float) -> None:
-        """`before` no longer counts at `node`: find the maximum again where it was the maximum."""
-        current: Node | None = node
-        while current is not None and current.until == before:
-            until = max(current.retainers.values()) if current.retainers else 0.0
-            for child in current.children.values():
-                until = max(until, child.until)
-            if until == before:
-                return
-            current.until = until
-            self._lowered(current)
-            current = current.parent
+def _retain(node: Node, until: float) -> None:
+    """One retained branch or child of `node` more. Walks up to the first that had another."""
+    current: Node | None = node
+    while current is not None:
+        current.retained += 1
+        current.until = max(current.until, until)
+        if current.retained > 1:
+            return
+        current = current.parent

@@ -15,7 +15,7 @@ import numpy as np
 from ramify.actors.cache.allocator import PageAllocator
 from ramify.actors.cache.branches import Branches
 from ramify.actors.cache.node import Node
-from ramify.actors.cache.residency import Residency
+from ramify.actors.cache.residency import REACH, Residency
 from ramify.actors.cache.run import Run
 from ramify.actors.cache.tree import RadixTree
 from ramify.protocol import messages as m
@@ -26,14 +26,17 @@ class UnknownRequest(RuntimeError):
 
 
 class RadixCache:
-    """`pages` KV pages of `page_size` tokens, and the tokens of every live branch."""
+    """`pages` KV pages of `page_size` tokens, and the tokens of every live branch.
 
-    def __init__(self, pages: int, page_size: int = 1) -> None:
+    `reach`: see `Residency`.
+    """
+
+    def __init__(self, pages: int, page_size: int = 1, reach: int = REACH) -> None:
         self.page_size = page_size
         self.tree = RadixTree(page_size)
         self.allocator = PageAllocator(pages)
-        self.residency = Residency(self.tree, self.allocator)
-        self.branches = Branches(self.tree, self.residency.reconsider)
+        self.residency = Residency(self.tree, self.allocator, reach)
+        self.branches = Branches(self.tree, self.residency.victims.reconsider)
         self.runs: dict[int, Run] = {}
 
     @property
@@ -67,25 +70,27 @@ class RadixCache:
     def move_branch(self, message: m.MoveBranch) -> None:
         self.branches.rollback(message.branch, message.to)
 
-    def retain_branch(self, message: m.RetainBranch) -> None:
-        self.branches.retain(message.branch, message.until)
+    def retain_branches(self, message: m.RetainBranches) -> None:
+        for branch, until in message.until.items():
+            self.branches.retain(branch, until)
 
     def drop_branches(self, message: m.DropBranches) -> None:
         for branch in message.branches:
             self.branches.drop(branch)
 
     def drop_sessions(self, message: m.DropSessions) -> None:
-        """O(handles): for the rare end of a whole process."""
-        gone = set(message.sessions)
-        for branch, _ in self.branches.items():
-            if m.session_of(branch) in gone:
+        """O(their handles). A session that has none, or has gone already, is no error."""
+        for session in message.sessions:
+            for branch in self.branches.of(session):
                 self.branches.drop(branch)
 
     def inspect(self, message: m.Inspect) -> m.Inspected:
+        """O(branches and cold nodes): a cold path that many of the branches share is walked once."""
+        found: dict[Node, int] = {}  # cold nodes that were passed
         resident = []
         for branch in message.branches:
             node = self.branches.find(branch)
-            resident.append(-1 if node is None else self._whole(_resident_end(node).end))
+            resident.append(-1 if node is None else self._resident(node, found))
         return m.Inspected(message.id, resident)
 
     # --- requests ---------------------------------------------------------------------------
@@ -113,7 +118,7 @@ class RadixCache:
         if tip.end == 0:
             raise ValueError(f"request {request:#x}: branch {message.branch:#x} has no tokens")
         node, on = tip, 0
-        while node.pages is None:
+        while node.pages is None or node.suspect:
             on = node.owner or on
             assert node.parent is not None
             node = node.parent
@@ -126,7 +131,8 @@ class RadixCache:
         first = cached // self.page_size
         need = -(-(tip.end + message.extra) // self.page_size) - first
         tip.refs += 1  # evicting the tail that is run again must not delete it
-        pages = self.residency.take(need, now)
+        self.branches.expire(now)
+        pages = self.residency.take(need)
         if pages is None:
             short = need - self.free - self.evictable
             tip.refs -= 1
@@ -144,12 +150,14 @@ class RadixCache:
             self.tree.tokens(tip, cached),
             self.residency.table(anchor, pages),
             self.tree.tokens(tip, 0) if message.history else b"",
+            anchor.proven,
         )
 
     def grow(self, message: m.Grow, now: float = 0.0) -> m.Grown:
         """Whole pages for at least `tokens` more slots, counted from the last page's end."""
         run = self._run(message.request)
-        pages = self.residency.take(-(-message.tokens // self.page_size), now)
+        self.branches.expire(now)
+        pages = self.residency.take(-(-message.tokens // self.page_size))
         if pages is None:
             return m.Grown(message.request, b"")
         run.grow(pages)
@@ -162,19 +170,40 @@ class RadixCache:
             raise ValueError(f"request {run.request:#x}: tokens come with the final commit only")
         if message.computed > run.end * self.page_size:
             raise ValueError(f"request {run.request:#x}: {message.computed} is past its last page")
-        if not message.final:
-            self._publish(run, run.tip, message.computed)
+        if message.finite is False:
+            if message.tokens or not message.final:
+                raise ValueError(f"request {run.request:#x}: what is not finite ends without tokens")
+            self.residency.distrust(run.anchor)
+            self._finish(run, run.tip)
             return
+        if message.finite and not run.mixed:
+            self.residency.prove(run.anchor)  # what it found; then what it computed
         end = run.tip
         if message.tokens:
             end = self.tree.insert(end, np.frombuffer(message.tokens, dtype=np.int32))
         self._publish(run, end, message.computed)
-        self._finish(run, end)
+        if message.finite and not run.mixed:
+            self.residency.prove(run.anchor)
+        if message.final:
+            self._finish(run, end)
 
     # --- internals --------------------------------------------------------------------------
 
     def _whole(self, position: int) -> int:
         return position - position % self.page_size
+
+    def _resident(self, node: Node, found: dict[Node, int]) -> int:
+        """How many tokens of the path to `node` are resident. `found`: what is known of cold nodes."""
+        passed: list[Node] = []
+        while (node.pages is None or node.suspect) and node not in found:
+            passed.append(node)
+            assert node.parent is not None
+            node = node.parent
+        end = found.get(node)
+        if end is None:
+            end = self._whole(node.end)
+        found.update(dict.fromkeys(passed, end))
+        return end
 
     def _run(self, request: int) -> Run:
         run = self.runs.get(request)
@@ -195,16 +224,21 @@ class RadixCache:
         return node
 
     def _publish(self, run: Run, tip: Node, computed: int) -> None:
-        """Make the cold nodes of the path to `tip` resident, as far as whole computed pages reach."""
+        """Make the cold nodes of the path to `tip` resident, as far as whole computed pages reach.
+
+        Not below a suspect node: nobody may find them there. They stay the request's own then.
+        """
         cold: list[Node] = []
         node = tip
         while node.pages is None:
             cold.append(node)
             assert node.parent is not None
             node = node.parent
-        whole = self._whole(min(computed, tip.end))
+        whole = 0 if node.suspect else self._whole(min(computed, tip.end))
         size = self.page_size
         anchor = run.anchor
+        if cold and node.end // size > anchor.end // size:
+            run.mixed = True
         for node in reversed(cold):
             if node.start < whole:
                 upper = self.tree.split(node, min(whole, node.end))
@@ -229,7 +263,8 @@ class RadixCache:
         del self.runs[run.request]
         self.residency.give_back(run.rest())
         self.residency.unlock(run.anchor)
-        self.residency.touch(node)
+        if node is not run.anchor:  # else `unlock` did, before it was put up for eviction
+            self.residency.touch(node)
         if self.branches.find(run.branch) is run.tip:
             self.branches.move(run.branch, end)
         run.tip.refs -= 1
@@ -238,11 +273,3 @@ class RadixCache:
             self.tree.prune(end)
         self.tree.merge(run.tip)  # the prompt's new part, then the output
         self.tree.merge(node)
-
-
-def _resident_end(node: Node) -> Node:
-    """The deepest resident node on the path to `node`."""
-    while node.pages is None:
-        assert node.parent is not None
-        node = node.parent
-    return node

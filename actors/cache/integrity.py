@@ -25,12 +25,13 @@ def check(cache: RadixCache) -> None:
     nodes = list(cache.tree.walk())
     for node in nodes:
         _check_shape(node, cache.page_size)
-        _check_retention(node)
+        _check_trust(node)
     _require(
         cache.tree.nodes == len(nodes) - len(cache.tree.roots),
         f"{cache.tree.nodes} nodes counted, {len(nodes)} found",
     )
     _check_references(cache, nodes)
+    _check_retention(cache, nodes)
     _check_owners(cache, nodes)
     _check_pages(cache, nodes)
     for node in nodes:
@@ -61,11 +62,27 @@ def _check_shape(node: Node, size: int) -> None:
             _require(node.locks > 0, f"{node!r}: keeps a table but is not locked")
 
 
-def _check_retention(node: Node) -> None:
-    expected = max(node.retainers.values()) if node.retainers else 0.0
-    for child in node.children.values():
-        expected = max(expected, child.until)
-    _require(node.until == expected, f"{node!r}: until {node.until}, expected {expected}")
+def _check_trust(node: Node) -> None:
+    parent = node.parent
+    if node.proven:
+        _require(node.pages is not None and not node.suspect, f"{node!r}: proven without good KV")
+        _require(parent is None or parent.proven, f"{node!r}: proven below what is not")
+    if node.suspect:
+        _require(node.pages is not None and node.locks > 0, f"{node!r}: suspect, and nothing holds it")
+    if parent is not None and parent.suspect and node.pages is not None:
+        _require(node.suspect, f"{node!r}: below suspect KV")
+
+
+def _check_retention(cache: RadixCache, nodes: list[Node]) -> None:
+    heads = dict(cache.branches.items())
+    retained = dict.fromkeys(nodes, 0)
+    for branch in cache.branches.retained():
+        _require(branch in heads, f"branch {branch:#x} is retained but not open")
+        retained[heads[branch]] += 1
+    for node in nodes:
+        count = retained[node] + sum(child.retained > 0 for child in node.children.values())
+        _require(node.retained == count, f"{node!r}: retained {node.retained}, expected {count}")
+        _require((node.until > 0) == (count > 0), f"{node!r}: until {node.until}")
 
 
 def _check_references(cache: RadixCache, nodes: list[Node]) -> None:
@@ -82,6 +99,7 @@ def _check_references(cache: RadixCache, nodes: list[Node]) -> None:
     for node in nodes:
         _require(node.refs == refs[node], f"{node!r}: {refs[node]} references found")
         locks = anchors[node] + sum(child.locks > 0 for child in node.children.values())
+        locks += node in cache.residency.kept
         _require(node.locks == locks, f"{node!r}: {locks} locks found")
 
 

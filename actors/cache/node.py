@@ -34,11 +34,13 @@ class Node:
         "owner",
         "pages",
         "parent",
+        "proven",
         "refs",
         "resident_children",
-        "retainers",
+        "retained",
         "stamp",
         "start",
+        "suspect",
         "table",
         "tokens",
         "until",
@@ -52,13 +54,15 @@ class Node:
         self.tokens = tokens  # int32[end - start]
         self.pages: Pages | None = None  # int32[end // P - start // P] when resident
         self.refs = 0  # branch handles and running requests whose head is this node's end
-        self.locks = 0  # running requests anchored here, plus locked children
+        self.locks = 0  # running requests anchored here, plus locked children, plus one if kept
         self.resident_children = 0
         self.owner = 0  # cold only: the running request that is computing it
         self.last_use = 0
         self.stamp = 0  # of its valid entry in an eviction heap; 0: it has none
-        self.until = 0.0  # the latest retention of a branch at or below
-        self.retainers: dict[int, float] | None = None  # retained branches whose head is here
+        self.retained = 0  # retained branches whose head is here, plus retained children
+        self.until = 0.0  # about when the last of them ends: who goes first among the retained
+        self.proven = False  # resident only: somebody sampled from finite logits over this KV
+        self.suspect = False  # resident and locked only: a request over this KV was not finite
         self.table: bytes | None = None  # page table of [0, end), if kept; only while locked
 
     def __repr__(self) -> str:

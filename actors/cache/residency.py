@@ -1,39 +1,49 @@
 """Which nodes have KV: locks, page tables, eviction, and the page counts.
 
     free         in the allocator
-    evictable    pages of resident nodes that no running request uses
+    evictable    pages of resident nodes that nothing holds
     referenced   pages of locked nodes, and pages that are private to running requests
 
 always add up to the pool. A resident node's parent is resident; a locked node's parent is locked.
 So every evictable page can be reached by evicting leaves: resident nodes without resident children.
 
-Least recently used first; nodes on a retained branch's path after all others, and not one moment
-longer protected than that. The heaps are lazy: an entry is valid if it carries its node's stamp.
-Does not know branches, requests or clocks (`now` is an argument).
+Kept locks. Locking a path costs its nodes up to the first locked one, and forks make paths of
+10,000 nodes. So an unlock that has walked `reach` nodes and would have as many before it stops
+there: what is above stays locked, *kept* on behalf of that node, with its page table. The next
+request of the conversation, or of any that shares the path, walks no further. Kept locks are undone,
+the oldest first, as soon as their pages are wanted: they deny nobody memory.
+
+Does not know branches, requests or clocks.
 """
 
-import heapq
+import numpy as np
 
 from ramify.actors.cache.allocator import PageAllocator, Pages
+from ramify.actors.cache.eviction import Victims, evictable
 from ramify.actors.cache.node import Node
 from ramify.actors.cache.tree import RadixTree
 
+REACH = 64  # nodes that an unlock walks before it may stop
 _SHORT_PATH = 8  # nodes; joining so few costs little beside the copy itself
+_MOST_KEPT = 256  # paths
+_KEPT_BYTES = 64 << 20  # of page tables of kept paths
+_RESERVE = 4  # with less than total / _RESERVE pages to be had, no path is kept
 
 
 class Residency:
     """The pages of a tree's nodes, and what may be taken from them."""
 
-    def __init__(self, tree: RadixTree, allocator: PageAllocator) -> None:
+    def __init__(self, tree: RadixTree, allocator: PageAllocator, reach: int = REACH) -> None:
         self.tree = tree
         self.allocator = allocator
+        self.victims = Victims(tree)
         self.evictable = 0
         self.locked = 0  # pages of locked nodes
         self.private = 0  # pages of running requests that are not in the tree
-        self._plain: list[tuple[int, int, Node]] = []  # (last_use, stamp, node)
-        self._retained: list[tuple[float, int, Node]] = []  # (until, stamp, node)
+        self.kept: dict[Node, int] = {}  # nodes with a kept lock, oldest first: bytes of their tables
+        self._kept_bytes = 0
+        self._reach = reach
         self._uses = 0
-        self._stamps = 0
 
     @property
     def free(self) -> int:
@@ -51,6 +61,8 @@ class Residency:
         while current is not None:
             current.locks += 1
             if current.locks > 1:
+                if current in self.kept:  # used just now
+                    self.kept[current] = self.kept.pop(current)
                 return
             assert current.pages is not None, current
             self.evictable -= len(current.pages)
@@ -60,25 +72,72 @@ class Residency:
     def unlock(self, node: Node) -> None:
         """Undo one `lock` of `node`. The pages stay, as cache."""
         self.touch(node)
+        self._unlock(node, self._reach)
+        while len(self.kept) > _MOST_KEPT or self._kept_bytes > _KEPT_BYTES:
+            self._unlock(self._oldest_kept(), 0)
+        while self.kept and _RESERVE * (self.free + self.evictable) < self.allocator.total:
+            self._loosen()
+
+    def touch(self, node: Node) -> None:
+        """`node` was used just now."""
+        self._uses += 1
+        node.last_use = self._uses
+
+    def _unlock(self, node: Node, reach: int) -> None:
+        """Undo one lock of `node`, and of its ancestors as long as it was their only one.
+
+        After `reach` nodes the rest may be kept; 0: it is not.
+        """
+        table, walked = None, 0
         current: Node | None = node
         while current is not None:
             if current.locks < 1 or current.pages is None:
                 raise RuntimeError(f"unlock without lock: {current!r}")
+            if current.table is not None:
+                table = current.table  # of the deepest node that has one
+            if reach and walked >= reach and not current.suspect and _is_deep(current, reach):
+                self._keep(current, table)
+                return
             current.locks -= 1
             if current.locks:
+                if table is not None and self.kept.get(current) == 0:
+                    self._set_table(current, table)
                 return
             self.evictable += len(current.pages)
             self.locked -= len(current.pages)
             parent = current.parent
             if parent is not None:
                 current.table = None
-                self._offer(current)
+                if current.suspect:
+                    self.allocator.free(self._make_cold(current))
+                else:
+                    self._offer(current)
+            else:
+                self.tree.prune(current)  # a root that nothing else needs
+            walked += 1
             current = parent
 
-    def touch(self, node: Node) -> None:
-        """`node` was used just now."""
-        self._uses += 1
-        node.last_use = self._uses
+    def _keep(self, node: Node, table: bytes | None) -> None:
+        """The lock of `node` stays without a request. `table`: of `node` or one below, if known."""
+        self.kept[node] = 0
+        if table is not None:
+            self._set_table(node, table)
+
+    def _set_table(self, node: Node, table: bytes) -> None:
+        """The page table of a kept node, cut from that of a node below."""
+        node.table = table[: 4 * (node.end // self.tree.page_size)]
+        self.kept[node] = len(node.table)
+        self._kept_bytes += len(node.table)
+
+    def _loosen(self) -> None:
+        """Undo the oldest kept lock for some nodes; what is above them may be kept again."""
+        self._unlock(self._oldest_kept(), self._reach)
+
+    def _oldest_kept(self) -> Node:
+        """A node whose lock is kept no more: the caller undoes it."""
+        node = next(iter(self.kept))
+        self._kept_bytes -= self.kept.pop(node)
+        return node
 
     # --- pages ------------------------------------------------------------------------------
 
@@ -102,13 +161,15 @@ class Residency:
             parts = [node.table, own.data]
         return b"".join(parts)
 
-    def take(self, count: int, now: float) -> Pages | None:
+    def take(self, count: int) -> Pages | None:
         """`count` pages private to a request, evicting as needed; None if there are not enough."""
         short = count - self.allocator.free_pages
         if short > 0:
+            while short > self.evictable and self.kept:
+                self._loosen()
             if short > self.evictable:
                 return None
-            self._evict(short, now)
+            self._evict(short)
         self.private += count
         return self.allocator.alloc(count)
 
@@ -125,6 +186,7 @@ class Residency:
         parent = node.parent
         assert parent is not None
         assert parent.pages is not None
+        assert not parent.suspect
         assert node.pages is None
         node.pages = pages
         node.owner = 0
@@ -133,51 +195,69 @@ class Residency:
         self.evictable += len(pages)
         self.touch(node)
 
+    # --- KV that is not finite --------------------------------------------------------------
+
+    def prove(self, node: Node) -> None:
+        """Logits over the path to `node` were finite. Costs the nodes that were not proven yet."""
+        current: Node | None = node
+        while current is not None and not current.proven:
+            current.proven = True
+            current.suspect = False
+            current = current.parent
+
+    def distrust(self, node: Node) -> None:
+        """Logits over the path to `node` were not finite: what is not proven of it may be why.
+
+        The unproven part and what was computed after it become cold at once, or as soon as the
+        requests that use it have ended; until then nobody else gets it.
+        """
+        top: Node | None = None
+        current: Node | None = node
+        while current is not None and not current.proven:
+            top, current = current, current.parent
+        if top is None:
+            return
+        assert current is not None  # roots are proven
+        below = [top]
+        for each in below:  # grows meanwhile
+            below.extend(child for child in each.children.values() if child.pages is not None)
+        for each in below:
+            if each in self.kept:
+                self._kept_bytes -= self.kept.pop(each)
+                self._unlock(each, 0)
+        freed: list[Pages] = []
+        for each in reversed(below):
+            if each.locks:
+                each.suspect = True
+            elif each.pages is not None:
+                freed.append(self._make_cold(each))
+        if freed:
+            self.allocator.free(np.concatenate(freed))
+        self._offer(current)
+
     # --- eviction ---------------------------------------------------------------------------
-
-    def reconsider(self, node: Node) -> None:
-        """The retention of `node` was lowered: put it back among the others."""
-        if node.stamp:
-            self._push(node)
-
-    def _is_candidate(self, node: Node) -> bool:
-        return (
-            node.pages is not None
-            and node.locks == 0
-            and node.resident_children == 0
-            and node.parent is not None
-        )
 
     def _offer(self, node: Node) -> None:
         """Put `node` up for eviction, if it can be evicted and is not up yet.
 
         A node inside a page owns none; it is resident only for the sake of those below it.
         """
-        while self._is_candidate(node):
+        while evictable(node):
             assert node.pages is not None
             assert node.parent is not None
             if len(node.pages):
                 if not node.stamp:
-                    self._push(node)
+                    self.victims.push(node)
                 return
             parent = node.parent
             self._make_cold(node)
             node = parent
 
-    def _push(self, node: Node) -> None:
-        self._stamps += 1
-        node.stamp = self._stamps
-        heapq.heappush(self._plain, (node.last_use, node.stamp, node))
-        if len(self._plain) + len(self._retained) > 64 + 4 * self.tree.nodes:
-            self._plain = [entry for entry in self._plain if entry[1] == entry[2].stamp]
-            self._retained = [entry for entry in self._retained if entry[1] == entry[2].stamp]
-            heapq.heapify(self._plain)
-            heapq.heapify(self._retained)
-
-    def _evict(self, count: int, now: float) -> None:
+    def _evict(self, count: int) -> None:
         """Free at least `count` pages, no more than needed. There are that many evictable."""
+        freed: list[Pages] = []
         while count > 0:
-            node = self._next_victim(now)
+            node = self.victims.pop()
             assert node.pages is not None
             if len(node.pages) > count:
                 # Only the end of a long leaf: the pages before `cut` stay as a leaf of their own.
@@ -186,47 +266,35 @@ class Residency:
                 self.tree.split(node, cut)
             assert node.parent is not None
             parent = node.parent
-            count -= len(node.pages)
-            self._make_cold(node)
+            freed.append(self._make_cold(node))
+            count -= len(freed[-1])
             self._offer(parent)
+        self.allocator.free(np.concatenate(freed))
 
-    def _next_victim(self, now: float) -> Node:
-        """Pop the node to evict next. Entries that are out of date are dropped or put right."""
-        while True:
-            if not self._plain or (self._retained and self._retained[0][0] <= now):
-                until, stamp, node = heapq.heappop(self._retained)
-                if node.stamp != stamp:
-                    continue
-                if until <= now:
-                    self._push(node)  # the retention is over
-                    continue
-                if node.until != until and node.until > now:
-                    heapq.heappush(self._retained, (node.until, stamp, node))
-                    continue
-            else:
-                used, stamp, node = heapq.heappop(self._plain)
-                if node.stamp != stamp:
-                    continue
-                if node.last_use != used and self._is_candidate(node):
-                    heapq.heappush(self._plain, (node.last_use, stamp, node))
-                    continue
-                if node.until > now and self._is_candidate(node):
-                    heapq.heappush(self._retained, (node.until, stamp, node))
-                    continue
-            node.stamp = 0
-            if self._is_candidate(node):
-                return node
+    def _make_cold(self, node: Node) -> Pages:
+        """Take a leaf's pages away, for the caller to free.
 
-    def _make_cold(self, node: Node) -> None:
-        """Free a leaf's pages. Its tokens stay if a handle, request or node at or below needs them."""
-        parent = node.parent
+        Its tokens stay if a handle, request or node at or below needs them.
+        """
+        parent, pages = node.parent, node.pages
         assert parent is not None
-        assert node.pages is not None
-        self.evictable -= len(node.pages)
-        self.allocator.free(node.pages)
+        assert pages is not None
+        self.evictable -= len(pages)
         node.pages = None
         node.stamp = 0
+        node.proven = node.suspect = False
         parent.resident_children -= 1
         parent.last_use = max(parent.last_use, node.last_use)
         if not node.refs and not node.children:
             self.tree.delete(node)
+        return pages
+
+
+def _is_deep(node: Node, reach: int) -> bool:
+    """`node` and `reach` of its ancestors are held for one lock alone."""
+    current: Node | None = node
+    for _ in range(reach + 1):
+        if current is None or current.locks > 1:
+            return False
+        current = current.parent
+    return True

@@ -30,6 +30,7 @@ class RadixTree:
             node = Node(None, 0, NO_TOKENS)
             node.pages = NO_PAGES
             node.table = b""
+            node.proven = True
             self.roots[namespace] = node
             self._namespaces[node] = namespace
         return node
@@ -59,8 +60,8 @@ class RadixTree:
         """The node of this path that ends at `at`, start < at <= end; cut in two if needed.
 
         `node` itself stays the lower part: handles, requests and locks that point to it stay
-        right. The new upper part inherits residency, owner, retention and, as the parent of a
-        locked child, one lock.
+        right. The new upper part inherits residency, owner, what is known of its KV and, as the
+        parent of a locked or retained child, one lock or retention.
         """
         if at == node.end:
             return node
@@ -73,8 +74,10 @@ class RadixTree:
         upper.children[int(lower_tokens[0])] = node
         upper.owner = node.owner
         upper.last_use = node.last_use
+        upper.retained = 1 if node.retained else 0
         upper.until = node.until
         upper.locks = 1 if node.locks else 0
+        upper.proven, upper.suspect = node.proven, node.suspect
         if node.pages is not None:
             count = at // self.page_size - node.start // self.page_size
             upper.pages = node.pages[:count]
@@ -106,11 +109,14 @@ class RadixTree:
             and top.locks == (1 if node.locks else 0)  # else a request is anchored there
             and (top.pages is None) == (node.pages is None)
             and top.owner == node.owner
+            and top.proven == node.proven
+            and top.suspect == node.suspect
         ):
             parts.append(top.tokens)
             pages.append(top.pages)
             start = top.start
             node.last_use = max(node.last_use, top.last_use)
+            node.until = max(node.until, top.until)
             top.stamp = 0
             self.nodes -= 1
             above, top.parent = top.parent, None

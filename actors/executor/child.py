@@ -26,16 +26,19 @@ from ramify.actors.executor.wire import (
     Loading,
     Start,
     ToExecutor,
+    Waiting,
     encoder,
     to_executor,
 )
 from ramify.actors.kit.blocking_link import BlockingLink
+from ramify.actors.kit.console import configure_process
 from ramify.actors.kit.frames import LinkClosed, LinkError
-from ramify.actors.kit.log import configure, get_log
+from ramify.actors.kit.log import get_log
 from ramify.protocol.messages import ExecutorMessage
 from ramify.protocol.plan import ExecutorDown
 
 PARTING_SECONDS = 1.0
+WAITING_SECONDS = 1.0  # between signs of life while there is nothing to do
 
 Engine = BlockingLink[FromExecutor, ToExecutor]
 
@@ -49,7 +52,10 @@ class _Inbox:
         self._engine = engine
 
     def take(self, timeout: float | None) -> ExecutorMessage | None:
-        message = self._engine.receive(timeout)
+        message = self._engine.receive(WAITING_SECONDS if timeout is None else timeout)
+        while message is None and timeout is None:
+            self._engine.send(Waiting())
+            message = self._engine.receive(WAITING_SECONDS)
         if isinstance(message, Start):
             raise LinkError("a second Start")
         return message
@@ -58,6 +64,7 @@ class _Inbox:
 def main(fd: int) -> int:
     """Serve the engine at the other end of `fd` until it is done. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the engine reads its tokens again; not for us
     gc.disable()
     engine: Engine = BlockingLink(_adopt(fd), to_executor(), encoder())
     try:
@@ -77,7 +84,7 @@ def _serve(engine: Engine) -> int:
     if not isinstance(start, Start):
         raise LinkError(f"{type(start).__name__} came before Start")
     if start.log is not None:
-        configure(start.log)
+        configure_process(start.log)
     try:
         executor = build(start.spec, lambda what, done: engine.send(Loading(what, done)))
     except LinkClosed:

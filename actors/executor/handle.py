@@ -37,6 +37,8 @@ class ExecutorHandle(ABC):
         self._relay: Relay[SchedulerEvent] = Relay(delivered)
         self._stopping = False
         self._failed = False
+        self._outstanding = 0  # plans without a result
+        self.signs = 0  # of life: see `actors.watchdog`
 
     @property
     def info(self) -> ExecutorInfo:
@@ -47,6 +49,15 @@ class ExecutorHandle(ABC):
     def alive(self) -> bool:
         """False once the executor has failed or was told to stop."""
         return not self._failed and not self._stopping
+
+    @property
+    def expected(self) -> str | None:
+        """What the executor owes a sign of life for, in words; None if silence means nothing."""
+        return "the executor has not finished its step" if self._outstanding else None
+
+    def give_up(self, reason: str) -> None:
+        """The executor hangs: its results are not waited for any more."""
+        self._fail(reason)
 
     def connect(self, results: Address[SchedulerEvent]) -> None:
         """Deliver results, also those that came before, to `results`. Once only."""
@@ -60,6 +71,10 @@ class ExecutorHandle(ABC):
         if not self.alive:
             raise MailboxClosed("executor")
         self._stopping = isinstance(message, StopExecutor)
+        if not self._stopping:
+            if not self._outstanding:
+                self.signs += 1  # it is from now on that its silence counts
+            self._outstanding += 1
         self._send(message)
 
     @abstractmethod
@@ -83,6 +98,8 @@ class ExecutorHandle(ABC):
         """Bring `message` to the executor."""
 
     def _result(self, result: StepResult) -> None:
+        self._outstanding -= 1
+        self.signs += 1
         if not self._failed:
             self._relay.tell(result)
 

@@ -25,6 +25,7 @@ from ramify.actors.executor.wire import (
     Loading,
     Start,
     ToExecutor,
+    Waiting,
     encoder,
     from_executor,
 )
@@ -87,6 +88,15 @@ class ProcessExecutor(ExecutorHandle):
         """The process' id."""
         return self._process.pid
 
+    @property
+    def expected(self) -> str | None:
+        """A process gives signs of life also while it waits for a plan."""
+        return super().expected or "the executor's process says nothing"
+
+    def give_up(self, reason: str) -> None:
+        super().give_up(reason)
+        self._kill()
+
     async def stop(self, grace: float) -> bool:
         assert self._link is not None
         assert self._watch is not None
@@ -118,6 +128,8 @@ class ProcessExecutor(ExecutorHandle):
             case StepResult():
                 self._result(message)  # its credit goes back when the scheduler has taken it
                 return
+            case Waiting():
+                self.signs += 1
             case Loading(what, done):
                 self._progress(what, done)
             case ExecutorInfo():

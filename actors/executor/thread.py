@@ -86,6 +86,11 @@ class ThreadExecutor(ExecutorHandle):
         self._relay.close()
         return ended and not self._failed
 
+    def give_up(self, reason: str) -> None:
+        self._abandoned = True
+        self._inbox.put(StopExecutor())  # should it ever come back
+        super().give_up(reason)
+
     def _send(self, message: ExecutorMessage) -> None:
         if self._inbox.qsize() >= INBOX:
             raise MailboxFull(f"executor: {INBOX} messages wait")

@@ -4,6 +4,7 @@
     Start(spec, log)  ------->
                       <-------  Loading ... Loading
                       <-------  ExecutorInfo, or LoadFailed and the end
+                      <-------  Waiting, every second without a plan
     StepPlan          ------->
                       <-------  StepResult, or ExecutorDown and the end
     StopExecutor      ------->  finishes what it has, ends with exit code 0
@@ -57,8 +58,12 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
         return ExecutorFailed(f"the executor did not start: {self.kind}: {self.message}")
 
 
+class Waiting(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A sign of life of a process that has nothing to do."""
+
+
 ToExecutor = Start | StepPlan | StopExecutor
-FromExecutor = Loading | LoadFailed | ExecutorInfo | StepResult | ExecutorDown
+FromExecutor = Waiting | Loading | LoadFailed | ExecutorInfo | StepResult | ExecutorDown
 
 
 def encoder() -> msgspec.msgpack.Encoder:

@@ -3,8 +3,8 @@
 FD is a connected Unix stream socket, inherited from the engine; LIFELINE the reading end of a pipe
 whose other end only the engine holds. The process belongs to the engine: when the link ends, clients
 are told to come back (1012) and the process ends; should its loop hang at that moment, a thread that
-watches the lifeline ends it. SIGINT and SIGTERM are ignored, because the engine coordinates the stop
-(a supervisor may signal every process of a service).
+watches the lifeline ends it. SIGINT, SIGTERM and SIGHUP are ignored, because the engine coordinates
+the stop (a supervisor may signal every process of a service).
 
 Exit codes: 0 left as told, 1 an actor failed, 2 it did not start, 3 the engine has gone.
 """
@@ -28,6 +28,7 @@ from ramify.actors.front.remote import RemoteMetrics, RemoteStatus
 from ramify.actors.front.switch import Switch
 from ramify.actors.front.wire import (
     MAX_FRAME,
+    Accept,
     CoreMessage,
     Drain,
     Events,
@@ -53,15 +54,18 @@ from ramify.actors.front.wire import (
 )
 from ramify.actors.gateway.auth import MINTED_MAX
 from ramify.actors.gateway.minted import SharedMinted
-from ramify.actors.kit.bundle import Bundle
+from ramify.actors.gateway.server import Listener
+from ramify.actors.kit.bundle import MOST, Bundle
 from ramify.actors.kit.clock import MonotonicClock
+from ramify.actors.kit.console import configure_process
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.link import Link, open_link
-from ramify.actors.kit.log import configure, get_log
-from ramify.actors.kit.mailbox import Mailbox, MailboxClosed
+from ramify.actors.kit.log import get_log
+from ramify.actors.kit.mailbox import Entrance, Mailbox, MailboxClosed
 from ramify.protocol.errors import RamifyError
 
 PARTING_SECONDS = 1.0  # for closing handshakes when the engine has gone
+SESSIONS = MOST // 4  # messages that wait for the core, where what clients cause has to wait
 HUNG_SECONDS = 5.0  # after the engine's end a process that is still there has hung
 
 log = get_log("ramify.actors.front.child")
@@ -78,6 +82,7 @@ class GatewayProcess:
         self._control: Mailbox[Serve | Drain | Leave] = Mailbox("control", 16)
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._link: Link[ToCore, FromCore] | None = None
+        self._encoder = encoder()
         self._batches = 0  # of ToSessions that the sessions have not all taken
 
     async def run(self, fd: int) -> int:
@@ -86,7 +91,7 @@ class GatewayProcess:
             "core",
             socket.socket(fileno=fd),
             from_core(),
-            encoder(),
+            self._encoder,
             on_message=self._receive,
             on_end=self._ended,
             max_frame=MAX_FRAME,
@@ -105,8 +110,9 @@ class GatewayProcess:
     def _build(self, start: Start) -> None:
         assert self._link is not None
         if start.log is not None:
-            configure(start.log)
-        self._core: Bundle[CoreMessage] = Bundle(self._link, Events)
+            configure_process(start.log)
+        self._core: Bundle[CoreMessage] = Bundle(self._link, Events, self._encoder)
+        self._sessions: Entrance[CoreMessage] = Entrance(self._core, SESSIONS)
         self._clock = MonotonicClock()
         self._status = RemoteStatus()
         self._metrics = RemoteMetrics(self._core)
@@ -115,6 +121,7 @@ class GatewayProcess:
             lambda slot, body: self._core.tell(Forward(slot, body)),
             start.config.limits.ops_per_frame,
             self._told,
+            behind=lambda: len(self._core) >= SESSIONS,
         )
         self._front = LocalFront(
             start.config,
@@ -123,7 +130,8 @@ class GatewayProcess:
             self._clock,
             post=self._switch,
             naming=naming(start.slot, start.incarnation, start.first),
-            listeners=[socket.socket(fileno=fd) for fd in start.listeners],
+            listeners=[Listener(fileno=fd) for fd in start.listeners],
+            credentials=start.credentials,
             minted=None if start.minted is None else SharedMinted(start.minted, MINTED_MAX),
         )
 
@@ -137,8 +145,8 @@ class GatewayProcess:
                 while True:
                     for message in await self._control.drain():
                         match message:
-                            case Serve(server, context):
-                                core = Core(self._core, self._core, server, context)
+                            case Serve(server, context, vocab):
+                                core = Core(self._sessions, self._sessions, server, context, vocab)
                                 await self._front.serve(group, _unguarded, core)
                                 link.tell(Serving())
                                 gc.collect()  # what start-up made stays for good
@@ -172,8 +180,11 @@ class GatewayProcess:
             case Forwarded(bodies):
                 for body in bodies:
                     self._switch.receive(body)
-            case Load(load):
+            case Load(load, elsewhere):
                 self._status.now = load
+                self._front.gateway.told(elsewhere)
+            case Accept(credentials):
+                self._front.accept(credentials)
             case Status():
                 self._status.become(message)
                 if message.ready:
@@ -227,6 +238,7 @@ def main(fd: int, lifeline: int) -> int:
     """Run a gateway process. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the engine reads the tokens, and tells them
     os.set_inheritable(fd, False)
     os.set_inheritable(lifeline, False)
     threading.Thread(target=_watch, args=(lifeline,), name="lifeline", daemon=True).start()

@@ -3,10 +3,15 @@
 It remembers which sessions of each process the cache has heard of, so that what they hold can be
 given back when the process ends without a word.
 
+A process whose sessions have filled their part of a mailbox waits: its messages keep their order here,
+and it gets no credits, so they wait there, where its sessions stop reading.
+
 This file does not know how processes are started and replaced.
 """
 
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 from ramify.actors.front.interface import Core
 from ramify.actors.front.process import GatewayProcess
@@ -18,8 +23,9 @@ from ramify.actors.front.wire import (
     MetricsText,
     count_of,
 )
-from ramify.actors.kit.mailbox import MailboxClosed
+from ramify.actors.kit.mailbox import Address, MailboxClosed
 from ramify.actors.kit.metrics import Metrics
+from ramify.actors.kit.relay import Relay
 from ramify.protocol.messages import (
     Cancel,
     CancelSession,
@@ -37,21 +43,47 @@ class Inlet:
         self.core: Core | None = None
         self._metrics = metrics
         self._up = up
+        self._relays: dict[GatewayProcess, Relay[CoreMessage | Callable[[], None]]] = {}
+        self._owed: dict[int, Relay[Any]] = {}  # to cache and scheduler: what must arrive
 
-    def handle(self, process: GatewayProcess, messages: list[CoreMessage]) -> None:
-        """One turn's messages of a process, in order."""
+    def handle(
+        self, process: GatewayProcess, messages: list[CoreMessage], done: Callable[[], None]
+    ) -> None:
+        """One turn's messages of a process, in order. `done` is called when all have been taken."""
+        relay = self._relays.get(process)
+        if relay is None:
+            relay = self._relays[process] = Relay()
+            relay.connect(_Taker(self, process))
         for message in messages:
-            with contextlib.suppress(MailboxClosed):  # the engine is going down
-                self._handle(process, message)
+            relay.tell(message)
+        relay.tell(done)
 
     def bury(self, process: GatewayProcess) -> None:
-        """Give back what the sessions of a process held that has ended."""
+        """Give back what the sessions of a process held that has ended. What waits was never heard."""
         self._metrics.gateway(process.slot, 0, 0, 0.0)
+        self._metrics.usage_ended(process.slot)
+        relay = self._relays.pop(process, None)
+        if relay is not None:
+            relay.close()
         if process.live and self.core is not None:
-            with contextlib.suppress(MailboxClosed):
-                for session in process.live:
-                    self.core.scheduler.tell(CancelSession(session))
-                self.core.cache.tell(DropSessions(sorted(process.live)))
+            for session in process.live:
+                self._must(self.core.scheduler, CancelSession(session))
+            self._must(self.core.cache, DropSessions(sorted(process.live)))
+
+    def take(self, process: GatewayProcess, message: CoreMessage | Callable[[], None]) -> None:
+        """Hand a message on. Raises MailboxFull, and then nothing has happened."""
+        if callable(message):
+            message()
+            return
+        with contextlib.suppress(MailboxClosed):  # the engine is going down
+            self._handle(process, message)
+
+    def _must(self, address: Address[Any], message: Any) -> None:
+        relay: Relay[Any] | None = self._owed.get(id(address))
+        if relay is None:
+            relay = self._owed[id(address)] = Relay()
+            relay.connect(address)
+        relay.tell(message)
 
     def _handle(self, process: GatewayProcess, message: CoreMessage) -> None:
         match message:
@@ -59,20 +91,23 @@ class Inlet:
                 neighbour = self._up.get(slot)
                 if neighbour is not None:
                     neighbour.forward(body)
-            case Gauges(sockets, sessions, lag):
-                self._metrics.gateway(process.slot, sockets, sessions, lag)
+            case Gauges(sockets, sessions, lag, held, usage):
+                self._metrics.gateway(process.slot, sockets, sessions, lag, held)
+                self._metrics.usage(process.slot, usage)
             case AskMetrics(ident):
                 self._metrics.scrape(lambda text: process.tell(MetricsText(ident, text)))
             case Submit() | Cancel():
                 self._core.scheduler.tell(message)
-            case CancelSession(session):
-                process.live.discard(session)
+            case CancelSession():
                 self._core.scheduler.tell(message)
             case OpenBranch(branch):
+                self._core.cache.tell(message)
                 session = session_of(branch)
                 process.live.add(session)
                 process.first = max(process.first, count_of(session) + 1)
+            case DropSessions(sessions):
                 self._core.cache.tell(message)
+                process.live.difference_update(sessions)
             case _:
                 self._core.cache.tell(message)
 
@@ -80,3 +115,14 @@ class Inlet:
     def _core(self) -> Core:
         assert self.core is not None, "sessions exist only once the core serves"
         return self.core
+
+
+class _Taker:
+    """Where the messages of one process go: an address that may be full for a while."""
+
+    def __init__(self, inlet: Inlet, process: GatewayProcess) -> None:
+        self._inlet = inlet
+        self._process = process
+
+    def tell(self, message: CoreMessage | Callable[[], None], /) -> None:
+        self._inlet.take(self._process, message)

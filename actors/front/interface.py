@@ -8,6 +8,7 @@ from anyio.abc import TaskGroup
 
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.mailbox import Address
+from ramify.protocol.credentials import Credential
 from ramify.protocol.messages import CacheMessage, RequestMessage, SessionMessage
 from ramify.protocol.wire import ServerInfo
 
@@ -23,6 +24,7 @@ class Core(msgspec.Struct, frozen=True):
     scheduler: Address[RequestMessage]
     server: ServerInfo
     context: int  # tokens that a branch can hold
+    vocab: int  # token ids that the model has
 
 
 class Front(Protocol):
@@ -50,6 +52,10 @@ class Front(Protocol):
 
     async def announced(self) -> None:
         """Return when every gateway knows that the engine is ready."""
+        ...
+
+    def accept(self, credentials: list[Credential]) -> None:
+        """From now on these tokens are accepted. Sockets whose token is gone close with 4401."""
         ...
 
     def begin_drain(self, reason: str, grace: float) -> None:

@@ -5,7 +5,7 @@ runs. The actors are the same: only the addresses in `Post` differ.
 """
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import anyio
@@ -18,10 +18,13 @@ from ramify.actors.gateway.interfaces import Metrics, Status
 from ramify.actors.gateway.minted import Minted
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Spread
-from ramify.actors.kit.mailbox import Address, Mailbox, Router
+from ramify.actors.kit.mailbox import Address, Entrance, Mailbox, Router
+from ramify.actors.kit.usage import Usage
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
+from ramify.actors.session.meter import Holdings
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import EngineConfig
+from ramify.protocol.credentials import Credential
 from ramify.protocol.messages import (
     DirectoryMessage,
     GatewayMessage,
@@ -29,12 +32,17 @@ from ramify.protocol.messages import (
     Shutdown,
 )
 
-BIG = 1 << 20  # a mailbox whose traffic is bounded by the steps in flight and the sessions
+BIG = 1 << 20  # messages of the gateway's mailbox; it reads all that there are at every turn of the loop
 OPENS = 4096  # sockets that wait for the directory
+OWN = 16  # what the engine tells the directory, whatever waits
 
 
 class FrontMetrics(Metrics, SessionMetrics, Protocol):
     """What the gateway and the directory report."""
+
+    def usage_from(self, source: Callable[[], dict[str, Usage]], /) -> None:
+        """Where to look what each credential has here."""
+        ...
 
 
 class Post:
@@ -45,7 +53,8 @@ class Post:
 
     def __init__(self) -> None:
         self.to_gateway: Mailbox[GatewayMessage] = Mailbox("gateway", BIG)
-        self.to_directory: Mailbox[DirectoryMessage] = Mailbox("directory", OPENS)
+        self.to_directory: Mailbox[DirectoryMessage] = Mailbox("directory", OPENS + OWN)
+        self.opens: Entrance[DirectoryMessage] = Entrance(self.to_directory, OPENS)
         self.sessions: Router[SessionMessage] = Router("sessions")
 
     @property
@@ -56,7 +65,7 @@ class Post:
     @property
     def directory(self) -> Address[DirectoryMessage]:
         """Where the gateway asks for sessions."""
-        return self.to_directory
+        return self.opens
 
 
 class Naming(msgspec.Struct, frozen=True):
@@ -81,6 +90,7 @@ class LocalFront:
         naming: Naming | None = None,
         listeners: Sequence[socket.socket] = (),
         minted: Minted | None = None,
+        credentials: Sequence[Credential] = (),
     ) -> None:
         self._config = config
         self._metrics = metrics
@@ -102,7 +112,9 @@ class LocalFront:
             listeners=listeners,
             numbers=self._naming.sockets,
             minted=minted,
+            credentials=credentials,
         )
+        metrics.usage_from(self.gateway.usage)
 
     @property
     def spread(self) -> Spread[SessionMessage]:
@@ -118,13 +130,21 @@ class LocalFront:
 
     async def serve(self, group: TaskGroup, guard: Guard, core: Core) -> None:
         assert self._tokenizer is not None
+        config = self._config
+        holdings = Holdings(
+            config.limits, sessions=config.server.max_sessions, most=config.server.sessions_bytes
+        )
+        self._metrics.watch_held(lambda: holdings.held)
         self._directory = directory = Directory(
             self._post.to_directory,
             tokenizer=self._tokenizer,
             server=core.server,
             context=core.context,
-            limits=self._config.limits,
-            ttl_s=self._config.server.session_ttl_s,
+            vocab=core.vocab,
+            limits=config.limits,
+            ttl_s=config.server.session_ttl_s,
+            ttl_max_s=config.server.session_ttl_max_s,
+            holdings=holdings,
             cache=core.cache,
             scheduler=core.scheduler,
             gateway=self._post.gateway,
@@ -138,6 +158,9 @@ class LocalFront:
 
     async def announced(self) -> None:
         """The gateway looks at the engine's status itself."""
+
+    def accept(self, credentials: Sequence[Credential]) -> None:
+        self.gateway.accept(credentials)
 
     def begin_drain(self, reason: str, grace: float) -> None:
         self._post.to_directory.tell(Shutdown(reason, RETRY_MS))

@@ -21,30 +21,36 @@ from ramify.actors.front.wire import (
     MAX_FRAME,
     Forwarded,
     FromCore,
+    FromEngine,
     Start,
     ToCore,
     ToSessions,
     encoder,
     to_core,
 )
+from ramify.actors.kit.batch import CannotEncode
 from ramify.actors.kit.bundle import Bundle
 from ramify.actors.kit.link import Link, open_link
+from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
-from ramify.protocol.messages import Inspected, Tokens
+from ramify.actors.kit.silence import Silence
+from ramify.protocol.messages import Lost
 
 CHILD = "ramify.actors.front.child"
 PARTING_SECONDS = 1.0  # between the end of the link and the end of the process
+
+log = get_log(__name__)
 
 
 class GatewayProcess:
     """A started process.
 
     `live`: the sessions that it has told the cache of; `first`: the count that no session of its
-    has had. `heard`: when it last sent something; its owner sets it.
+    has had. `silence`: since it last sent something; its owner keeps it.
     """
 
     _link: Link[FromCore, ToCore]  # this and the bundles: from `start` on
-    _sessions: Bundle[tuple[int, Tokens | Inspected]]
+    _sessions: Bundle[tuple[int, FromEngine]]
     _relayed: Bundle[bytes]
 
     def __init__(self, start: Start, process: asyncio.subprocess.Process, lifeline: int) -> None:
@@ -55,7 +61,7 @@ class GatewayProcess:
         self._lifeline = lifeline
         self._loop = asyncio.get_running_loop()
         self._broken: Exception | None = None
-        self.heard = 0.0
+        self.silence = Silence(0.0)
         self._hung: str | None = None
 
     @classmethod
@@ -83,12 +89,13 @@ class GatewayProcess:
         finally:
             os.close(lifeline)
         self = cls(start, process, held)
+        codec = encoder()
         try:
             self._link = link = await open_link(
                 f"gateway {start.slot}",
                 ours,
                 to_core(),
-                encoder(),
+                codec,
                 on_message=lambda message: receive(self, message),
                 on_end=self._ended,
                 max_frame=MAX_FRAME,
@@ -97,8 +104,8 @@ class GatewayProcess:
             self.kill()
             os.close(held)
             raise
-        self._sessions = Bundle(link, ToSessions)
-        self._relayed = Bundle(link, Forwarded)
+        self._sessions = Bundle(link, ToSessions, codec)
+        self._relayed = Bundle(link, Forwarded, codec)
         self.tell(start)
         return self
 
@@ -121,10 +128,17 @@ class GatewayProcess:
         except MailboxClosed:
             pass  # its end is under way
 
-    def put(self, session: int, message: Tokens | Inspected) -> None:
-        """Add what a session is told to the next frame; `flush` sends it."""
+    def put(self, session: int, message: FromEngine) -> None:
+        """Add what a session is told to the next frame; `flush` sends it.
+
+        What cannot be encoded ends its session, and nobody else notices.
+        """
         try:
-            self._sessions.put((session, message))
+            try:
+                self._sessions.put((session, message))
+            except CannotEncode as error:
+                log.exception("a session's message is lost", gateway=self.slot, session=session)
+                self._sessions.put((session, Lost(str(error))))
         except MailboxFull as error:
             self.hung(str(error))
 

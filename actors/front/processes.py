@@ -19,6 +19,7 @@ from functools import partial
 from typing import cast
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.front.inlet import Inlet
@@ -26,9 +27,11 @@ from ramify.actors.front.interface import Core, Guard
 from ramify.actors.front.process import GatewayProcess
 from ramify.actors.front.slot import GatewayFailed, Slot
 from ramify.actors.front.wire import (
+    Accept,
     Drain,
     Events,
     FromCore,
+    FromEngine,
     Leave,
     Listening,
     Load,
@@ -50,16 +53,15 @@ from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import configured, get_log
 from ramify.actors.kit.metrics import Metrics
-from ramify.protocol.config import EngineConfig
-from ramify.protocol.messages import (
-    Inspected,
-    SessionMessage,
-    Tokens,
-)
+from ramify.actors.kit.silence import Silence
+from ramify.protocol.config import SESSIONS_BYTES_LEAST, EngineConfig
+from ramify.protocol.credentials import Credential
+from ramify.protocol.messages import SessionMessage
 
 LOAD_SECONDS = 0.25  # how often processes hear of the engine's load
 DEATHS, WITHIN_SECONDS = 3, 60.0  # more deaths than these end the engine
-HUNG_SECONDS = 30.0  # a process reports its lag every 0.25 s
+DEAF_SECONDS = 4.0  # a process reports its lag every 0.25 s: one that is silent gets no connections
+HUNG_SECONDS = 30.0  # and is killed
 LEAVE_SECONDS = 7.0  # beyond the grace time: closing handshakes, and the end of the process
 
 log = get_log(__name__)
@@ -69,11 +71,19 @@ class ProcessFront:
     """N gateway processes. A `Front`, and its `Spread`."""
 
     def __init__(
-        self, config: EngineConfig, count: int, status: EngineStatus, metrics: Metrics, clock: Clock
+        self,
+        config: EngineConfig,
+        count: int,
+        status: EngineStatus,
+        metrics: Metrics,
+        clock: Clock,
+        credentials: list[Credential],
     ) -> None:
         self._config = config
+        self._share = share(config, count)
         self._count = count
         self._status = status
+        self._metrics = metrics
         self._clock = clock
         self._slots: list[Slot] = []
         self._up: dict[int, GatewayProcess] = {}  # those that serve, by slot
@@ -82,7 +92,8 @@ class ProcessFront:
         self._stop = asyncio.Event()
         self._deaths: deque[float] = deque(maxlen=DEATHS + 1)
         self._minted: int | None = None
-        self._told_load: dict[str, float] = {}
+        self._told: dict[int, Load] = {}  # by slot
+        self._credentials = credentials
 
     @property
     def spread(self) -> Spread[SessionMessage]:
@@ -122,6 +133,10 @@ class ProcessFront:
         for slot in self._slots:
             await slot.ready.wait()
 
+    def accept(self, credentials: list[Credential]) -> None:
+        self._credentials = credentials
+        self._tell_all(Accept(credentials))
+
     def begin_drain(self, reason: str, grace: float) -> None:
         self._stop.set()
         self._close_listeners()
@@ -153,7 +168,7 @@ class ProcessFront:
     def put(self, key: int, message: SessionMessage) -> None:
         process = self._up.get(slot_of(key))
         if process is not None:
-            process.put(key, cast(Tokens | Inspected, message))  # all that the core tells them
+            process.put(key, cast(FromEngine, message))  # all that the core tells them
 
     def start(self) -> None:
         for process in self._up.values():
@@ -191,13 +206,14 @@ class ProcessFront:
     async def _start(self, slot: Slot) -> GatewayProcess:
         slot.clear()
         start = Start(
-            config=self._config,
+            config=self._share,
             slot=slot.number,
             incarnation=slot.incarnation,
             first=slot.first,
             listeners=[sock.fileno() for sock in slot.listeners],
             minted=self._minted,
             log=configured(),
+            credentials=self._credentials,
         )
         process = await GatewayProcess.start(start, partial(self._receive, slot))
         slot.incarnation += 1
@@ -215,9 +231,10 @@ class ProcessFront:
         await self._serve.wait()
         core = self._inlet.core
         assert core is not None
-        process.tell(Serve(slot.server(core.server), core.context))
+        process.tell(Serve(slot.server(core.server), core.context, core.vocab))
         process.tell(Load(self._status.load()))
-        process.heard = self._clock.now()
+        self._told.pop(slot.number, None)
+        process.silence = Silence(self._clock.now())
         self._up[slot.number] = process  # its sessions may be told from now on
         if await slot.serves(process):
             self._tell_all(Peers(sorted(self._up)))
@@ -225,6 +242,8 @@ class ProcessFront:
     def _bury(self, slot: Slot, process: GatewayProcess, why: str) -> None:
         """A process has ended: in order, or to be replaced. Raises if there is no use in that."""
         slot.left(process)
+        if slot.shut and not self._stop.is_set():
+            slot.open_door()
         self._up.pop(slot.number, None)
         self._inlet.bury(process)
         if self._stop.is_set():
@@ -242,9 +261,14 @@ class ProcessFront:
     # --- messages --------------------------------------------------------------------------------
 
     def _receive(self, slot: Slot, process: GatewayProcess, message: ToCore) -> None:
+        process.silence.heard()
+        if slot.shut:  # it has come back, and listens again
+            slot.shut = False
+            log.info("a gateway process goes on", gateway=slot.number)
         match message:
             case Events(messages):
-                self._inlet.handle(process, messages)
+                self._inlet.handle(process, messages, process.consumed)
+                return
             case Listening():
                 slot.listening.set()
             case Serving():
@@ -253,7 +277,6 @@ class ProcessFront:
                 slot.ready.set()
             case StartFailed():
                 slot.failure = message.exception()
-        process.heard = self._clock.now()
         process.consumed()
 
     async def _watch(self, *, task_status: TaskStatus[None]) -> None:
@@ -261,17 +284,26 @@ class ProcessFront:
         task_status.started()
         while True:
             now = self._clock.now()
-            for process in self._up.values():
-                if now - process.heard > HUNG_SECONDS:
-                    process.hung("it was silent for too long")
             load = self._status.load()
-            if load != self._told_load:
-                self._told_load = load
-                self._tell_all(Load(load))
+            for slot in self._slots:
+                process = self._up.get(slot.number)
+                if process is None:
+                    continue
+                silent = process.silence.tick(now)
+                if silent > HUNG_SECONDS:
+                    process.hung("it was silent for too long")
+                elif silent > DEAF_SECONDS and not slot.shut:
+                    slot.shut_door()
+                    log.warning("a gateway process is silent: no new connections", gateway=slot.number)
+                news = Load(load, self._metrics.sockets_elsewhere(slot.number))
+                if news != self._told.get(slot.number):
+                    self._told[slot.number] = news
+                    process.tell(news)
             await self._clock.sleep_until(now + LOAD_SECONDS)
 
     def _state(self) -> Status:
-        return Status(self._status.ready, self._status.phase, self._status.info())
+        status = self._status
+        return Status(status.ready, status.phase, status.info(), status.fault)
 
     def _tell_all(self, message: FromCore) -> None:
         for slot in self._slots:
@@ -283,3 +315,29 @@ class ProcessFront:
             for sock in slot.listeners:
                 sock.close()
             slot.listeners.clear()
+
+
+def share(config: EngineConfig, count: int) -> EngineConfig:
+    """What each of `count` processes may let in of what the server and a credential may have.
+
+    The kernel spreads connections evenly, and a number that all change would cost a message for each
+    change. So one process may refuse a client while another has room; no number is ever passed.
+    """
+
+    def part(most: int) -> int:
+        return -(-most // count)
+
+    server, limits = config.server, config.limits
+    return msgspec.structs.replace(
+        config,
+        server=msgspec.structs.replace(
+            server,
+            max_sessions=part(server.max_sessions),
+            sessions_bytes=max(part(server.sessions_bytes), SESSIONS_BYTES_LEAST),
+        ),
+        limits=msgspec.structs.replace(
+            limits,
+            client_sessions=part(limits.client_sessions),
+            client_bytes=part(limits.client_bytes),
+        ),
+    )

@@ -5,10 +5,12 @@ This file does not know the link.
 
 import asyncio
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from ramify.actors.front.wire import AskMetrics, CoreMessage, Gauges, Status
 from ramify.actors.kit.bundle import Bundle
+from ramify.actors.kit.usage import Usage
 
 
 class RemoteStatus:
@@ -17,12 +19,14 @@ class RemoteStatus:
     def __init__(self) -> None:
         self.ready = False
         self.phase = "starting"
+        self.fault: str | None = None
         self.now: dict[str, float] = {"queue": 0.0, "kv": 0.0}
         self._info: dict[str, Any] = {}
 
     def become(self, status: Status) -> None:
         """The engine's state has changed."""
         self.ready, self.phase, self._info = status.ready, status.phase, status.info
+        self.fault = status.fault
 
     def info(self) -> dict[str, Any]:
         return self._info
@@ -41,10 +45,13 @@ class RemoteMetrics:
         self._core = core
         self._sockets = self._sessions = 0
         self._lag = 0.0
+        self._held: Callable[[], int] = lambda: 0
         self._loop = asyncio.get_running_loop()
         self._due = False
         self._asked: dict[int, Callable[[bytes], object]] = {}
         self._count = 0
+        self._usage: Callable[[], dict[str, Usage]] = dict
+        self._told: dict[str, Usage] = {}
 
     def sockets(self, delta: int, /) -> None:
         self._sockets += delta
@@ -54,12 +61,19 @@ class RemoteMetrics:
         self._sessions += delta
         self._changed()
 
+    def watch_held(self, held: Callable[[], int], /) -> None:
+        self._held = held
+
+    def usage_from(self, source: Callable[[], dict[str, Usage]], /) -> None:
+        self._usage = source
+
     def loop_lag(self, seconds: float, /) -> None:
+        """Called four times a second; what credentials have is told then, too."""
         self._lag = seconds
-        self._changed()
+        self._report(self._news())
 
     def scrape(self, done: Callable[[bytes], object], /) -> None:
-        self._report()  # first what happened here
+        self._report(self._news())  # first what happened here
         self._count += 1
         self._asked[self._count] = done
         self._core.tell(AskMetrics(self._count))
@@ -73,6 +87,14 @@ class RemoteMetrics:
             self._due = True
             self._loop.call_soon(self._report)
 
-    def _report(self) -> None:
+    def _news(self) -> dict[str, Usage]:
+        """What credentials have here, where that is not what was told last."""
+        news = {
+            name: copy(usage) for name, usage in self._usage().items() if usage != self._told.get(name)
+        }
+        self._told.update(news)
+        return news
+
+    def _report(self, usage: dict[str, Usage] | None = None) -> None:
         self._due = False
-        self._core.tell(Gauges(self._sockets, self._sessions, self._lag))
+        self._core.tell(Gauges(self._sockets, self._sessions, self._lag, self._held(), usage or {}))

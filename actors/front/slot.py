@@ -5,6 +5,7 @@ This file does not know who starts processes, nor what they are told.
 """
 
 import asyncio
+import contextlib
 import socket
 
 import anyio
@@ -12,6 +13,7 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from ramify.actors.front.process import GatewayProcess
+from ramify.actors.gateway.server import BACKLOG
 from ramify.actors.kit.log import get_log
 from ramify.protocol.wire import ServerInfo
 
@@ -39,8 +41,27 @@ class Slot:
         self.ready = asyncio.Event()
         self.failure: Exception | None = None
         self.ended = asyncio.Event()  # no other one follows
+        self.shut = False  # takes no connections, for its process has hung
         self._begun = False  # one of its processes has listened
         self._attempts = 0  # processes in a row that ended before they served
+
+    def shut_door(self) -> None:
+        """Take no more connections: the kernel gives new ones to the other processes.
+
+        The sockets are shared with the process, and so is this. Connections that wait on them are
+        reset, so that their clients try again at once. A process that comes back listens again
+        (`gateway.server.Listener`).
+        """
+        self.shut = True
+        for sock in self.listeners:
+            with contextlib.suppress(OSError):  # it does not listen
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def open_door(self) -> None:
+        """Let connections wait for the next process."""
+        self.shut = False
+        for sock in self.listeners:
+            sock.listen(BACKLOG)
 
     def clear(self) -> None:
         """Another process is about to start."""

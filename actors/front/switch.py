@@ -16,14 +16,18 @@ This file does not know links: it is given a function that forwards bytes.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
-from ramify.actors.front.local import Post
+from ramify.actors.front.local import OPENS, Post
 from ramify.actors.front.wire import PeerMessage, ToSession, encoder, from_peer, owner, slot_of
 from ramify.actors.gateway.intake import refuse
+from ramify.actors.kit.batch import LARGEST, Batch
+from ramify.actors.kit.bundle import FRAME_BYTES
 from ramify.actors.kit.fanout import FanOut
 from ramify.actors.kit.mailbox import Address, MailboxFull, Router
+from ramify.actors.kit.relay import Relay
 from ramify.protocol.errors import Close, Overloaded
 from ramify.protocol.messages import (
     CloseSocket,
@@ -49,8 +53,9 @@ BUSY = Overloaded("the server is behind: send the frame again later", retry_ms=R
 class Switch(Post):
     """The `Post` of gateway process `slot`.
 
-    `forward(slot, body)` brings bytes to a neighbour's `receive`. `most`: refusals of one frame.
-    `told`: called when sessions have taken all that was put into `fan_out`.
+    `forward(slot, body)` brings bytes to a neighbour's `receive`, unless it raises MailboxFull;
+    `behind()`: so much waits on that way that frames of clients have to be refused. `most`: refusals
+    of one frame. `told`: called when sessions have taken all that was put into `fan_out`.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Switch(Post):
         forward: Callable[[int, bytes], None],
         most: int,
         told: Callable[[], None] = lambda: None,
+        behind: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self.slot = slot
@@ -67,13 +73,16 @@ class Switch(Post):
         self._gateway = _Door(self._to_gateway)
         self._directory = _Door(self._to_directory)
         self._forward = forward
+        self._behind = behind
         self._most = most
-        self._encode = encoder().encode
+        self._encoder = encoder()
         self._decode = from_peer()
         self._loop = asyncio.get_running_loop()
+        self._arrived: Relay[GatewayMessage] = Relay()  # neighbours cannot be told to wait
+        self._arrived.connect(self.to_gateway)
         self._peers: set[int] = set()
         self._early: list[OpenSession] | None = []  # wait for the first `peers`; None: it has come
-        self._waiting: dict[int, list[PeerMessage]] = {}  # by slot
+        self._waiting: dict[int, deque[Batch]] = {}  # by slot
         self._away: dict[int, int] = {}  # our socket -> the slot that its session lives in
         self._opening: set[int] = set()  # those of `_away` that have no answer yet
         self._visitors: dict[int, int] = {}  # a neighbour's socket -> the session here
@@ -122,7 +131,7 @@ class Switch(Post):
             if slot in lost:
                 del self._away[socket]
                 self._opening.discard(socket)
-                self.to_gateway.tell(
+                self._arrived.tell(
                     CloseSocket(socket, Close.RESTART, "the session ended with its process")
                 )
         for socket, session in list(self._visitors.items()):
@@ -134,8 +143,13 @@ class Switch(Post):
     # --- to a neighbour --------------------------------------------------------------------------
 
     def to_session(self, session: int, message: SessionMessage) -> bool:
-        """From a socket here to a session elsewhere. False if that process is gone."""
+        """From a socket here to a session elsewhere. False if that process is gone.
+
+        Raises MailboxFull for a frame while the way there is full.
+        """
         slot = slot_of(session)
+        if isinstance(message, Frame) and self._behind():
+            raise MailboxFull(f"the way to gateway {slot}")
         if isinstance(message, Detached):
             self._away.pop(message.socket, None)
         if slot not in self._peers:
@@ -148,9 +162,9 @@ class Switch(Post):
         if slot == self.slot:
             self.to_gateway.tell(message)
         elif slot in self._peers:
+            self._send(slot, message)
             if isinstance(message, Opened):
                 self._visitors[message.socket] = message.session
-            self._send(slot, message)
         elif isinstance(message, Opened):  # it went while its `open` was under way
             self.fan_out.put(message.session, Detached(message.socket))
             self.fan_out.start()
@@ -158,38 +172,54 @@ class Switch(Post):
     def _to_directory(self, message: DirectoryMessage) -> None:
         if isinstance(message, OpenSession) and message.open.session is not None:
             if self._early is not None and owner(message.open.session) != self.slot:
+                if len(self._early) >= OPENS:
+                    raise MailboxFull("sockets that wait to hear who the neighbours are")
                 self._early.append(message)
                 return
             if self._open_abroad(message):
                 return
-        self.to_directory.tell(message)
+        self.opens.tell(message)
 
     def _open_abroad(self, message: OpenSession) -> bool:
         """Ask the neighbour that has the session. False if none has."""
         slot = owner(message.open.session or "")
         if slot is None or slot not in self._peers:
             return False
+        self._send(slot, message)
         self._away[message.socket] = slot
         self._opening.add(message.socket)
-        self._send(slot, message)
         return True
 
     def _send(self, slot: int, message: PeerMessage) -> None:
-        waiting = self._waiting.setdefault(slot, [])
-        waiting.append(message)
-        if len(waiting) == 1:
+        """Raises CannotEncode: it fails whoever tells it."""
+        waiting = self._waiting.get(slot)
+        if waiting is None:
+            waiting = self._waiting[slot] = deque([self._batch()])
             self._loop.call_soon(self._flush, slot)
+        elif waiting[-1].size >= FRAME_BYTES:
+            waiting.append(self._batch())
+        waiting[-1].add(message)
+
+    def _batch(self) -> Batch:
+        return Batch(self._encoder, LARGEST // 2)  # half: a turn's are one message of the core's
 
     def _flush(self, slot: int) -> None:
-        waiting = self._waiting.pop(slot, None)
-        if waiting:
-            self._forward(slot, self._encode(waiting))
+        waiting = self._waiting.get(slot)
+        while waiting:
+            if waiting[0].count:
+                try:
+                    self._forward(slot, bytes(waiting[0].array()))
+                except MailboxFull:  # nothing is lost: it goes, with what joins it, when there is room
+                    self._loop.call_later(RETRY_MS / 1e3, self._flush, slot)
+                    return
+            waiting.popleft()
+        self._waiting.pop(slot, None)
 
     # --- from a neighbour ------------------------------------------------------------------------
 
     def _open(self, message: OpenSession) -> None:
         try:
-            self.to_directory.tell(message)
+            self.opens.tell(message)
         except MailboxFull:
             error = Error(code=BUSY.code, message=BUSY.message, retry_ms=RETRY_MS)
             self._to_gateway(Deliver(message.socket, [error]))
@@ -213,7 +243,7 @@ class Switch(Post):
             elif isinstance(message, Deliver) and _refusal(message):
                 self._opening.discard(socket)
                 del self._away[socket]
-        self.to_gateway.tell(message)
+        self._arrived.tell(message)
 
 
 class _Sessions(Router[SessionMessage]):

@@ -10,7 +10,7 @@
     Forwarded         ------->  from other gateway processes
     Status            ------->
                       <-------  Ready, once the engine is
-    Load, Peers, MetricsText  ------->
+    Load, Peers, Accept, MetricsText  ------->
     Drain, Leave      ------->  ends with exit code 0
 
 A number says where its owner lives: sockets and sessions are numbered `count * SLOTS + slot`, and
@@ -30,7 +30,9 @@ import msgspec
 from ramify.actors.front.local import Naming
 from ramify.actors.kit.log import LogConfig
 from ramify.actors.kit.paths import decode_path, encode_path
+from ramify.actors.kit.usage import Usage
 from ramify.protocol.config import EngineConfig
+from ramify.protocol.credentials import Credential
 from ramify.protocol.errors import ConfigError, ModelError, RamifyError
 from ramify.protocol.messages import (
     CacheMessage,
@@ -40,6 +42,7 @@ from ramify.protocol.messages import (
     Drained,
     Frame,
     Inspected,
+    Lost,
     Opened,
     OpenSession,
     RequestMessage,
@@ -72,6 +75,7 @@ class Start(_Base, frozen=True):
     listeners: list[int]
     minted: int | None
     log: LogConfig | None
+    credentials: list[Credential] = []
 
 
 class Serve(_Base, frozen=True):
@@ -79,12 +83,16 @@ class Serve(_Base, frozen=True):
 
     server: ServerInfo
     context: int
+    vocab: int
+
+
+FromEngine = Tokens | Inspected | Lost
 
 
 class ToSessions(_Base, frozen=True):
     """What sessions are told, in order."""
 
-    messages: list[tuple[int, Tokens | Inspected]]
+    messages: list[tuple[int, FromEngine]]
 
 
 class Forwarded(_Base, frozen=True):
@@ -99,12 +107,20 @@ class Status(_Base, frozen=True):
     ready: bool
     phase: str
     info: dict[str, Any]
+    fault: str | None = None
 
 
 class Load(_Base, frozen=True):
-    """`pong.load`."""
+    """`pong.load`. `elsewhere`: how many sockets each credential has in other processes."""
 
     load: dict[str, float]
+    elsewhere: dict[str, int] = {}
+
+
+class Accept(_Base, frozen=True):
+    """From now on these tokens are accepted, and no others."""
+
+    credentials: list[Credential]
 
 
 class Peers(_Base, frozen=True):
@@ -134,7 +150,9 @@ class Leave(_Base, frozen=True):
     failed: bool
 
 
-FromCore = Start | Serve | ToSessions | Forwarded | Status | Load | Peers | MetricsText | Drain | Leave
+FromCore = (
+    Start | Serve | ToSessions | Forwarded | Status | Load | Accept | Peers | MetricsText | Drain | Leave
+)
 
 # --- to the core --------------------------------------------------------------------------------
 
@@ -147,11 +165,13 @@ class Forward(_Base, frozen=True):
 
 
 class Gauges(_Base, frozen=True):
-    """What this process has now."""
+    """What this process has now. `usage`: of the credentials that it changed for."""
 
     sockets: int
     sessions: int
     lag: float
+    session_bytes: int = 0
+    usage: dict[str, Usage] = {}
 
 
 class AskMetrics(_Base, frozen=True):

@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import anyio
 from anyio.abc import TaskStatus
@@ -30,7 +30,9 @@ from ramify.actors.gateway.server import listen, listen_on, port_of
 from ramify.actors.gateway.static import StaticFiles, browser_client
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, Router
+from ramify.actors.kit.usage import Usage
 from ramify.protocol.config import Limits, ServerConfig
+from ramify.protocol.credentials import Credential
 from ramify.protocol.errors import Close
 from ramify.protocol.messages import (
     CloseSocket,
@@ -54,6 +56,7 @@ class GatewayActor:
     """Owns the port and every socket on it.
 
     `listeners`: sockets to accept on, where several processes share the port (else it binds);
+    `credentials`: the tokens that are accepted; without any, everybody is.
     `numbers`: what its sockets are called; `minted`: the single-use tokens, where they are shared.
     """
 
@@ -69,6 +72,7 @@ class GatewayActor:
         clock: Clock,
         static: StaticFiles | None = None,
         *,
+        credentials: Sequence[Credential] = (),
         listeners: Sequence[socket.socket] = (),
         numbers: Iterator[int] | None = None,
         minted: Minted | None = None,
@@ -77,7 +81,7 @@ class GatewayActor:
         self._static = StaticFiles(browser_client()) if static is None else static
         self._listeners = listeners
         self._servers: list[asyncio.Server] = []
-        tokens = Tokens(config.tokens, config.token_ttl_s, minted)
+        tokens = Tokens(credentials, config.token_ttl_s, minted)
         self._hub = Hub(
             config=config,
             limits=limits,
@@ -96,6 +100,24 @@ class GatewayActor:
     def sockets(self) -> int:
         """Open WebSockets."""
         return sum(1 for connection in self._hub.connections.values() if connection.websocket)
+
+    def accept(self, credentials: Sequence[Credential]) -> None:
+        """From now on these tokens are accepted. Sockets whose token is gone close with 4401."""
+        hub = self._hub
+        now = hub.clock.now()
+        hub.tokens.replace(credentials)
+        for credential in credentials:
+            hub.shares.configure(credential, now)
+        for connection in list(hub.connections.values()):
+            connection.recheck()
+
+    def told(self, elsewhere: Mapping[str, int]) -> None:
+        """How many sockets each credential has in other processes."""
+        self._hub.shares.told(elsewhere, self._hub.clock.now())
+
+    def usage(self) -> dict[str, Usage]:
+        """What each credential has and had here."""
+        return self._hub.shares.usage()
 
     async def run(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
         """Listen, report the port as started, and serve until the mailbox is closed.
@@ -220,4 +242,4 @@ class GatewayActor:
         self, config: ServerConfig, port: int, tokens: Tokens, status: Status, metrics: Metrics
     ) -> Routes:
         policy = HostPolicy(config.host, port, config.allowed_hosts, config.allowed_origins)
-        return Routes(tokens, policy, status, metrics, self._static)
+        return Routes(tokens, policy, status, metrics, self._static, metrics_auth=config.metrics_auth)

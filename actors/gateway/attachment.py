@@ -8,6 +8,7 @@ the directory and the sessions, and it is who tells `Detached`, exactly once per
 """
 
 import enum
+import secrets
 from typing import cast
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from ramify.actors.gateway.hub import Hub
 from ramify.actors.gateway.intake import refuse
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+from ramify.protocol.credentials import NOBODY
 from ramify.protocol.errors import BadRequest, NoSession, Overloaded, RamifyError
 from ramify.protocol.messages import Detached, Drained, Frame, OpenSession, Throttled
 from ramify.protocol.wire import ClientMessage, Open, ServerMessage
@@ -36,6 +38,7 @@ class Stage(enum.Enum):
 class Attachment:
     """The session side of one WebSocket.
 
+    `credential`: whom sessions that it opens belong to.
     `open_by`: when an `open` must have come (engine seconds), None unless one is awaited.
     """
 
@@ -46,6 +49,7 @@ class Attachment:
         "_session",
         "_socket",
         "_throttled",
+        "credential",
         "open_by",
         "stage",
     )
@@ -54,9 +58,10 @@ class Attachment:
         self._hub = hub
         self._socket = socket
         self._session: int | None = None
-        self._pending: list[list[ClientMessage]] = []
+        self._pending: list[tuple[list[ClientMessage], int]] = []
         self._pending_bytes = 0
         self._throttled = False
+        self.credential = NOBODY
         self.open_by: float | None = None
         self.stage = Stage.WAITING
         self._await_open()
@@ -70,11 +75,11 @@ class Attachment:
         """Hand a valid frame of `size` bytes on, keep it, or refuse it: returns the refusals."""
         match self.stage:
             case Stage.WAITING:
-                return self._open(ops)
+                return self._open(ops, size)
             case Stage.ATTACHED:
-                return self._tell(ops)
+                return self._tell(ops, size)
             case Stage.OPENING:
-                self._pending.append(ops)
+                self._pending.append((ops, size))
                 self._pending_bytes += size
         return []
 
@@ -111,25 +116,29 @@ class Attachment:
         if session is not None:
             self._hub.notices.tell(session, Detached(self._socket))
 
-    def _open(self, ops: list[ClientMessage]) -> list[ServerMessage]:
+    def _open(self, ops: list[ClientMessage], size: int) -> list[ServerMessage]:
         if not isinstance(ops[0], Open):
             return self._refuse(ops, BadRequest("the first message must be open"))
         if any(isinstance(op, Open) for op in ops[1:]):
             return self._refuse(ops, BadRequest("a frame can hold one open, as its first message"))
-        request = msgspec.structs.replace(ops[0], token=None)  # the secret ends here
+        # The secret ends here, and from here on every client has a name.
+        request = msgspec.structs.replace(ops[0], token=None, client=ops[0].client or made_up_name())
         try:
-            self._hub.directory.tell(OpenSession(self._socket, request, ops[1:]))
+            owner, namespace = self.credential.name, self.credential.namespace
+            self._hub.directory.tell(
+                OpenSession(self._socket, request, ops[1:], owner=owner, namespace=namespace, size=size)
+            )
         except (MailboxFull, MailboxClosed):
             return self._refuse(ops, _overloaded())
         self.stage = Stage.OPENING
         self.open_by = None
         return []
 
-    def _tell(self, ops: list[ClientMessage]) -> list[ServerMessage]:
+    def _tell(self, ops: list[ClientMessage], size: int) -> list[ServerMessage]:
         if any(isinstance(op, Open) for op in ops):
             return self._refuse(ops, BadRequest("this socket has a session already"))
         try:
-            if self._hub.sessions.tell(cast(int, self._session), Frame(self._socket, ops)):
+            if self._hub.sessions.tell(cast(int, self._session), Frame(self._socket, ops, size)):
                 return []
         except MailboxFull:
             return self._refuse(ops, _overloaded())
@@ -147,12 +156,17 @@ class Attachment:
         pending, self._pending = self._pending, []
         self._pending_bytes = 0
         replies: list[ServerMessage] = []
-        for ops in pending:
-            replies += self.route(ops, 0)
+        for ops, size in pending:
+            replies += self.route(ops, size)
         return replies
 
     def _refuse(self, ops: list[ClientMessage], error: RamifyError) -> list[ServerMessage]:
         return refuse(ops, error, self._hub.limits.ops_per_frame)
+
+
+def made_up_name() -> str:
+    """For a client that gave none. Nobody guesses it: who knows it can take the client's place."""
+    return f"c_{secrets.token_urlsafe(9)}"
 
 
 def _overloaded() -> Overloaded:

@@ -10,15 +10,16 @@ another site can reach a server on this machine, but it cannot forge either head
 
 import base64
 import binascii
-import hashlib
-import hmac
 import ipaddress
 import secrets
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+import msgspec
+
 from ramify.actors.gateway.minted import Minted, OwnMinted
 from ramify.protocol.codec import BEARER_PREFIX
+from ramify.protocol.credentials import Credential, digest_of
 from ramify.protocol.errors import Overloaded
 
 MINTED_MAX = 10_000  # minted tokens that are neither used nor expired
@@ -28,38 +29,52 @@ _DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
 class Tokens:
-    """The bearer tokens that a server accepts. `required` is False where it was given none.
+    """The bearer tokens that a server accepts. `required` is False where it was started without any.
 
+    Tokens are looked up by their hash. That the look-up takes no constant time tells nothing: nobody
+    can choose a token so that its hash begins as another one's.
     `minted`: where single-use tokens are kept, if other processes use them too.
     """
 
-    def __init__(self, accepted: Iterable[str], ttl_s: float, minted: Minted | None = None) -> None:
-        self._accepted = [_digest(token) for token in accepted]
+    def __init__(
+        self, accepted: Iterable[Credential], ttl_s: float, minted: Minted | None = None
+    ) -> None:
         self._minted: Minted = minted if minted is not None else OwnMinted(MINTED_MAX)
         self.ttl_s = ttl_s
+        self.replace(accepted)
+        self.required = bool(self._accepted)
 
-    @property
-    def required(self) -> bool:
-        return bool(self._accepted)
+    def replace(self, accepted: Iterable[Credential]) -> None:
+        """From now on these are accepted, and no others."""
+        self._accepted = {one.digest: one for one in accepted}
+        self._by_name = {one.name: one for one in self._accepted.values()}
 
-    def configured(self, token: str) -> bool:
-        """True for a token that the server was started with (these may mint). Constant time."""
-        digest = _digest(token)
-        found = False
-        for accepted in self._accepted:  # no early exit: its timing would tell which one matched
-            found |= hmac.compare_digest(digest, accepted)
+    def configured(self, token: str) -> Credential | None:
+        """Whose token it is, if the server was configured with it (these may mint)."""
+        return self._accepted.get(digest_of(token))
+
+    def admit(self, token: str, now: float) -> Credential | None:
+        """Who opens a connection with the token now; None: nobody may.
+
+        A minted token is used up by this, and stands for whoever minted it: without a digest.
+        """
+        found = self.configured(token)
+        if found is None:
+            minter = self._by_name.get(self._minted.take(digest_of(token), now) or "")
+            found = minter and msgspec.structs.replace(minter, digest=b"")
         return found
 
-    def admit(self, token: str, now: float) -> bool:
-        """True if the token opens one connection now. A minted token is used up by this."""
-        if self.configured(token):
-            return True
-        return self._minted.take(_digest(token), now)
+    def current(self, held: Credential) -> Credential | None:
+        """A socket's credential as it is configured now; None if it was taken away."""
+        found = self._accepted.get(held.digest) if held.digest else self._by_name.get(held.name)
+        if found is None or found.name != held.name:
+            return None
+        return found if held.digest else msgspec.structs.replace(found, digest=b"")
 
-    def mint(self, now: float) -> str:
+    def mint(self, minter: Credential, now: float) -> str:
         """A token for one connection within `ttl_s`. Raises Overloaded if too many are unused."""
         token = "t_" + secrets.token_urlsafe(24)
-        if not self._minted.add(_digest(token), now + self.ttl_s, now):
+        if not self._minted.add(digest_of(token), minter.name, now + self.ttl_s, now):
             raise Overloaded(
                 f"{MINTED_MAX} minted tokens are unused: wait until they expire",
                 retry_ms=int(self.ttl_s * 1000),
@@ -157,7 +172,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

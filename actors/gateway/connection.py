@@ -4,33 +4,43 @@ HEAD: reading a request. LIVE: an accepted WebSocket. CLOSING: a response or a c
 way and only the end of the connection is awaited, with a deadline.
 
 Flow control is the transport's: above `queued_bytes` in its write buffer asyncio calls
-`pause_writing`, below half `resume_writing`. This file does not know sessions: `attachment.py`.
+`pause_writing`, below half `resume_writing`. How fast a client is read: `inflow.py`. This file does
+not know sessions: `attachment.py`.
 """
 
 import asyncio
+import codecs
 import contextlib
 import enum
-import logging
 from functools import partial
 from typing import cast
 
 from websockets.frames import Frame, Opcode
+from websockets.typing import BytesLike
 
 from ramify.actors.gateway.attachment import Attachment, Stage
 from ramify.actors.gateway.http import RequestParser, Response, error_response
 from ramify.actors.gateway.hub import Hub
+from ramify.actors.gateway.inflow import Inflow
 from ramify.actors.gateway.intake import receive
 from ramify.actors.gateway.limits import Guard
+from ramify.actors.gateway.pump import FRAME_WORK
 from ramify.actors.gateway.upgrade import Upgrade, upgrade
 from ramify.actors.gateway.websocket import WebSocket
+from ramify.actors.kit.log import get_log
 from ramify.protocol.codec import Codec
-from ramify.protocol.errors import Close
+from ramify.protocol.credentials import Credential
+from ramify.protocol.errors import Close, LimitExceeded
 from ramify.protocol.wire import Bye, ClientMessage, Error, Open, Pong, ServerMessage
 
-_LOG = logging.getLogger("ramify.gateway")
+_LOG = get_log("ramify.gateway")
 
 HEAD_TIMEOUT_S = 10.0  # from the connection to a complete request
 CLOSE_TIMEOUT_S = 5.0  # from our close frame or response to the end of the connection
+SPARE = 1000  # connections over `max_sockets` that may still ask something by HTTP
+_DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
+_CONTROL = (Opcode.PING, Opcode.PONG)
+ABUSE_LOG_S = 10.0  # between two lines of the log about abuse
 FLOOD_FACTOR = 8  # times queued_bytes beyond what filled the write buffer: the socket is cut off
 
 
@@ -47,20 +57,22 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_attachment",
-        "_authorized",
         "_bye",
         "_codec",
+        "_credential",
         "_deadline",
         "_flood",
         "_guard",
         "_heard",
         "_hub",
+        "_inflow",
         "_message",
         "_out",
         "_parser",
         "_phase",
         "_throttled",
         "_transport",
+        "_utf8",
         "_ws",
         "id",
     )
@@ -75,10 +87,12 @@ class Connection(asyncio.Protocol):
         self._parser: RequestParser | None = RequestParser()
         self._ws: WebSocket | None = None
         self._codec: Codec = hub.codecs["json"]
-        self._guard = cast(Guard, None)  # this and the attachment: from the upgrade on
+        self._guard = cast(Guard, None)  # this and the next two: from the upgrade on
+        self._inflow: Inflow | None = None
         self._attachment: Attachment | None = None
-        self._authorized = False
+        self._credential: Credential | None = None  # None: it has not shown a token that it needs
         self._message: bytearray | None = None  # a fragmented message, as far as received
+        self._utf8 = cast(codecs.IncrementalDecoder, None)  # of a fragmented text message
         self._out: list[bytes] = []
         self._throttled = False
         self._flood = 0  # bytes in the write buffer of a throttled socket that end it
@@ -91,12 +105,14 @@ class Connection(asyncio.Protocol):
         high = self._hub.limits.queued_bytes
         self._transport.set_write_buffer_limits(high=high, low=high // 2)
         self._hub.connections[self.id] = self
+        if len(self._hub.connections) > self._hub.config.max_sockets + SPARE:
+            self._transport.abort()
         self._set_deadline(self._hub.clock.now() + HEAD_TIMEOUT_S)
 
     def data_received(self, data: bytes) -> None:
         try:
-            if self._ws is not None:
-                self._receive(self._ws, data)
+            if self._inflow is not None:
+                self._inflow.receive(data)
             elif self._phase is Phase.HEAD:
                 self._receive_head(data)
             # else: the response is on its way; what else the client says is not read
@@ -120,10 +136,14 @@ class Connection(asyncio.Protocol):
         self._parser = None
         if self._attachment is not None:
             self._attachment.end()
+        if self._inflow is not None:
+            self._inflow.end()
         if self._ws is not None:
             self._ws.dispose()
             self._ws = None
             self._hub.metrics.sockets(-1)
+            if self._guard.share is not None:
+                self._guard.share.leave(self._hub.clock.now())
 
     def pause_writing(self) -> None:
         self._throttled = True
@@ -159,6 +179,15 @@ class Connection(asyncio.Protocol):
             self._reply(self._attachment.opened(session))
             self._pace_reading()
 
+    def recheck(self) -> None:
+        """The accepted tokens have changed: this socket's may not be among them any more."""
+        if self._credential is not None and self._hub.tokens.required:
+            found = self._hub.tokens.current(self._credential)
+            if found is None:
+                self.close(Close.UNAUTHORIZED, "the token was withdrawn")
+            else:
+                self._admitted(found)
+
     def deliver(self, messages: list[ServerMessage]) -> bool:
         """Queue one frame until `flush`. True if this is the first one queued."""
         ws = self._ws
@@ -191,7 +220,7 @@ class Connection(asyncio.Protocol):
         if self._throttled:
             waiting = self._transport.get_write_buffer_size()
             if waiting > self._flood:
-                _LOG.warning("socket %d reads nothing: %d bytes wait, cut off", self.id, waiting)
+                _LOG.warning("a socket reads nothing and is cut off", socket=self.id, waiting=waiting)
                 self.abort()
 
     def close(self, code: int, reason: str) -> None:
@@ -259,75 +288,144 @@ class Connection(asyncio.Protocol):
         self._parser = None
         self._ws = ws = accepted.ws
         self._codec = accepted.codec
-        self._authorized = accepted.authorized
-        self._guard = Guard(hub.limits, now)
+        self._guard = Guard(hub.limits, now, accepted.share)
         self._attachment = Attachment(hub, self.id)
+        self._inflow = Inflow(
+            self._transport, self._guard, hub.clock, hub.pump, self._parse, self._congested
+        )
+        if accepted.credential is not None:
+            self._admitted(accepted.credential)
         self._heard = now
         self._set_deadline(now + hub.config.ping_interval_s)
         hub.metrics.sockets(1)
         self._flush_websocket(ws)
         if accepted.rest:
-            self._receive(ws, accepted.rest)
+            self._inflow.receive(accepted.rest)
 
     # --- frames from the client ---------------------------------------------------------------
 
-    def _receive(self, ws: WebSocket, data: bytes) -> None:
+    def _parse(self, data: bytes) -> int:
+        """A slice of what came. Returns the work that it was (see `pump.py`)."""
+        ws = self._ws
+        if ws is None:
+            return 0
+        try:
+            return self._receive(ws, data)
+        except Exception:
+            _LOG.exception("socket %d: a bug in the gateway", self.id)
+            self.close(Close.SERVER_BUG, "internal error")
+            return 0
+
+    def _receive(self, ws: WebSocket, data: bytes) -> int:
         self._heard = now = self._hub.clock.now()
         ws.receive_data(data)
-        for event in ws.events_received():
+        events = ws.events_received()
+        size = len(data)
+        if ws.extensions:  # what it was before it was compressed is what it costs
+            size += sum(len(event.data) for event in events if isinstance(event, Frame))
+        work = size + FRAME_WORK * len(events)
+        self._guard.received(size, len(events), now)
+        if ws.open:  # a pong overtakes the replies to what came with its ping
+            self._out += ws.data_to_send()
+        for event in events:
             if self._phase is not Phase.LIVE:
                 break
             if not isinstance(event, Frame):
                 continue
-            if event.opcode is Opcode.PING:
+            if event.opcode in _DATA:
+                work += self._fragment(event, now)
+            if event.opcode in _CONTROL or (not event.fin and not event.data):
                 self._guard.control(now)
                 if self._guard.abusive:
-                    self.close(Close.RATE, "too many pings")
-            elif event.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
-                self._fragment(event, now)
+                    self._abused("too many control frames or empty fragments")
         self._flush_websocket(ws)
+        return work
 
-    def _fragment(self, frame: Frame, now: float) -> None:
-        """Put a message together. Its size is bounded by websockets, in bytes and not in frames."""
+    def _fragment(self, frame: Frame, now: float) -> int:
+        """Put a message together; returns the size of one that is complete.
+
+        Its size is bounded by websockets in bytes, its frames by the guard. Text that is no UTF-8
+        ends the connection with the fragment that shows it.
+        """
         wanted = Opcode.BINARY if self._codec.binary else Opcode.TEXT
         if frame.opcode is not Opcode.CONT and frame.opcode is not wanted:
             kind = "binary" if self._codec.binary else "text"
             self.close(Close.WRONG_TYPE, f"{self._codec.name} messages travel in {kind} frames")
-        elif frame.fin and self._message is None:
-            self._receive_message(bytes(frame.data), now)
-        else:
-            if self._message is None:
-                self._message = bytearray()
-            self._message += frame.data
-            if frame.fin:
-                data, self._message = bytes(self._message), None
-                self._receive_message(data, now)
+            return 0
+        if frame.fin and self._message is None:
+            self._receive_message(bytes(frame.data), now, self._codec.binary or _is_utf8(frame.data))
+            return len(frame.data)
+        if self._message is None:
+            self._message = bytearray()
+            self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        self._message += frame.data
+        valid = self._codec.binary or _continues(self._utf8, frame)
+        if frame.fin or not valid:
+            data, self._message = bytes(self._message), None
+            self._receive_message(data, now, valid)
+            return len(data)
+        return 0
 
-    def _receive_message(self, data: bytes, now: float) -> None:
-        if not self._codec.binary and not _is_utf8(data):
+    def _receive_message(self, data: bytes, now: float, valid: bool) -> None:
+        if not valid:
             self.close(Close.BAD_UTF8, "a text frame must be UTF-8")
             return
         taken = receive(data, self._codec, self._guard, self._hub.limits, now)
-        if not self._authorized and not self._authorize(taken.ops, now):
-            message = "this server needs a token: a bearer header, subprotocol, or `open.token`"
-            self._reply([Error(code="unauthorized", message=message)])
-            self.close(Close.UNAUTHORIZED, "auth missing or bad")
+        if self._credential is None and not self._authorize(taken.ops, now):
             return
         self._reply(taken.replies)
         for n in taken.pings:
             self._reply([Pong(n=n, load=self._hub.status.load())])
         if taken.close is not None:
-            self.close(*taken.close)
+            code, reason = taken.close
+            if code == Close.RATE:
+                self._abused(reason)
+            else:
+                self.close(code, reason)
         elif taken.ops and self._attachment is not None:
             self._reply(self._attachment.route(taken.ops, len(data)))
             self._pace_reading()
 
     def _authorize(self, ops: list[ClientMessage], now: float) -> bool:
-        """The first message of a socket without a token must be an `open` that carries one."""
+        """The first message of a socket without a token must be an `open` that carries one.
+
+        Else the socket is closed.
+        """
         first = ops[0] if ops else None
         token = first.token if isinstance(first, Open) else None
-        self._authorized = token is not None and self._hub.tokens.admit(token, now)
-        return self._authorized
+        found = self._hub.tokens.admit(token, now) if token is not None else None
+        if found is None:
+            message = "this server needs a token: a bearer header, subprotocol, or `open.token`"
+            self._reply([Error(code="unauthorized", message=message)])
+            self.close(Close.UNAUTHORIZED, "auth missing or bad")
+            return False
+        share = self._hub.shares.of(found, now)
+        try:
+            share.enter(now)
+        except LimitExceeded as error:
+            self._reply([Error(code=error.code, message=error.message, details=error.details)])
+            self.close(Close.RATE, "too many sockets")
+            return False
+        self._guard.share = share
+        self._admitted(found)
+        return True
+
+    def _admitted(self, credential: Credential) -> None:
+        self._credential = credential
+        if self._attachment is not None:
+            self._attachment.credential = credential
+
+    def _abused(self, why: str) -> None:
+        """Close a socket that asks for too much again and again."""
+        if self._phase is Phase.LIVE:
+            share, now = self._guard.share, self._hub.clock.now()
+            if share is not None:
+                share.usage.abuses += 1
+            if now - self._hub.abuse_logged >= ABUSE_LOG_S:  # metrics count, the log need not
+                self._hub.abuse_logged = now
+                owner = share.name if share is not None else ""
+                _LOG.warning("a socket is closed for abuse", socket=self.id, owner=owner, reason=why)
+        self.close(Close.RATE, why)
 
     def _reply(self, messages: list[ServerMessage]) -> None:
         if messages:
@@ -337,6 +435,8 @@ class Connection(asyncio.Protocol):
 
     def _heartbeat(self, now: float) -> None:
         ws, config = self._ws, self._hub.config
+        if self._inflow is not None and self._inflow.stopped:
+            self._heard = now  # a pong may have come, and nobody has read it
         if now - self._heard >= config.ping_timeout_s:
             self.close(Close.TIMEOUT, "heartbeat lost")
         elif ws is not None and ws.open:
@@ -371,27 +471,34 @@ class Connection(asyncio.Protocol):
         self._pace_reading()  # else the peer's close would not be seen
         self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
 
+    def _congested(self) -> bool:
+        """Too many frames wait for the directory."""
+        return self._attachment is not None and self._attachment.congested
+
     def _pace_reading(self) -> None:
-        """Stop reading while too many frames wait for the directory."""
-        transport, attachment = self._transport, self._attachment
-        if transport.is_closing() or attachment is None:
-            return
-        if attachment.congested == transport.is_reading():
-            if attachment.congested:
-                transport.pause_reading()
-            else:
-                transport.resume_reading()
+        if self._inflow is not None:
+            self._inflow.pace()
 
     def _set_deadline(self, when: float) -> None:
         self._deadline = when
         self._hub.timers.schedule(self.id, when)
 
 
-def _is_utf8(data: bytes) -> bool:
-    if data.isascii():
+def _is_utf8(data: BytesLike) -> bool:
+    raw = bytes(data)
+    if raw.isascii():
         return True
     try:
-        data.decode()
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _continues(decoder: codecs.IncrementalDecoder, frame: Frame) -> bool:
+    """True if the text may go on after this fragment, or end if it is the last."""
+    try:
+        decoder.decode(bytes(frame.data), frame.fin)
     except UnicodeDecodeError:
         return False
     return True

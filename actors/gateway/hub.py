@@ -1,5 +1,6 @@
 """What all connections of one gateway share: settings, tables, and the actors they talk to."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -7,7 +8,9 @@ from typing import Protocol
 from ramify.actors.gateway.auth import Tokens
 from ramify.actors.gateway.interfaces import Metrics, Status
 from ramify.actors.gateway.notices import Notices
+from ramify.actors.gateway.pump import Pump
 from ramify.actors.gateway.routes import Routes
+from ramify.actors.gateway.shares import Shares
 from ramify.actors.gateway.timers import Timers
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.mailbox import Address, Router
@@ -30,6 +33,7 @@ class Socket(Protocol):
     def close(self, code: int, reason: str) -> None: ...
     def abort(self) -> None: ...
     def on_timer(self, now: float) -> None: ...
+    def recheck(self) -> None: ...
 
 
 def _codecs() -> dict[CodecName, Codec]:
@@ -51,7 +55,10 @@ class Hub:
     sessions: Router[SessionMessage]
     notices: Notices
     ids: Iterator[int]
+    shares: Shares = field(default_factory=Shares)
+    pump: Pump = field(default_factory=Pump)
     timers: Timers = field(default_factory=Timers)
     connections: dict[int, Socket] = field(default_factory=dict)
     codecs: dict[CodecName, Codec] = field(default_factory=_codecs)
     draining: bool = False
+    abuse_logged: float = -math.inf  # engine seconds

@@ -17,6 +17,11 @@ class Status(Protocol):
         """What the engine is doing, for people: "loading 40%", "ready", "draining"."""
         ...
 
+    @property
+    def fault(self) -> str | None:
+        """Why a server that is ready makes no progress: what `/readyz` tells, with 503."""
+        ...
+
     def info(self) -> dict[str, Any]:
         """The body of `GET /v1/info`: builtins only."""
         ...

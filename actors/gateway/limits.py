@@ -1,8 +1,15 @@
-"""How much one socket may ask for: ops a second, ops a frame, strikes.
+"""How much one socket may ask for: ops a second, ops a frame, bytes, frames, strikes.
+
+Two answers to too much. Ops that come too fast are refused, and who goes on all the same is closed.
+Bytes and frames that come too fast are read more slowly: an honest client that uploads much waits,
+and nothing is lost. Control frames and empty fragments carry nothing that a client needs to send
+fast: they count as ops, and too many of them are abuse.
 
 Pure: time is an argument. This file does not know what a refusal looks like on the wire.
 """
 
+from ramify.actors.gateway.buckets import Meter, TokenBucket
+from ramify.actors.gateway.shares import FRAMES_PER_OP, Share
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import LimitExceeded
 
@@ -11,34 +18,19 @@ VIOLATIONS = 10  # refused frames at once, then 4429 ...
 FORGIVEN_PER_S = 0.2  # ... one is forgotten every five seconds
 
 
-class TokenBucket:
-    """`rate` tokens a second flow in, up to `burst`."""
-
-    def __init__(self, rate: float, burst: float, now: float) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._level = burst
-        self._at = now
-
-    def take(self, tokens: float, now: float) -> float:
-        """Take tokens. 0.0 if they were there; else seconds until they are (none were taken)."""
-        if now > self._at:
-            self._level = min(self._burst, self._level + (now - self._at) * self._rate)
-            self._at = now
-        # What exceeds the burst could never be had: it costs a full bucket.
-        missing = min(tokens, self._burst) - self._level
-        if missing > 0:
-            return missing / self._rate
-        self._level = max(0.0, self._level - tokens)
-        return 0.0
-
-
 class Guard:
-    """The limits of one socket. After `abusive` turns true the socket is to be closed."""
+    """The limits of one socket. After `abusive` turns true the socket is to be closed.
 
-    def __init__(self, limits: Limits, now: float) -> None:
+    `share`: what all sockets of its credential share; it counts there as well.
+    """
+
+    def __init__(self, limits: Limits, now: float, share: Share | None = None) -> None:
         self._limits = limits
+        self.share = share
         self._ops = TokenBucket(limits.ops_per_second, limits.ops_burst, now)
+        self._bytes = Meter(limits.bytes_per_second, limits.bytes_burst, now)
+        frames = FRAMES_PER_OP * limits.ops_per_second, FRAMES_PER_OP * limits.ops_burst
+        self._frames = Meter(*frames, now)
         self._patience = TokenBucket(FORGIVEN_PER_S, VIOLATIONS, now)
         self._strikes = 0
         self.abusive = False
@@ -66,11 +58,25 @@ class Guard:
                 details={"max": self._limits.ops_per_second},
                 retry_ms=int(wait * 1000) + 1,
             )
+        if self.share is not None:
+            self.share.admit(max(1, ops), now)  # others may have used it up: no violation
 
     def control(self, now: float) -> None:
-        """Count a WebSocket ping: it is answered, so it costs what a message costs."""
+        """Count a control frame or an empty fragment: it costs what a message costs."""
         if self._ops.take(1, now):
             self._violation(now)
+
+    def received(self, size: int, frames: int, now: float) -> None:
+        """Count `size` bytes that were read, and the frames that they completed."""
+        self._bytes.spend(size, now)
+        self._frames.spend(frames, now)
+        if self.share is not None:
+            self.share.received(size, frames, now)
+
+    def wait(self, now: float) -> float:
+        """Seconds until more may be read."""
+        own = max(self._bytes.wait(now), self._frames.wait(now))
+        return own if self.share is None else max(own, self.share.wait(now))
 
     def _violation(self, now: float) -> None:
         if self._patience.take(1, now):

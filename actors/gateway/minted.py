@@ -16,19 +16,21 @@ from contextlib import contextmanager
 from typing import Protocol
 
 DIGEST_BYTES = 32
-_RECORD = struct.Struct(f"<{DIGEST_BYTES}sd")  # digest (zero: free), expiry in engine seconds
+NAME_BYTES = 64  # of the minter's name: `protocol.credentials.NAME`
+# digest (zero: free), expiry in engine seconds, name (filled up with zeros)
+_RECORD = struct.Struct(f"<{DIGEST_BYTES}sd{NAME_BYTES}s")
 _FREE = bytes(DIGEST_BYTES)
 
 
 class Minted(Protocol):
-    """A set of digests with expiries."""
+    """A set of digests with expiries, and the names of those who minted them."""
 
-    def add(self, digest: bytes, expiry: float, now: float) -> bool:
+    def add(self, digest: bytes, name: str, expiry: float, now: float) -> bool:
         """Remember a token. False if there is no room, even without those that have expired."""
         ...
 
-    def take(self, digest: bytes, now: float) -> bool:
-        """Forget the token. True if it was there and has not expired: at most once per `add`."""
+    def take(self, digest: bytes, now: float) -> str | None:
+        """Forget the token. Its minter if it was there and has not expired: at most once per `add`."""
         ...
 
 
@@ -37,19 +39,19 @@ class OwnMinted:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._expiry: dict[bytes, float] = {}  # oldest first
+        self._held: dict[bytes, tuple[float, str]] = {}  # expiry and minter, oldest first
 
-    def add(self, digest: bytes, expiry: float, now: float) -> bool:
-        for old in [old for old, expiry in self._expiry.items() if expiry <= now]:
-            del self._expiry[old]
-        if len(self._expiry) >= self._most:
+    def add(self, digest: bytes, name: str, expiry: float, now: float) -> bool:
+        for old in [old for old, (expiry, _) in self._held.items() if expiry <= now]:
+            del self._held[old]
+        if len(self._held) >= self._most:
             return False
-        self._expiry[digest] = expiry
+        self._held[digest] = (expiry, name)
         return True
 
-    def take(self, digest: bytes, now: float) -> bool:
-        expiry = self._expiry.pop(digest, None)
-        return expiry is not None and now < expiry
+    def take(self, digest: bytes, now: float) -> str | None:
+        expiry, name = self._held.pop(digest, (now, ""))
+        return name if now < expiry else None
 
 
 class SharedMinted:
@@ -65,28 +67,28 @@ class SharedMinted:
         self._most = most
         self._table = mmap.mmap(fd, table_bytes(most))
 
-    def add(self, digest: bytes, expiry: float, now: float) -> bool:
+    def add(self, digest: bytes, name: str, expiry: float, now: float) -> bool:
         with self._locked():
             (last,) = struct.unpack_from("<Q", self._table, _RECORD.size * self._most)
             for slot in range(last, last + self._most):
                 at = slot % self._most * _RECORD.size
-                held, until = _RECORD.unpack_from(self._table, at)
+                held, until, _ = _RECORD.unpack_from(self._table, at)
                 if held == _FREE or until <= now:
-                    _RECORD.pack_into(self._table, at, digest, expiry)
+                    _RECORD.pack_into(self._table, at, digest, expiry, name.encode())
                     struct.pack_into("<Q", self._table, _RECORD.size * self._most, slot + 1)
                     return True
             return False
 
-    def take(self, digest: bytes, now: float) -> bool:
+    def take(self, digest: bytes, now: float) -> str | None:
         with self._locked():
             at = self._table.find(digest, 0, _RECORD.size * self._most)
             while at >= 0 and at % _RECORD.size:  # by chance across two records
                 at = self._table.find(digest, at + 1, _RECORD.size * self._most)
             if at < 0:
-                return False
-            _, expiry = _RECORD.unpack_from(self._table, at)
-            _RECORD.pack_into(self._table, at, _FREE, 0.0)
-            return now < float(expiry)
+                return None
+            _, expiry, name = _RECORD.unpack_from(self._table, at)
+            _RECORD.pack_into(self._table, at, _FREE, 0.0, b"")
+            return bytes(name).rstrip(b"\0").decode() if now < float(expiry) else None
 
     def close(self) -> None:
         """Unmap the table; the file stays open."""

@@ -3,7 +3,8 @@
 | route | needs a token, if the server has any |
 |---|---|
 | /healthz, /readyz | no, and any Host: probes call by address |
-| /metrics, / and the browser client's files | no |
+| /metrics | with --metrics-auth |
+| / and the browser client's files | no |
 | /v1/info | yes |
 | POST /v1/tokens | yes, one that the server was started with |
 | /v1/ws | at the upgrade or in `open.token`: see connection.py |
@@ -16,6 +17,7 @@ from ramify.actors.gateway.http import Request, Response, error_response, json_r
 from ramify.actors.gateway.interfaces import Metrics, Status
 from ramify.actors.gateway.static import StaticFiles
 from ramify.protocol.codec import SUBPROTOCOLS
+from ramify.protocol.credentials import Credential
 from ramify.protocol.errors import Overloaded
 
 WEBSOCKET_PATH = "/v1/ws"
@@ -27,21 +29,33 @@ class Routes:
     """Answers every request that is not an accepted WebSocket handshake."""
 
     def __init__(
-        self, tokens: Tokens, hosts: HostPolicy, status: Status, metrics: Metrics, static: StaticFiles
+        self,
+        tokens: Tokens,
+        hosts: HostPolicy,
+        status: Status,
+        metrics: Metrics,
+        static: StaticFiles,
+        *,
+        metrics_auth: bool = False,
     ) -> None:
         self._tokens = tokens
         self._hosts = hosts
         self._status = status
         self._metrics = metrics
         self._static = static
+        self._metrics_auth = metrics_auth
 
     def respond(self, request: Request, now: float, send: Callable[[Response], object]) -> None:
         """Give `send` the response to a request that asks for no upgrade, now or later."""
         if request.path == "/metrics" and request.method in ("GET", "HEAD"):
             refusal = self.refuse(request)
-            if refusal is None:
+            if refusal is None and self._metrics_auth and self._holder(request) is None:
+                refusal = self.unauthorized()
+            if refusal is not None:
+                send(refusal)
+            else:
                 self._metrics.scrape(lambda text: send(Response(200, text, METRICS_TYPE)))
-                return
+            return
         send(self.answer(request, now))
 
     def answer(self, request: Request, now: float) -> Response:
@@ -114,14 +128,20 @@ class Routes:
         )
 
     def _ready(self) -> Response:
-        phase = self._status.phase
+        phase, fault = self._status.phase, self._status.fault
+        if fault is not None:
+            return json_response(503, {"ready": False, "phase": phase, "fault": fault}, Retry_After="1")
         if self._status.ready:
             return json_response(200, {"ready": True, "phase": phase})
         return json_response(503, {"ready": False, "phase": phase}, Retry_After="1")
 
-    def _info(self, request: Request) -> Response:
+    def _holder(self, request: Request) -> Credential | None:
+        """Who asks, with a token that the server was configured with."""
         token = bearer_header(request.headers.get("authorization"))
-        if self._tokens.required and not self._tokens.configured(token or ""):
+        return self._tokens.configured(token) if token else None
+
+    def _info(self, request: Request) -> Response:
+        if self._tokens.required and self._holder(request) is None:
             return self.unauthorized()
         return json_response(200, self._status.info())
 
@@ -129,11 +149,11 @@ class Routes:
         if not self._tokens.required:
             message = "this server was started without tokens: connect without one"
             return error_response(404, "unsupported", message)
-        token = bearer_header(request.headers.get("authorization"))
-        if not self._tokens.configured(token or ""):
+        holder = self._holder(request)
+        if holder is None:
             return self.unauthorized()
         try:
-            minted = self._tokens.mint(now)
+            minted = self._tokens.mint(holder, now)
         except Overloaded as error:
             return error_response(503, "overloaded", error.message, Retry_After="5")
         return json_response(201, {"token": minted, "expires_s": self._tokens.ttl_s})

@@ -41,24 +41,54 @@ def bind_shared(config: ServerConfig, processes: int) -> list[list[socket.socket
     if processes > 1 and sys.platform != "linux":
         raise ConfigError("only Linux shares a port between processes: --gateways must be 0 or 1")
     made: list[list[socket.socket]] = []
+    probe: list[socket.socket] = []
+    share = processes > 1
     try:
-        if config.port and processes > 1:  # sockets that share a port do not see who else shares it
-            for sock in _bind(config, config.port, share=False):
-                sock.close()
+        if config.port and share:  # sockets that share a port do not see who else shares it
+            _close(_bind(config, config.port, share=False))
         port = config.port
+        if not port:  # one that the system chose is lost when a socket is shut; a named one is not
+            probe = _bind(config, 0, share=share, backlog=None)
+            port = probe[0].getsockname()[1]
         for _ in range(processes):
-            made.append(_bind(config, port, share=processes > 1))
-            port = made[0][0].getsockname()[1]
+            made.append(_bind(config, port, share=share))
     except OSError as error:
         for sockets in made:
-            for sock in sockets:
-                sock.close()
+            _close(sockets)
         raise _refused(config, error) from error
+    finally:
+        _close(probe)
     return made
 
 
-def _bind(config: ServerConfig, port: int, *, share: bool) -> list[socket.socket]:
-    """Listening sockets, one for each address of the host that this machine has. Raises OSError."""
+def _close(sockets: list[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()
+
+
+class Listener(socket.socket):
+    """A listening socket that is shared with the engine, which shuts it when this process hangs.
+
+    Whoever accepts does not hang any more, and so listens again.
+    """
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().accept()
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self.listen(BACKLOG)
+            raise BlockingIOError(error.errno, "listens again") from None
+
+
+def _bind(
+    config: ServerConfig, port: int, *, share: bool, backlog: int | None = BACKLOG
+) -> list[socket.socket]:
+    """Listening sockets, one for each address of the host that this machine has. Raises OSError.
+
+    `backlog` None: they do not listen.
+    """
     found = socket.getaddrinfo(_host(config), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     absent: OSError | None = None
@@ -66,7 +96,8 @@ def _bind(config: ServerConfig, port: int, *, share: bool) -> list[socket.socket
         for family, _, _, _, address in dict.fromkeys(found):
             chosen = port or (sockets[0].getsockname()[1] if sockets else 0)
             try:
-                sockets.append(_bind_one(family, (address[0], chosen, *address[2:]), share=share))
+                where = (address[0], chosen, *address[2:])
+                sockets.append(_bind_one(family, where, share=share, backlog=backlog))
             except OSError as error:
                 if error.errno not in _ABSENT:
                     raise
@@ -74,13 +105,14 @@ def _bind(config: ServerConfig, port: int, *, share: bool) -> list[socket.socket
         if absent is not None and not sockets:
             raise absent
     except OSError:
-        for sock in sockets:
-            sock.close()
+        _close(sockets)
         raise
     return sockets
 
 
-def _bind_one(family: int, address: tuple[Any, ...], *, share: bool) -> socket.socket:
+def _bind_one(
+    family: int, address: tuple[Any, ...], *, share: bool, backlog: int | None
+) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -89,7 +121,8 @@ def _bind_one(family: int, address: tuple[Any, ...], *, share: bool) -> socket.s
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
-        sock.listen(BACKLOG)
+        if backlog is not None:
+            sock.listen(backlog)
         sock.setblocking(False)
     except OSError:
         sock.close()

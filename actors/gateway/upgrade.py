@@ -6,19 +6,24 @@ from websockets.http11 import Request as Handshake
 from ramify.actors.gateway.auth import bearer_header, bearer_subprotocol
 from ramify.actors.gateway.http import Request, RequestParser, Response, error_response
 from ramify.actors.gateway.hub import Hub
+from ramify.actors.gateway.shares import Share
 from ramify.actors.gateway.websocket import WebSocket
 from ramify.protocol.codec import SUBPROTOCOLS, Codec
+from ramify.protocol.credentials import NOBODY, Credential
+from ramify.protocol.errors import LimitExceeded
 
 
 class Upgrade(msgspec.Struct, frozen=True):
     """An accepted handshake. The 101 is waiting in `ws.data_to_send()`.
 
-    `authorized`: False if the client still has to send `open.token`. `rest`: bytes after the head.
+    `credential`: None if the client still has to send `open.token`; its share counts the socket.
+    `rest`: bytes after the head.
     """
 
     ws: WebSocket
     codec: Codec
-    authorized: bool
+    credential: Credential | None
+    share: Share | None
     rest: bytes
 
 
@@ -27,6 +32,10 @@ def upgrade(request: Request, parser: RequestParser, hub: Hub) -> Upgrade | Resp
     refusal = hub.routes.unavailable() if hub.draining else hub.routes.upgrade(request)
     if refusal is not None:
         return refusal
+    now = hub.clock.now()
+    if len(hub.connections) + hub.shares.elsewhere > hub.config.max_sockets:
+        message = f"{hub.config.max_sockets} sockets are open, which is this server's --max-sockets"
+        return error_response(503, "overloaded", message, Retry_After="5")
     offered = [name.strip() for name in request.headers.get("sec-websocket-protocol", "").split(",")]
     header = bearer_header(request.headers.get("authorization"))
     token = header if header is not None else bearer_subprotocol(offered)
@@ -51,8 +60,18 @@ def upgrade(request: Request, parser: RequestParser, hub: Hub) -> Upgrade | Resp
         message = (answer.body or b"").decode().strip()
         return error_response(answer.status_code, "bad_request", message)
     # Only now, so that a handshake that fails otherwise does not use up a single-use token.
-    if needed and token is not None and not hub.tokens.admit(token, hub.clock.now()):
-        return hub.routes.unauthorized()
+    credential = NOBODY if not needed else None
+    if needed and token is not None:
+        credential = hub.tokens.admit(token, now)
+        if credential is None:
+            return hub.routes.unauthorized()
+    share = None
+    if credential is not None:
+        share = hub.shares.of(credential, now)
+        try:
+            share.enter(now)
+        except LimitExceeded as error:
+            return error_response(429, error.code, error.message, Retry_After="5")
     ws.send_response(answer)
     codec = hub.codecs[SUBPROTOCOLS.get(ws.subprotocol or "", "json")]
-    return Upgrade(ws, codec, not needed or token is not None, rest)
+    return Upgrade(ws, codec, credential, share, rest)

@@ -70,7 +70,13 @@ class JsonFormatter(logging.Formatter):
             entry["exception"] = self.formatException(record.exc_info)
         for name, value in getattr(record, _FIELDS, {}).items():
             entry[f"field_{name}" if name in entry else name] = value
-        return json.dumps(entry, default=str, ensure_ascii=False)
+        try:
+            return json.dumps(entry, default=_text, ensure_ascii=False, allow_nan=False)
+        except ValueError:  # an infinity or a circle somewhere: JSON has neither
+            plain = {
+                key: value if isinstance(value, str) else _text(value) for key, value in entry.items()
+            }
+            return json.dumps(plain, ensure_ascii=False)
 
 
 class HumanFormatter(logging.Formatter):
@@ -89,6 +95,14 @@ class HumanFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[0] is not None:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+
+def _text(value: object) -> str:
+    """Any object, even one whose `str` fails: a log line must not."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"<{type(value).__name__}: {type(error).__name__}>"
 
 
 def _printable(text: str) -> str:

@@ -82,6 +82,31 @@ class Mailbox(Generic[T]):
             waiter.set_result(None)
 
 
+class Waiting(Protocol[T_contra]):
+    """An address that knows how many messages wait in it: a mailbox, or a bundle."""
+
+    def tell(self, message: T_contra, /) -> None: ...
+    def __len__(self) -> int: ...
+
+
+class Entrance(Generic[T]):
+    """An address that is full before the queue behind it is: what clients cause comes in here.
+
+    The rest of the queue's room is for the actors that the engine cannot do without, so no client can
+    make it full for them.
+    """
+
+    def __init__(self, queue: Waiting[T], most: int) -> None:
+        self._queue = queue
+        self._most = most
+
+    def tell(self, message: T, /) -> None:
+        """As the queue's. Raises MailboxFull when `most` messages wait."""
+        if len(self._queue) >= self._most:
+            raise MailboxFull(f"{self._most} messages wait")
+        self._queue.tell(message)
+
+
 class Router(Generic[T]):
     """Addresses by number: how the scheduler, the cache and gateways reach sessions."""
 

@@ -9,7 +9,7 @@ This file does not know who calls it, or what serves the text.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -19,9 +19,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
+from ramify.actors.kit.usage import Usage
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult
 
+PAST = -1  # instead of a gateway process' number
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Upper bounds in seconds. Latencies that a user feels; steps of a device; planning on the host.
@@ -61,12 +63,17 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._running = self._waiting = self._sockets = self._sessions = 0
-        self._gateways: dict[int, tuple[int, int, float]] = {}  # sockets, sessions, lag
+        self._held: Callable[[], int] = lambda: 0
+        self._gateways: dict[int, tuple[int, int, float, int]] = {}  # sockets, sessions, lag, bytes
+        self._usage: dict[int, dict[str, Usage]] = {}  # by gateway process; PAST: of those that ended
+        self._usage_here: Callable[[], dict[str, Usage]] = dict
         self._kv = (0, 0, 0)
         self._lag = self._worst_lag = 0.0
         self._steps = self._executor_tokens = self._sampled = 0
         self._cached = self._computed = self._output = 0
         self._ends: Counter[str] = Counter()
+        self._retractions: Mapping[str, int] = {}
+        self._twice = self._mixed_room = 0
         self._ttft = Histogram("ramify_ttft_seconds", "From arrival to the first token.", LATENCY)
         self._itl = Histogram(
             "ramify_itl_seconds", "Mean time between tokens of each finished request.", LATENCY
@@ -89,6 +96,12 @@ class Metrics:
         """How many requests run and wait, where that changes without a step."""
         self._running = running
         self._waiting = waiting
+
+    def sharing(self, retractions: Mapping[str, int], twice: int, room: int) -> None:
+        """How requests gave way to others, and the prompt tokens that a step with decodes may take."""
+        self._retractions = retractions
+        self._twice = twice
+        self._mixed_room = room
 
     def kv(self, free: int, evictable: int, referenced: int) -> None:
         """Where the token slots of the KV pool are."""
@@ -113,19 +126,53 @@ class Metrics:
     def sessions(self, delta: int) -> None:
         self._sessions += delta
 
-    def gateway(self, number: int, sockets: int, sessions: int, lag: float) -> None:
+    def watch_held(self, held: Callable[[], int]) -> None:
+        """`held()`: bytes of the host's memory that sessions here hold, by estimate."""
+        self._held = held
+
+    def gateway(
+        self, number: int, sockets: int, sessions: int, lag: float, session_bytes: int = 0
+    ) -> None:
         """What a gateway in a process of its own has now; it adds to what is here."""
-        self._gateways[number] = (sockets, sessions, lag)
+        self._gateways[number] = (sockets, sessions, lag, session_bytes)
+
+    def usage_from(self, source: Callable[[], dict[str, Usage]], /) -> None:
+        """Where to look what each credential has in this process."""
+        self._usage_here = source
+
+    def usage(self, number: int, changed: dict[str, Usage]) -> None:
+        """What some credentials have in a gateway process."""
+        self._usage.setdefault(number, {}).update(changed)
+
+    def usage_ended(self, number: int) -> None:
+        """A gateway process has ended: what it counted stays, its sockets do not."""
+        past = self._usage.setdefault(PAST, {})
+        for name, usage in self._usage.pop(number, {}).items():
+            usage.sockets = 0
+            past[name] = past.get(name, Usage()).plus(usage)
+
+    def sockets_elsewhere(self, number: int) -> dict[str, int]:
+        """The sockets that each credential has in other gateway processes than this one."""
+        found: Counter[str] = Counter()
+        for other, usages in self._usage.items():
+            if other != number:
+                found.update({name: usage.sockets for name, usage in usages.items() if usage.sockets})
+        return dict(found)
 
     @property
     def open_sockets(self) -> int:
         """Open WebSockets, of all processes."""
-        return self._sockets + sum(sockets for sockets, _, _ in self._gateways.values())
+        return self._sockets + sum(sockets for sockets, *_ in self._gateways.values())
 
     @property
     def live_sessions(self) -> int:
         """Live sessions, of all processes."""
-        return self._sessions + sum(sessions for _, sessions, _ in self._gateways.values())
+        return self._sessions + sum(sessions for _, sessions, *_ in self._gateways.values())
+
+    @property
+    def session_bytes(self) -> int:
+        """Bytes of the host's memory that sessions hold, of all processes."""
+        return self._held() + sum(held for *_, held in self._gateways.values())
 
     def loop_lag(self, seconds: float) -> None:
         """How late a timer of the event loop was."""
@@ -175,17 +222,41 @@ class Metrics:
             ("requests_waiting", "Requests that wait to run.", self._waiting),
             ("sockets", "Open WebSockets.", self.open_sockets),
             ("sessions", "Live sessions.", self.live_sessions),
+            ("session_bytes", "Host memory that sessions hold, by estimate.", self.session_bytes),
             ("event_loop_lag_seconds", "How late the last timer was.", self._lag),
             ("event_loop_lag_max_seconds", "How late a timer ever was.", self._worst_lag),
             ("cache_hit_rate", "Cached share of all prompt tokens.", self.cache_hit_rate),
+            ("mixed_tokens", "Prompt tokens that a step may take beside decodes.", self._mixed_room),
         ):
             yield GaugeMetricFamily(f"ramify_{name}", help, value=value)
         kv = GaugeMetricFamily("ramify_kv_tokens", "Token slots of the KV pool.", labels=["state"])
         for state, slots in zip(("free", "evictable", "referenced"), self._kv, strict=True):
             kv.add_metric([state], slots)
         yield kv
+        yield from self._owners()
         if self._gateways:
             yield from self._gateway_gauges()
+
+    def _owners(self) -> Iterator[Metric]:
+        """By credential: as many labels as names were ever configured."""
+        total: dict[str, Usage] = {}
+        for usages in (self._usage_here(), *self._usage.values()):
+            for name, usage in usages.items():
+                total[name] = total.get(name, Usage()).plus(usage)
+        sockets = GaugeMetricFamily("ramify_owner_sockets", "Open WebSockets.", labels=["owner"])
+        received = CounterMetricFamily("ramify_owner_received_bytes", "Bytes read.", labels=["owner"])
+        frames = CounterMetricFamily("ramify_owner_frames", "WebSocket frames read.", labels=["owner"])
+        refused = CounterMetricFamily(
+            "ramify_owner_refused_ops", "Ops over the credential's own limit.", labels=["owner"]
+        )
+        abuses = CounterMetricFamily("ramify_owner_abuses", "Sockets closed, 4429.", labels=["owner"])
+        for name, usage in sorted(total.items()):
+            abuses.add_metric([name], usage.abuses)
+            sockets.add_metric([name], usage.sockets)
+            received.add_metric([name], usage.received_bytes)
+            frames.add_metric([name], usage.frames)
+            refused.add_metric([name], usage.refused_ops)
+        yield from (sockets, received, frames, refused, abuses)
 
     def _gateway_gauges(self) -> Iterator[Metric]:
         for i, (name, help) in enumerate(
@@ -193,6 +264,7 @@ class Metrics:
                 ("sockets", "Open WebSockets of a gateway process."),
                 ("sessions", "Live sessions of a gateway process."),
                 ("event_loop_lag_seconds", "How late the last timer of a gateway process was."),
+                ("session_bytes", "Host memory that sessions of a gateway process hold, by estimate."),
             )
         ):
             gauge = GaugeMetricFamily(f"ramify_gateway_{name}", help, labels=["gateway"])
@@ -206,6 +278,7 @@ class Metrics:
             ("executor_tokens", "Tokens that went through the model.", self._executor_tokens),
             ("sampled_tokens", "Tokens sampled, as steps come back.", self._sampled),
             ("output_tokens", "Output tokens of finished requests.", self._output),
+            ("computed_twice_tokens", "Tokens that retractions made the model run again.", self._twice),
         ):
             yield CounterMetricFamily(f"ramify_{name}", help, value=value)
         prompt = CounterMetricFamily(
@@ -214,6 +287,12 @@ class Metrics:
         prompt.add_metric(["cached"], self._cached)
         prompt.add_metric(["computed"], self._computed)
         yield prompt
+        retractions = CounterMetricFamily(
+            "ramify_retractions", "Requests that gave their row or pages to others.", labels=["cause"]
+        )
+        for cause in ("priority", "fairness", "memory", "ahead", "not finite"):
+            retractions.add_metric([cause], self._retractions.get(cause, 0))
+        yield retractions
         ends = CounterMetricFamily("ramify_requests", "Requests that ended.", labels=["reason"])
         for reason in ("stop", "length", "cancelled", "deadline", "error"):
             ends.add_metric([reason], self._ends[reason])

@@ -10,6 +10,7 @@ sender. The scheduler itself has at most `in_flight` plans in the executor's mai
 Settles in the cache's, so a full one there is a bug and ends the engine.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import anyio
@@ -55,6 +56,12 @@ class MetricsSink(Protocol):
 
     def requests(self, running: int, waiting: int) -> None:
         """How many run and wait after a turn, with or without a step."""
+        ...
+
+    def sharing(self, retractions: Mapping[str, int], twice: int, room: int) -> None:
+        """After a step: retractions by cause and tokens computed twice, since the start; how many
+        prompt tokens a step beside decodes may take now.
+        """
         ...
 
 
@@ -136,6 +143,7 @@ class SchedulerActor:
         for event in events:
             if type(event) is StepResult:
                 self._metrics.step(event, core.running, core.waiting, plan_seconds)
+                self._metrics.sharing(core.retractions, core.computed_twice, core.mixed_room)
             elif type(event) is Settled:
                 size = self._page_size
                 self._metrics.kv(event.free * size, event.evictable * size, event.referenced * size)

@@ -3,58 +3,89 @@
 Nothing is polled. A request that was denied for memory is tried again when pages may suffice: a
 run ended, the page counts say so, or nothing runs. After a denial one request at a time is tried
 until one is granted, so that small ones do not overtake a big one for ever; but what is computed
-ahead and finds no memory holds up nothing but its like. A request whose prefix another run
-computes is parked on that run and comes back with its next commit.
+ahead and finds no memory holds up nothing but its like, and nobody holds up a higher priority. A
+request whose prefix another run computes is parked on that run and comes back with its next commit.
+
+Where rows or pages are missing, running requests give way to one that should have them
+(`preemption`): the row is free at once, and the pages are the cache's before it reads the Acquire.
 
 Sizes: pages are claimed only about two steps ahead of prefill (`Prompts.lacking`), and a few slots
 for every running request stay free, so that admission does not cause the next retraction.
 """
 
+from collections.abc import Callable
 from math import inf
+from typing import Literal
 
 from ramify.actors.scheduler.ledger import Ledger
 from ramify.actors.scheduler.planner import Planner
+from ramify.actors.scheduler.preemption import for_row, for_slots
 from ramify.actors.scheduler.queue import WaitingQueue
-from ramify.actors.scheduler.request import Request, Run, State
+from ramify.actors.scheduler.request import Level, Request, Run, State
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import Denied
 from ramify.protocol.plan import ExecutorInfo
 
+Cause = Literal["priority", "fairness", "memory", "ahead", "not finite"]
+_RECHECK = 8  # steps until who was refused a row may have become entitled to one
+_HIGHEST: Level = True, 1 << 30
+
 
 class Admission:
+    """`retract(run, cause)` ends a run and puts its request back into the queue."""
+
     def __init__(
-        self, info: ExecutorInfo, config: ScheduleConfig, planner: Planner, ledger: Ledger
+        self,
+        info: ExecutorInfo,
+        config: ScheduleConfig,
+        planner: Planner,
+        ledger: Ledger,
+        runs: dict[int, Run],
+        retract: Callable[[Run, Cause], object],
     ) -> None:
         self._planner = planner
         self._ledger = ledger
+        self._runs = runs
+        self._retract = retract
+        self._page_size = info.page_size
+        self._quantum = config.quantum_steps
         self._reserve = config.lookahead / info.page_size  # pages kept free for each running request
-        self.queue = WaitingQueue(config.ageing, config.lookahead)
+        self.queue = WaitingQueue(config.ageing, config.lookahead, planner.enough)
         self._single = False  # after a denial: one at a time
         # Available pages that end the block of requests with output (and then of all), and of those
-        # without; 0: there is none.
+        # without; 0: there is none. It holds for `_barred` and lower levels.
         self._need: list[float] = [0, 0]
+        self._barred: Level = _HIGHEST
+        self._refused: tuple[Request, int] | None = None  # who could not be made room for, and when
+        self._pushes = 0  # of the queue, when that was
 
     def pick(self) -> list[Request]:
         """Requests to acquire for now; they are ACQUIRING from here on."""
         planner = self._planner
-        if not self.queue or self._ledger.outstanding or not planner.free_rows:
+        if not self.queue or self._ledger.outstanding:
+            return []
+        if not planner.free_rows and self._nothing_new():
             return []
         if not planner.running:
             self.unblock()
         available = self._ledger.available
-        if available < max(self._need[False], planner.running * self._reserve):
-            return []
-        self._need[False] = 0
-        rows = 1 if self._single else planner.free_rows
-        tokens, ahead = planner.lacking()
-        if available < self._need[True]:
-            ahead = 0
-        else:
+        if available >= self._need[False]:
+            self._need[False] = 0
+        if available >= self._need[True]:
             self._need[True] = 0
-        picked = self.queue.pick(rows, tokens, ahead)
+        rows = planner.free_rows
+        if self._single and rows:
+            rows = 1
+        picked = self.queue.pick(rows, planner.lacking, self._admit)
         for request in picked:
             request.state = State.ACQUIRING
         return picked
+
+    def _nothing_new(self) -> bool:
+        """Who is first was refused a row lately, and nobody has come since."""
+        if self._refused is None or self.queue.pushes != self._pushes:
+            return False
+        return self._planner.step - self._refused[1] < _RECHECK
 
     def enqueue(self, request: Request) -> None:
         request.state = State.WAITING
@@ -62,24 +93,30 @@ class Admission:
 
     def granted(self, request: Request, run: Run) -> None:
         """Correct the charge of a request that runs now."""
-        self._single = False
-        request.account.served += run.slots - run.cached - request.charge
+        if request.level <= self._barred:  # else it went past who waits for pages
+            self._single = False
+        request.account.charge(run.held - request.charge)
+        request.account.client.slots += run.held
         request.charge = 0
+        request.need = 0
 
     def denied(self, request: Request, verdict: Denied, owner: Run | None) -> None:
         """Put back a request that was not granted. `owner`: the run its verdict names."""
         request.resident = verdict.resident
-        self.queue.refund(request)
+        self.queue.refund(request.account, request.charge)
+        request.charge = 0
         if verdict.reason == "shared" and owner is not None and not self._ledger.owes(verdict.on):
             request.state = State.PARKED
             owner.waiters.append(request)
-            if not request.ahead:
-                self._planner.hurry(owner)
+            self._planner.hurry(owner, request.level)
             return
         self.enqueue(request)
         if verdict.reason == "memory":
-            self._block(self._ledger.available + max(1, verdict.short), ahead=request.ahead)
-            self._single = True
+            short = max(1, verdict.short)
+            request.need = self._ledger.available + short
+            if request.ahead or not self._make_pages(request, short):
+                self._block(request.need, request.level)
+                self._single = True
 
     def wake(self, run: Run) -> None:
         """`run` commits or ends: who is parked on it is tried again."""
@@ -88,15 +125,73 @@ class Admission:
             if request.state is State.PARKED:
                 self.enqueue(request)
 
-    def retracted(self, request: Request) -> None:
-        """Put back a request whose pages others need: admit nobody until a run ends, or nothing runs."""
-        self.enqueue(request)
-        self._block(inf, ahead=False)
+    def wait_for_end(self, level: Level) -> None:
+        """Admit nobody of `level` or below until a run ends, or nothing runs: pages are short."""
+        self._block(inf, level)
 
     def unblock(self) -> None:
         """A run has ended and its pages are on their way back."""
         self._need = [0, 0]
+        self._refused = None
 
-    def _block(self, need: float, *, ahead: bool) -> None:
-        """Admit nobody (`ahead`: only nothing ahead) until `need` pages are available or a run ends."""
+    def _block(self, need: float, level: Level) -> None:
+        """Admit nobody of `level` or below until `need` pages are available or a run ends."""
+        ahead = not level[0]
+        if not ahead:
+            self._barred = max(self._barred, level) if self._need[False] else level
         self._need[ahead] = min(need, self._need[ahead] or inf)
+
+    def _admit(self, request: Request, rowless: bool) -> bool:
+        """Whether `request` may be taken; makes room for it where it should have room."""
+        level = request.level
+        if self._short_of_pages(level):
+            if request.promised:
+                request.promised = False
+            elif request.ahead or not self._ask(request, self._find_pages):
+                return False
+        return not rowless or (not request.ahead and self._ask(request, self._make_row))
+
+    def _short_of_pages(self, level: Level) -> bool:
+        available = self._ledger.available
+        if available < self._planner.running * self._reserve:
+            return True
+        if not level[0]:
+            return available < max(self._need)
+        return available < self._need[False] and level <= self._barred
+
+    def _ask(self, request: Request, make: Callable[[Request], bool]) -> bool:
+        """`make(request)`, but not each turn for one that was refused."""
+        step = self._planner.step
+        if self._refused is not None:
+            refused, since = self._refused
+            if refused is request and step - since < _RECHECK:
+                return False
+        self._refused = None
+        if make(request):
+            return True
+        self._refused = request, step
+        self._pushes = self.queue.pushes
+        return False
+
+    def _make_row(self, request: Request) -> bool:
+        found = for_row(request, self._runs.values(), self._planner.step, self._quantum)
+        if found is None:
+            return False
+        run, lower = found
+        self._retract(run, "priority" if lower else "fairness")
+        return True
+
+    def _find_pages(self, request: Request) -> bool:
+        """Pages for a request that waits while they are short, by what its last denial said."""
+        short = max(1, request.need - self._ledger.available)
+        done = self._make_pages(request, short)
+        request.promised = False
+        return done
+
+    def _make_pages(self, request: Request, short: int) -> bool:
+        slots = short * self._page_size
+        runs, lower = for_slots(request, slots, self._runs.values(), self._planner.step, self._quantum)
+        for run in runs:
+            self._retract(run, "priority" if lower else "fairness")
+        request.promised = bool(runs)
+        return request.promised

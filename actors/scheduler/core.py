@@ -9,13 +9,16 @@ Time is a number that the caller passes in; sockets, tensors and tasks are unkno
 """
 
 import heapq
+from collections import Counter
 
-from ramify.actors.scheduler.admission import Admission
+from ramify.actors.scheduler.admission import Admission, Cause
 from ramify.actors.scheduler.ledger import Ledger
 from ramify.actors.scheduler.outbox import Outbox
 from ramify.actors.scheduler.planner import Planner
+from ramify.actors.scheduler.preemption import for_growth
 from ramify.actors.scheduler.request import (
     Account,
+    Client,
     Reason,
     Request,
     Run,
@@ -49,10 +52,11 @@ class Scheduler:
         self._config = config
         self._planner = Planner(info, config)
         self._ledger = Ledger(info.pages, info.page_size, config.lookahead)
-        self._admission = Admission(info, config, self._planner, self._ledger)
         self._requests: dict[int, Request] = {}
         self._runs: dict[int, Run] = {}
+        self._admission = Admission(info, config, self._planner, self._ledger, self._runs, self._retract)
         self._accounts: dict[int, Account] = {}
+        self._clients: dict[str, Client] = {}  # by the name of their credential
         self._sweep_at = 1024
         self._deadlines: list[tuple[float, int]] = []
         self._hungry: list[Run] = []  # their Grow found no memory
@@ -60,6 +64,13 @@ class Scheduler:
         self._count = 0
         self._batch = 0
         self.down: str | None = None  # the executor failed
+        self.retractions: Counter[str] = Counter()  # by Cause
+        self.computed_twice = 0  # tokens: in flight at a retraction, or evicted before it went on
+
+    @property
+    def mixed_room(self) -> int:
+        """Prompt tokens that a step could take beside decodes, when that was last asked."""
+        return self._planner.pace.allowed
 
     @property
     def running(self) -> int:
@@ -115,7 +126,7 @@ class Scheduler:
         wanted, self._planner.wanted = self._planner.wanted, []
         grows = [run for run in wanted if run.live]
         for run in grows:
-            run.account.served += self._ledger.growth(run)
+            run.account.charge(self._ledger.growth(run))
         return self._ledger.take(acquires, grows)
 
     def deliver(self) -> list[tuple[int, Tokens]]:
@@ -129,7 +140,7 @@ class Scheduler:
         if submit.request in self._requests:
             raise SchedulerError(f"request {submit.request} is submitted twice")
         limit = output_limit(submit, self._info)
-        account = self._account(session_of(submit.request))
+        account = self._account(session_of(submit.request), submit.owner)
         self._count += 1
         request = Request(submit, account, self._count, self._batch, self._planner.processed, limit)
         refusal = self._refusal(submit)
@@ -142,6 +153,8 @@ class Scheduler:
             if len(self._deadlines) > 64 + 2 * len(self._requests):
                 self._deadlines = [d for d in self._deadlines if d[1] in self._requests]
                 heapq.heapify(self._deadlines)
+        if not request.ahead:
+            self._planner.pace.lacks(request, request.prompt)
         self._admission.enqueue(request)
 
     def _refusal(self, submit: Submit) -> tuple[Code, str] | None:
@@ -195,6 +208,7 @@ class Scheduler:
         if request.run is not None:
             self._stop(request.run, None if keep is None else keep - request.done)
             self._admission.unblock()
+        self._planner.pace.lacks(request, 0)
         request.state = State.ENDED
         ident = request.submit.request
         del self._requests[ident], request.account.requests[ident]
@@ -206,6 +220,10 @@ class Scheduler:
         self._ledger.final(commit)
         self._planner.drop(run)
         self._admission.wake(run)
+        account = run.account
+        account.hold(-1)
+        account.client.slots -= run.held
+        self._admission.queue.refund(account, run.slots - max(commit.computed, run.cached))
         run.request.done += kept
         run.request.run = None
         del self._runs[run.ident]
@@ -218,15 +236,17 @@ class Scheduler:
         if NO_TOKEN in tokens:  # before anything of this step is committed
             for run, token in zip(step.bound, tokens, strict=True):
                 if token == NO_TOKEN and run.live:
-                    self._end(run.request, "error", now, "internal", "the model's output is not finite")
+                    self._not_finite(run, now)
         over: list[Run] = []
         for run, end in step.chunks:
             if run.live:
                 run.computed = end
                 self._ledger.commit(run)
                 self._admission.wake(run)
-                if end == run.prompt and not run.limit:
-                    over.append(run)
+                if end == run.prompt:
+                    run.priority = run.request.submit.priority  # nobody waits for its prompt now
+                    if not run.limit:
+                        over.append(run)
         bound = step.bound
         stale = False
         for run, token in zip(bound, tokens, strict=True):
@@ -239,13 +259,32 @@ class Scheduler:
                 stale = True
         live = [i for i, run in enumerate(bound) if run.live] if stale else None
         for run in bound[: step.firsts]:
-            if run.live and not run.request.first_token:
-                run.request.first_token = now
+            if run.live:
+                self._planner.pace.lacks(run.request, 0)
+                run.request.first_token = run.request.first_token or now
         if bound:
             self._outbox.landed(result, bound, live)
         for run in over:
             stopped = bool(run.out) and run.out[-1] in run.stops
             self._end(run.request, "stop" if stopped else "length", now)
+
+    def _not_finite(self, run: Run, now: float) -> None:
+        """`run` got no token: NaN or infinities in its logits.
+
+        If it had accepted tokens, those prove everything but its last step. Else what it computed goes,
+        and what it found that nobody has sampled over yet. If there was such KV, perhaps only
+        that was bad (it may have been computed ahead, where nothing is sampled): the request computes
+        it again, once.
+        """
+        request = run.request
+        if not run.out:
+            run.bad = True
+            if not run.proven and not request.repeated:
+                request.repeated = True
+                self._retract(run, "not finite")
+                self._admission.unblock()
+                return
+        self._end(request, "error", now, "internal", "the model's output is not finite")
 
     # --- verdicts -----------------------------------------------------------------------------
 
@@ -256,7 +295,9 @@ class Scheduler:
         for request, verdict in zip(acquires, message.verdicts, strict=True):
             if isinstance(verdict, Granted):
                 self._granted(request, verdict, now)
-            elif request.ending is not None:
+                continue
+            request.account.hold(-1)
+            if request.ending is not None:
                 self._end(request, request.ending, now)
             elif verdict.reason == "gone":
                 self._end(request, "error", now, "no_branch", "the branch does not exist any more")
@@ -268,6 +309,7 @@ class Scheduler:
         for run, grown in zip(grows, message.grown, strict=True):
             if run.live and grown.pages:
                 self._planner.grown(run, grown.pages)
+                run.account.client.slots += len(grown.pages) // 4 * self._info.page_size
             elif run.live:
                 self._hungry.append(run)
         pending = self._runs or self._ledger.finals or self._ledger.outstanding
@@ -287,6 +329,7 @@ class Scheduler:
             request.cached = granted.cached
             request.computed = request.prompt - granted.cached
         if request.ending is not None:
+            request.account.hold(-1)
             self._ledger.final(Commit(ident, granted.cached, b"", True))
             self._end(request, request.ending, now)
             return
@@ -302,8 +345,14 @@ class Scheduler:
             granted.tokens,
             granted.pages,
             granted.history,
+            granted.proven,
             self._info.page_size,
+            self._planner.step,
         )
+        self.computed_twice += max(0, request.reached - granted.cached)
+        request.reached = 0
+        if not request.ahead:
+            self._planner.pace.lacks(request, run.prompt - run.cached)
         request.state = State.RUNNING
         request.run = self._runs[ident] = run
         self._admission.granted(request, run)
@@ -331,42 +380,52 @@ class Scheduler:
                 if len(self._runs) == 1:
                     self._end(self._hungry[0].request, "length", now)
                 else:
-                    self._admission.retracted(self._retract(min(self._runs.values(), key=_youngest)))
+                    run = min(self._runs.values(), key=for_growth)
+                    self._retract(run, "memory")
+                    self._admission.wait_for_end(run.request.level)
         self._planner.wanted += [run for run in self._hungry if run.live]
         self._hungry = []
 
     def _yield_pages(self) -> None:
         """A generation found no memory: what is computed ahead and has far to go gives way."""
         for run in [run for run in self._runs.values() if run.ahead and run.filled < run.prompt]:
-            self._admission.enqueue(self._retract(run))
+            self._retract(run, "ahead")
             self._admission.unblock()
 
-    def _retract(self, run: Run) -> Request:
-        """Stop a run with everything it achieved; the next run of its request, which the caller puts
-        back, continues exactly there.
-        """
+    def _retract(self, run: Run, cause: Cause) -> None:
+        """Stop a run with all that it achieved; the next run of its request continues exactly there."""
         request = run.request
-        request.resident = self._stop(run, None).computed
-        return request
+        self.retractions[cause] += 1
+        self.computed_twice += self._planner.in_vain(run)
+        request.resident = request.reached = self._stop(run, None).computed
+        self._admission.enqueue(request)
 
     # --- accounts -----------------------------------------------------------------------------
 
-    def _account(self, session: int) -> Account:
+    def _account(self, session: int, owner: str) -> Account:
+        """The session's account. Without a credential a session is a client of its own."""
         account = self._accounts.get(session)
         if account is None:
             if len(self._accounts) >= self._sweep_at:
                 self._sweep()
-            account = self._accounts[session] = Account(session)
+            client = self._clients.setdefault(owner, Client()) if owner else Client()
+            account = self._accounts[session] = Account(session, client)
         return account
 
     def _sweep(self) -> None:
         """Forget idle sessions that would start at the current virtual time anyway."""
         virtual = self._admission.queue.virtual
-        kept = {s: a for s, a in self._accounts.items() if a.requests or a.served > virtual}
-        self._accounts = kept
-        self._sweep_at = max(1024, 2 * len(kept))
-
-
-def _youngest(run: Run) -> tuple[bool, int, int]:
-    request = run.request
-    return not request.ahead, request.submit.priority, -request.seq
+        self._accounts = {
+            session: account
+            for session, account in self._accounts.items()
+            if account.requests
+            or account.served > account.client.virtual
+            or account.client.served > virtual
+        }
+        left = {id(account.client) for account in self._accounts.values()}
+        self._clients = {
+            owner: client
+            for owner, client in self._clients.items()
+            if id(client) in left or client.served > virtual
+        }
+        self._sweep_at = max(1024, 2 * len(self._accounts))

@@ -40,8 +40,9 @@ class Ledger:
         return request in self._commits or any(request in commits for _, _, commits in self._sent)
 
     def commit(self, run: Run) -> None:
-        """A prefill chunk of `run` has been computed."""
-        self._commits[run.ident] = Commit(run.ident, run.computed)
+        """A prefill chunk of `run` has been computed; the last one was sampled from, finite logits."""
+        finite = True if run.limit and run.computed == run.prompt else None
+        self._commits[run.ident] = Commit(run.ident, run.computed, finite=finite)
 
     def final(self, commit: Commit) -> None:
         """A run has ended. Replaces what was collected for it before."""

@@ -14,8 +14,9 @@ This file knows rows and slots, not what the cache does, nor the clock, nor what
 from collections import deque
 from collections.abc import Iterable
 
+from ramify.actors.scheduler.pace import Pace
 from ramify.actors.scheduler.prompts import Prompts
-from ramify.actors.scheduler.request import Run, SchedulerError
+from ramify.actors.scheduler.request import Level, Run, SchedulerError
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import (
     ExecutorInfo,
@@ -32,16 +33,23 @@ from ramify.protocol.plan import (
 class Step:
     """A plan that was sent. `bound`: the runs whose tokens come back, in the result's order."""
 
-    __slots__ = ("bound", "chunks", "firsts", "rows", "step")
+    __slots__ = ("bound", "chunks", "firsts", "prompts", "rows", "step")
 
     def __init__(
-        self, step: int, bound: list[Run], rows: bytes, chunks: list[tuple[Run, int]], firsts: int
+        self,
+        step: int,
+        bound: list[Run],
+        rows: bytes,
+        chunks: list[tuple[Run, int]],
+        firsts: int,
+        prompts: int,
     ) -> None:
         self.step = step
         self.bound = bound
         self.rows = rows
         self.chunks = chunks  # prefill chunks: the run, and its length after the chunk
         self.firsts = firsts  # so many leading entries of `bound` completed their prompt
+        self.prompts = prompts  # tokens of all chunks
 
 
 class Planner:
@@ -51,7 +59,8 @@ class Planner:
         self._page_size = info.page_size
         self._limit = config.in_flight
         self._watermark = max(1, min(4, config.lookahead // 2))  # slots left when more are asked for
-        self._prompts = Prompts(info, config)
+        self.pace = Pace(info, config)
+        self._prompts = Prompts(info, config, self.pace)
         self.max_rows = min(info.max_rows, info.step_tokens)
         self._rows = list(range(self.max_rows - 1, -1, -1))
         self._decoding: list[Run] = []
@@ -75,6 +84,16 @@ class Planner:
     def running(self) -> int:
         return self.max_rows - len(self._rows)
 
+    @property
+    def enough(self) -> int:
+        """See `Prompts.enough`."""
+        return self._prompts.enough
+
+    @property
+    def step(self) -> int:
+        """The last step that was planned."""
+        return self._step
+
     def take_row(self) -> int:
         return self._rows.pop()
 
@@ -82,13 +101,18 @@ class Planner:
         """`run` (with a row from `take_row`) is prefilled from the next plan on."""
         self._prompts.add(run)
 
-    def lacking(self) -> tuple[int, int]:
+    def lacking(self, level: Level) -> int:
         """See `Prompts.lacking`."""
-        return self._prompts.lacking(len(self._decoding))
+        return self._prompts.lacking(level, len(self._decoding))
 
-    def hurry(self, run: Run) -> None:
-        """A request waits for what `run` computes ahead of time."""
-        self._prompts.hurry(run)
+    def hurry(self, run: Run, level: Level) -> None:
+        """A request of `level` waits for the prompt of `run`."""
+        self._prompts.hurry(run, level)
+
+    def in_vain(self, run: Run) -> int:
+        """Tokens of `run` in the steps under way, which count for nothing if it is dropped now."""
+        planned = self._tick + run.offset if run.decoding else run.planned
+        return run.filled - run.computed + max(0, planned - len(run.out) - (run.computed < run.prompt))
 
     def drop(self, run: Run) -> None:
         """No new plan contains `run`; what is in flight for it counts for nothing.
@@ -130,13 +154,14 @@ class Planner:
         extends: list[ExtendRow] = []
         chunks: list[tuple[Run, int]] = []
         firsts: list[Run] = []
+        prompts = 0
         for run, start, end in self._prompts.take(len(bound)):
             if not run.opened:
                 run.opened = True
                 opens.append(self._open(run))
             extends.append(self._extend(run, start, end))
             chunks.append((run, end))
-            self.processed += end - start
+            prompts += end - start
             if extends[-1].sample:
                 firsts.append(run)
         if firsts:
@@ -146,8 +171,8 @@ class Planner:
             return None
         self._step += 1
         self._tick += 1
-        self.processed += len(self._decoding)
-        self.in_flight.append(Step(self._step, bound, rows, chunks, len(firsts)))
+        self.processed += prompts + len(self._decoding)
+        self.in_flight.append(Step(self._step, bound, rows, chunks, len(firsts), prompts))
         grows, self._grows = self._grows, []
         plan = StepPlan(self._step, pack(self._closes), opens, grows, extends, self._decode_rows)
         self._closes.clear()
@@ -172,6 +197,7 @@ class Planner:
         if result.logprobs and len(result.logprobs) != len(step.bound):
             counts = f"{len(result.logprobs)} logprobs for {len(step.bound)} tokens"
             raise SchedulerError(f"step {step.step}: {counts}")
+        self.pace.learn(step.prompts, len(step.bound) - step.firsts, result.elapsed_us * 1e-6)
         return step, unpack(result.tokens)
 
     def _extend(self, run: Run, start: int, end: int) -> ExtendRow:

@@ -1,79 +1,189 @@
 """Prompts of running requests that are not computed yet, and how much of them the next step takes.
 
-Two queues. First those with output: somebody waits for their first token, so a step takes as many
-of their tokens as pay, fewer beside decodes, which wait for the step's end. Behind them what is
-computed ahead of a generation (a request without output): nobody waits for it, but whatever comes
-meanwhile waits for the step, so it never makes a step longer than `ahead_tokens`. A generation
-that finds its prompt in the second queue brings it into the first (`hurry`).
+Levels first: generations before what is computed ahead of one, then priority. A request that waits
+for the prompt of another lends it its level (`hurry`), so that nobody waits behind a lower priority.
 
-This file knows lengths, not pages, plans or time.
+Within a level, weighted fair queueing (Demers et al. 1989) with the clock of start-time fair
+queueing (Goyal et al. 1996). A prompt is cut into lots of at most `LOT` tokens. A lot is due when its
+client would have got it, had every client had the same part of all steps; what is due first goes
+first. So a short prompt goes before a long one, and a short one of a client that brings many behind
+those of others. Virtual time goes on with the work, so a long prompt's next lot is due at last,
+whatever comes: nobody starves. And nobody who comes waits behind more than a lot of it.
+
+Beside decodes, which wait for the step's end, a step takes what `Pace` allows. What is computed
+ahead makes no step longer than `ahead_tokens`, because whatever comes meanwhile waits for the step.
+
+A step costs O(log n) for each lot that it takes from. This file knows lengths, not pages or plans.
 """
 
-from collections import OrderedDict
+import heapq
+from bisect import insort
 
-from ramify.actors.scheduler.request import Run
+from ramify.actors.scheduler.pace import Pace
+from ramify.actors.scheduler.request import Level, Run
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import ExecutorInfo
 
+LOT = 2048  # tokens
 Chunk = tuple[Run, int, int]  # positions [start, end) of its prompt
+_Entry = tuple[int, int, Run]  # when its lot is due, its place
+
+
+class _Line:
+    """The prompts of one level."""
+
+    __slots__ = ("heap", "live", "weight")
+
+    def __init__(self) -> None:
+        self.heap: list[_Entry] = []
+        self.live = 0
+        self.weight = 0  # tokens, of each prompt at most `Prompts.enough`
 
 
 class Prompts:
     """See the module's top."""
 
-    def __init__(self, info: ExecutorInfo, config: ScheduleConfig) -> None:
+    def __init__(self, info: ExecutorInfo, config: ScheduleConfig, pace: Pace) -> None:
         self._step = info.step_tokens
-        self._mixed = min(config.mixed_tokens, info.step_tokens)
+        self._pace = pace
         self._ahead = min(config.ahead_tokens, info.step_tokens)
         self._steps = config.in_flight + 1
-        # By `Run.ahead`. A queue that somebody can leave from the middle, from its front in O(1).
-        self._queues: tuple[OrderedDict[Run, None], ...] = OrderedDict(), OrderedDict()
-        self._tokens = [0, 0]  # of each queue, not planned yet
+        # Tokens of a prompt that matter to whether more should be admitted: long ones, of which a
+        # step takes a part only, must not keep short ones out.
+        self.enough = max(64, info.step_tokens // 32)
+        self._lines: dict[Level, _Line] = {}
+        self._order: list[Level] = []  # those that are not empty, from the lowest to the highest
+        self._now = 0  # virtual time: when the lot in work was begun
+        self._serial = 0
+        self._long = 0  # prompts that take several of the largest steps
+
+    def __len__(self) -> int:
+        return sum(line.live for line in self._lines.values())
 
     def add(self, run: Run) -> None:
-        self._queues[run.ahead][run] = None
-        self._tokens[run.ahead] += run.prompt - run.filled
+        account = run.account
+        self._long += run.prompt - run.cached > self._step
+        account.prefilling += 1
+        account.client.prefilling += account.prefilling == 1
+        self._enter(run, self._next_lot(run))
 
     def forget(self, run: Run) -> None:
-        """`run` has ended."""
-        self._queues[run.ahead].pop(run, None)
-        self._tokens[run.ahead] -= run.prompt - run.filled
+        """`run` has ended. What it does not use of its turn falls back to its session."""
+        if run.place:
+            self._leave(run)
+            account = run.account
+            unused = run.lot * max(1, account.client.prefilling)
+            account.due = max(self._now, account.due - unused)
+            self._done(run)
 
-    def hurry(self, run: Run) -> None:
-        """Somebody waits for `run` now."""
-        if run.ahead and run.filled < run.prompt:
-            self.forget(run)
-            run.ahead = False
-            self.add(run)
+    def hurry(self, run: Run, level: Level) -> None:
+        """A request of `level` waits for `run` now."""
+        if run.place and level > run.level:
+            self._leave(run)
+            run.ahead = not level[0]
+            run.priority = level[1]
+            run.turn = min(run.turn, self._now)
+            self._enter(run, run.turn + run.lot)
 
-    def lacking(self, decodes: int) -> tuple[int, int]:
-        """Tokens of the two queues that the steps in flight and one more could take, besides those
-        that are here.
+    def lacking(self, level: Level, decodes: int) -> int:
+        """Tokens of `level` that the steps in flight and one more could take, besides what is here
+        and goes first. Of each prompt, `enough` tokens count at most.
         """
-        most = self._steps * self._room(decodes), self._steps * self._ahead
-        return most[False] - self._tokens[False], most[True] - self._tokens[True]
+        room = self._room(decodes) if level[0] else self._ahead
+        first = (self._lines[each].weight for each in self._order if each >= level)
+        if not level[0]:
+            first = (self._lines[each].weight for each in self._order if not each[0])
+        return self._steps * room - sum(first)
 
     def take(self, decodes: int) -> list[Chunk]:
         """What the next step runs beside so many decodes."""
-        room = self._room(decodes)
-        chunks: list[Chunk] = []
-        taken = self._fill(chunks, room, ahead=False)
-        self._fill(chunks, min(room, self._ahead) - taken, ahead=True)
-        return chunks
+        if not self._order:
+            return []
+        left = self._room(decodes)
+        ahead = min(left, self._ahead)
+        begun: dict[Run, int] = {}
+        for level in self._order[::-1]:
+            room = left if level[0] else min(left, ahead)
+            taken = self._fill(level, begun, room)
+            left -= taken
+            ahead -= taken
+        return [(run, start, run.filled) for run, start in begun.items()]
 
     def _room(self, decodes: int) -> int:
-        return min(self._mixed, self._step - decodes) if decodes else self._step
+        if not decodes:
+            return self._pace.alone(self._long > 0)
+        return min(self._pace.beside(decodes), self._step - decodes)
 
-    def _fill(self, chunks: list[Chunk], room: int, *, ahead: bool) -> int:
-        """Returns how many tokens were taken."""
-        queue, left = self._queues[ahead], room
-        while left > 0 and queue:
-            run = next(iter(queue))
-            start = run.filled
-            end = run.filled = min(run.prompt, start + left)
-            chunks.append((run, start, end))
-            left -= end - start
-            self._tokens[ahead] -= end - start
-            if end == run.prompt:
-                del queue[run]
+    def _fill(self, level: Level, begun: dict[Run, int], room: int) -> int:
+        """Take at most `room` tokens of `level`, and note where each chunk begins. Returns the sum."""
+        line, left = self._lines[level], room
+        heap = line.heap
+        while left > 0 and line.live:
+            self._clean(line)
+            run = heap[0][2]
+            self._now = max(self._now, run.turn)
+            begun.setdefault(run, run.filled)
+            size = min(left, run.lot)
+            before = self._weight(run)
+            run.filled += size
+            run.lot -= size
+            line.weight += self._weight(run) - before
+            left -= size
+            if run.filled == run.prompt:
+                self._leave(run)
+                self._done(run)
+            elif not run.lot:
+                due = self._next_lot(run)
+                self._serial += 1
+                run.place = self._serial
+                heapq.heapreplace(heap, (due, run.place, run))
         return room - left
+
+    def _next_lot(self, run: Run) -> int:
+        """Begin the next lot of `run`; returns when it is due.
+
+        The sessions of a client share its part: each one's time goes as many times faster.
+        """
+        account = run.account
+        run.lot = min(LOT, run.prompt - run.filled)
+        run.turn = max(self._now, account.due)
+        account.due = run.turn + run.lot * account.client.prefilling
+        return account.due
+
+    def _enter(self, run: Run, due: int) -> None:
+        line = self._lines.setdefault(run.level, _Line())
+        if not line.live:
+            insort(self._order, run.level)
+        line.live += 1
+        line.weight += self._weight(run)
+        self._serial += 1
+        run.place = self._serial
+        heapq.heappush(line.heap, (due, run.place, run))
+
+    def _leave(self, run: Run) -> None:
+        line = self._lines[run.level]
+        run.place = 0
+        line.live -= 1
+        line.weight -= self._weight(run)
+        if not line.live:
+            line.heap.clear()
+            self._order.remove(run.level)
+        elif len(line.heap) > 32 and len(line.heap) > 2 * line.live:  # amortised O(1)
+            line.heap[:] = [entry for entry in line.heap if entry[1] == entry[2].place]
+            heapq.heapify(line.heap)
+
+    def _done(self, run: Run) -> None:
+        account = run.account
+        self._long -= run.prompt - run.cached > self._step
+        account.prefilling -= 1
+        account.client.prefilling -= not account.prefilling
+
+    def _weight(self, run: Run) -> int:
+        return min(self.enough, run.prompt - run.filled)
+
+    @staticmethod
+    def _clean(line: _Line) -> None:
+        """Forget entries of runs that left or moved. There must be a live one."""
+        heap = line.heap
+        while heap[0][1] != heap[0][2].place:
+            heapq.heappop(heap)

@@ -1,39 +1,94 @@
 """The order in which waiting requests are tried.
 
 Requests with output go before those that only compute a prompt ahead of time, whose work has a
-limit of its own and, when that is reached, holds nobody up. Then priority. Then fairness: of the
-sessions that wait, the one with the least service so far goes first (start-time fair queueing: a
-session that was idle starts at the current virtual time, so it neither saves up service nor is
-punished for being late). Within a session, the longest cached prefix with ageing: score =
-resident + ageing * (tokens processed since arrival).
+limit of its own and, when that is reached, holds nobody up. Then priority. Then fairness, twice: of
+the clients that wait, the one with the least service so far goes first, and of its sessions the one
+with the least (start-time fair queueing: who was idle starts at the current virtual time, so nobody
+saves up service or is punished for being late). Five sessions of one credential are one client.
+Within a session, the longest cached prefix with ageing: score = resident + ageing * (tokens
+processed since arrival).
 
 The time-dependent part of that score is the same for all who wait, so the order is given by the
 constant `resident - ageing * mark` and a plain heap holds it; an entry is replaced when
-`resident` is learnt anew. Service only grows in the common case, so session heaps are corrected
-lazily, when a stale entry comes up. Nothing here walks over all who wait.
+`resident` is learnt anew. Service only grows in the common case, so a `Ring` is corrected lazily,
+when a stale entry comes up. Nothing here walks over all who wait.
 
 This file does not know about pages, rows or time.
 """
 
 import heapq
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from ramify.actors.scheduler.request import Account, Request
+from ramify.actors.scheduler.request import Account, Client, Level, Request
 
-Level = tuple[bool, int]  # whether ahead of time, priority
 _Entry = tuple[float, int, int, Request]  # score (less is better), arrival, ticket
 
 
-class Share:
+class Member:
+    """A session or a client, as it waits at one level."""
+
+    __slots__ = ("live", "posted", "who")
+
+    def __init__(self, who: Account | Client) -> None:
+        self.who = who
+        self.live = 0  # its requests
+        self.posted = -1  # the service in its valid note; -1: it has none
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Ring(Generic[M]):
+    """Members by the service that they had, the least first."""
+
+    __slots__ = ("_limit", "_serial", "notes")
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[int, int, M]] = []
+        self._serial = 0
+        self._limit = 64
+
+    def post(self, member: M) -> None:
+        """Note the member's service, unless a note as good is there."""
+        served = member.who.served
+        if member.posted < 0 or served < member.posted:
+            member.posted = served
+            self._serial += 1
+            heapq.heappush(self.notes, (served, self._serial, member))
+            if len(self.notes) > self._limit:  # of members that are gone; amortised O(1)
+                self.notes = [note for note in self.notes if self._valid(note)]
+                heapq.heapify(self.notes)
+                self._limit = 64 + 2 * len(self.notes)
+
+    def best(self) -> M | None:
+        notes = self.notes
+        while notes:
+            posted, _, member = notes[0]
+            if not self._valid(notes[0]):
+                heapq.heappop(notes)
+            elif member.who.served > posted:
+                member.posted = member.who.served
+                self._serial += 1
+                heapq.heapreplace(notes, (member.posted, self._serial, member))
+            else:
+                return member
+        return None
+
+    @staticmethod
+    def _valid(note: tuple[int, int, M]) -> bool:
+        return note[2].live > 0 and note[2].posted == note[0]
+
+
+class Share(Member):
     """The waiting requests of one session at one level."""
 
-    __slots__ = ("account", "heap", "level", "live", "posted")
+    __slots__ = ("heap", "party")
 
-    def __init__(self, account: Account, level: Level) -> None:
-        self.account = account
-        self.level = level
+    def __init__(self, account: Account, party: "Party") -> None:
+        super().__init__(account)
+        self.party = party
         self.heap: list[_Entry] = []
-        self.live = 0
-        self.posted = -1  # the service noted in its valid entry of the level's heap
 
     def top(self) -> Request:
         """The best live request. There must be one."""
@@ -42,11 +97,6 @@ class Share:
             heapq.heappop(heap)
         return heap[0][3]
 
-    def pop(self) -> Request:
-        request = self.top()
-        heapq.heappop(self.heap)
-        return request
-
     def compact(self) -> None:
         """Forget entries of requests that left; amortised O(1) per request."""
         if len(self.heap) > 32 and len(self.heap) > 2 * self.live:
@@ -54,118 +104,163 @@ class Share:
             heapq.heapify(self.heap)
 
 
+class Party(Member):
+    """The sessions of one client that wait at one level."""
+
+    __slots__ = ("ring",)
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self.ring: Ring[Share] = Ring()
+
+
 class WaitingQueue:
     """Requests that wait for pages and a row."""
 
-    def __init__(self, ageing: float, lookahead: int) -> None:
+    def __init__(self, ageing: float, lookahead: int, enough: int) -> None:
         self._ageing = ageing
         self._lookahead = lookahead
-        self._levels: dict[Level, list[tuple[int, int, Share]]] = {}
-        self._order: dict[bool, list[Level]] = {False: [], True: []}  # priorities descending
+        self._enough = enough  # tokens of a prompt that count in a pick; see `Prompts.enough`
+        self._levels: dict[Level, Ring[Party]] = {}
+        self._order: list[Level] = []  # from the highest to the lowest
         self._serial = 0
         self._count = 0
-        self.virtual = 0  # service of the session picked last: where newcomers start
+        self.virtual = 0  # service of the client picked last: where newcomers start
 
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def pushes(self) -> int:
+        """How often a request was added."""
+        return self._serial
+
     def push(self, request: Request) -> None:
         """Add a request; its `resident` may have changed since it was here last."""
-        account, level = request.account, _level(request)
-        share = account.shares.get(level)
-        if not isinstance(share, Share):
-            share = account.shares[level] = Share(account, level)
-            if level not in self._levels:
-                self._levels[level] = []
-                self._order[request.ahead].append(level)
-                self._order[request.ahead].sort(reverse=True)
-            account.served = max(account.served, self.virtual)
+        share = self._share(request.account, request.level)
         self._serial += 1
         request.ticket = self._serial
         key = self._ageing * request.mark - request.resident
         heapq.heappush(share.heap, (key, request.seq, request.ticket, request))
         share.live += 1
+        share.party.live += 1
         self._count += 1
-        self._post(share)
+        share.party.ring.post(share)
+        self._levels[request.level].post(share.party)
 
     def discard(self, request: Request) -> None:
         """Take out a request that is in the queue."""
         request.ticket = 0
-        share = request.account.shares[_level(request)]
+        share = request.account.shares[request.level]
         assert isinstance(share, Share)
-        self._left(share)
+        self._left(share, request.level)
         share.compact()
 
-    def refund(self, request: Request) -> None:
-        """It was picked but could not run: its session gets the charge back."""
-        account = request.account
-        account.served -= request.charge
-        request.charge = 0
+    def refund(self, account: Account, tokens: int) -> None:
+        """Tokens that were charged to `account` were not used: it moves up."""
+        account.charge(-tokens)
         for share in account.shares.values():
             assert isinstance(share, Share)
-            self._post(share)
+            share.party.ring.post(share)
+        for level, party in account.client.shares.items():
+            assert isinstance(party, Party)
+            self._levels[level].post(party)
 
-    def pick(self, rows: int, tokens: int, ahead: int) -> list[Request]:
-        """Take out at most `rows` requests whose prompts bring about `tokens` tokens of work, and
-        `ahead` tokens those of requests without output.
+    def pick(
+        self,
+        rows: int,
+        room: Callable[[Level], int],
+        admit: Callable[[Request, bool], bool],
+    ) -> list[Request]:
+        """Take out requests for at most `rows` rows.
+
+        `room(level)`: tokens of prompts that may be taken at that level; of each, `enough` count.
+        A client of which no prompt is being computed gets one in whatever the room is, so that the
+        long prompts of others do not keep it out. `admit(request, rowless)` is asked for each
+        request before it is taken; if `rowless` it has to free a row. Where it says no, nobody
+        behind that request is taken at its level; nobody at all if rows are what is missing.
 
         Requests with output that a session submitted together are taken together while there
         are rows, so that the children of a fork share steps and their prefix stays warm.
         """
         picked: list[Request] = []
-        for is_ahead, room in ((False, tokens), (True, ahead)):
-            while len(picked) < rows and room > 0 and (share := self._best(is_ahead)) is not None:
-                account = share.account
-                self.virtual = max(self.virtual, account.served)
-                batch = share.top().batch
-                while len(picked) < rows and share.live and share.top().batch == batch:
-                    if is_ahead and room <= 0:
+        spent = {True: 0, False: 0}
+        for level in self._order:
+            left: int | None = None
+            while (party := self._levels[level].best()) is not None:
+                if left is None:
+                    left = room(level) - spent[level[0]]
+                client = party.who
+                assert isinstance(client, Client)
+                if left <= 0 and (not level[0] or client.prefilling or client.picked):
+                    break
+                share = party.ring.best()
+                assert share is not None  # a party of nobody is not live
+                head = share.top()
+                if not admit(head, not rows):
+                    if not rows:
+                        return self._settle(picked)
+                    break
+                rows = max(1, rows)
+                self.virtual = max(self.virtual, client.served)
+                client.virtual = max(client.virtual, share.who.served)
+                batch = head.batch
+                while rows and share.live and (request := share.top()).batch == batch:
+                    if not level[0] and left <= 0:
                         break
-                    request = share.pop()
-                    request.ticket = 0
-                    work = max(1, request.prompt - request.resident)
-                    request.charge = work + request.extra(self._lookahead)
-                    account.served += request.charge
-                    room -= work
+                    cost = self._take(request, share)
+                    rows -= 1
+                    left -= cost
+                    spent[level[0]] += cost
                     picked.append(request)
-                    self._left(share)
+        return self._settle(picked)
+
+    def _take(self, request: Request, share: Share) -> int:
+        """`request` has a row from here on. Returns how much of the room it takes."""
+        heapq.heappop(share.heap)
+        request.ticket = 0
+        work = max(1, request.prompt - request.resident)
+        request.charge = work + request.extra(self._lookahead)
+        account = request.account
+        account.charge(request.charge)
+        account.hold(1)
+        account.client.picked = True
+        self._left(share, request.level)
+        return min(work, self._enough)
+
+    @staticmethod
+    def _settle(picked: list[Request]) -> list[Request]:
+        for request in picked:
+            request.account.client.picked = False
         return picked
 
-    def _left(self, share: Share) -> None:
+    def _share(self, account: Account, level: Level) -> Share:
+        """The session's place at `level`; it and its client come in at the virtual time."""
+        share = account.shares.get(level)
+        if isinstance(share, Share):
+            return share
+        client = account.client
+        party = client.shares.get(level)
+        if not isinstance(party, Party):
+            if level not in self._levels:
+                self._levels[level] = Ring()
+                self._order.append(level)
+                self._order.sort(reverse=True)
+            party = client.shares[level] = Party(client)
+            client.served = max(client.served, self.virtual)
+        share = account.shares[level] = Share(account, party)
+        account.served = max(account.served, client.virtual)
+        return share
+
+    def _left(self, share: Share, level: Level) -> None:
+        party = share.party
         share.live -= 1
+        party.live -= 1
         self._count -= 1
         if not share.live:
+            account = share.who
+            assert isinstance(account, Account)
             share.heap.clear()
-            share.posted = -1
-            del share.account.shares[share.level]
-
-    def _post(self, share: Share) -> None:
-        """Note the session's service in its level's heap, unless a note as good is there."""
-        served = share.account.served
-        if share.posted < 0 or served < share.posted:
-            share.posted = served
-            self._serial += 1
-            heap = self._levels[share.level]
-            heapq.heappush(heap, (served, self._serial, share))
-            if len(heap) > 64 + 2 * self._count:  # notes of shares that are gone
-                heap[:] = [note for note in heap if note[2].live and note[2].posted == note[0]]
-                heapq.heapify(heap)
-
-    def _best(self, ahead: bool) -> Share | None:
-        for level in self._order[ahead]:
-            heap = self._levels[level]
-            while heap:
-                posted, _, share = heap[0]
-                if not share.live or share.posted != posted:
-                    heapq.heappop(heap)
-                elif share.account.served > posted:
-                    share.posted = share.account.served
-                    self._serial += 1
-                    heapq.heapreplace(heap, (share.posted, self._serial, share))
-                else:
-                    return share
-        return None
-
-
-def _level(request: Request) -> Level:
-    return request.ahead, request.submit.priority
+            del account.shares[level]
+            if not party.live:
+                del account.client.shares[level]

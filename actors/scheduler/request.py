@@ -1,8 +1,9 @@
 """What the scheduler knows of one request: data only, no policy.
 
-`Account` is a session as the scheduler sees it, `Request` lives from `Submit` to `Finished`,
-`Run` from one grant of pages to the final commit that gives them back (a retracted request
-runs several times). Results are bound to runs, so whatever is still in flight for a run that
+`Client` is who shares with others: a credential with all its sessions, or one session where there
+are no credentials. `Account` is a session as the scheduler sees it, `Request` lives from `Submit` to
+`Finished`, `Run` from one grant of pages to the final commit that gives them back (a retracted
+request runs several times). Results are bound to runs, so whatever is still in flight for a run that
 has ended falls on an object that nobody reads.
 
 Lengths of a run, in tokens of its branch (`prompt` counts the branch's head at the grant):
@@ -24,6 +25,7 @@ from ramify.protocol.messages import Commit, Finished, Progress, Submit
 from ramify.protocol.plan import ExecutorInfo
 
 Reason = Literal["stop", "length", "cancelled", "deadline", "error"]
+Level = tuple[bool, int]  # whether somebody waits for its output, priority: the greater goes first
 
 
 class SchedulerError(Exception):
@@ -40,22 +42,69 @@ class State(Enum):
     ENDED = "Finished was made"
 
 
+class Client:
+    """Who shares the machine with others: a credential, or a session that came without one.
+
+    `served` is its virtual time in tokens (start-time fair queueing, Goyal et al. 1996), `virtual`
+    the service of its session picked last: where its new sessions start.
+    """
+
+    __slots__ = ("lacking", "picked", "prefilling", "rows", "served", "shares", "slots", "virtual")
+
+    def __init__(self) -> None:
+        self.served = 0
+        self.virtual = 0
+        self.shares: dict[Level, object] = {}  # its place in the waiting queue
+        self.rows = 0  # that its requests have now
+        self.slots = 0  # of the KV pool that they hold beside what was cached
+        self.prefilling = 0  # sessions whose prompts are being computed
+        self.lacking = 0  # prompt tokens of its requests that wait for a first token; see `pace`
+        self.picked = False  # in the pick under way
+
+
 class Account:
     """One session: its requests, the service it had, and the messages it is about to get.
 
-    `served` is its virtual time in tokens (start-time fair queueing, Goyal et al. 1996).
+    `served` is its virtual time among the sessions of its client. `due` is the virtual time at which
+    the prompts that it has brought so far have had their turn (see `prompts`).
     """
 
-    __slots__ = ("closed", "finished", "progress", "requests", "served", "session", "shares")
+    __slots__ = (
+        "client",
+        "closed",
+        "due",
+        "finished",
+        "prefilling",
+        "progress",
+        "requests",
+        "rows",
+        "served",
+        "session",
+        "shares",
+    )
 
-    def __init__(self, session: int) -> None:
+    def __init__(self, session: int, client: Client | None = None) -> None:
         self.session = session
+        self.client = client or Client()
         self.served = 0
-        self.shares: dict[tuple[bool, int], object] = {}  # level -> its place in the waiting queue
+        self.rows = 0
+        self.due = 0
+        self.prefilling = 0  # its requests whose prompts are being computed
+        self.shares: dict[Level, object] = {}  # its place in the waiting queue
         self.requests: dict[int, Request] = {}
         self.progress: list[Progress] = []
         self.finished: list[Finished] = []
         self.closed = False  # the session is gone: nothing is told to it
+
+    def charge(self, tokens: int) -> None:
+        """So many tokens of service were given; less than 0: they were not used."""
+        self.served += tokens
+        self.client.served += tokens
+
+    def hold(self, rows: int) -> None:
+        """It got a row, or asks for pages to use one; or (-1) not any more."""
+        self.rows += rows
+        self.client.rows += rows
 
 
 class Request:
@@ -70,8 +119,13 @@ class Request:
         "done",
         "ending",
         "first_token",
+        "lacking",
         "limit",
         "mark",
+        "need",
+        "promised",
+        "reached",
+        "repeated",
         "resident",
         "run",
         "seq",
@@ -94,11 +148,16 @@ class Request:
         self.run: Run | None = None
         self.ending: Reason | None = None  # ACQUIRING: cancelled meanwhile
         self.resident = 0
+        self.repeated = False  # it runs once more, because KV that it found was not finite
         self.done = 0
         self.ticket = 0  # its valid entry in the waiting queue
         self.charge = 0  # tokens charged to the account when it was picked
         self.cached = 0  # of the first grant, for usage
         self.computed = 0
+        self.reached = 0  # tokens whose KV its retracted run had
+        self.lacking = 0  # of its prompt, as `pace` counts
+        self.need = 0  # pages that it asked for when it was denied for memory; 0: unknown
+        self.promised = False  # pages were made free for it
         self.started = 0.0
         self.first_token = 0.0
 
@@ -115,6 +174,10 @@ class Request:
     def ahead(self) -> bool:
         """It only computes a prompt, for a generation that may come."""
         return self.limit == 0
+
+    @property
+    def level(self) -> Level:
+        return self.limit > 0, self.submit.priority
 
     def extra(self, lookahead: int) -> int:
         """Slots to ask for beyond the prompt: the last output token never needs one."""
@@ -143,6 +206,7 @@ class Run:
     __slots__ = (
         "account",
         "ahead",
+        "bad",
         "cached",
         "cap",
         "computed",
@@ -154,18 +218,24 @@ class Run:
         "ident",
         "limit",
         "live",
+        "lot",
         "offset",
         "opened",
         "out",
         "pages",
+        "place",
         "planned",
+        "priority",
         "prompt",
+        "proven",
         "request",
         "row",
+        "since",
         "slots",
         "stop_at",
         "stops",
         "tokens",
+        "turn",
         "waiters",
     )
 
@@ -177,7 +247,9 @@ class Run:
         tokens: bytes,
         pages: bytes,
         history: bytes,
+        proven: bool,
         page_size: int,
+        since: int = 0,
     ) -> None:
         prompt = request.prompt
         self.request = request
@@ -185,6 +257,8 @@ class Run:
         self.account = request.account
         self.stops = request.stops
         self.row = row
+        self.since = since  # the step before its first
+        self.priority = request.submit.priority  # or that of a request that waits for its prompt
         self.prompt = prompt
         self.limit = request.remaining  # most output tokens of this run
         self.ahead = request.ahead  # nobody waits for it
@@ -193,6 +267,7 @@ class Run:
         self.tokens = tokens
         self.pages = pages
         self.history = history
+        self.proven = proven  # the KV that it found
         self.slots = len(pages) // 4 * page_size
         self.out = array("i")  # accepted
         self.planned = 0  # output tokens planned; while decoding: tick + offset
@@ -200,10 +275,23 @@ class Run:
         self.stop_at = 0  # it cannot decode further once this many are planned
         self.due = 0  # the tick of its next review
         self.live = True
+        self.bad = False  # its first logits were not finite: none of its KV is to be trusted
         self.opened = False
         self.decoding = False
         self.growing = False  # a Grow is asked for
         self.waiters: list[Request] = []  # PARKED on this run
+        self.place = 0  # its valid entry among the prompts
+        self.turn = 0  # virtual time at which its lot may begin
+        self.lot = 0  # prompt tokens that it may have planned in this turn
+
+    @property
+    def level(self) -> Level:
+        return not self.ahead, self.priority
+
+    @property
+    def held(self) -> int:
+        """Slots of the pool that it has for itself, until it publishes them."""
+        return self.slots - self.cached
 
     @property
     def complete(self) -> bool:
@@ -212,10 +300,13 @@ class Run:
 
     def final(self, keep: int | None) -> tuple[Commit, int]:
         """The final commit if `keep` output tokens of this run are kept, and how many are."""
+        if self.bad:
+            return Commit(self.ident, 0, b"", True, False), 0
         accepted = len(self.out)
         kept = accepted if keep is None else max(0, min(keep, accepted))
         computed = self.prompt + min(kept, accepted - 1) if accepted else self.computed
-        return Commit(self.ident, computed, self.out[:kept].tobytes(), True), kept
+        finite = True if accepted else None
+        return Commit(self.ident, computed, self.out[:kept].tobytes(), True, finite), kept
 
 
 def output_limit(submit: Submit, info: ExecutorInfo) -> int:

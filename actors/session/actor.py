@@ -1,20 +1,26 @@
 """The session actor: drains its mailbox into the core, then sends what the core wants sent.
 
 A thin shell: the order of sending (sockets, cache, scheduler), one frame for each socket and
-drain, the timer, and the thread that tokenizes long text.
+drain, the timer, and the queue for long text (`encoder`).
 
-Mailbox: a full one (a client that sends faster than its session can work) makes the gateway answer
-`overloaded`; the engine's own messages are one per step, so for them a full one is a bug, which
-ends this session only.
+Back-pressure. What clients cause has a part of the room in the mailboxes of gateway, cache and scheduler
+(`kit.mailbox.Entrance`). When it is used up, a session keeps what it wanted to say and reads nothing
+more until it could say it; its own mailbox (`mailbox`) then refuses frames, and the gateway answers
+`overloaded`. So nothing is lost, and no client fills a mailbox that others need. A session that has
+much to say hands over after each message that it reads, and lets others run.
 """
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 from ramify.actors.kit.clock import Clock, Timer
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.session.core import SessionCore
+from ramify.actors.session.drafts import Prepared
+from ramify.actors.session.encoder import Encoder, Job
 from ramify.actors.session.outbox import Encoded, EncodeText
-from ramify.protocol.errors import RamifyError
+from ramify.protocol.errors import Overloaded, RamifyError
 from ramify.protocol.messages import (
     Attach,
     CacheMessage,
@@ -25,6 +31,7 @@ from ramify.protocol.messages import (
     Frame,
     GatewayMessage,
     Inspected,
+    Lost,
     RequestMessage,
     SessionMessage,
     Throttled,
@@ -32,7 +39,8 @@ from ramify.protocol.messages import (
     Tokens,
 )
 
-MAILBOX = 4096
+HANDFUL = 512  # messages to cache and scheduler that one turn of the loop may bring
+BEHIND_SECONDS = 0.002  # until a full mailbox is tried again
 
 SessionEvent = SessionMessage | Encoded
 
@@ -49,8 +57,10 @@ class SessionActor:
         scheduler: Address[RequestMessage],
         gateway: Address[GatewayMessage],
         clock: Clock,
+        encoder: Encoder,
     ) -> None:
         self.core = core
+        self._encoder = encoder
         self._mailbox = mailbox
         self._cache = cache
         self._scheduler = scheduler
@@ -59,10 +69,12 @@ class SessionActor:
         self._timer: Timer | None = None
         self._timer_at = 0.0
         self._failure = "the server has stopped"
+        self._broken = False
 
     def fail(self, reason: str) -> None:
         """The engine is broken: once it has read what waits, the session ends its ops and itself."""
         self._failure = reason
+        self._broken = True
         self._mailbox.close()
 
     async def run(self) -> None:
@@ -71,20 +83,29 @@ class SessionActor:
         If its mailbox is closed, or another actor's, the engine goes down and takes it along.
         """
         core = self.core
-        self._send()
         try:
+            await self._hand_over()
             while core.ended is None:
                 for message in await self._mailbox.drain():
                     self._handle(message)
                     if core.ended is not None:
                         break
-                self._send()
+                    if core.state.out.commands >= HANDFUL:
+                        await self._hand_over()
+                        await asyncio.sleep(0)
+                await self._hand_over()
         except MailboxClosed:
             core.fail(RamifyError(self._failure), self._clock.now())
-            self._send()
+            await self._hand_over()
         finally:
+            self._encoder.forget(core.state.owner, core.state.number)
             if self._timer is not None:
                 self._timer.cancel()
+
+    async def _hand_over(self) -> None:
+        """Send everything; returns when it is sent, or there is nobody left to send it to."""
+        while not self._send() and not self._broken:
+            await self._clock.sleep_until(self._clock.now() + BEHIND_SECONDS)
 
     def _handle(self, message: SessionEvent) -> None:
         core, now = self.core, self._clock.now()
@@ -103,39 +124,36 @@ class SessionActor:
                 core.throttled(socket, False, now)
             case Inspected():
                 core.inspected(message, now)
-            case Encoded(ticket, tokens, error):
-                core.encoded(ticket, tokens, error, now)
+            case Encoded(ticket, prepared, error):
+                core.encoded(ticket, prepared, error, now)
             case Tick():
                 core.tick(now)
+            case Lost(reason):
+                raise RuntimeError(reason)  # a bug somewhere, which ends this session only
 
-    def _send(self) -> None:
-        core = self.core
-        out = core.state.out
-        # Sockets first: when the engine goes down, telling the others raises, and ends must be heard.
-        for attachment in core.attachments.values():
-            if attachment.out:
-                self._gateway.tell(Deliver(attachment.socket, attachment.out))
-                attachment.out = []
-        for socket, note in out.notes:
-            self._gateway.tell(Deliver(socket, [note]))
-        out.notes.clear()
-        for socket, code, reason in out.closes:
-            self._gateway.tell(CloseSocket(socket, code, reason))
-        out.closes.clear()
-        if out.cache:
-            for to_cache in out.cache:
-                self._cache.tell(to_cache)
-            out.cache.clear()
-        if out.scheduler:
-            for to_scheduler in out.scheduler:
-                self._scheduler.tell(to_scheduler)
-            out.scheduler.clear()
+    def _send(self) -> bool:
+        """Send what the core wants sent. False if a mailbox is full: the rest waits, in order."""
+        out = self.core.state.out
+        out.seal()
+        try:
+            # Sockets first: when the engine goes down telling the others raises, and ends must be heard.
+            for attachment in self.core.attachments.values():
+                if attachment.out:
+                    self._gateway.tell(Deliver(attachment.socket, attachment.out))
+                    attachment.out = []
+            _tell_all(self._gateway, out.notes, lambda note: Deliver(note[0], [note[1]]))
+            _tell_all(self._gateway, out.closes, lambda close: CloseSocket(*close))
+            _tell_all(self._cache, out.cache)
+            _tell_all(self._scheduler, out.scheduler)
+        except MailboxFull:
+            return False
         for job in out.encode:
             self._encode(job)
         out.encode.clear()
         if out.wake_at is not None:
             self._wake(out.wake_at)
             out.wake_at = None
+        return True
 
     def _wake(self, when: float) -> None:
         if self._timer is not None:
@@ -150,16 +168,14 @@ class SessionActor:
         self._tell(Tick())
 
     def _encode(self, job: EncodeText) -> None:
-        turns = self.core.turns
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(None, lambda: [turns.encode(part) for part in job.parts])
+        def done(prepared: Prepared | None, error: BaseException | None) -> None:
+            self._tell(Encoded(job.ticket, prepared, error))
 
-        def done(future: "asyncio.Future[list[list[int]]]") -> None:
-            error = None if future.cancelled() else future.exception()
-            if not future.cancelled():
-                self._tell(Encoded(job.ticket, [] if error else future.result(), error))
-
-        future.add_done_callback(done)
+        state = self.core.state
+        try:
+            self._encoder.submit(state.owner, state.number, Job(job.size, job.run, done))
+        except Overloaded as error:
+            done(None, error)
 
     def _tell(self, message: SessionEvent) -> None:
         """A message to itself."""
@@ -169,3 +185,16 @@ class SessionActor:
             pass
         except MailboxFull:  # try again when what waits was worked off
             asyncio.get_running_loop().call_later(0.05, self._tell, message)
+
+
+def _tell_all(
+    address: Address[Any], waiting: list[Any], wrap: Callable[[Any], Any] = lambda m: m
+) -> None:
+    """Tell each and take it off the list; if one cannot be told, it and what follows stay there."""
+    told = 0
+    try:
+        for message in waiting:
+            address.tell(wrap(message))
+            told += 1
+    finally:
+        del waiting[:told]

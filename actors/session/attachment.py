@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Iterable
 
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.meter import Meter
 from ramify.actors.session.pieces import OutputPiece
-from ramify.protocol.wire import Delta, Open, ServerMessage
+from ramify.actors.session.weights import open_bytes, reply_bytes
+from ramify.protocol.wire import Delta, Open, ServerMessage, Tree
 
 UNLIMITED = 2**63
 
@@ -21,14 +23,21 @@ UNLIMITED = 2**63
 class Attachment:
     """A socket that is attached to the session. `write`: False for holders of the view key."""
 
-    def __init__(self, socket: int, opened: Open, *, write: bool) -> None:
+    def __init__(self, socket: int, opened: Open, meter: Meter, *, write: bool) -> None:
         self.socket = socket
-        self.client = opened.client
+        self._meter = meter
+        self._size = open_bytes(opened)  # what it holds: this, and what waits for it
+        meter.add(self._size)
+        self.client = opened.who
         self.opened = opened
         self.write = write
         self.out: list[ServerMessage] = []
         self.throttled = False
-        self.next_tick = 0.0
+        self.trees: deque[Tree] = deque()  # those that wait for their answer
+        self.looking = False  # the cache is asked for one
+        self.next_tick = 0.0  # with `tick_ms`: when the next deltas may go
+        self._ticked = -1.0  # when the last ones went: all branches of that moment go together
+        self.held = 0  # how many replies and events wait for deltas
         self._cursors: dict[str, int] = {}
         self._truncate: dict[str, int] = {}
         self._credit: dict[str, int] = {}
@@ -84,57 +93,103 @@ class Attachment:
         """
         throttled, self.throttled = self.throttled, False
         credit = self._credit.pop(branch.name, None)
-        self.flush(branch, 0.0, force=True)
+        self.flush(branch)
         self.throttled = throttled
         if credit is not None:
             self._credit[branch.name] = credit
 
-    @property
-    def held(self) -> int:
-        """How many replies and events wait for deltas."""
-        return sum(map(len, self._held.values()))
-
-    def credit(self, name: str, upto: int) -> None:
+    def credit(self, name: str, upto: int, *, most: int) -> None:
+        """Deliver `name` up to a position only. `most`: kept for branches that are still to come."""
+        if name not in self._credit and len(self._credit) >= len(self._cursors) + most:
+            for other in list(self._credit):
+                if other not in self._cursors:
+                    del self._credit[other]
         self._credit[name] = upto
+
+    def close(self) -> None:
+        """It is detached: nothing waits for it any more."""
+        self._hold(-self._size)
+        self._held.clear()
+        self.held = 0
+
+    def _wait(self, branch: Branch, upto: int, message: ServerMessage) -> None:
+        """`message` follows the deltas of `branch` up to `upto`."""
+        self._held.setdefault(branch.name, deque()).append((upto, message))
+        self.held += 1
+        self._hold(reply_bytes(message))
+
+    def _hold(self, count: int) -> None:
+        self._size += count
+        self._meter.add(count)
 
     # --- sending -----------------------------------------------------------------------------
 
-    def flush(self, branch: Branch, now: float, *, force: bool = False) -> None:
-        """Send what is due of `branch`. `force`: do not wait for the tick."""
+    def stream(self, branch: Branch, now: float) -> float | None:
+        """Send what is due of `branch`. Where `tick_ms` says not yet: returns when to `tick`."""
+        tick = self.opened.tick_ms
+        if tick and now != self._ticked:
+            if now < self.next_tick:
+                return self.next_tick
+            self._ticked, self.next_tick = now, now + tick / 1e3
+        self.flush(branch)
+        return None
+
+    def tick(self, branches: Iterable[Branch], now: float) -> float | None:
+        """The time of `stream` has come: send what waited, of all branches. As it, if it has not.
+
+        What goes out here begins the next pause, so deltas come at equal distances.
+        """
+        tick = self.opened.tick_ms
+        if not tick:
+            return None
+        if now < self.next_tick:
+            return self.next_tick
+        before = len(self.out)
+        for branch in branches:
+            self.flush(branch)
+        if len(self.out) > before:
+            self._ticked, self.next_tick = now, now + tick / 1e3
+        return None
+
+    def flush(self, branch: Branch) -> None:
+        """Send what is due of `branch`, whatever `tick_ms` says."""
         name = branch.name
         held = self._held.get(name)
         while held:
             upto, message = held[0]
-            if not self._advance(branch, upto, now, force=True):
+            if not self._advance(branch, upto):
                 return
             self.out.append(message)
             held.popleft()
+            self.held -= 1
+            self._hold(-reply_bytes(message))
         if held is not None:
             del self._held[name]
-        self._advance(branch, UNLIMITED, now, force=force)
+        self._advance(branch, UNLIMITED)
 
-    def reply(self, branch: Branch | None, message: ServerMessage, now: float) -> None:
+    def reply(self, branch: Branch | None, message: ServerMessage) -> None:
         """Send a terminal reply after everything its branch has released so far."""
         if branch is not None:
-            self.flush(branch, now, force=True)
+            self.flush(branch)
             if branch.name in self._held or self._behind(branch):
-                self._held.setdefault(branch.name, deque()).append((branch.released, message))
+                self._wait(branch, branch.released, message)
                 return
         self.out.append(message)
 
-    def replay(self, branch: Branch, replies: dict[int, list[ServerMessage]], now: float) -> None:
+    def replay(self, branch: Branch, replies: dict[int, list[ServerMessage]]) -> None:
         """After `resume`: what was missed, the replies of this client's generations in between."""
         start = self._cursors[branch.name]
         for piece in list(branch.outputs_from(start)):
             if not piece.ended:
                 break
-            done = _done(piece, branch, replies) if piece.client == self.client else None
+            mine = self.write and piece.client == self.client
+            done = _done(piece, branch, replies) if mine else None
             if done is not None:
-                if self._advance(branch, piece.end, now, force=True):
+                if self._advance(branch, piece.end):
                     self.out.append(done)
                 else:
-                    self._held.setdefault(branch.name, deque()).append((piece.end, done))
-        self.flush(branch, now, force=True)
+                    self._wait(branch, piece.end, done)
+        self.flush(branch)
         if branch.name in self._truncate and not self.throttled:
             truncate = self._truncate.pop(branch.name)
             self.out.append(Delta(branch=branch.name, position=truncate, text="", truncate=truncate))
@@ -143,12 +198,10 @@ class Attachment:
         cursor = self._cursors.get(branch.name, 0)
         return any(p.counts and not p.quiet and p.released > cursor for p in branch.outputs_from(cursor))
 
-    def _advance(self, branch: Branch, upto: int, now: float, *, force: bool) -> bool:
+    def _advance(self, branch: Branch, upto: int) -> bool:
         """Move the cursor to `upto`, or as far as it may. True if it got there."""
         if self.throttled:
             return not self._behind(branch)
-        if not force and now < self.next_tick:
-            return False
         name = branch.name
         cursor = self._cursors.get(name, 0)
         limit = min(upto, self._credit.get(name, UNLIMITED))

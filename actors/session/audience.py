@@ -22,6 +22,7 @@ class Audience:
     def __init__(self, state: SessionState, *, on_forget: Callable[[str], None]) -> None:
         self.attachments: dict[int, Attachment] = {}
         self.ledgers: dict[str, Ledger] = {}
+        self._viewers: dict[str, Ledger] = {}  # a viewer's ids are its own, whatever it calls itself
         self.now = 0.0
         self._state = state
         self._on_forget = on_forget
@@ -35,43 +36,59 @@ class Audience:
         *,
         again: ServerMessage | None = None,
         keep: bool = True,
+        write: bool = True,
     ) -> None:
-        """A terminal reply. `again`: what to keep for a repeated request instead; `keep`: or nothing."""
-        self.ledger(client).record(ident, message if again is None else again, keep=keep)
+        """A terminal reply. `again`: what to keep for a repeated request instead; `keep`: or nothing.
+
+        `write`: False where a viewer asked.
+        """
+        self.ledger(client, write).record(ident, message if again is None else again, keep=keep)
         for attachment in self.attachments.values():
-            if attachment.client == client:
-                attachment.reply(branch, message, self.now)
+            if attachment.client == client and attachment.write == write:
+                attachment.reply(branch, message)
 
     def announce(self, task: Task, reply: Ok | Done) -> None:
-        """Tell the other clients that the tree changed."""
-        if len(self.attachments) < 2:
-            return
+        """Tell the other clients that the tree changed. The author's own socket may be gone."""
         client = task.frame.client
+        others = [a for a in self.attachments.values() if a.client != client or not a.write]
+        if not others:
+            return
         details: JsonObject = {"position": reply.position}
         if isinstance(reply, Done):
             details["reason"] = reply.reason
+        elif reply.result and "rebased" in reply.result:  # text behind it is gone
+            details["rebased"] = reply.result["rebased"]
         if task.children:
             details["as"] = list(task.children)
+        if task.kind == "set" and reply.branch != task.branch:
+            details["from"] = task.branch  # the name that it had
+        kind = "fork" if task.kind == "spawn" else task.kind
         event = Event(
-            revision=self._state.revision, op=task.kind, branch=reply.branch, by=client, details=details
+            revision=self._state.revision, op=kind, branch=reply.branch, by=client, details=details
         )
         branch = self._state.branches.get(reply.branch or "")
-        for attachment in self.attachments.values():
+        for attachment in others:
             # Who reads nothing for so long misses events: the next one's `revision` shows it.
-            if attachment.client != client and attachment.held < self._state.limits.ops_in_flight:
-                attachment.reply(branch, event, self.now)
+            if attachment.held < self._state.limits.ops_in_flight:
+                attachment.reply(branch, event)
 
     def flush(self, branch: Branch) -> None:
         """Send what `branch` released, to everybody who may have it now."""
         for attachment in self.attachments.values():
-            tick = attachment.opened.tick_ms
-            if not tick:
-                attachment.flush(branch, self.now)
-            elif self.now >= attachment.next_tick:
-                attachment.flush(branch, self.now)
-                attachment.next_tick = self.now + tick / 1e3
-            else:
-                self._state.out.wake(attachment.next_tick)
+            self.stream(attachment, branch)
+
+    def stream(self, attachment: Attachment, branch: Branch) -> None:
+        """Send what `branch` released to one of them, now or at its next tick."""
+        later = attachment.stream(branch, self.now)
+        if later is not None:
+            self._state.out.wake(later)
+
+    def tick(self) -> None:
+        """Time has passed: send what waited for `tick_ms`."""
+        for attachment in self.attachments.values():
+            later = attachment.tick(self._state.branches.values(), self.now)
+            if later is not None:
+                self._state.out.wake(later)
 
     def begin(self, branch: Branch) -> None:
         """A new branch: its text so far is known."""
@@ -93,16 +110,21 @@ class Audience:
         for attachment in self.attachments.values():
             attachment.drop(branch)
 
-    def ledger(self, client: str) -> Ledger:
-        """The ids of `client`; forgets clients that are gone when there are too many."""
-        ledger = self.ledgers.get(client)
+    def ledger(self, client: str, write: bool = True) -> Ledger:
+        """The ids of `client`; forgets clients that are gone when there are too many.
+
+        Viewers push viewers out only: nobody with the session's key is forgotten for them.
+        """
+        ledgers = self.ledgers if write else self._viewers
+        ledger = ledgers.get(client)
         if ledger is None:
-            attached = {attachment.client for attachment in self.attachments.values()}
-            for other in list(self.ledgers):
-                if len(self.ledgers) < LEDGERS_KEPT:
+            attached = {a.client for a in self.attachments.values() if a.write == write}
+            for other in list(ledgers):
+                if len(ledgers) < LEDGERS_KEPT:
                     break
-                if other not in attached and self.ledgers[other].idle:
-                    del self.ledgers[other]
-                    self._on_forget(other)
-            ledger = self.ledgers[client] = Ledger(client, self._state.limits.replies_kept)
+                if other not in attached and ledgers[other].idle:
+                    ledgers.pop(other).forget()
+                    if write:
+                        self._on_forget(other)
+            ledger = ledgers[client] = Ledger(client, self._state.limits, self._state.meter)
         return ledger

@@ -4,13 +4,24 @@ Pure. It changes its own pieces; telling the cache about it is the caller's part
 """
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any
 
+from ramify.actors.session.history import Pieces
 from ramify.actors.session.pieces import AnyPiece, Decode, OutputPiece, Piece, Tail
 from ramify.protocol.wire import BranchState, Role, Turn
 
 CUTS_KEPT = 64  # moves backwards that are told apart; a resume from before them replays more
+
+
+class Label:
+    """A branch's name, which its children share: a rename changes one object."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 class Branch:
@@ -21,9 +32,9 @@ class Branch:
         "born",
         "cuts",
         "handle",
+        "label",
         "meta",
-        "name",
-        "parent",
+        "of",
         "pieces",
         "prefill",
         "reason",
@@ -31,19 +42,28 @@ class Branch:
     )
 
     def __init__(
-        self, name: str, handle: int, *, parent: str | None = None, at: int = 0, born: int = 0
+        self, name: str, handle: int, *, of: Label | None = None, at: int = 0, born: int = 0
     ) -> None:
-        self.name = name
+        self.label = Label(name)
         self.handle = handle
-        self.parent = parent
+        self.of = of  # the label of the branch that it is a fork of
         self.at = at
-        self.pieces: list[AnyPiece] = []
+        self.pieces = Pieces()
         self.born = born  # the revision since which this branch has its name
         self.cuts: list[tuple[int, int]] = []  # moves backwards: (revision, position), both rising
         self.retain_s: float | None = None
         self.meta: dict[str, Any] | None = None
         self.prefill: int | None = None  # the request that computes appended tokens ahead of time
         self.reason: str | None = None  # how the last generation ended
+
+    @property
+    def name(self) -> str:
+        return self.label.name
+
+    @property
+    def parent(self) -> str | None:
+        """The name of the branch that it was forked from, as it is called now."""
+        return None if self.of is None else self.of.name
 
     @property
     def position(self) -> int:
@@ -78,27 +98,34 @@ class Branch:
         return "".join(piece.text for piece in self.pieces)
 
     def fork(self, name: str, handle: int, at: int, decode: Decode, *, born: int = 0) -> "Branch":
-        """A child at position `at`; shares the complete pieces. O(pieces)."""
-        child = Branch(name, handle, parent=self.name, at=at, born=born)
-        child.pieces = list(self.pieces)
+        """A child at position `at`; shares the complete pieces. O(log pieces), and the piece it cuts."""
+        child = Branch(name, handle, of=self.label, at=at, born=born)
+        child.pieces = self.pieces.copy()
         child.truncate(at, decode)
         return child
+
+    def twin(self, name: str, handle: int) -> "Branch":
+        """Another child of the same parent at the same position as this one, which is new. O(1)."""
+        twin = Branch(name, handle, of=self.of, at=self.at, born=self.born)
+        twin.pieces = self.pieces.copy()
+        return twin
 
     def truncate(self, to: int, decode: Decode) -> None:
         """Cut back to position `to` (<= position). A piece that is cut becomes a new object."""
         pieces = self.pieces
-        while pieces and pieces[-1].start >= to:
-            pieces.pop()
+        pieces.cut(to)
         if pieces and pieces[-1].end > to:
-            pieces[-1] = pieces[-1].cut(to, decode)
+            pieces.append(pieces.pop().cut(to, decode))
 
     def turn_start(self, turns: int) -> int | None:
-        """Where the last `turns` appended turns begin; None if there are fewer."""
+        """Where the last `turns` appended turns begin.
+
+        None if there are fewer, or if the template has joined that one to the turn before it.
+        """
         for piece in reversed(self.pieces):
-            if piece.turn:
-                turns -= 1
-                if turns == 0:
-                    return piece.start
+            turns -= abs(piece.turn)
+            if piece.turn and turns <= 0:
+                return piece.start if turns == 0 and piece.turn > 0 else None
         return None
 
     def cut_back(self, revision: int, to: int) -> None:
@@ -122,20 +149,41 @@ class Branch:
 
     def outputs_from(self, position: int) -> Iterable[OutputPiece]:
         """The output pieces that end at or after `position`, in order."""
-        first = len(self.pieces)
-        while first and self.pieces[first - 1].end >= position:
-            first -= 1
-        for piece in self.pieces[first:]:
+        found: list[OutputPiece] = []
+        for piece in reversed(self.pieces):
+            if piece.end < position:
+                break
             if isinstance(piece, OutputPiece):
-                yield piece
+                found.append(piece)
+        return reversed(found)
+
+    def shared_with(self, parent: "Branch") -> int:
+        """How many pieces it has in common with the branch that it was forked off. O(log pieces)."""
+        if parent.handle > self.handle:  # another one, that got the name later
+            return 0
+        mine, theirs = self.pieces, parent.pieces
+        low, high = 0, min(len(mine), len(theirs))
+        while low < high:  # branches that part never share a piece again
+            middle = (low + high + 1) // 2
+            if mine[middle - 1] is theirs[middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def index_at(self, position: int) -> int:
+        """The first piece that begins at or after `position`. O(log pieces)."""
+        return bisect_left(self.pieces, position, key=lambda piece: piece.start)
 
     def state(
-        self, running: OutputPiece | None, resident: int, *, text: bool, tokens: bool
+        self,
+        running: OutputPiece | None,
+        resident: int,
+        *,
+        turns: list[Turn] | None = None,
+        turns_from: int | None = None,
     ) -> BranchState:
         """As `state` messages show it. `resident`: tokens with KV (-1: not known)."""
-        turns: list[Turn] | None = None
-        if text or tokens:
-            turns = [_turn(piece, text, tokens) for piece in self.pieces]
         return BranchState(
             branch=self.name,
             position=self.released,
@@ -149,23 +197,30 @@ class Branch:
             reason=self.reason,
             meta=self.meta,
             turns=turns,
+            turns_from=turns_from,
         )
 
 
-def _turn(piece: AnyPiece, text: bool, tokens: bool) -> Turn:
+def turn_of(piece: AnyPiece, text: bool, tokens: bool) -> Turn:
+    """A piece as `tree` shows it: of one that is being written, what is released."""
+    messages = piece.messages if text and not isinstance(piece, OutputPiece) else ()
+    output = isinstance(piece, OutputPiece)
+    end = piece.released if isinstance(piece, OutputPiece) and not piece.ended else piece.end
     return Turn(
-        kind="output" if isinstance(piece, OutputPiece) else "input",
+        kind="output" if output else "input",
         start=piece.start,
-        end=piece.end,
+        end=end,
         op=piece.op,
         role=piece.role,
         text=piece.text if text else None,
-        tokens=list(piece.tokens) if tokens else None,
+        tokens=piece.tokens[: end - piece.start].tolist() if tokens else None,
+        messages=list(messages) or None,
     )
 
 
 def input_piece(branch: Branch, tokens: Iterable[int], text: str, **fields: Any) -> Piece:
     """Append input to the branch and return its piece."""
-    piece = Piece(branch.position, array("i", tokens), text, **fields)
+    run = tokens if isinstance(tokens, array) else array("i", tokens)  # several branches share one
+    piece = Piece(branch.position, run, text, **fields)
     branch.pieces.append(piece)
     return piece

@@ -9,11 +9,13 @@ Pure: times come as `now`, effects go into `state.out` and the attachments' `out
     audience     replies, events and deltas, to each socket what it has not seen (`attachment`)
 """
 
+import math
 from collections.abc import Callable
 
 from ramify.actors.session.attachment import Attachment
 from ramify.actors.session.audience import Audience
 from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.execution import Execution
 from ramify.actors.session.inspections import Inspections
 from ramify.actors.session.ledger import Ledger
@@ -22,6 +24,7 @@ from ramify.actors.session.replies import error_message, refusals
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task, take_apart
 from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.trees import Trees
 from ramify.actors.session.turns import Turns
 from ramify.actors.session.view import Identity, View
 from ramify.actors.tokenizer import Tokenizer
@@ -55,6 +58,7 @@ class SessionCore:
         *,
         server: ServerInfo,
         ttl_s: float,
+        ttl_max_s: float = math.inf,
         random_seed: Callable[[], int],
     ) -> None:
         self.state = state
@@ -65,6 +69,7 @@ class SessionCore:
         self.generations = self._execution.generations
         self._inspections = Inspections(state)
         self._view = View(identity, state, self.generations, server)
+        self._trees = Trees(state, self.audience, self._inspections, self._view)
         self._presence = Presence(
             state,
             self.audience,
@@ -72,7 +77,9 @@ class SessionCore:
             self._inspections,
             self._view,
             ttl_s=ttl_s,
+            ttl_max_s=ttl_max_s,
             on_frame=self._frame,
+            on_gone=self._trees.forget,
         )
         state.root("main")
         state.bump()
@@ -103,10 +110,14 @@ class SessionCore:
         """The socket's queue is full (`held`), or short again."""
         self.audience.now = now
         self._presence.throttle(socket, held)
+        attachment = self.attachments.get(socket)
+        if attachment is not None:
+            self._trees.go_on(attachment)
 
     def tick(self, now: float) -> None:
         """The time has come that was asked for with `state.out.wake`."""
         self.audience.now = now
+        self._execution.expire()
         if self._presence.tick():
             self.ended = "expired"
 
@@ -116,21 +127,17 @@ class SessionCore:
         self._presence.frame(socket, ops)
 
     def encoded(
-        self, ticket: int, tokens: list[list[int]], error: BaseException | None, now: float
+        self, ticket: int, prepared: Prepared | None, error: BaseException | None, now: float
     ) -> None:
         """Long text was tokenized (or could not be)."""
         self.audience.now = now
-        self._execution.encoded(ticket, tokens, error)
+        self._execution.encoded(ticket, prepared, error)
 
     def tokens(self, message: Tokens, now: float) -> None:
         """What this session's requests sampled in one step, and which of them ended."""
         self.audience.now = now
-        ended = {item.request: item for item in message.finished} if message.finished else None
-        # Two steps may arrive at once: only a request's last tokens are those that ended it.
-        last = {item.request: item for item in message.progress} if ended else {}
         for item in message.progress:
-            end = ended.get(item.request) if ended and last[item.request] is item else None
-            self.generations.progress(item, end)
+            self.generations.progress(item)
         for finished in message.finished:
             self.generations.finished(finished)
         if message.finished:
@@ -145,6 +152,7 @@ class SessionCore:
         """The engine is broken: every op that has no terminal reply gets one; the session is over."""
         self.audience.now = now
         self._execution.refuse(error)
+        self._trees.hurry()
         self._inspections.give_up()  # who waits for a `state` gets it, and hears what follows
         self._execution.fail(error)
         for attachment in self.attachments.values():
@@ -159,7 +167,7 @@ class SessionCore:
         """The whole frame is checked before any op of it runs."""
         if not ops:
             return
-        ledger = self.audience.ledger(attachment.client)
+        ledger = self.audience.ledger(attachment.client, attachment.write)
         try:
             taken = take_apart(
                 ops,
@@ -167,7 +175,9 @@ class SessionCore:
                 ledger,
                 self.state.limits,
                 write=attachment.write,
-                in_flight=len(self._execution) + attachment.held,  # who does not read must stop
+                # Who does not read must stop.
+                in_flight=len(self._execution) + attachment.held + len(attachment.trees),
+                queued=self._execution.queued,
             )
         except RamifyError as error:
             attachment.out.extend(refusals(error, ops))
@@ -205,7 +215,7 @@ class SessionCore:
         if stored is not None:
             for reply in stored:
                 branch = self.state.branches.get(getattr(reply, "branch", None) or "")
-                attachment.reply(branch, reply, self.audience.now)
+                attachment.reply(branch, reply)
             return False
         ledger.begin(op.id, sum(task.kind != "spawn" for task in tasks) or 1)
         return True
@@ -215,38 +225,26 @@ class SessionCore:
     def _run_now(self, attachment: Attachment, op: Tree | Cancel | CloseSession) -> None:
         match op:
             case Tree():
-                self._tree(attachment, op)
+                self._trees.ask(attachment, op)
             case Cancel():
                 self._cancel(attachment.client, op)
             case CloseSession():
                 self._close(attachment, op)
 
     def _credit(self, attachment: Attachment, op: Credit) -> None:
-        attachment.credit(op.branch, op.upto)
+        if not self._execution.expects(op.branch):
+            return  # nobody may come of that name, and who sends names at random must not fill memory
+        attachment.credit(op.branch, op.upto, most=self.state.limits.ops_in_flight)
         branch = self.state.branches.get(op.branch)
         if branch is not None:
-            attachment.flush(branch, self.audience.now)
-
-    def _tree(self, attachment: Attachment, op: Tree) -> None:
-        client, state = attachment.client, self.state
-        try:
-            chosen = list(state.branches.values()) if op.branch is None else [state.branch(op.branch)]
-        except NoBranch as error:
-            self._refuse(client, op, error, op.branch)
-            return
-
-        def show(resident: list[int]) -> None:
-            answer = self._view.tree(op, self.audience.ledger(client), chosen, resident)
-            self.audience.reply(client, op.id, answer, None, keep=False)
-
-        self._inspections.ask(chosen, show)
+            self.audience.stream(attachment, branch)
 
     def _cancel(self, client: str, op: Cancel) -> None:
         """By id: those ops. By branch (or all): generations that run or wait there."""
         if op.ops is not None:
             tasks = self._execution.cancel(client, set(op.ops))
         else:
-            where = names(op.branch) if op.branch is not None else None
+            where = dict.fromkeys(names(op.branch)).keys() if op.branch is not None else None
             for name in where or ():
                 if not self._execution.expects(name):
                     self._refuse(client, op, NoBranch(f"there is no branch {name!r}"), name)
@@ -258,7 +256,8 @@ class SessionCore:
 
     def _close(self, attachment: Attachment, op: CloseSession) -> None:
         closes = self.state.out.closes
-        self.audience.reply(attachment.client, op.id, Ok(id=op.id, revision=self.state.revision), None)
+        reply = Ok(id=op.id, revision=self.state.revision)
+        self.audience.reply(attachment.client, op.id, reply, None, write=attachment.write)
         closes.append((attachment.socket, Close.DONE, "closed by the client"))
         if not op.keep and attachment.write:
             self.ended = "closed"

@@ -106,6 +106,14 @@ class OutputText:
         return self._release(self._chars)
 
     def _add(self, token: int) -> Match | None:
+        if self._pending and _breaks(self._pending, self._bytes[token]):
+            # The bytes before this token are U+FFFD now: a mark between the two. Without it, a run
+            # of lead bytes, each of which leaves something pending, would release nothing.
+            self._pending = b""
+            match = self._decoded("\ufffd")
+            self._mark()
+            if match is not None:
+                return match
         self.count += 1
         text = None if self._pending else self._text[token]
         if text is None:
@@ -160,6 +168,14 @@ def _decode(piece: bytes) -> tuple[str, bytes]:
         # Python waits for the third byte of a surrogate (for its "surrogatepass"); none is valid.
         return text + rest.decode("utf-8", "replace"), b""
     return text, rest
+
+
+def _breaks(pending: bytes, piece: bytes) -> bool:
+    """Whether `pending`, the beginning of a character, cannot go on with `piece`."""
+    if not piece:
+        return False
+    text, rest = _decode(pending + piece[:1])
+    return len(text) + len(rest) > 1 and text[:1] == "\ufffd"
 
 
 def _whole_text(piece: bytes) -> str | None:

@@ -1,16 +1,19 @@
 """The directory: creates sessions, finds them by id and key, and cleans up after them.
 
 It is each session's guard: a session that crashes loses its sockets (1011) and its branches, and
-nobody else notices. Mailbox: full means that sockets open faster than sessions can be made; the
+nobody else notices. What a session leaves behind is named by its number alone, for the guard cannot
+trust what a crashed one believes to hold; and it is told by relays, for it must arrive, however full
+the mailboxes are. Mailbox: full means that sockets open faster than sessions can be made; the
 gateway answers `overloaded`.
 """
 
-import contextlib
+import asyncio
 import hmac
 import itertools
+import math
 import secrets
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -18,9 +21,14 @@ from anyio.abc import TaskGroup, TaskStatus
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, Router
-from ramify.actors.session.actor import MAILBOX, SessionActor, SessionEvent
+from ramify.actors.kit.relay import Relay
+from ramify.actors.session.actor import SessionActor, SessionEvent
 from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.encoder import Encoder
+from ramify.actors.session.mailbox import SessionMailbox
+from ramify.actors.session.meter import Holdings, Meter
+from ramify.actors.session.replies import error_message
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.view import Identity
@@ -34,7 +42,7 @@ from ramify.protocol.messages import (
     CloseSocket,
     Deliver,
     DirectoryMessage,
-    DropBranches,
+    DropSessions,
     GatewayMessage,
     Opened,
     OpenSession,
@@ -42,10 +50,12 @@ from ramify.protocol.messages import (
     SessionMessage,
     Shutdown,
 )
-from ramify.protocol.wire import Error, Open, ServerInfo
+from ramify.protocol.wire import Open, ServerInfo
 
 RETRY_MS = 1000  # when a client may look for this server's next life
+ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)  # of the task or the process, no fault
 log = get_log(__name__)
+Message = TypeVar("Message")
 
 
 class SessionMetrics(Protocol):
@@ -53,6 +63,10 @@ class SessionMetrics(Protocol):
 
     def sessions(self, delta: int, /) -> None:
         """A session began (+1) or ended (-1)."""
+        ...
+
+    def watch_held(self, held: Callable[[], int], /) -> None:
+        """`held()`: bytes of the host's memory that the sessions here hold now."""
         ...
 
 
@@ -68,8 +82,8 @@ class _Entry:
 class Directory:
     """The sessions of this process.
 
-    `numbers`: what they are called inside, `prefix`: how their public ids begin, where several
-    processes have sessions.
+    `holdings`: the memory that they may hold. `numbers`: what they are called inside, `prefix`: how
+    their public ids begin, where several processes have sessions.
     """
 
     def __init__(
@@ -79,8 +93,11 @@ class Directory:
         tokenizer: Tokenizer,
         server: ServerInfo,
         context: int,
+        vocab: int,
         limits: Limits,
         ttl_s: float,
+        ttl_max_s: float = math.inf,
+        holdings: Holdings | None = None,
         cache: Address[CacheMessage],
         scheduler: Address[RequestMessage],
         gateway: Address[GatewayMessage],
@@ -96,11 +113,19 @@ class Directory:
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
         self._server = server
         self._context = context
+        self._vocab = vocab
+        self._encoder = Encoder()
+        _compare(tokenizer, vocab)
         self._limits = limits
         self._ttl_s = ttl_s
+        self._ttl_max_s = ttl_max_s
+        self._holdings = holdings if holdings is not None else Holdings(limits)
         self._cache = cache
         self._scheduler = scheduler
         self._gateway = gateway
+        self._must_cache: Relay[CacheMessage] = _relay(cache)
+        self._must_scheduler: Relay[RequestMessage] = _relay(scheduler)
+        self._must_gateway: Relay[GatewayMessage] = _relay(gateway)
         self._sessions = sessions
         self._clock = clock
         self._metrics = metrics
@@ -126,15 +151,18 @@ class Directory:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled, or until the mailbox is closed and every session has ended."""
-        async with anyio.create_task_group() as group:
-            task_status.started()
-            try:
-                while True:
-                    for message in await self._mailbox.drain():
-                        self._handle(message, group)
-            except MailboxClosed:
-                for _, entry in self._entries.values():
-                    entry.mailbox.close()
+        try:
+            async with anyio.create_task_group() as group:
+                task_status.started()
+                try:
+                    while True:
+                        for message in await self._mailbox.drain():
+                            self._handle(message, group)
+                except MailboxClosed:
+                    for _, entry in self._entries.values():
+                        entry.mailbox.close()
+        finally:
+            self._encoder.close()
 
     def _handle(self, message: DirectoryMessage, group: TaskGroup) -> None:
         match message:
@@ -142,9 +170,14 @@ class Directory:
                 try:
                     self._open(message, group)
                 except RamifyError as error:
-                    reply = Error(code=error.code, message=error.message, retry_ms=error.retry_ms)
-                    self._gateway.tell(Deliver(socket, [reply]))
-                    log.info("open refused", client=opened.client, code=error.code)
+                    log.info("open refused", client=opened.who, code=error.code)
+                    self._must_gateway.tell(Deliver(socket, [error_message(error)]))
+                except BaseException as error:
+                    if isinstance(error, ENDS):
+                        raise
+                    log.exception("a session could not be opened")
+                    reply = error_message(RamifyError("the session could not be opened"))
+                    self._must_gateway.tell(Deliver(socket, [reply]))
             case Shutdown():
                 self._draining = message
 
@@ -160,29 +193,42 @@ class Directory:
         if opened.session is None:
             number, entry, write = *self._create(message, group), True
         else:
-            number, entry, write = self._find(opened.session, opened)
+            number, entry, write = self._find(opened.session, opened, message.owner)
         try:
-            entry.mailbox.tell(Attach(message.socket, opened, message.ops, write))
+            entry.mailbox.tell(Attach(message.socket, opened, message.ops, write, message.size))
         except MailboxFull:
             raise Overloaded("the session has too much to do", retry_ms=1000) from None
-        self._gateway.tell(Opened(message.socket, number))
+        self._must_gateway.tell(Opened(message.socket, number))
 
-    def _find(self, session: str, opened: Open) -> tuple[int, _Entry, bool]:
-        found = self._entries.get(session)
-        if found is None:
+    def _find(self, session: str, opened: Open, owner: str) -> tuple[int, _Entry, bool]:
+        """The session that the keys open. For another owner than its own, only a view key does:
+        without it there seems to be no such session.
+        """
+        number, entry = self._entries.get(session, (0, None))
+        if entry is not None:
+            mine = entry.actor.core.state.owner == owner
+            key = (opened.key or "").encode()
+            if mine and hmac.compare_digest(key, entry.identity.key.encode()):
+                return number, entry, True
+            if hmac.compare_digest(key, entry.identity.view_key.encode()):
+                return number, entry, False
+        if entry is None or not mine:
             raise NoSession(
                 f"there is no session {session!r}: it was closed, has expired, or the server restarted; "
                 "open one without `session`"
             )
-        number, entry = found
-        key = (opened.key or "").encode()
-        if hmac.compare_digest(key, entry.identity.key.encode()):
-            return number, entry, True
-        if hmac.compare_digest(key, entry.identity.view_key.encode()):
-            return number, entry, False
         raise Forbidden("the session's `key` is missing or wrong")
 
     def _create(self, message: OpenSession, group: TaskGroup) -> tuple[int, _Entry]:
+        """A new session. Raises LimitExceeded."""
+        meter = self._holdings.open(message.owner)
+        try:
+            return self._begin(message, meter, group)
+        except BaseException:
+            self._holdings.close(message.owner, meter)
+            raise
+
+    def _begin(self, message: OpenSession, meter: Meter, group: TaskGroup) -> tuple[int, _Entry]:
         opened = message.open
         number = next(self._numbers)
         identity = Identity(
@@ -190,22 +236,25 @@ class Directory:
             f"k_{secrets.token_urlsafe(18)}",
             f"v_{secrets.token_urlsafe(18)}",
         )
-        mailbox: Mailbox[SessionEvent] = Mailbox(f"session {number}", MAILBOX)
+        mailbox: SessionMailbox[SessionEvent] = SessionMailbox(f"session {number}")
         core = SessionCore(
             identity,
             SessionState(
                 number,
                 context=self._context,
+                vocab=self._vocab,
                 limits=self._limits,
                 decode=self._tokenizer.decode,
                 owner=message.owner,
                 namespace=message.namespace,
+                meter=meter,
             ),
             self._tokenizer,
             self._template,
             self._detokenizer,
             server=self._server,
             ttl_s=self._ttl_s,
+            ttl_max_s=self._ttl_max_s,
             random_seed=lambda: secrets.randbits(62),
         )
         actor = SessionActor(
@@ -215,6 +264,7 @@ class Directory:
             scheduler=self._scheduler,
             gateway=self._gateway,
             clock=self._clock,
+            encoder=self._encoder,
         )
         entry = _Entry(identity, mailbox, actor)
         self._entries[identity.session] = (number, entry)
@@ -222,7 +272,8 @@ class Directory:
             self._deserted = anyio.Event()
         self._sessions.add(number, mailbox)
         self._metrics.sessions(1)
-        log.info("session opened", session=identity.session, client=opened.client)
+        whose: dict[str, Any] = {"owner": message.owner} if message.owner else {}
+        log.info("session opened", session=identity.session, client=opened.who, **whose)
         group.start_soon(self._guard, number, entry)
         return number, entry
 
@@ -234,7 +285,9 @@ class Directory:
             await actor.run()
             if actor.core.ended == FAILED:
                 code, reason = Close.RESTART, FAILED
-        except Exception:
+        except BaseException as error:  # a panic of a native library is no Exception
+            if isinstance(error, ENDS):
+                raise
             log.exception("session crashed", session=identity.session)
             actor.core.ended = "crashed"
             code, reason = Close.SERVER_BUG, "the session failed"
@@ -245,11 +298,33 @@ class Directory:
             self._metrics.sessions(-1)
             entry.mailbox.close()
             late = [m.socket for m in entry.mailbox.drain_nowait() if isinstance(m, Attach)]
-            with contextlib.suppress(MailboxClosed):  # the engine is going down as a whole
-                for socket in [*core.sockets, *late]:
-                    self._gateway.tell(CloseSocket(socket, code, reason))
-                self._scheduler.tell(CancelSession(number))
-                self._cache.tell(DropBranches(core.state.handles()))
+            for socket in [*core.sockets, *late]:
+                self._must_gateway.tell(CloseSocket(socket, code, reason))
+            self._must_scheduler.tell(CancelSession(number))
+            self._must_cache.tell(DropSessions([number]))
+            self._holdings.close(core.state.owner, core.state.meter)
             if not self._entries:
                 self._deserted.set()
             log.info("session ended", session=identity.session, reason=core.ended or "stopped")
+
+
+def _relay(address: Address[Message]) -> Relay[Message]:
+    relay: Relay[Message] = Relay()
+    relay.connect(address)
+    return relay
+
+
+def _compare(tokenizer: Tokenizer, vocab: int) -> None:
+    """Say it if the tokenizer has tokens that the model has not: appends that need one are refused."""
+    unknown = tokenizer.beyond(vocab)
+    if unknown:
+        log.warning(
+            "the tokenizer has tokens that the model does not have; text with one of them is refused. "
+            "Serve a model whose embedding was resized for this tokenizer, or the model's own tokenizer",
+            vocabulary=vocab,
+            tokens=len(unknown),
+            examples=dict(sorted(unknown.items())[:4]),
+        )
+    missing = sorted(tokenizer.eos_ids & unknown.keys())
+    if missing:
+        log.warning("the model can never sample these ends of a sequence", tokens=missing)

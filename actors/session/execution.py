@@ -5,22 +5,25 @@ An op's tasks come in checked (`tasks`), wait in the queues of the branches that
 later. Each gets its terminal reply here, and then whoever waited for it runs.
 """
 
-from collections.abc import Callable, Collection, Iterable
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Set
 
 import msgspec
 
 from ramify.actors.session.audience import Audience
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.ops import OpRunner
 from ramify.actors.session.program import Program
-from ramify.actors.session.replies import Cancelled, Skipped, error_message
+from ramify.actors.session.replies import Cancelled, DeadlinePassed, Skipped, error_message
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.actors.session.turns import Turns
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.wire import Done, Ok, ServerMessage
+from ramify.protocol.wire import Done, Generate, Ok, ServerMessage
 
 
 class Execution:
@@ -37,7 +40,10 @@ class Execution:
         self._state = state
         self._audience = audience
         self._program: Program[Task] = Program()
+        self._queued = 0
         self._broken: RamifyError | None = None  # the engine; nothing is begun any more
+        self._deadlines: list[tuple[float, int, Task]] = []  # of generations, from their arrival on
+        self._arrivals = 0  # so that equal deadlines are not compared by their tasks
         self.generations = Generations(
             state,
             turns,
@@ -60,6 +66,11 @@ class Execution:
     def __len__(self) -> int:
         return len(self._program)
 
+    @property
+    def queued(self) -> int:
+        """Bytes that the ops hold which wait or run."""
+        return self._queued
+
     def expects(self, name: str) -> bool:
         """Whether there is a branch of this name, or an op that may be going to make it."""
         return name in self._state.branches or self._program.behind(name) > 0
@@ -67,30 +78,49 @@ class Execution:
     # --- in order --------------------------------------------------------------------------------
 
     def add(self, tasks: list[Task]) -> None:
-        """Queue the tasks; `start` runs them."""
+        """Queue the tasks of an op; `start` runs them."""
         for task in tasks:
             task.arrived = self._audience.now
             self._program.add(task)
+            op = task.op
+            if task.kind == "generate" and isinstance(op, Generate) and op.deadline_ms is not None:
+                self._watch(task, task.arrived + op.deadline_ms / 1e3)
+        if tasks and tasks[0].bill is not None:  # one for all tasks of the op
+            self._hold(tasks[0].bill.size)
+
+    def _finish(self, task: Task) -> list[Task]:
+        """The task is done; returns those that may start now."""
+        bill = task.bill
+        if bill is not None:
+            bill.left -= 1
+            if not bill.left:
+                self._hold(-bill.size)
+        return self._program.finish(task)
+
+    def _hold(self, count: int) -> None:
+        self._queued += count
+        self._state.meter.add(count)
 
     def start(self, tasks: Iterable[Task]) -> None:
         """Run the tasks that are first in their queues, then those that this frees."""
-        ready = list(tasks)
+        ready = deque(tasks)
         while ready:
-            task = ready.pop(0)
+            task = ready.popleft()
             if not self._program.start(task):
                 continue
             try:
                 reply = self._run(task)
             except RamifyError as error:
                 self._fail(task, error)
-                ready = self._program.finish(task) + ready
+                ready.extendleft(reversed(self._finish(task)))
                 continue
             if reply is not None:
                 if task.kind != "spawn":
                     self._complete(task, reply)
-                heads = self._program.finish(task)
-                ready = heads + ready
-                if task.kind == "append" and not any(task.branch in head.touched for head in heads):
+                else:
+                    self._audience.announce(task, reply)
+                ready.extendleft(reversed(self._finish(task)))
+                if task.kind == "append" and not self._followed(task):
                     self._prefill(task)
 
     def _run(self, task: Task) -> Ok | None:
@@ -107,6 +137,10 @@ class Execution:
             raise self._broken
         return self._ops.run(task, self._audience.now)
 
+    def _followed(self, task: Task) -> bool:
+        """Whether an op waits behind `task`, which has just finished."""
+        return any(map(self._program.behind, task.touched))
+
     def _prefill(self, task: Task) -> None:
         branch = self._branch(task.branch)
         if branch is not None:
@@ -114,19 +148,18 @@ class Execution:
 
     # --- what ends later -------------------------------------------------------------------------
 
-    def encoded(self, ticket: int, tokens: list[list[int]], error: BaseException | None) -> None:
-        """Long text was tokenized (or could not be)."""
-        task = self._ops.task_of(ticket)
-        try:
-            reply = self._ops.encoded(ticket, tokens, error)
-        except RamifyError as failure:
-            self._failed(task, failure)
-            return
-        self._complete(task, reply)
-        heads = self._program.finish(task)
-        self.start(heads)
-        if not heads:
-            self._prefill(task)
+    def encoded(self, ticket: int, prepared: Prepared | None, error: BaseException | None) -> None:
+        """Long text was tokenized (or could not be), for all branches that the op waits on."""
+        for task, end in self._ops.encoded(ticket, prepared, error):
+            if isinstance(end, RamifyError):
+                self._failed(task, end)
+                continue
+            self._complete(task, end)
+            freed = self._finish(task)
+            followed = self._followed(task)
+            self.start(freed)
+            if not followed:
+                self._prefill(task)
 
     def _generation_done(self, task: Task, done: Done, text: str) -> None:
         if done.reason == "error":
@@ -134,22 +167,22 @@ class Execution:
                 task.frame.failed[name] = None
         # A client that was away may find the branch dropped: the repeated reply has the text.
         self._complete(task, done, again=msgspec.structs.replace(done, text=text))
-        self.start(self._program.finish(task))
+        self.start(self._finish(task))
 
     def _failed(self, task: Task, error: RamifyError) -> None:
         """A task that was running could not be done."""
         self._fail(task, error)
-        self.start(self._program.finish(task))
+        self.start(self._finish(task))
 
     # --- ahead of their turn ---------------------------------------------------------------------
 
-    def cancel(self, client: str, ids: Collection[int]) -> list[Task]:
+    def cancel(self, client: str, ids: Set[int]) -> list[Task]:
         """Those ops of the client. Returns the tasks that this ended or will end."""
         return self._cancel(
             [task for task in self._program.on() if task.frame.client == client and task.op.id in ids]
         )
 
-    def cancel_generations(self, branches: list[str] | None) -> list[Task]:
+    def cancel_generations(self, branches: Set[str] | None) -> list[Task]:
         """Those that run or wait on the branches, None: on all. See `cancel`."""
         tasks = [
             task
@@ -159,7 +192,8 @@ class Execution:
         ]
         spawned = {id(task.op) for task in tasks if task.kind == "spawn"}
         if spawned:  # the generations of a fork that will not be made
-            tasks += [t for t in self._program.on() if id(t.op) in spawned and t not in tasks]
+            taken = set(map(id, tasks))
+            tasks += [t for t in self._program.on() if id(t.op) in spawned and id(t) not in taken]
         return self._cancel(tasks)
 
     def cancel_generations_of(self, client: str) -> None:
@@ -179,13 +213,47 @@ class Execution:
         for task in tasks:
             if self._program.running(task):
                 continue
-            freed += self._program.finish(task)
+            freed += self._finish(task)
             done.append(task)
             if task.kind != "spawn":
                 self._refuse(task, Cancelled("cancelled before it ran"))
         done += [task for task in running if self.generations.cancel(task, self._audience.now)]
         self.start(freed)
         return done
+
+    # --- deadlines -------------------------------------------------------------------------------
+
+    def _watch(self, task: Task, deadline: float) -> None:
+        if len(self._deadlines) > 64 + 2 * len(self._program):  # most of them ended long before
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._program]
+            heapq.heapify(self._deadlines)
+        self._arrivals += 1
+        heapq.heappush(self._deadlines, (deadline, self._arrivals, task))
+        self._state.out.wake(deadline)
+
+    def expire(self) -> None:
+        """End generations that wait and are past their deadline; asks to be called for the next one.
+
+        One that the scheduler has is ended by the scheduler.
+        """
+        now, late = self._audience.now, self._deadlines
+        waiting: list[Task] = []
+        while late and (late[0][0] <= now or late[0][2] not in self._program):
+            task = heapq.heappop(late)[2]
+            if self._program.running(task):
+                self.generations.expire(task, now)
+            elif task in self._program:
+                waiting.append(task)
+        if late:
+            self._state.out.wake(late[0][0])
+        spawns = {id(task.op) for task in waiting}
+        waiting += [t for t in self._program.on() if t.kind == "spawn" and id(t.op) in spawns]
+        freed: list[Task] = []
+        for task in waiting:
+            freed += self._program.finish(task)
+            if task.kind != "spawn":
+                self._fail(task, DeadlinePassed("the deadline passed before the generation could begin"))
+        self.start(freed)
 
     def refuse(self, error: RamifyError) -> None:
         """The engine is broken: no task runs any more; each whose turn comes fails with `error`."""

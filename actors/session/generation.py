@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import OutputText
+from ramify.actors.session.meter import LOGPROB
 from ramify.actors.session.pieces import OutputPiece
 from ramify.protocol.messages import Finished
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
@@ -37,6 +38,7 @@ class Generation:
         self.text = text
         self.sampling = sampling
         self.stop_token_ids = stop_token_ids
+        self._stops = frozenset(stop_token_ids)
         self.max_tokens = max_tokens
         self.deadline = deadline
         self.chat = chat
@@ -44,12 +46,25 @@ class Generation:
         self.request = 0
         self.before = 0  # output tokens of earlier requests (a pause)
         self.stopping = False  # a stop string matched: the request is being cut there
+        self.stop_token: int | None = None  # sampled: the last token of the piece, never text
         self.pausing = False  # its client went away with `detach: pause`
         self.cancelled = False
+        self.expired = False  # its deadline has passed
+        self.exhausted = False  # the session has no more memory: it is being cut here
         self.first: Finished | None = None  # of the first request: prompt, cached, computed
         self.first_token = 0.0
         self.logprob_sum = 0.0
         self.logprob_count = 0
+
+    @property
+    def decided(self) -> bool:
+        """Whether its output is complete: what else happens does not change how it ended."""
+        return self.stopping or self.stop_token is not None
+
+    @property
+    def ending(self) -> bool:
+        """Whether its end was decided here, and is only to be confirmed."""
+        return self.decided or self.cancelled or self.exhausted
 
     @property
     def remaining(self) -> int:
@@ -58,20 +73,27 @@ class Generation:
     def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> bool:
         """New tokens in order. True if a stop string was completed by them.
 
-        After a stop, tokens that were under way are ignored.
+        After a stop, tokens that were under way are ignored. A stop token ends the output here,
+        when it is seen: its request's end may be told much later, and must not be waited for.
+        It becomes the last token of the piece, without text and without a mark.
         """
-        if self.stopping:
+        if self.decided:
             return False
         piece = self.piece
+        if not self._stops.isdisjoint(tokens):
+            at = next(i for i, token in enumerate(tokens) if token in self._stops)
+            self.stop_token, tokens, logprobs = tokens[at], tokens[:at], logprobs[:at]
         piece.tokens.extend(tokens)
         if logprobs:
             self._add_logprobs(tokens, logprobs)
-        released = self.text.push(tokens)
+        released = self.text.push(tokens) if tokens else None
         if released is not None:
             piece.release(released.count, released.text)
         if self.text.stopped is not None:
-            self.stopping = True
+            self.stopping, self.stop_token = True, None
             return True
+        if self.stop_token is not None:
+            piece.tokens.append(self.stop_token)
         return False
 
     def _add_logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> None:
@@ -80,6 +102,7 @@ class Generation:
         for token, entry in zip(tokens, logprobs, strict=True):
             if entry is None:
                 raise ValueError(f"request {self.request} asked for log-probabilities and got none")
+            self.piece.grow(LOGPROB * (1 + len(entry.top_ids)))
             top = list(zip(entry.top_ids, entry.top_logprobs, strict=True))
             self.piece.logprobs.append(TokenLogprob(token=token, logprob=entry.logprob, top=top))
             self.logprob_sum += entry.logprob

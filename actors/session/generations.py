@@ -6,27 +6,41 @@ generation waits for are computed ahead of time by a request without output (a *
 """
 
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.generation import Generation
+from ramify.actors.session.meter import PIECE
 from ramify.actors.session.pieces import OutputPiece, Tail
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.actors.session.toolcalls import parse
 from ramify.actors.session.turns import Turns
-from ramify.protocol.errors import BadRequest, Overloaded, RamifyError, TooLong, Unsupported
+from ramify.protocol.errors import (
+    BadRequest,
+    LimitExceeded,
+    Overloaded,
+    RamifyError,
+    TooLong,
+    Unsupported,
+)
 from ramify.protocol.messages import Cancel, Finished, Progress, Submit
 from ramify.protocol.plan import unpack
 from ramify.protocol.sampling import SamplingParams
 from ramify.protocol.wire import Done, Generate
 
 PREFILL_PRIORITY = -8
+FULL = "the session holds more than it may: drop branches or roll back, then generate on"
 RETRY_MS = 1000  # when a full queue may be tried again
 log = logging.getLogger(__name__)
+
+# Generations that wait, in order, by id() of their task: any of them may be cancelled.
+_Queue = OrderedDict[int, tuple[Generation, Task]]
 
 
 class Generations:
@@ -55,8 +69,8 @@ class Generations:
         self._on_refused = on_refused
         self._by_request: dict[int, tuple[Generation, Task]] = {}
         self._by_task: dict[int, Generation] = {}
-        self._ready: deque[tuple[Generation, Task]] = deque()
-        self._paused: dict[str, list[tuple[Generation, Task]]] = {}  # by client
+        self._ready: _Queue = OrderedDict()
+        self._paused: dict[str, _Queue] = {}  # by client
         self._prefills: dict[int, Branch] = {}
 
     @property
@@ -82,16 +96,19 @@ class Generations:
             )
         chat = branch.tail is not Tail.RAW
         self._check(branch, op)
+        self._turns.check_stops(op.stop_token_ids)
+        self._state.meter.require(PIECE)
         self._turns.open_turn(branch, task.frame.opened.tools)
         piece = OutputPiece(branch.position, op=op.id, client=task.frame.client)
         piece.quiet = op.quiet
+        piece.charge(self._state.meter, PIECE)
         if not chat:
             piece.tail, piece.role = Tail.RAW, None
         generation = Generation(
             op,
             branch,
             piece,
-            self._detokenizer.stream(op.stop),
+            self._detokenizer.stream(task.frame.stops(op)),
             sampling=self._sampling(op, task.index),
             stop_token_ids=self._stop_ids(op),
             max_tokens=min(op.max_tokens, self._state.context - branch.position),
@@ -102,7 +119,7 @@ class Generations:
         branch.pieces.append(piece)
         self._by_task[id(task)] = generation
         away = self._paused.get(task.frame.client)
-        (self._ready if away is None else away).append((generation, task))
+        (self._ready if away is None else away)[id(task)] = generation, task
         self.submit_ready()
 
     def _check(self, branch: Branch, op: Generate) -> None:
@@ -118,7 +135,7 @@ class Generations:
     def submit_ready(self) -> None:
         """Submit waiting generations as far as the session's limit allows."""
         while self._ready and len(self._by_request) < self._state.limits.running:
-            generation, task = self._ready.popleft()
+            _, (generation, task) = self._ready.popitem(last=False)
             self._submit(generation, task)
 
     def _submit(self, generation: Generation, task: Task) -> None:
@@ -190,22 +207,19 @@ class Generations:
 
     # --- while it runs ---------------------------------------------------------------------
 
-    def progress(self, item: Progress, ended: Finished | None) -> None:
-        """New tokens of a request. `ended`: its end, if it came in the same message."""
+    def progress(self, item: Progress) -> None:
+        """New tokens of a request."""
         entry = self._by_request.get(item.request)
         if entry is None:
             return
         generation = entry[0]
-        tokens: Sequence[int] = unpack(item.tokens)
-        if ended is not None and ended.reason == "stop" and not generation.stopping:
-            # The last one is the token that stopped it: it is not text.
-            generation.push(tokens[:-1], item.logprobs[:-1])
-            if not generation.stopping:
-                generation.piece.tokens.append(tokens[-1])
-        elif generation.push(tokens, item.logprobs):
+        if generation.push(unpack(item.tokens), item.logprobs):
             assert generation.text.stopped is not None
             keep = generation.text.stopped.keep_tokens - generation.before
             self._state.out.scheduler.append(Cancel(item.request, keep=max(0, keep), reason="stop"))
+        elif self._state.meter.full and not generation.ending:
+            generation.exhausted = True
+            self._state.out.scheduler.append(Cancel(item.request))
         self._on_output(generation.branch)
 
     def cancel(self, task: Task, now: float) -> bool:
@@ -216,43 +230,52 @@ class Generations:
         generation.cancelled = True
         if generation.request in self._by_request:
             self._state.out.scheduler.append(Cancel(generation.request))
-            return True
-        for queue in (self._ready, *self._paused.values()):
-            if (generation, task) in queue:
-                queue.remove((generation, task))
-                break
-        self._close(generation, task, _ended_here(generation, now))
+        else:
+            self._end_waiting(generation, task, _ended_here(generation, now))
         return True
+
+    def expire(self, task: Task, now: float) -> None:
+        """The deadline of `task` has passed: it ends, unless the scheduler has it and ends it."""
+        generation = self._by_task.get(id(task))
+        if generation is None:
+            return
+        generation.expired = True  # should the scheduler just be pausing it
+        if generation.request not in self._by_request:
+            self._end_waiting(generation, task, _ended_here(generation, now, reason="deadline"))
+
+    def _end_waiting(self, generation: Generation, task: Task, finished: Finished) -> None:
+        for queue in (self._ready, *self._paused.values()):
+            queue.pop(id(task), None)
+        self._close(generation, task, finished)
 
     def pause(self, client: str) -> None:
         """The client is gone and asked for it: its generations stop, and start, when it is back."""
-        away = self._paused.setdefault(client, [])
+        away = self._paused.setdefault(client, OrderedDict())
         for generation, task in list(self._by_request.values()):
-            if task.frame.client == client and not generation.stopping and not generation.cancelled:
+            if task.frame.client == client and not generation.decided and not generation.cancelled:
                 generation.pausing = True
                 self._state.out.scheduler.append(Cancel(generation.request))
-        for entry in [entry for entry in self._ready if entry[1].frame.client == client]:
-            self._ready.remove(entry)
-            away.append(entry)
+        for key in [key for key, (_, task) in self._ready.items() if task.frame.client == client]:
+            away[key] = self._ready.pop(key)
 
     def unpause(self, client: str) -> None:
         """The client is back."""
         for generation, task in self._by_request.values():
             if task.frame.client == client:
                 generation.pausing = False
-        self._ready.extend(self._paused.pop(client, ()))
+        self._ready.update(self._paused.pop(client, ()))
         self.submit_ready()
 
     # --- the end ---------------------------------------------------------------------------
 
     def fail(self, error: RamifyError, now: float) -> None:
         """The engine is broken: every generation ends with `error`, wherever it stood."""
-        entries = [*self._by_request.values(), *self._ready]
-        entries += [entry for away in self._paused.values() for entry in away]
+        entries = [*self._by_request.values(), *self._ready.values()]
+        entries += [entry for away in self._paused.values() for entry in away.values()]
         for table in (self._by_request, self._ready, self._paused, self._prefills):
             table.clear()
         for generation, task in entries:
-            decided = generation.stopping or generation.cancelled  # it was only to be confirmed
+            decided = generation.ending  # it was only to be confirmed
             self._close(generation, task, _ended_here(generation, now, None if decided else error))
 
     def finished(self, finished: Finished) -> None:
@@ -268,17 +291,21 @@ class Generations:
             return
         generation, task = entry
         generation.note(finished)
-        ours = generation.cancelled or generation.stopping  # a stop string may meet a pause
-        if finished.reason == "cancelled" and not ours and generation.remaining > 0:
+        # A stop may meet a pause.
+        if finished.reason == "cancelled" and generation.expired and not generation.ending:
+            finished = msgspec.structs.replace(finished, reason="deadline")
+        elif finished.reason == "cancelled" and not generation.ending and generation.remaining > 0:
             # Without `pausing`: paused, and unpaused before the scheduler had stopped it.
             away = self._paused.get(task.frame.client) if generation.pausing else None
-            (self._ready if away is None else away).append((generation, task))
+            (self._ready if away is None else away)[id(task)] = generation, task
             return
         self._close(generation, task, finished)
 
     def _close(self, generation: Generation, task: Task, finished: Finished) -> None:
         """Bring piece, handle and text to their final state, and reply."""
         piece, branch = generation.piece, generation.branch
+        if generation.exhausted and not generation.cancelled and finished.reason == "cancelled":
+            finished = msgspec.structs.replace(finished, reason="error", error="limit", message=FULL)
         if finished.reason == "error" and not piece.tokens:
             branch.pieces.remove(piece)
             del self._by_task[id(task)]
@@ -292,9 +319,9 @@ class Generations:
             stop = self._cut_at_stop(generation, output)
         else:
             generation.keep(output)
-            if reason == "stop" and piece.tokens:
-                stop = token = piece.tokens[-1]
-                self._settle_stop_token(generation, token)
+            if generation.stop_token is not None:
+                reason, stop = "stop", generation.stop_token
+                self._settle_stop_token(generation, generation.stop_token)
             self._release_rest(generation)
         piece.ended = True
         if piece.tail is Tail.OPEN and reason == "stop" and not generation.op.keep_open:
@@ -332,7 +359,7 @@ class Generations:
         if output > stopped.keep_tokens:  # it had ended by itself before the cut arrived
             state.move_handle(branch, piece.end)
         if stopped.tail_text:
-            tokens = self._turns.tokenizer.encode(stopped.tail_text, special=False)
+            tokens = self._turns.continue_output(branch, stopped.tail_text)
             state.extend_handle(branch, tokens)
             piece.tokens.extend(tokens)
             piece.logprobs = None  # the cut token's do not fit the new ones
@@ -370,16 +397,23 @@ def _refusal(finished: Finished) -> RamifyError:
             return Overloaded(finished.message, retry_ms=RETRY_MS)
         case "too_long":
             return TooLong(finished.message)
+        case "limit":
+            return LimitExceeded(finished.message)
         case _:
             return RamifyError(finished.message or "the engine failed")
 
 
-def _ended_here(generation: Generation, now: float, error: RamifyError | None = None) -> Finished:
+def _ended_here(
+    generation: Generation,
+    now: float,
+    error: RamifyError | None = None,
+    reason: Literal["cancelled", "deadline"] = "cancelled",
+) -> Finished:
     """An end that the scheduler does not say: it has not got the generation, or is no more."""
     piece = generation.piece
     return Finished(
         request=generation.request,
-        reason="cancelled" if error is None else "error",
+        reason=reason if error is None else "error",
         output=len(piece.tokens) - generation.before,
         prompt=piece.start,
         cached=0,

@@ -5,6 +5,9 @@ Ids are strictly increasing per (session, client), so "was it seen?" is one comp
 
 from collections import OrderedDict
 
+from ramify.actors.session.meter import Meter
+from ramify.actors.session.weights import reply_bytes
+from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ServerMessage
 
@@ -12,11 +15,13 @@ from ramify.protocol.wire import ServerMessage
 class Ledger:
     """The op ids and terminal replies of one client of one session."""
 
-    def __init__(self, client: str, keep: int) -> None:
+    def __init__(self, client: str, limits: Limits, meter: Meter) -> None:
         self.client = client
+        self.held = 0  # bytes of `replies`
         self.last = -1  # the highest op id seen
         self.replies: OrderedDict[int, list[ServerMessage]] = OrderedDict()
-        self._keep = keep
+        self._limits = limits
+        self._meter = meter
         self._pending: dict[int, int] = {}  # op id -> terminal replies still to come
 
     @property
@@ -72,10 +77,27 @@ class Ledger:
         """A terminal reply is sent. `keep`: to be sent again."""
         if keep:
             self.replies.setdefault(ident, []).append(message)
+            self._hold(reply_bytes(message))
         left = self._pending.get(ident, 1) - 1
         if left > 0:
             self._pending[ident] = left
         else:
             self._pending.pop(ident, None)
-        while len(self.replies) > self._keep:
-            self.replies.popitem(last=False)
+        limits = self._limits
+        while len(self.replies) > limits.replies_kept or (
+            self.held > limits.replies_bytes and len(self.replies) > 1
+        ):
+            _, gone = self.replies.popitem(last=False)
+            self._hold(-sum(map(reply_bytes, gone)))
+
+    def drop(self, ident: int) -> None:
+        """The op will not be answered: it may be sent again, if it is one that looks again."""
+        self._pending.pop(ident, None)
+
+    def forget(self) -> None:
+        """The client is not remembered any more."""
+        self._meter.add(-self.held)
+
+    def _hold(self, count: int) -> None:
+        self.held += count
+        self._meter.add(count)

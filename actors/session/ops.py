@@ -5,18 +5,21 @@ generation, or an append whose text is tokenized off the event loop. Errors are 
 anything has changed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.outbox import EncodeText
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
-from ramify.actors.session.turns import Draft, Turns
-from ramify.protocol.errors import BadRequest, Conflict, Unsupported
-from ramify.protocol.messages import RetainBranch
-from ramify.protocol.wire import Append, Fork, Generate, Ok, Rollback, Set
+from ramify.actors.session.turns import Turns
+from ramify.protocol.errors import BadRequest, Conflict, RamifyError, Unsupported
+from ramify.protocol.wire import Append, Fork, Generate, Ok, Rollback, Set, names
+
+ON_THE_LOOP = 4096  # characters that one frame may have tokenized on the event loop: some milliseconds
 
 
 class OpRunner:
@@ -44,7 +47,7 @@ class OpRunner:
         self._on_rename = on_rename
         self._on_drop = on_drop
         self._on_new = on_new
-        self._encoding: dict[int, tuple[Task, Branch, Draft]] = {}
+        self._encoding: dict[int, tuple[Hashable, list[tuple[Task, Branch]]]] = {}
 
     def run(self, task: Task, now: float) -> Ok | None:
         """Run a task that is first in its queues. Raises RamifyError."""
@@ -69,20 +72,27 @@ class OpRunner:
                     "`append`, `generate`, `fork` and `drop`"
                 )
 
-    def encoded(self, ticket: int, tokens: list[list[int]], error: BaseException | None) -> Ok:
-        """Tokens of an append that went through `EncodeText`. Raises RamifyError."""
-        task, branch, draft = self._encoding.pop(ticket)
-        if error is not None:
-            raise BadRequest(f"the text cannot be tokenized: {error}")
-        return self._apply(task, branch, draft, tokens)
+    def encoded(
+        self, ticket: int, prepared: Prepared | None, error: BaseException | None
+    ) -> list[tuple[Task, Ok | RamifyError]]:
+        """What `EncodeText` came to, for each branch that waited for it."""
+        situation, waiting = self._encoding.pop(ticket)
+        result = _cannot_encode(error) if prepared is None else prepared
+        shared = waiting[0][0].shared
+        assert shared is not None
+        del shared.tickets[situation]
+        shared.prepared[situation] = result
+        ends: list[tuple[Task, Ok | RamifyError]] = []
+        for task, branch in waiting:
+            try:
+                ends.append((task, self._apply(task, branch, result)))
+            except RamifyError as failure:
+                ends.append((task, failure))
+        return ends
 
     def encoding(self) -> list[Task]:
         """The appends whose text is being tokenized."""
-        return [task for task, _, _ in self._encoding.values()]
-
-    def task_of(self, ticket: int) -> Task:
-        """The append that an `EncodeText` belongs to."""
-        return self._encoding[ticket][0]
+        return [task for _, waiting in self._encoding.values() for task, _ in waiting]
 
     # --- ops ---------------------------------------------------------------------------------
 
@@ -91,19 +101,44 @@ class OpRunner:
         assert isinstance(op, Append)
         branch = self._target(task)
         _expect(branch, op.expect)
-        opened = task.frame.opened
-        draft = self._turns.draft(branch, op, strict=opened.template == "strict", tools=opened.tools)
-        if draft.long:
-            ticket = self._state.next_id()
-            self._encoding[ticket] = (task, branch, draft)
-            self._state.out.encode.append(EncodeText(ticket, draft.parts))
+        shared, turns = task.shared, self._turns
+        assert shared is not None
+        strict = task.frame.opened.template == "strict"
+        situation = turns.situation(branch, op, strict=strict)
+        known = shared.prepared.get(situation)
+        if known is not None:
+            return self._apply(task, branch, known)
+        if situation in shared.tickets:  # for another branch of this op
+            self._encoding[shared.tickets[situation]][1].append((task, branch))
             return None
-        return self._apply(task, branch, draft, [self._turns.encode(part) for part in draft.parts])
+        prepare = partial(
+            turns.prepare,
+            branch,
+            op,
+            strict=strict,
+            tools=task.frame.opened.tools,
+            room=self._state.context if strict else turns.room(names(op.branch)),
+        )
+        size = turns.size(branch, op, strict=strict)
+        if task.frame.worked + size > ON_THE_LOOP:
+            ticket = shared.tickets[situation] = self._state.next_id()
+            self._encoding[ticket] = (situation, [(task, branch)])
+            self._state.out.encode.append(EncodeText(ticket, size, prepare))
+            return None
+        task.frame.worked += size
+        try:
+            prepared: Prepared | RamifyError = prepare()
+        except RamifyError as error:
+            prepared = error
+        shared.prepared[situation] = prepared
+        return self._apply(task, branch, prepared)
 
-    def _apply(self, task: Task, branch: Branch, draft: Draft, tokens: list[list[int]]) -> Ok:
-        if draft.cut is not None:
+    def _apply(self, task: Task, branch: Branch, prepared: Prepared | RamifyError) -> Ok:
+        if isinstance(prepared, RamifyError):
+            raise prepared
+        if prepared.draft.over_prompt or prepared.draft.cut is not None:
             self._generations.cancel_prefill(branch)
-        cut = self._turns.apply(branch, draft, tokens, task.op.id)
+        cut = self._turns.apply(branch, prepared, task.op.id)
         revision = self._state.bump()
         if cut is not None:
             branch.cut_back(revision, cut)
@@ -152,7 +187,10 @@ class OpRunner:
         if op.turns is not None:
             to = branch.turn_start(op.turns)
             if to is None:
-                raise BadRequest(f"branch {branch.name!r} has fewer than {op.turns} turns")
+                raise BadRequest(
+                    f"branch {branch.name!r} has fewer than {op.turns} turns, or the template joined "
+                    "the last one of them to the turn before it: roll back `to` a position"
+                )
         assert to is not None
         if to > branch.position:
             raise BadRequest(
@@ -173,20 +211,19 @@ class OpRunner:
         if op.persist:
             raise Unsupported("this server does not save branches to disk yet: leave `persist` out")
         branch = self._target(task) if op.branch is not None else None
-        if branch is not None and op.name is not None and op.name != branch.name:
-            state.check_new([op.name], moved=1)
-            self._on_rename(branch, op.name)
-            state.rename(branch, op.name)
-        for each in [branch] if branch is not None else list(state.branches.values()):
-            if op.retain_s is not None:
+        name = op.name if branch is not None and op.name != branch.name else None
+        if name is not None:
+            state.check_new([name], moved=1)
+        if op.meta is not None:
+            state.annotate(branch, op.meta)
+        if branch is not None and name is not None:
+            self._on_rename(branch, name)
+            state.rename(branch, name)
+        if op.retain_s is not None:
+            until = now + op.retain_s if op.retain_s else 0.0
+            for each in [branch] if branch is not None else state.branches.values():
                 each.retain_s = op.retain_s or None
-                state.out.cache.append(
-                    RetainBranch(each.handle, now + op.retain_s if op.retain_s else 0.0)
-                )
-            if op.meta is not None and branch is not None:
-                each.meta = op.meta
-        if op.meta is not None and branch is None:
-            state.meta = op.meta
+                state.out.retained[each.handle] = until
         state.bump()
         if branch is None:
             return Ok(id=op.id, revision=state.revision)
@@ -212,6 +249,12 @@ class OpRunner:
             revision=self._state.revision,
             result=result,
         )
+
+
+def _cannot_encode(error: BaseException | None) -> RamifyError:
+    return (
+        error if isinstance(error, RamifyError) else BadRequest(f"the text cannot be tokenized: {error}")
+    )
 
 
 def _expect(branch: Branch, position: int | None) -> None:

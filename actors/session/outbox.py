@@ -3,11 +3,11 @@
 The actor sends them in the order that messages.py asks for: cache, scheduler, sockets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import msgspec
 
-from ramify.actors.session.pieces import Tail
+from ramify.actors.session.drafts import Prepared
 from ramify.protocol.messages import (
     Cancel,
     DropBranches,
@@ -16,41 +16,28 @@ from ramify.protocol.messages import (
     Inspect,
     MoveBranch,
     OpenBranch,
-    RetainBranch,
+    RetainBranches,
     Submit,
 )
-from ramify.protocol.wire import Role, ServerMessage
+from ramify.protocol.wire import ServerMessage
 
-ToCache = OpenBranch | ExtendBranch | ForkBranch | MoveBranch | RetainBranch | DropBranches | Inspect
+ToCache = OpenBranch | ExtendBranch | ForkBranch | MoveBranch | RetainBranches | DropBranches | Inspect
 ToScheduler = Submit | Cancel
 
 
-class Part(msgspec.Struct, frozen=True):
-    """Text that becomes one piece. `chat`: rendered by the template, brings its own BOS.
-
-    `tail`, `role`: the branch's state after it. `prompt`: the generation prompt.
-    """
-
-    text: str
-    chat: bool
-    start: bool  # at position 0
-    tail: Tail
-    role: Role | None
-    prompt: bool = False
-
-
 class EncodeText(msgspec.Struct, frozen=True):
-    """Tokenize long text off the event loop; answered with `Encoded`. See `Turns.encode`."""
+    """Render and tokenize long text off the event loop: `run`. Answered with `Encoded`."""
 
     ticket: int
-    parts: Sequence[Part]
+    size: int  # characters, about
+    run: Callable[[], Prepared]
 
 
 class Encoded(msgspec.Struct, frozen=True):
-    """Tokens of the parts of an `EncodeText`, or why they could not be made."""
+    """What the `run` of an `EncodeText` returned, or why it could not."""
 
     ticket: int
-    tokens: list[list[int]]
+    prepared: Prepared | None
     error: BaseException | None = None
 
 
@@ -59,6 +46,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self.cache: list[ToCache] = []
+        self.retained: dict[int, float] = {}  # handle -> until, told after `cache`
         self.scheduler: list[ToScheduler] = []
         self.notes: list[tuple[int, ServerMessage]] = []  # to sockets that are not attached
         self.closes: list[tuple[int, int, str]] = []  # socket, code, reason
@@ -67,9 +55,20 @@ class Outbox:
 
     def forget(self) -> None:
         """Nobody is there any more to do anything; replies go out all the same."""
-        for commands in (self.cache, self.scheduler, self.encode):
+        for commands in (self.cache, self.retained, self.scheduler, self.encode):
             commands.clear()
         self.wake_at = None
+
+    @property
+    def commands(self) -> int:
+        """Messages to the cache and the scheduler that wait to be sent."""
+        return len(self.cache) + len(self.scheduler)
+
+    def seal(self) -> None:
+        """What is retained becomes one message, behind all that made, moved or dropped branches."""
+        if self.retained:
+            self.cache.append(RetainBranches(self.retained))
+            self.retained = {}
 
     def wake(self, when: float) -> None:
         """Ask for a `Tick` at `when` or earlier."""

@@ -17,9 +17,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from enum import Enum
 
+import msgspec
+
+from ramify.actors.session.meter import LOGPROB, MARK, PIECE, TOKEN, Held, Meter
 from ramify.protocol.wire import ChatMessage, Role, TokenLogprob
 
 Decode = Callable[[Sequence[int]], str]
+
+_BEGINNING = 16  # characters of a content that tell where it begins
 
 
 class Tail(Enum):
@@ -39,15 +44,52 @@ class Tail(Enum):
     CLOSED = "closed"
 
 
-class Piece:
+class History:
+    """The messages of a conversation up to some place: those of `before`, then `messages`.
+
+    The strict template renders turns anew, behind text of which a part was left standing. Then the
+    pieces of a branch do not say any more what the messages before it were; a history does.
+    """
+
+    __slots__ = ("before", "count", "messages")
+
+    def __init__(self, before: "History | None", messages: Sequence[ChatMessage]) -> None:
+        self.before = before
+        self.messages = tuple(messages)
+        self.count: int = len(self.messages) + (before.count if before is not None else 0)
+
+    def all(self) -> list[ChatMessage]:
+        """O(messages)."""
+        parts = []
+        at: History | None = self
+        while at is not None:
+            parts.append(at.messages)
+            at = at.before
+        return [message for part in reversed(parts) for message in part]
+
+
+class Piece(Held):
     """A run of tokens at positions [start, start + len(tokens)).
 
     `tail` and `role`: the state of the branch after this piece. `op`: the op that made it.
-    `messages`: the chat turns of an input piece (the strict template renders them again).
+    `chat`: rendered by a template; `messages`: the chat turns in it (the strict template renders
+    them again); `history`: those before it, where the pieces before it do not tell.
     `raw`: the text as the template rendered it, which strict mode compares; `text`: as people read it.
     """
 
-    __slots__ = ("messages", "op", "raw", "role", "start", "tail", "text", "tokens", "turn")
+    __slots__ = (
+        "chat",
+        "history",
+        "messages",
+        "op",
+        "raw",
+        "role",
+        "start",
+        "tail",
+        "text",
+        "tokens",
+        "turn",
+    )
 
     def __init__(
         self,
@@ -59,8 +101,10 @@ class Piece:
         role: Role | None = None,
         op: int | None = None,
         messages: Sequence[ChatMessage] = (),
-        turn: bool = False,
+        turn: int = 0,
         raw: str | None = None,
+        chat: bool = False,
+        history: History | None = None,
     ) -> None:
         self.start = start
         self.tokens = tokens
@@ -70,27 +114,46 @@ class Piece:
         self.role = role
         self.op = op
         self.messages = tuple(messages)
-        self.turn = turn  # an append: what `rollback turns` counts
+        # Appended turns that begin with it, which `rollback turns` counts. Negative: so many begin
+        # somewhere inside it, since a template joined them to the turn before.
+        self.turn = turn
+        self.chat = chat
+        self.history = history
 
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
 
+    def count(self, meter: Meter | None) -> None:
+        """It is complete: `meter` counts it from now on."""
+        size = PIECE + TOKEN * len(self.tokens) + len(self.text)
+        if self.raw is not self.text:
+            size += len(self.raw)
+        kept = [*self.messages, *(self.history.messages if self.history is not None else ())]
+        self.charge(meter, size + sum(PIECE + len(message.content) for message in kept))
+
     def cut(self, at: int, decode: Decode) -> "Piece":
         """A copy that ends at position `at`, start < at < end."""
         tokens = self.tokens[: at - self.start]
-        return Piece(
+        text = decode(tokens)
+        messages = _kept(self.messages, text)
+        piece = Piece(
             self.start,
             tokens,
-            decode(tokens),
-            tail=Tail.OPEN,
-            role=self.role,
+            text,
+            tail=Tail.OPEN if self.tail is not Tail.RAW else Tail.RAW,
+            role=messages[-1].role if messages else self.role,
             op=self.op,
+            messages=messages,
             turn=self.turn,
+            chat=self.chat,
+            history=self.history,
         )
+        piece.count(self.meter)
+        return piece
 
 
-class OutputPiece:
+class OutputPiece(Held):
     """What one generation produced (and produces, while it runs)."""
 
     __slots__ = (
@@ -122,8 +185,9 @@ class OutputPiece:
         self.role: Role | None = "assistant"
         self.eos_text = ""  # the end-of-turn token that was sampled and kept, as the template spells it
 
-    turn = False
+    turn = 0
     messages: tuple[ChatMessage, ...] = ()
+    history: History | None = None
 
     @property
     def end(self) -> int:
@@ -146,6 +210,7 @@ class OutputPiece:
             if text:
                 raise ValueError(f"text {text!r} without a token at mark {count}")
             return
+        self.grow(MARK + TOKEN * (count - (self.counts[-1] if self.counts else 0)) + len(text))
         self.counts.append(count)
         self.chunks.append(text)
 
@@ -178,14 +243,36 @@ class OutputPiece:
         mark = self.mark_at(at)
         piece.counts = self.counts[:mark]
         piece.chunks = self.chunks[:mark]
+        marks = MARK * mark + sum(map(len, piece.chunks))
+        piece.charge(self.meter, PIECE + TOKEN * len(piece.tokens) + marks)
         shown = piece.counts[-1] if mark else 0
         if shown < len(piece.tokens):
             piece.release(len(piece.tokens), decode(piece.tokens[shown:]))
         if self.logprobs is not None:
             piece.logprobs = self.logprobs[: len(piece.tokens)]
+            piece.grow(LOGPROB * sum(1 + len(each.top) for each in piece.logprobs))
         piece.quiet = self.quiet
         piece.ended = True
+        if self.tail is Tail.RAW:  # no turn was open
+            piece.tail, piece.role = Tail.RAW, self.role
         return piece
 
 
 AnyPiece = Piece | OutputPiece
+
+
+def _kept(messages: Sequence[ChatMessage], text: str) -> list[ChatMessage]:
+    """The messages that `text`, the beginning of their rendering, shows; the last one so far."""
+    kept: list[ChatMessage] = []
+    at = 0
+    for message in messages:
+        content = message.content.strip()  # templates may trim it
+        found = text.find(content, at)
+        if found < 0:
+            begin = text.find(content[:_BEGINNING], at)
+            if begin >= 0 and content.startswith(text[begin:]):
+                kept.append(msgspec.structs.replace(message, content=text[begin:], tool_calls=None))
+            break
+        kept.append(message)
+        at = found + len(content)
+    return kept

@@ -12,18 +12,22 @@ from ramify.actors.session.branch import Branch
 from ramify.actors.session.execution import Execution
 from ramify.actors.session.inspections import Inspections
 from ramify.actors.session.ledger import Ledger
-from ramify.actors.session.replies import error_message
+from ramify.actors.session.replies import error_message, refusals
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.view import View
+from ramify.actors.session.weights import op_bytes
 from ramify.protocol.errors import Close, LimitExceeded
 from ramify.protocol.messages import Attach
 from ramify.protocol.wire import ClientMessage
 
 Ops = list[ClientMessage]
+LOOK_SECONDS = 1.0  # how often a session that is due is looked at, while it generates
 
 
 class Presence:
-    """`on_frame(attachment, ops)`: a frame of a socket that has its `state`. `ttl_s`: the default."""
+    """`on_frame(attachment, ops)`: a frame of a socket that has its `state`;
+    `on_gone(attachment)`: one of those is detached. `ttl_s`: the default,
+    `ttl_max_s`: what a client may ask for."""
 
     def __init__(
         self,
@@ -34,7 +38,9 @@ class Presence:
         view: View,
         *,
         ttl_s: float,
+        ttl_max_s: float,
         on_frame: Callable[[Attachment, Ops], None],
+        on_gone: Callable[[Attachment], None],
     ) -> None:
         self._state = state
         self._audience = audience
@@ -42,40 +48,47 @@ class Presence:
         self._inspections = inspections
         self._view = view
         self._on_frame = on_frame
+        self._on_gone = on_gone
         self._default_ttl = self._ttl = ttl_s
+        self._ttl_max = ttl_max_s
         self._expires: float | None = None
-        self._policies: dict[str, str] = {}  # client -> what its disconnect does
         self._joining: dict[int, Attach] = {}  # waiting for the cache
         self._backlog: dict[int, list[Ops]] = {}  # what they have sent meanwhile
+        self._waiting = 0  # bytes of that
 
     @property
     def sockets(self) -> list[int]:
         """Attached ones and those that wait for their `state`."""
         return [*self._audience.attachments, *self._joining]
 
-    def _clients(self) -> list[tuple[int, str]]:
-        """(socket, client) of `sockets`."""
-        attached = [(socket, a.client) for socket, a in self._audience.attachments.items()]
-        return attached + [(socket, m.open.client) for socket, m in self._joining.items()]
+    def _clients(self, write: bool) -> list[tuple[int, str]]:
+        """(socket, client) of those `sockets` that may change the session, or of its viewers'."""
+        attached = [(s, a.client) for s, a in self._audience.attachments.items() if a.write == write]
+        return attached + [(s, m.open.who) for s, m in self._joining.items() if m.write == write]
 
     # --- coming ----------------------------------------------------------------------------------
 
     def attach(self, message: Attach) -> None:
-        """A client opened this session. Its `state` follows once the cache has said what is warm."""
+        """A client opened this session. Its `state` follows once the cache has said what is warm.
+
+        A viewer changes nothing: it takes over from a viewer of its name only, is counted apart,
+        so that it keeps nobody out, and does not lengthen the session's life.
+        """
         opened, out = message.open, self._state.out
-        others = [socket for socket, client in self._clients() if client == opened.client]
-        count = len(self.sockets) - len(others)
+        present = self._clients(message.write)
+        others = [socket for socket, client in present if client == opened.who]
+        count = len(present) - len(others)
         if count >= self._state.limits.attachments:
+            who = "clients" if message.write else "viewers"
             error = LimitExceeded(
-                f"{count} clients are attached to this session already: close one first",
+                f"{count} {who} are attached to this session already: close one first",
                 details={"max": self._state.limits.attachments},
             )
             out.notes.append((message.socket, error_message(error)))
             out.closes.append((message.socket, Close.FORBIDDEN, "too many attachments"))
             return
-        self._expires = None
         if message.write:
-            self._policies[opened.client] = opened.detach
+            self._expires = None
         self._joining[message.socket] = message  # before the others leave: the client is not away
         for other in others:
             self.detach(other)
@@ -97,61 +110,89 @@ class Presence:
         if attachment is not None:
             self._on_frame(attachment, ops)
         elif socket in self._joining:
-            self._backlog.setdefault(socket, []).append(ops)
+            self._keep(socket, ops)
+
+    def _keep(self, socket: int, ops: Ops) -> None:
+        """A frame of a socket that has no `state` yet."""
+        size, most = sum(map(op_bytes, ops)), self._state.limits.queued_op_bytes
+        if self._waiting and self._waiting + size > most:
+            error = LimitExceeded(
+                f"more than {most} bytes wait for the answer to `open`: wait for it, then send again",
+                details={"max": most},
+            )
+            self._state.out.notes += [(socket, each) for each in refusals(error, ops)]
+            return
+        self._backlog.setdefault(socket, []).append(ops)
+        self._hold(size)
+
+    def _take(self, socket: int) -> list[Ops]:
+        """The frames that were kept."""
+        frames = self._backlog.pop(socket, [])
+        self._hold(-sum(op_bytes(op) for ops in frames for op in ops))
+        return frames
+
+    def _hold(self, count: int) -> None:
+        self._waiting += count
+        self._state.meter.add(count)
 
     def _join(self, socket: int, resident: dict[Branch, int], lengths: dict[Branch, int]) -> None:
         message = self._joining.pop(socket, None)
         if message is None:  # gone in the meantime
             return
         opened = message.open
-        attachment = Attachment(socket, opened, write=message.write)
+        attachment = Attachment(socket, opened, self._state.meter, write=message.write)
         self._audience.attachments[socket] = attachment
-        ledger = self._audience.ledger(opened.client)
-        attachment.out.append(self._view.opened(message, ledger, resident, lengths))
+        ledger = self._audience.ledger(opened.who, message.write)
         if message.write:
-            self._ttl = opened.ttl_s if opened.ttl_s is not None else self._default_ttl
+            ttl = opened.ttl_s if opened.ttl_s is not None else self._default_ttl
+            self._ttl = min(ttl, self._ttl_max)
+        state = self._view.opened(message, ledger, resident, lengths, self._ttl)
+        attachment.out.append(state)
         for branch in list(self._state.branches.values()):
             self._catch_up(attachment, branch, ledger)
-        self._execution.generations.unpause(opened.client)
+        if message.write:
+            self._execution.generations.unpause(opened.who)
         self._on_frame(attachment, message.ops)
-        for ops in self._backlog.pop(socket, ()):
+        for ops in self._take(socket):
             self._on_frame(attachment, ops)
 
     def _catch_up(self, attachment: Attachment, branch: Branch, ledger: Ledger) -> None:
-        now = self._audience.now
         have = attachment.opened.have.get(branch.name)
         if have is not None:
             attachment.resume(branch, have, attachment.opened.revision)
-            attachment.replay(branch, ledger.replies, now)
+            attachment.replay(branch, ledger.replies)
             return
         running = self._execution.generations.running_piece(branch)
         attachment.begin(branch, running.start if running is not None else branch.released)
-        attachment.flush(branch, now, force=True)
+        attachment.flush(branch)
 
     # --- going -----------------------------------------------------------------------------------
 
     def detach(self, socket: int) -> None:
         """The socket is gone; what its generations do was said in `open.detach`."""
-        self._backlog.pop(socket, None)
+        self._take(socket)
         joining = self._joining.pop(socket, None)
         attachment = self._audience.attachments.pop(socket, None)
+        if attachment is not None:
+            self._on_gone(attachment)
+            attachment.close()
         gone = attachment or joining
-        if gone is None:
+        if gone is None or not gone.write:
             return
-        client = gone.open.client if isinstance(gone, Attach) else gone.client
-        if gone.write and all(other != client for _, other in self._clients()):
-            policy = self._policies.get(client, "run")
-            if policy == "pause":
+        client = gone.open.who if isinstance(gone, Attach) else gone.client
+        present = self._clients(write=True)
+        if all(other != client for _, other in present):
+            policy = gone.open.detach if isinstance(gone, Attach) else gone.opened.detach
+            if policy == "pause" and client in self._audience.ledgers:  # else it never had an op
                 self._execution.generations.pause(client)
             elif policy == "cancel":
                 self._execution.cancel_generations_of(client)
-        if not self.sockets:
+        if not present:
             self._expires = self._audience.now + self._ttl
             self._state.out.wake(self._expires)
 
     def forget(self, client: str) -> None:
-        """Too many clients were here: this one's ids and policy are gone, and so is that it is away."""
-        self._policies.pop(client, None)
+        """Too many clients were here: this one's ids are gone, and so is that it is away."""
         self._execution.generations.unpause(client)
 
     # --- staying ---------------------------------------------------------------------------------
@@ -164,7 +205,7 @@ class Presence:
         attachment.throttled = held
         if not held:
             for branch in self._state.branches.values():
-                attachment.flush(branch, self._audience.now)
+                self._audience.stream(attachment, branch)
 
     def tick(self) -> bool:
         """Time has passed: flush what waited for `tick_ms`. True if the session has expired.
@@ -172,19 +213,12 @@ class Presence:
         There is one timer, for the earliest time that was asked for: what is later asks again.
         """
         now, out = self._audience.now, self._state.out
-        for attachment in self._audience.attachments.values():
-            if not attachment.opened.tick_ms:
-                continue
-            if now < attachment.next_tick:
-                out.wake(attachment.next_tick)
-                continue
-            for branch in self._state.branches.values():
-                attachment.flush(branch, now)
+        self._audience.tick()
         if self._expires is None:
             return False
         if now >= self._expires:
             if not self._execution.generations.busy:
                 return True
-            self._expires = now + self._ttl  # a detached generation may finish
+            self._expires = now + max(self._ttl, LOOK_SECONDS)  # a detached generation may finish
         out.wake(self._expires)
         return False

@@ -5,7 +5,7 @@ not held up. Queues are keyed by name, not by branch: a fork may make the branch
 of the same frame uses. Pure; this file does not know what a task does.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
@@ -21,49 +21,66 @@ T = TypeVar("T", bound=Touches)
 
 
 class Program(Generic[T]):
-    """The waiting and running tasks of one session."""
+    """The waiting and running tasks of one session.
+
+    All work is linear in what a task touches, however many others wait. Tasks are known by id():
+    each is in a queue, so ids are unique.
+    """
 
     def __init__(self) -> None:
-        self._queues: dict[str, deque[T]] = {}
-        self._waiting: set[int] = set()  # id() of tasks; each is in a queue, so ids are unique
+        # Linked by `OrderedDict`, because tasks leave from the middle too (a cancel).
+        self._queues: dict[str, OrderedDict[int, T]] = {}
+        self._tasks: dict[int, T] = {}  # in the order in which they came
+        self._held: dict[int, int] = {}  # in how many queues a waiting task is not the first
         self._started: set[int] = set()
 
     def __len__(self) -> int:
         """Tasks that wait or run."""
-        return len(self._waiting) + len(self._started)
+        return len(self._tasks)
+
+    def __contains__(self, task: T) -> bool:
+        """Whether it waits or runs."""
+        return self._tasks.get(id(task)) is task
 
     def add(self, task: T) -> None:
         """Queue a task behind everything that touches its branches."""
+        ident = id(task)
+        self._tasks[ident] = task
+        held = 0
         for name in task.touched:
-            self._queues.setdefault(name, deque()).append(task)
-        self._waiting.add(id(task))
+            queue = self._queues.setdefault(name, OrderedDict())
+            held += bool(queue)
+            queue[ident] = task
+        self._held[ident] = held
 
     def start(self, task: T) -> bool:
         """Mark `task` as running if it waits and is first everywhere."""
-        if id(task) not in self._waiting:
+        ident = id(task)
+        if self._held.get(ident) != 0:
             return False
-        if any(self._queues[name][0] is not task for name in task.touched):
-            return False
-        self._waiting.discard(id(task))
-        self._started.add(id(task))
+        del self._held[ident]
+        self._started.add(ident)
         return True
 
     def finish(self, task: T) -> list[T]:
         """The task is done, or is taken out of the queue; returns tasks that may start now."""
-        self._started.discard(id(task))
-        self._waiting.discard(id(task))
-        heads: list[T] = []
+        ident = id(task)
+        self._started.discard(ident)
+        self._held.pop(ident, None)
+        del self._tasks[ident]
+        freed: list[T] = []
         for name in task.touched:
             queue = self._queues[name]
-            if queue[0] is task:
-                queue.popleft()
-                if queue and all(queue[0] is not head for head in heads):
-                    heads.append(queue[0])
-            else:
-                queue.remove(task)
+            first = next(iter(queue)) == ident
+            del queue[ident]
             if not queue:
                 del self._queues[name]
-        return heads
+            elif first:
+                head = next(iter(queue))
+                self._held[head] -= 1  # it waits: what runs was first, and is so until it is done
+                if not self._held[head]:
+                    freed.append(queue[head])
+        return freed
 
     def running(self, task: T) -> bool:
         return id(task) in self._started
@@ -74,8 +91,9 @@ class Program(Generic[T]):
 
     def on(self, names: Iterable[str] | None = None) -> list[T]:
         """Tasks that touch the branches (None: any), each once, in queue order."""
+        if names is None:
+            return list(self._tasks.values())
         seen: dict[int, T] = {}
-        for name in self._queues if names is None else names:
-            for task in self._queues.get(name, ()):
-                seen[id(task)] = task
+        for name in dict.fromkeys(names):
+            seen.update(self._queues.get(name, ()))
         return list(seen.values())

@@ -16,6 +16,12 @@ class Cancelled(RamifyError):
     code = "cancelled"
 
 
+class DeadlinePassed(RamifyError):
+    """A generation's `deadline_ms` was over before it could begin."""
+
+    code = "deadline"
+
+
 def error_message(error: RamifyError, *, ident: int | None = None, branch: str | None = None) -> Error:
     """`error` as the reply to op `ident`."""
     return Error(

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ramify.actors.session.branch import Branch, input_piece
+from ramify.actors.session.meter import BRANCH, Holdings, Meter
 from ramify.actors.session.outbox import Outbox
 from ramify.actors.session.pieces import Decode, Piece
+from ramify.actors.session.weights import JSON, json_size
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Exists, LimitExceeded, NoBranch, TooLong
 from ramify.protocol.messages import DropBranches, ExtendBranch, ForkBranch, MoveBranch, OpenBranch
@@ -20,7 +22,8 @@ from ramify.protocol.wire import JsonObject
 class SessionState:
     """The branches of one session and the numbers it hands out.
 
-    `owner`, `namespace`: see `OpenSession`.
+    `owner`, `namespace`: see `OpenSession`. `vocab`: ids that the model has. `meter`: what it holds; by
+    default nobody else counts it.
     """
 
     def __init__(
@@ -28,22 +31,27 @@ class SessionState:
         number: int,
         *,
         context: int,
+        vocab: int,
         limits: Limits,
         decode: Decode,
         owner: str = "",
         namespace: str = "",
+        meter: Meter | None = None,
     ) -> None:
         self.number = number
         self.context = context
+        self.vocab = vocab
         self.limits = limits
         self.decode = decode
         self.owner = owner
         self.namespace = namespace
+        self.meter = meter if meter is not None else Holdings(limits).open(owner)
         self.branches: dict[str, Branch] = {}
         self.revision = 0
         self.meta: JsonObject | None = None
         self.out = Outbox()
         self._count = 0
+        self._meta_bytes = 0
 
     def next_id(self) -> int:
         """A branch handle or request id (see messages.py)."""
@@ -66,6 +74,7 @@ class SessionState:
         """A new empty branch. Names were checked with `check_new`."""
         branch = Branch(name, self.next_id(), born=self.revision + 1)
         self.branches[name] = branch
+        self.meter.add(BRANCH)
         self.out.cache.append(OpenBranch(branch.handle, self.namespace))
         return branch
 
@@ -74,39 +83,53 @@ class SessionState:
 
         `moved`: how many of them are branches that exist and change their name.
         """
-        for i, name in enumerate(names):
-            if name in self.branches or name in names[:i]:
-                raise Exists(
-                    f"branch {name!r} exists already: choose another name", details={"branch": name}
-                )
         if len(self.branches) + len(names) - moved > self.limits.branches:
             raise LimitExceeded(
                 f"the session has {len(self.branches)} branches; {len(names)} more pass the limit: "
                 "drop some first",
                 details={"max": self.limits.branches},
             )
+        taken: set[str] = set()
+        for name in names:
+            if name in self.branches or name in taken:
+                raise Exists(
+                    f"branch {name!r} exists already: choose another name", details={"branch": name}
+                )
+            taken.add(name)
+        if len(names) > moved:
+            self.meter.require(BRANCH * (len(names) - moved))
 
     def fork(self, branch: Branch, names: Sequence[str], at: int) -> list[Branch]:
         """Children of `branch` at position `at`. Names were checked with `check_new`."""
+        if not names:
+            return []
         born = self.revision + 1
-        children = [branch.fork(name, self.next_id(), at, self.decode, born=born) for name in names]
+        first = branch.fork(names[0], self.next_id(), at, self.decode, born=born)
+        children = [first, *(first.twin(name, self.next_id()) for name in names[1:])]
         self.branches.update((child.name, child) for child in children)
+        self.meter.add(BRANCH * len(children))
         self.out.cache.append(ForkBranch(branch.handle, [child.handle for child in children], at))
         return children
 
-    def room(self, branch: Branch, count: int) -> None:
-        """Raises TooLong if `count` more tokens pass the context length."""
+    def room(self, branch: Branch, count: int, *, at_least: bool = False) -> None:
+        """Raises TooLong if `count` more tokens pass the context length. `at_least`: or even more."""
         if branch.position + count > self.context:
+            more = f"at least {count}" if at_least else f"{count}"
             raise TooLong(
-                f"branch {branch.name!r} has {branch.position} tokens; {count} more pass the context "
+                f"branch {branch.name!r} has {branch.position} tokens; {more} more pass the context "
                 f"of {self.context}: shorten the input, or fork from an earlier position",
                 details={"max": self.context, "position": branch.position, "tokens": count},
             )
 
-    def extend(self, branch: Branch, tokens: Sequence[int], text: str, **fields: Any) -> Piece:
-        """Append an input piece."""
-        self.extend_handle(branch, tokens)
-        return input_piece(branch, tokens, text, **fields)
+    def extend(
+        self, branch: Branch, tokens: Sequence[int], text: str, packed: bytes = b"", **fields: Any
+    ) -> Piece:
+        """Append an input piece. `packed`: `tokens` for the cache, where the caller has them."""
+        if tokens:
+            self.out.cache.append(ExtendBranch(branch.handle, packed or pack(tokens)))
+        piece = input_piece(branch, tokens, text, **fields)
+        piece.count(self.meter)
+        return piece
 
     def extend_handle(self, branch: Branch, tokens: Sequence[int]) -> None:
         """Tell the cache of tokens that the caller puts into a piece."""
@@ -125,16 +148,34 @@ class SessionState:
 
     def drop(self, branch: Branch) -> None:
         del self.branches[branch.name]
+        self.meter.add(-BRANCH)
+        self.annotate(branch, None)
+        self.out.retained.pop(branch.handle, None)  # told after the drop, and nobody has it then
         self.out.cache.append(DropBranches([branch.handle]))
 
     def rename(self, branch: Branch, name: str) -> None:
         """Names were checked with `check_new`."""
         del self.branches[branch.name]
-        for other in self.branches.values():
-            if other.parent == branch.name:
-                other.parent = name
-        branch.name, branch.born = name, self.revision + 1
+        branch.label.name, branch.born = name, self.revision + 1
         self.branches[name] = branch
 
-    def handles(self) -> list[int]:
-        return [branch.handle for branch in self.branches.values()]
+    def annotate(self, branch: Branch | None, meta: JsonObject | None) -> None:
+        """Set the `meta` of a branch, or of the session. Raises LimitExceeded."""
+        holder = branch if branch is not None else self
+        size, before = json_size(meta), json_size(holder.meta)
+        self._check_meta(size - before)
+        holder.meta = meta
+        self._meta_bytes += size - before
+        self.meter.add(JSON * (size - before))
+
+    def _check_meta(self, more: int) -> None:
+        """Raises LimitExceeded if `meta` objects may not take `more` bytes."""
+        most = self.limits.session_meta_bytes
+        if more > 0 and self._meta_bytes + more > most:
+            raise LimitExceeded(
+                f"the session's `meta` would take {self._meta_bytes + more} bytes, at most {most} are "
+                "allowed: keep a key there, and what it stands for with you",
+                details={"max": most},
+            )
+        if more > 0:
+            self.meter.require(JSON * more)

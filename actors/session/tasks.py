@@ -8,12 +8,18 @@ that failed. Pure.
 from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
+
+from ramify.actors.session.drafts import Shared
 from ramify.actors.session.ledger import Ledger
+from ramify.actors.session.stops import StopSet
 from ramify.actors.session.toolcalls import tool_names
+from ramify.actors.session.weights import op_bytes
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Forbidden, LimitExceeded, RamifyError
 from ramify.protocol.wire import (
     Append,
+    Cancel,
     ClientMessage,
     CloseSession,
     Drop,
@@ -30,6 +36,8 @@ from ramify.protocol.wire import (
     names,
 )
 
+_JSON = msgspec.json.Encoder()
+
 Kind = Literal["append", "generate", "fork", "spawn", "rollback", "set", "drop", "unsupported"]
 
 
@@ -37,16 +45,45 @@ class FrameRun:
     """The ops that came in one frame, and how their client opened the session.
 
     `failed`: branches on which one of them failed; with the error where the op itself did not
-    report it. `tools`: names that count as tool calls.
+    report it. `stops`: the stop strings of an op, prepared once
+    for all the branches that it generates on.
     """
 
-    __slots__ = ("client", "failed", "opened", "tools")
+    __slots__ = ("_stops", "_tools", "client", "failed", "opened", "worked")
 
     def __init__(self, opened: Open) -> None:
-        self.client = opened.client
+        self.client = opened.who
         self.opened = opened
-        self.tools = tool_names(opened.tools)
+        self._tools: frozenset[str] | None = (
+            None  # found when a generation ends: `open` may bring thousands
+        )
         self.failed: dict[str, RamifyError | None] = {}
+        self.worked = 0  # characters of its appends that were tokenized on the event loop
+        self._stops: dict[int, StopSet] = {}
+
+    @property
+    def tools(self) -> frozenset[str]:
+        """The names that count as tool calls."""
+        if self._tools is None:
+            self._tools = tool_names(self.opened.tools)
+        return self._tools
+
+    def stops(self, op: Generate) -> StopSet:
+        """The stop strings of `op`, which came in this frame."""
+        known = self._stops.get(op.id)
+        if known is None:
+            known = self._stops[op.id] = StopSet(op.stop)
+        return known
+
+
+class Bill:
+    """What an op holds in memory until the last of its tasks is done. `left`: how many are not."""
+
+    __slots__ = ("left", "size")
+
+    def __init__(self, size: int, left: int) -> None:
+        self.size = size
+        self.left = left
 
 
 class Task:
@@ -56,7 +93,18 @@ class Task:
     `generate` with `n`: it sends no reply; its failure is reported by the generations.
     """
 
-    __slots__ = ("arrived", "branch", "children", "frame", "index", "kind", "op", "touched")
+    __slots__ = (
+        "arrived",
+        "bill",
+        "branch",
+        "children",
+        "frame",
+        "index",
+        "kind",
+        "op",
+        "shared",
+        "touched",
+    )
 
     def __init__(
         self,
@@ -68,6 +116,7 @@ class Task:
         *,
         index: int = 0,
         children: Sequence[str] = (),
+        shared: Shared | None = None,
     ) -> None:
         self.kind = kind
         self.op = op
@@ -76,7 +125,9 @@ class Task:
         self.touched = tuple(dict.fromkeys(touched))
         self.index = index  # place among the op's targets: varies the seed
         self.children = tuple(children)
+        self.shared = shared  # an append: what its branches have in common
         self.arrived = 0.0
+        self.bill: Bill | None = None
 
 
 def take_apart(
@@ -87,15 +138,16 @@ def take_apart(
     *,
     write: bool,
     in_flight: int,
+    queued: int = 0,
 ) -> list[tuple[ClientMessage, list[Task]]]:
     """Check a whole frame; each op with its tasks, none for one that was seen or that never waits.
 
-    `in_flight`: what the client waits for already. Raises RamifyError, and then nothing of the
-    frame may run.
+    `in_flight`: what the client waits for already; `queued`: bytes of ops that wait. Raises RamifyError,
+    and then nothing of the frame may run.
     """
     frame = FrameRun(opened)
     taken: list[tuple[ClientMessage, list[Task]]] = []
-    count = in_flight
+    count, size = in_flight, queued
     ids: list[int] = []
     for i, op in enumerate(ops):
         tasks: list[Task] = []
@@ -108,17 +160,46 @@ def take_apart(
                 )
             check_static(op, limits, f"$[{i}]" if len(ops) > 1 else "$")
             ids.append(op.id)
+            if isinstance(op, Tree):
+                count += 1
             if op.id > ledger.last:
+                count += count_tasks(op)
+                if in_flight < count > limits.ops_in_flight:  # `cancel` and `credit` pass always
+                    raise LimitExceeded(
+                        f"{count} ops or more would be in flight: wait for replies, then send the "
+                        "frame again",
+                        details={"max": limits.ops_in_flight},
+                    )
                 tasks = expand(op, frame)
-                count += len(tasks)
+                if tasks:
+                    bill = Bill(op_bytes(op), len(tasks))
+                    size += bill.size
+                    for task in tasks:
+                        task.bill = bill
         taken.append((op, tasks))
     ledger.admit(ids)
-    if in_flight < count > limits.ops_in_flight:  # `cancel` and `credit` pass always
+    if 0 < queued < size > limits.queued_op_bytes:  # a single frame always passes
         raise LimitExceeded(
-            f"{count} ops would be in flight: wait for replies, then send the frame again",
-            details={"max": limits.ops_in_flight},
+            f"the ops of this session that wait would hold {size} bytes, at most "
+            f"{limits.queued_op_bytes} are allowed: wait for replies, then send the frame again",
+            details={"max": limits.queued_op_bytes},
         )
     return taken
+
+
+def count_tasks(op: Op) -> int:
+    """How many tasks `expand` makes of a checked op, before it makes them (at most; names repeat)."""
+    match op:
+        case Generate(n=n, as_=as_) if as_ is not None or n > 1:
+            return n + 1
+        case (
+            Append(branch=branch) | Generate(branch=branch) | Drop(branch=branch) | Select(branch=branch)
+        ):
+            return 1 if isinstance(branch, str) else len(branch)
+        case Tree() | Cancel() | CloseSession():
+            return 0
+        case _:
+            return 1
 
 
 def child_names(op: Generate, branch: str) -> list[str]:
@@ -136,6 +217,13 @@ def check_static(op: Op, limits: Limits, where: str) -> None:
     def fail(field: str, message: str) -> None:
         path = f"{where}.{field}"
         raise BadRequest(f"{message} - at `{path}`", details={"path": path, "id": op.id})
+
+    def limit(field: str, most: int, has: int, what: str) -> None:
+        if has > most:
+            raise LimitExceeded(
+                f"`{field}` has {has} {what}: at most {most} - at `{where}.{field}`",
+                details={"max": most, "id": op.id},
+            )
 
     match op:
         case Append():
@@ -164,11 +252,14 @@ def check_static(op: Op, limits: Limits, where: str) -> None:
             if (op.to is None) == (op.turns is None):
                 fail("to", "Give exactly one of `to` and `turns`")
         case Fork():
+            limit("as", limits.branches, len(op.as_), "names")
             if op.branch is None and op.at is not None:
                 fail("at", "A new root has no position to fork at")
         case Set():
             if op.branch is None and op.name is not None:
                 fail("name", "`name` needs a `branch`")
+            if op.meta is not None:
+                limit("meta", limits.meta_bytes, len(_JSON.encode(op.meta)), "bytes as JSON")
         case Drop():
             if len(set(names(op.branch))) != len(names(op.branch)):
                 fail("branch", "A branch is named twice")
@@ -181,7 +272,8 @@ def expand(op: Op, frame: FrameRun) -> list[Task]:
     match op:
         case Append():
             targets = list(dict.fromkeys(names(op.branch)))
-            return [Task("append", op, frame, name, [name]) for name in targets]
+            shared = Shared()
+            return [Task("append", op, frame, name, [name], shared=shared) for name in targets]
         case Generate():
             targets = names(op.branch)
             children = child_names(op, targets[0])

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ramify.protocol.errors import BadRequest
+from ramify.protocol.json_value import json_fault
 from ramify.protocol.wire import ChatMessage, JsonObject, Role
 
 _MARKER = "ramifyf3a9c1marker"
@@ -30,6 +31,16 @@ _CALL: JsonObject = {
     "tool_calls": [
         {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
     ],
+}
+
+
+_TOOL: JsonObject = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "F",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+    },
 }
 
 
@@ -114,7 +125,7 @@ class ChatTemplate:
         tools = tools if last_role == "system" else None  # see `closing`
         prompt = None if tools else self._prompts.get(last_role)
         if prompt is None:
-            prompted = self._after_marker(_stand_in(last_role), tools, True, last_role)
+            prompted = self._alone(_stand_in(last_role), tools, True, last_role)
             closing = self.closing(last_role, tools)
             if not prompted.startswith(closing):
                 raise BadRequest(
@@ -141,13 +152,28 @@ class ChatTemplate:
 
     def _closing(self, role: Role, tools: Sequence[JsonObject] | None) -> str:
         stand_in = _stand_in(role)
-        closing = self._after_marker(stand_in, tools, False, role)
+        closing = self._alone(stand_in, tools, False, role)
         following = _ANSWER if role == "user" else _QUESTION
         try:
-            continued = self._after_marker([*stand_in, following], tools, False, role)
+            continued = self._alone([*stand_in, following], tools, False, role)
         except BadRequest:  # nothing of that kind may follow: nothing to compare with
             return closing
         return closing if continued.startswith(closing) else ""
+
+    def _alone(
+        self,
+        conversation: Sequence[JsonObject],
+        tools: Sequence[JsonObject] | None,
+        generate: bool,
+        role: Role,
+    ) -> str:
+        """`_after_marker` of stand-ins only, for templates that want tools too (Hermes' tool_use)."""
+        try:
+            return self._after_marker(conversation, tools, generate, role)
+        except BadRequest:
+            if tools:
+                raise
+            return self._after_marker(conversation, [_TOOL], generate, role)
 
     def rest_after_eos(self, eos: str) -> str | None:
         """What is left of an assistant's `closing` when the model sampled the token `eos` (its text).
@@ -226,6 +252,8 @@ def _with_object_arguments(call: JsonObject) -> JsonObject:
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
+            return call
+        if json_fault(arguments) is not None:  # too deep for a template, or half a surrogate pair
             return call
     return {**call, "function": {**function, "arguments": arguments}}
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ramify.protocol.json_value import json_fault
 from ramify.protocol.wire import JsonObject
 
 _BLOCK = re.compile(r"<tool_call>\s*")
@@ -149,5 +150,7 @@ def _as_call(value: Any, names: frozenset[str]) -> _Call | None:
     if isinstance(arguments, str):
         arguments, _ = _json_at(arguments, 0)
     if value["name"] not in names or not isinstance(arguments, dict):
+        return None
+    if json_fault(arguments) is not None:  # nobody could read the call, or send it back
         return None
     return _Call(value["name"], json.dumps(arguments, ensure_ascii=False))

@@ -1,7 +1,7 @@
 """Appending: what an `append` op puts on a branch, and the generation prompt before an answer.
 
-Two steps, so that long text can be tokenized off the event loop in between: `draft` decides which
-text goes where and changes nothing; `apply` checks the room and appends. Pure.
+Two steps. `prepare` decides which text goes where and tokenizes it: that takes time, changes
+nothing, and may happen in another thread. `apply` checks the room and appends. Pure.
 
 Template rules (protocol, rule 8). "append" renders only the new turns, as the difference that the
 template adds to a conversation that ends like this branch. "strict" renders everything again and
@@ -10,33 +10,34 @@ prompt is appended at once, as a piece of its own, so that all of it can be comp
 `generate` arrives; a further `append` of messages takes that piece back first.
 """
 
-from collections.abc import Sequence
+import logging
+from array import array
+from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
 
 import msgspec
 
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.outbox import Part
-from ramify.actors.session.pieces import OutputPiece, Tail
+from ramify.actors.session.conversation import (
+    Border,
+    Conversation,
+    borders,
+    common,
+    common_prefix,
+    history_before,
+)
+from ramify.actors.session.drafts import Draft, Encoded, Part, Prepared
+from ramify.actors.session.meter import PIECE, TOKEN
+from ramify.actors.session.pieces import AnyPiece, History, OutputPiece, Tail
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
-from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import Append, ChatMessage, JsonObject
+from ramify.protocol.errors import BadRequest, TooLong
+from ramify.protocol.wire import Append, ChatMessage, JsonObject, Role
 
-LONG_TEXT = 16_384  # characters: above, tokenizing would hold up the event loop for milliseconds
-
-
-class Draft(msgspec.Struct, frozen=True):
-    """An append that is decided on but not done. `cut`: move the branch back to there first."""
-
-    parts: list[Part]
-    cut: int | None = None
-    messages: Sequence[ChatMessage] = ()
-    tokens: Sequence[int] | None = None  # given as tokens: nothing to encode
-
-    @property
-    def long(self) -> bool:
-        return sum(len(part.text) for part in self.parts) > LONG_TEXT
+ENDING = 32  # characters of a message that its end is known by
+log = logging.getLogger(__name__)
 
 
 class Turns:
@@ -46,148 +47,247 @@ class Turns:
         self._state = state
         self.tokenizer = tokenizer
         self._template = template
+        # Ids that the model does not have: it would fail as a whole, with everybody on it.
+        self._unknown = tokenizer.beyond(state.vocab)
 
-    # --- append ------------------------------------------------------------------------------
+    # --- append: prepare ---------------------------------------------------------------------
 
-    def draft(
-        self, branch: Branch, op: Append, *, strict: bool, tools: list[JsonObject] | None
-    ) -> Draft:
-        """Decide what `op` appends. Raises BadRequest; changes nothing."""
-        if op.tokens is not None:
-            return self._draft_tokens(op.tokens)
-        if op.text is not None:
-            tail = Tail.OPEN if branch.tail in (Tail.PROMPT, Tail.OPEN) else Tail.RAW
-            role = branch.role if tail is Tail.OPEN else None
-            return Draft([Part(op.text, False, branch.position == 0, tail, role)])
-        assert op.messages is not None
-        if strict:
-            return self._draft_strict(branch, op.messages, tools)
-        return self._draft_messages(branch, op.messages, tools)
+    def situation(self, branch: Branch, op: Append, *, strict: bool) -> Hashable:
+        """What `prepare` looks at. Branches with the same one get the same from one op. O(1).
 
-    def encode(self, part: Part) -> list[int]:
-        """Tokens of a part. May be called from another thread."""
-        if part.chat:
-            return self.tokenizer.encode_chat(part.text, start=part.start)
-        return self.tokenizer.encode(part.text, start=part.start)
-
-    def apply(
-        self, branch: Branch, draft: Draft, encoded: Sequence[Sequence[int]], op: int
-    ) -> int | None:
-        """Append the draft. Returns where the branch was moved back to, if it was.
-
-        Raises TooLong, and then nothing has changed.
+        But for the strict template: O(pieces).
         """
-        state = self._state
-        cut = draft.cut if draft.cut is not None and draft.cut < branch.position else None
+        if op.messages is not None and strict:
+            return tuple(branch.pieces)
+        tail, role, over_prompt = self._end(branch, op)
+        at = branch.pieces[-1].start if over_prompt else branch.position
+        eos = _eos_text(branch) if tail is Tail.EOS else ""
+        return tail, role, over_prompt, eos, at == 0, self._after(branch, at)
+
+    def size(self, branch: Branch, op: Append, *, strict: bool) -> int:
+        """About how many characters `prepare` has to work on."""
+        if op.tokens is not None:
+            return len(op.tokens)
+        if op.text is not None:
+            return len(op.text)
+        size = sum(len(message.content) + 64 for message in op.messages or ())
+        if strict:
+            size += sum(len(piece.tokens) for piece in branch.pieces) * 4
+        return size
+
+    def prepare(
+        self, branch: Branch, op: Append, *, strict: bool, tools: list[JsonObject] | None, room: int
+    ) -> Prepared:
+        """Text and tokens of what `op` appends; no tokens if they surely are more than `room`.
+
+        Raises BadRequest. Changes nothing: another thread may run it while the branch is at rest.
+        """
+        draft = self._draft(branch, op, strict=strict, tools=tools)
+        if draft.tokens is not None:
+            return Prepared(draft, [_encoded(draft.tokens)])
+        least = sum(self.tokenizer.least_tokens(part.text) for part in draft.parts)
+        if least > room:
+            return Prepared(msgspec.structs.replace(draft, least=least), None)
+        encoded: list[Encoded] = []
+        start, after = draft.start, draft.after
+        for part in draft.parts:
+            encode = self.tokenizer.encode_chat if part.chat else self.tokenizer.encode
+            tokens = encode(part.text, start=start, after=after)
+            self._check(tokens)
+            encoded.append(_encoded(tokens))
+            if tokens:
+                start, after = False, tokens[-1]
+        return Prepared(draft, encoded)
+
+    def room(self, branches: Iterable[str]) -> int:
+        """Tokens that at least one of these branches may have room for."""
+        known = (self._state.branches.get(name) for name in branches)
+        lengths = [_before_prompt(branch) for branch in known if branch is not None]
+        return self._state.context - min(lengths, default=0)
+
+    # --- append: apply -----------------------------------------------------------------------
+
+    def apply(self, branch: Branch, prepared: Prepared, op: int) -> int | None:
+        """Append it. Returns where the branch was moved back to, if it was.
+
+        Raises TooLong or LimitExceeded, and then nothing has changed.
+        """
+        state, draft = self._state, prepared.draft
+        cut = branch.pieces[-1].start if draft.over_prompt else draft.cut
+        cut = cut if cut is not None and cut < branch.position else None
         removed = branch.position - cut if cut is not None else 0
-        count = sum(map(len, encoded)) + len(draft.tokens or ())
+        if prepared.encoded is None:
+            state.room(branch, draft.least - removed, at_least=True)
+            raise TooLong("the text was longer than the room there was: send it again")
+        count = sum(len(each.tokens) for each in prepared.encoded)
         state.room(branch, count - removed)
+        messages = [message for part in draft.parts for message in part.messages]
+        chars = 2 * sum(len(part.text) for part in draft.parts)
+        chars += sum(len(message.content) for message in messages)
+        state.meter.require(PIECE * (1 + len(messages)) + TOKEN * count + chars)
         if cut is not None:
             state.truncate(branch, cut)
-        if draft.tokens is not None:
-            tail = Tail.OPEN if branch.tail in (Tail.PROMPT, Tail.OPEN) else Tail.RAW
-            text = self.tokenizer.decode(draft.tokens)
-            role = branch.role if tail is Tail.OPEN else None
-            state.extend(branch, draft.tokens, text, tail=tail, role=role, op=op, turn=True)
-        for part, tokens in zip(draft.parts, encoded, strict=False):
+        for part, encoded in zip(draft.parts, prepared.encoded, strict=True):
             state.extend(
                 branch,
-                tokens,
+                encoded.tokens,
                 self.tokenizer.unguarded(part.text),
+                packed=encoded.packed,
                 raw=part.text,
                 tail=part.tail,
                 role=part.role,
-                op=op,
-                messages=() if part.prompt else draft.messages,
-                turn=not part.prompt,
+                op=op if part.op is None else part.op,
+                messages=part.messages,
+                turn=part.turn,
+                chat=part.chat,
+                history=part.history,
             )
         return cut
 
-    def _draft_tokens(self, tokens: Sequence[int]) -> Draft:
-        size = self.tokenizer.vocab_size
-        for i, token in enumerate(tokens):
-            if token >= size:
-                raise BadRequest(
-                    f"tokens[{i}] is {token}: the vocabulary has {size} tokens", details={"vocab": size}
-                )
-        return Draft([], tokens=tokens)
+    # --- drafts ------------------------------------------------------------------------------
 
-    def _draft_messages(
-        self, branch: Branch, messages: Sequence[ChatMessage], tools: list[JsonObject] | None
+    def _draft(
+        self, branch: Branch, op: Append, *, strict: bool, tools: list[JsonObject] | None
     ) -> Draft:
-        cut: int | None = None
+        if op.messages is not None and strict:
+            return self._draft_strict(branch, op.messages, tools)
+        tail, role, over_prompt = self._end(branch, op)
+        at = branch.pieces[-1].start if over_prompt else branch.position
+        after = self._after(branch, at)
+        if op.messages is not None:
+            text = self._added(branch, tail, role, op.messages, tools)
+            parts = self._parts(text, op.messages)
+            return Draft(parts, at == 0, after, over_prompt=over_prompt)
+        if op.tokens is not None:
+            self._check(op.tokens, "tokens")
+        text = self.tokenizer.decode(op.tokens) if op.tokens is not None else op.text or ""
+        return Draft([Part(text, False, tail, role, turn=1)], at == 0, after, tokens=op.tokens)
+
+    def _end(self, branch: Branch, op: Append) -> tuple[Tail, Role | None, bool]:
+        """How the branch ends, for messages; how it will end, for text and tokens.
+
+        The third: the generation prompt, to which nothing was said, is taken back.
+        """
         tail, role = branch.tail, branch.role
-        if tail is Tail.PROMPT:  # nothing was generated: take the generation prompt back
-            prompt = branch.pieces[-1]
-            cut = prompt.start
-            before = branch.pieces[-2] if len(branch.pieces) > 1 else None
-            tail, role = (before.tail, before.role) if before else (Tail.RAW, None)
-        at = branch.position if cut is None else cut
+        if op.messages is None:
+            if tail is Tail.CLOSED and role in ("user", "tool") and not self._prompt(role):
+                return Tail.OPEN, "assistant", False  # into its mouth, as behind a prompt
+            opened = tail in (Tail.PROMPT, Tail.OPEN)
+            return (Tail.OPEN, role, False) if opened else (Tail.RAW, None, False)
+        if tail is not Tail.PROMPT:
+            return tail, role, False
+        before = branch.pieces[-2] if len(branch.pieces) > 1 else None
+        return (before.tail, before.role, True) if before else (Tail.RAW, None, True)
+
+    def _added(
+        self,
+        branch: Branch,
+        tail: Tail,
+        role: Role | None,
+        messages: Sequence[ChatMessage],
+        tools: list[JsonObject] | None,
+    ) -> str:
+        """What the template adds for `messages` behind a branch that ends so."""
         if tail is Tail.RAW or role is None:
-            text = self._template.first(messages, tools, False)
-            return self._parts(text, messages, cut, first=at == 0)
+            return self._template.first(messages, tools, False)
         text = self._template.delta(role, tail is not Tail.OPEN, messages, tools, False)
-        if tail is Tail.EOS:
-            text = self._after_eos(branch) + text
-        return self._parts(text, messages, cut, first=False)
+        return self._after_eos(branch) + text if tail is Tail.EOS else text
 
     def _after_eos(self, branch: Branch) -> str:
         """What the template puts behind the end-of-turn token that the branch ends with."""
-        for piece in reversed(branch.pieces):
-            if isinstance(piece, OutputPiece):
-                return self._template.rest_after_eos(piece.eos_text) or ""
-        return ""
+        return self._template.rest_after_eos(_eos_text(branch)) or ""
 
-    def _parts(
-        self, text: str, messages: Sequence[ChatMessage], cut: int | None, *, first: bool
-    ) -> Draft:
+    def _parts(self, text: str, messages: Sequence[ChatMessage]) -> list[Part]:
         role = messages[-1].role
-        parts = [Part(text, True, first, Tail.CLOSED, role)]
+        parts = [Part(text, True, Tail.CLOSED, role, messages=messages, turn=1)]
         if role in ("user", "tool"):
-            prompt = self._template.generation_prompt(role)
+            prompt = self._prompt(role)
             if prompt:
-                parts.append(Part(prompt, True, False, Tail.PROMPT, "assistant", prompt=True))
-        return Draft(parts, cut, messages)
+                parts.append(Part(prompt, True, Tail.PROMPT, "assistant"))
+        return parts
+
+    def _prompt(self, role: Role) -> str:
+        return self._template.generation_prompt(role)
 
     # --- strict ------------------------------------------------------------------------------
 
     def _draft_strict(
         self, branch: Branch, messages: Sequence[ChatMessage], tools: list[JsonObject] | None
     ) -> Draft:
-        turns: list[ChatMessage] = []
-        for piece in branch.pieces:
-            if isinstance(piece, OutputPiece):
-                turns.append(ChatMessage(role="assistant", content=piece.text))
-            else:
-                turns.extend(piece.messages)
-        text = self._template.strict([*turns, *messages], tools, False)
-        at, chars = self._common(branch, text)
-        return self._parts(text[chars:], messages, at, first=at == 0)
+        before = Conversation.of(branch)
+        every = [*before.messages, *messages]
+        closed = self._template.strict(every, tools, False)
+        rendered, end = closed, len(closed)
+        if messages[-1].role in ("user", "tool"):
+            rendered = self._template.strict(every, tools, True)
+            end = common_prefix(closed, rendered)  # then comes the generation prompt
+        at, begin = common(branch, before.base, rendered, self.tokenizer.inside_token)
+        end = max(end, begin)
+        lost = [(piece, index) for piece, index in before.turns if piece.start >= at]
+        changed = at < branch.position and any(
+            _speaks(p) for p in branch.pieces if p.end > at or p.start >= at
+        )
+        end_of = partial(self._end_of, every)
+        new = Border(begin, len(before.messages), 1)
+        if changed:
+            new = self._new_turn(before, closed, begin, messages, tools)
+        places = borders(rendered, (at, begin), lost, new, end_of)
+        history: History | None = None
+        if changed:
+            history = history_before(branch, before.base, at, every[: places[0].message])
+        parts: list[Part] = []
+        for here, following in pairwise([*places, Border(end, len(every), 0)]):
+            shown = every[here.message : following.message]
+            part = Part(
+                rendered[here.char : following.char],
+                True,
+                Tail.CLOSED,
+                shown[-1].role if shown else "assistant",
+                messages=shown,
+                turn=here.turns,
+                op=here.op,
+                history=history,
+            )
+            parts.append(part)
+            history = None
+        if rendered[end:]:
+            parts.append(Part(rendered[end:], True, Tail.PROMPT, "assistant"))
+        return Draft(parts, at == 0, self._after(branch, at), cut=at)
 
-    def _common(self, branch: Branch, rendered: str) -> tuple[int, int]:
-        """(position, characters of `rendered`) up to which the branch's text is a prefix of it.
+    def _new_turn(
+        self,
+        before: Conversation,
+        rendered: str,
+        begin: int,
+        messages: Sequence[ChatMessage],
+        tools: list[JsonObject] | None,
+    ) -> Border:
+        """Where the new turn begins in `rendered`, whose text from `begin` on is new."""
+        count = len(before.messages)
+        try:
+            added = self._template.delta(before.messages[-1].role, True, messages, tools, False)
+        except BadRequest:  # the template joins these turns, or the second one looks back
+            added = ""
+        if added and rendered.endswith(added) and len(rendered) - len(added) >= begin:
+            return Border(len(rendered) - len(added), count, 1)
+        end = self._end_of(before.messages, count - 1)
+        place = rendered.rfind(end, begin) if end else -1
+        return Border(place + len(end), count, 1) if place >= 0 else Border(begin, count, -1)
 
-        Only borders of pieces and marks of outputs count: elsewhere no position names the text.
-        Pieces keep their rendered text with its guards, so equal turns compare equal.
-        """
-        position = chars = 0
-        for piece in branch.pieces:
-            raw = piece.raw
-            if rendered.startswith(raw, chars):
-                position, chars = piece.end, chars + len(raw)
-                continue
-            if isinstance(piece, OutputPiece):
-                common = _common_prefix(raw, rendered[chars : chars + len(raw)])
-                mark = piece.offset_mark(common)
-                position = piece.mark_position(mark)
-                chars += sum(map(len, piece.chunks[:mark]))
-            break
-        return position, chars
+    def _end_of(self, messages: Sequence[ChatMessage], index: int) -> str:
+        """What the rendering of a message ends with, "" if that is not known."""
+        message = messages[index]
+        closing = self._template.closing(message.role)
+        content = message.content.strip()[-ENDING:]
+        return content + closing if content and closing else ""
 
     # --- around a generation -----------------------------------------------------------------
 
     def open_turn(self, branch: Branch, tools: list[JsonObject] | None) -> None:
-        """Make the branch ready for an answer: after a complete turn, add the generation prompt."""
+        """Make the branch ready for an answer: after a complete turn, add the generation prompt.
+
+        Raises BadRequest, TooLong.
+        """
         tail, role = branch.tail, branch.role
         if tail not in (Tail.CLOSED, Tail.EOS) or role is None:
             return
@@ -195,29 +295,92 @@ class Turns:
         if tail is Tail.EOS:
             text = self._after_eos(branch) + text
         if text:
-            tokens = self.tokenizer.encode_chat(text)
+            tokens = self._continue(branch, text)
+            self._check(tokens)
             self._state.room(branch, len(tokens) + 1)
-            self._state.extend(branch, tokens, text, tail=Tail.PROMPT, role="assistant")
+            self._state.extend(branch, tokens, text, tail=Tail.PROMPT, role="assistant", chat=True)
 
     def close_turn(self, branch: Branch) -> None:
         """Append the template's end of an assistant's turn, as far as there is room."""
         text = self._template.closing("assistant")
-        tokens = self.tokenizer.encode_chat(text) if text else []
-        if tokens and branch.position + len(tokens) <= self._state.context:
-            self._state.extend(branch, tokens, text, tail=Tail.CLOSED, role="assistant")
+        tokens = self._continue(branch, text) if text else []
+        if not self._unknown.keys().isdisjoint(tokens):
+            log.warning("the model has no token for the end of a turn", extra={"text": text})
+        elif tokens and branch.position + len(tokens) <= self._state.context:
+            self._state.extend(branch, tokens, text, tail=Tail.CLOSED, role="assistant", chat=True)
+
+    def continue_output(self, branch: Branch, text: str) -> list[int]:
+        """Tokens of `text`, which the model said as a part of other tokens, behind the branch."""
+        tokens = self.tokenizer.encode(text, special=False, after=self._after(branch, branch.position))
+        if self._unknown.keys().isdisjoint(tokens):
+            return tokens
+        known = [token for token in tokens if token not in self._unknown]
+        log.warning("text that the model said has tokens that it does not have", extra={"text": text})
+        return known
+
+    def check_stops(self, stop_token_ids: Sequence[int]) -> None:
+        """Raises BadRequest for ids that the model cannot sample."""
+        self._check(stop_token_ids, "stop_token_ids")
 
     def end_of_turn(self, token: int) -> str | None:
         """The text of `token` if the template ends an assistant's turn with it, else None."""
         text = self.tokenizer.decode([token], special=True)
         return text if self._template.rest_after_eos(text) is not None else None
 
+    # --- tokens ------------------------------------------------------------------------------
 
-def _common_prefix(a: str, b: str) -> int:
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # binary search: slices compare at memory speed
-        middle = (low + high + 1) // 2
-        if a[:middle] == b[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    def _continue(self, branch: Branch, text: str) -> list[int]:
+        return self.tokenizer.encode_chat(text, after=self._after(branch, branch.position))
+
+    def _after(self, branch: Branch, at: int) -> int | None:
+        """The token before position `at`, if it changes how text behind it is tokenized."""
+        for piece in reversed(branch.pieces):
+            if piece.start < at:
+                return self.tokenizer.context(piece.tokens[at - piece.start - 1])
+        return None
+
+    def _check(self, tokens: Sequence[int], field: str | None = None) -> None:
+        """Raise BadRequest for an id that the model does not have. `field`: the ids were given."""
+        size = self._state.vocab
+        if field is None:
+            if not self._unknown or max(tokens, default=0) < size:
+                return
+        elif max(tokens, default=0) < size:
+            return
+        at = next(i for i, token in enumerate(tokens) if token >= size)
+        token = tokens[at]
+        details = {"token": token, "vocab": size}
+        if field is not None:
+            raise BadRequest(
+                f"{field}[{at}] is {token}: the model's vocabulary has {size} tokens, 0 to {size - 1}",
+                details=details,
+            )
+        raise BadRequest(
+            f"{self._unknown.get(token, '')!r} is token {token} of the tokenizer, but the model's "
+            f"vocabulary has {size} tokens, 0 to {size - 1}: leave it out, or serve a model whose "
+            "embedding was resized for this tokenizer",
+            details=details,
+        )
+
+
+def _encoded(tokens: Sequence[int]) -> Encoded:
+    packed = array("i", tokens)
+    return Encoded(packed, packed.tobytes())
+
+
+def _speaks(piece: AnyPiece) -> bool:
+    """Whether a conversation is read off it."""
+    return isinstance(piece, OutputPiece) or bool(piece.messages or piece.history or not piece.chat)
+
+
+def _before_prompt(branch: Branch) -> int:
+    """Where an append to the branch begins at the earliest, if it takes nothing back but a prompt."""
+    return branch.pieces[-1].start if branch.tail is Tail.PROMPT else branch.position
+
+
+def _eos_text(branch: Branch) -> str:
+    """The end-of-turn token that the branch ends with, as the template spells it."""
+    for piece in reversed(branch.pieces):
+        if isinstance(piece, OutputPiece):
+            return piece.eos_text
+    return ""

@@ -1,12 +1,15 @@
 """The session as `state` messages show it: to a client that opens it, and to one that asks. Pure."""
 
-from ramify.actors.session.branch import Branch
+from ramify.actors.session.branch import Branch, turn_of
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.inspections import UNKNOWN
 from ramify.actors.session.ledger import Ledger
 from ramify.actors.session.state import SessionState
+from ramify.actors.session.weights import json_size
 from ramify.protocol.messages import Attach
-from ramify.protocol.wire import BranchState, ServerInfo, State, Tree
+from ramify.protocol.wire import BranchState, Place, ServerInfo, State, Tree, Turn
+
+BRANCH, TURN, TOKEN = 250, 100, 8  # bytes on the wire, beside names and text
 
 
 class Identity:
@@ -38,7 +41,12 @@ class View:
         return {branch: 0 if running(branch) else branch.released for branch in branches}
 
     def opened(
-        self, message: Attach, ledger: Ledger, resident: dict[Branch, int], lengths: dict[Branch, int]
+        self,
+        message: Attach,
+        ledger: Ledger,
+        resident: dict[Branch, int],
+        lengths: dict[Branch, int],
+        ttl_s: float,
     ) -> State:
         """The answer to `open`. Branches that `resident` does not name are not known to be warm.
 
@@ -52,6 +60,7 @@ class View:
             op=ledger.highest,
             revision=state.revision,
             branches=[self._branch(*each) for each in known],
+            client=message.open.who,
             key=identity.key if message.write else None,
             view_key=identity.view_key,
             resumed=resumed,
@@ -59,24 +68,81 @@ class View:
             limits=state.limits.wire(),
             server=self._server,
             meta=state.meta,
+            ttl_s=ttl_s,
         )
 
     def tree(self, op: Tree, ledger: Ledger, branches: list[Branch], resident: list[int]) -> State:
-        """The answer to `tree`."""
+        """The answer to `tree`, as far as it goes: about `limits.tree_bytes`, and one turn at least.
+
+        A fork's turns begin where its parent's end, unless the op asks for one branch alone.
+        """
+        pages = _Page(self._state.limits.tree_bytes)
+        after = op.after
+        for branch, known in zip(branches, resident, strict=True):
+            pages.size += BRANCH + json_size(branch.meta)
+            if pages.branches and pages.full:
+                pages.next = Place(branch=branch.name)
+                break
+            turns, start = None, None
+            if op.text or op.tokens:
+                first = self._first(branch) if op.branch is None else 0
+                if first:
+                    start = branch.pieces[first - 1].end
+                if after is not None and after.branch == branch.name:
+                    first = max(first, branch.index_at(after.position))
+                turns = pages.take(branch, first, op)
+            running = self._generations.running_piece(branch)
+            pages.branches.append(branch.state(running, known, turns=turns, turns_from=start))
+            if pages.next is not None:
+                break
         return State(
             session=self._identity.session,
             op=ledger.highest,
             revision=self._state.revision,
-            branches=[
-                self._branch(branch, known, text=op.text, tokens=op.tokens)
-                for branch, known in zip(branches, resident, strict=True)
-            ],
+            branches=pages.branches,
             meta=self._state.meta,
             id=op.id,
+            next=pages.next,
         )
 
-    def _branch(
-        self, branch: Branch, resident: int, *, text: bool = False, tokens: bool = False
-    ) -> BranchState:
-        running = self._generations.running_piece(branch)
-        return branch.state(running, resident, text=text, tokens=tokens)
+    def _first(self, branch: Branch) -> int:
+        """The first piece that the branch's parent does not show."""
+        parent = self._state.branches.get(branch.parent or "")
+        return branch.shared_with(parent) if parent is not None else 0
+
+    def _branch(self, branch: Branch, resident: int) -> BranchState:
+        return branch.state(self._generations.running_piece(branch), resident)
+
+
+class _Page:
+    """One answer to `tree`. `next`: where it is full."""
+
+    def __init__(self, most: int) -> None:
+        self.branches: list[BranchState] = []
+        self.next: Place | None = None
+        self.size = 0
+        self._most = most
+        self._turns = 0
+
+    @property
+    def full(self) -> bool:
+        return self.size > self._most
+
+    def take(self, branch: Branch, first: int, op: Tree) -> list[Turn]:
+        """The turns of `branch` from piece `first` on, as many as fit.
+
+        One without tokens is left out: a position could not tell whether a fork shares it.
+        """
+        turns: list[Turn] = []
+        for index in range(first, len(branch.pieces)):
+            piece = branch.pieces[index]
+            turn = turn_of(piece, op.text, op.tokens)
+            if turn.end == turn.start:
+                continue
+            self.size += TURN + len(turn.text or "") + TOKEN * len(turn.tokens or ())
+            if self._turns and self.full:
+                self.next = Place(branch=branch.name, position=piece.start)
+                break
+            turns.append(turn)
+            self._turns += 1
+        return turns

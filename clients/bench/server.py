@@ -23,7 +23,7 @@ from ramify.clients.bench.session import BenchFailed, seen
 from ramify.clients.bench.shapes import write_model_folder
 
 STOP_S = 60.0
-_READY = re.compile(r"ready: (\S+)")
+_READY = re.compile(r'ready: ([^\s"]+)')  # also inside a line of JSON
 _SAMPLE = re.compile(r"^(ramify_\w+) (\S+)$", re.MULTILINE)
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would be measured too
 
@@ -53,9 +53,9 @@ def served(
             command += ["--model", folder, "--name", shape, "--load-format", "dummy"]
         command += flags
         begin = time.perf_counter()
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
-        )
+        variables = {**os.environ, **(environment or {})}
+        variables.pop("RAMIFY_AUTH_TOKEN", None)  # it is the user's server that this one guards
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables)
         try:
             url = _announced(process)
             get(http_url(url) + "/readyz", None)

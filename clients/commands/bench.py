@@ -16,7 +16,7 @@ from ramify.clients.bench.crowd import Crowd
 from ramify.clients.bench.program import Target
 from ramify.clients.bench.shapes import SHAPES
 from ramify.clients.bench.workloads import Case
-from ramify.clients.connect import websocket_url
+from ramify.clients.link import websocket_url
 from ramify.protocol.errors import BadRequest
 
 IDS = 10_000  # prompts are made of ids below this, or below the vocabulary's size

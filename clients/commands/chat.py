@@ -1,28 +1,42 @@
-"""`ramify chat`: talk to a model in the terminal, on a server or on an engine of its own.
+"""`ramify chat`: talk to a model, on a server or on an engine of its own.
 
-Also reads a script from a pipe: one message a line, answers on stdout, the rest on stderr.
+On a terminal it is a conversation. `ramify chat "question"`, or text on standard input, is answered
+once: the answer goes to stdout, everything else to stderr. `--script` reads a conversation from
+standard input, a message or a command a line. This file knows flags and where text goes; the talk is
+`conversation.py`'s.
 """
 
 import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator
 
 from ramify.clients.commands import engine
-from ramify.clients.commands.conversation import Conversation, ReadLine, Screen, set_option
+from ramify.clients.commands.conversation import Conversation, ReadLine
+from ramify.clients.commands.invocation import command
+from ramify.clients.commands.options import set_option
+from ramify.clients.commands.screen import Screen
 from ramify.clients.commands.settings import DEFAULT_MODEL_NOTE, add_model_flags, model_config
+from ramify.clients.connect import Settings
+from ramify.clients.errors import ConnectionLost, SessionLost
 from ramify.clients.handles import GenerateOptions
-from ramify.clients.sync import connect_sync
+from ramify.clients.link import Connection
+from ramify.clients.sync import SyncSession, connect_sync
 from ramify.protocol.config import EngineConfig, ServerConfig
 from ramify.protocol.errors import BadRequest
 
-HISTORY = 1000  # lines kept
+TICK_MS = 30  # on a terminal: fewer, larger pieces to draw
+RETRY_S = 1.0  # between tries to reach a server that is away, for a new session
+GIVE_UP_S = 60.0  # without a server, where nobody sits in front of it
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("chat", help="talk to a model")
+    parser = commands.add_parser("chat", help="talk to a model, or ask it one thing")
+    parser.add_argument(
+        "question", nargs="?", help="answer this (and the text on standard input, if any), and exit"
+    )
     parser.add_argument("--url", help="a running server (default: start one in this process)")
     parser.add_argument("--token", help="bearer token (default: $RAMIFY_TOKEN)")
     parser.add_argument("--system", metavar="TEXT", help="system message of a new session")
@@ -31,34 +45,129 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a generation option"
     )
+    parser.add_argument("--plain", action="store_true", help="show answers as they are, not as Markdown")
+    parser.add_argument(
+        "--script", action="store_true", help="standard input is a message or a command a line"
+    )
     add_model_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Chat until the input ends. Raises RamifyError."""
+    """Chat until the input ends, or answer once. Raises RamifyError."""
     if (args.session is None) != (args.key is None) or (args.session and args.url is None):
         raise BadRequest("--session, --key and --url belong together")
+    if args.script and args.question is not None:
+        raise BadRequest("--script reads the messages from standard input: leave the question out")
     options = GenerateOptions()
     for pair in args.set:
         name, _, value = pair.partition("=")
         set_option(options, name, value)
-    terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    screen = Screen(sys.stdout, sys.stdout if terminal else sys.stderr, terminal)
-    with _server(args, screen) as url:
-        settings = {"session": args.session, "key": args.key, "keep": args.url is not None}
-        token = args.token or os.environ.get("RAMIFY_TOKEN")
-        with connect_sync(url, token=token, **settings) as session, _reader(terminal) as read:
-            conversation = Conversation(session, read, screen, options)
-            if args.system is not None and args.session is None:
-                conversation.system(args.system)
-            if terminal:
-                screen.note(f"{session.model}: /help lists commands, Ctrl-D leaves")
-            conversation.run()
-            if args.url is not None:
-                where = f"--url {args.url} --session {session.id} --key {session.key}"
-                screen.note(f"to go on: ramify chat {where}")
+    if args.question is not None or not (args.script or sys.stdin.isatty()):
+        return _once(args, question(args.question), options)
+    return _talk(args, options)
+
+
+def question(given: str | None) -> str:
+    """What to ask: the argument, then what a pipe brings. Raises BadRequest if there is nothing."""
+    parts = [given or ""]
+    if not sys.stdin.isatty():
+        parts.append(sys.stdin.read())
+    text = "\n\n".join(part.strip("\n") for part in parts if part.strip())
+    if not text:
+        raise BadRequest("there is nothing to answer: the question and standard input are empty")
+    return text
+
+
+def _once(args: argparse.Namespace, text: str, options: GenerateOptions) -> int:
+    """One answer on stdout."""
+    screen = _screen(args, sys.stdout.isatty(), notes_to_stderr=True)
+    with (
+        _server(args, screen) as url,
+        connect_sync(url, **_settings(args, screen, keep=args.session is not None)) as session,
+    ):
+        if args.system is not None and args.session is None:
+            session.main.say(args.system, role="system")
+        generation = session.main.chat(text, **options)
+        with screen.answer() as answer:
+            for delta in generation:
+                answer.add(delta.text, delta.cut)
+        screen.end_line()
+        result = generation.result()
+        if result.reason == "length":
+            screen.note(f"cut after {result.usage.output} tokens: --set max_tokens=N allows more")
     return 0
+
+
+def _talk(args: argparse.Namespace, options: GenerateOptions) -> int:
+    """A conversation, on a terminal or from a script."""
+    terminal = sys.stdin.isatty() and sys.stdout.isatty() and not args.script
+    screen = _screen(args, terminal, notes_to_stderr=not terminal)
+    with _server(args, screen) as url:
+        settings = _settings(args, screen, keep=args.url is not None)
+
+        def renew() -> SyncSession:
+            fresh = settings.copy()
+            fresh["session"] = fresh["key"] = None
+            return _attach(url, fresh, screen)
+
+        session = connect_sync(url, **settings)
+        with _reader(lambda: talk, terminal) as read:
+            talk = Conversation(session, read, screen, options, renew)
+            try:
+                if args.session is not None:
+                    talk.learn()
+                elif args.system is not None:
+                    talk.system(args.system)
+                if terminal:
+                    screen.note(f"{session.model}: /help lists commands, Ctrl-D leaves")
+                talk.run()
+            finally:
+                talk.session.close()
+        if args.url is not None:
+            where = ["--url", args.url, "--session", talk.session.id, "--key", talk.session.key or ""]
+            token = " (and --token)" if args.token else ""
+            screen.note(f"to go on: {command('chat', *where)}{token}")
+    return 1 if talk.failed and args.script else 0
+
+
+def _settings(args: argparse.Namespace, screen: Screen, *, keep: bool) -> Settings:
+    """Of the connection. A lost one is tried again, on a terminal for as long as the user waits."""
+    waits = sys.stdin.isatty() and args.question is None
+    return Settings(
+        token=args.token or os.environ.get("RAMIFY_TOKEN"),
+        session=args.session,
+        key=args.key,
+        keep=keep,
+        tick_ms=TICK_MS if screen.colour else 0,
+        give_up_s=float("inf") if waits else GIVE_UP_S,
+        watch=lambda change: tell(screen, change),
+    )
+
+
+def tell(screen: Screen, change: Connection) -> None:
+    """Say what became of the connection. Called from the client's thread."""
+    if change.up:
+        screen.note("connected again")
+    elif isinstance(change.error, SessionLost):
+        screen.note("the server no longer knows this session")
+    elif not change.over and change.error is not None:
+        screen.note(f"the server is gone ({change.error.message}); trying again")
+
+
+def _attach(url: str, settings: Settings, screen: Screen) -> SyncSession:
+    """A new session; waits for a server that is away. Raises ConnectionLost when it gives up."""
+    told, until = False, time.monotonic() + settings.get("give_up_s", GIVE_UP_S)
+    while True:
+        try:
+            return connect_sync(url, **settings)
+        except ConnectionLost as error:
+            if time.monotonic() >= until:
+                raise
+            if not told:
+                screen.note(f"{error.message}; trying again. Ctrl-C returns to the prompt")
+            told = True
+            time.sleep(RETRY_S)
 
 
 @contextlib.contextmanager
@@ -80,41 +189,38 @@ def _server(args: argparse.Namespace, screen: Screen) -> Iterator[str]:
         yield url
 
 
+def _screen(args: argparse.Namespace, terminal: bool, *, notes_to_stderr: bool) -> Screen:
+    """Markdown on a terminal, else plain text."""
+    if terminal and not args.plain:
+        from rich.console import Console  # here: it takes time that `ramify serve` need not spend
+
+        from ramify.clients.commands.markdown import MarkdownScreen
+
+        console = Console()
+        if console.is_terminal and not console.is_dumb_terminal:
+            notes = Console(stderr=True) if notes_to_stderr else console
+            return MarkdownScreen(console, notes)
+    colour = terminal and (sys.stderr.isatty() or not notes_to_stderr)
+    return Screen(None, sys.stderr if notes_to_stderr else None, colour=colour)
+
+
 @contextlib.contextmanager
-def _reader(terminal: bool) -> Iterator[ReadLine]:
+def _reader(talk: Callable[[], Conversation], terminal: bool) -> Iterator[ReadLine]:
     """A function that reads a line (None at the end): with editing and history on a terminal."""
     if not terminal:
         yield lambda _: line.rstrip("\n") if (line := sys.stdin.readline()) else None
         return
-    with _history():
-        yield _edited
+    from ramify.clients.commands.terminal import Terminal
 
+    def words(name: str) -> list[str]:
+        match name:
+            case "":
+                return talk().commands
+            case "/switch":
+                return talk().branches
+            case "/set":
+                return list(GenerateOptions.__annotations__)
+        return []
 
-def _edited(prompt: str) -> str | None:
-    try:
-        return input(prompt)
-    except EOFError:
-        print()
-        return None
-
-
-@contextlib.contextmanager
-def _history() -> Iterator[None]:
-    """Line editing with a history file in the user's state folder, where readline is there."""
-    try:
-        import readline
-    except ImportError:  # not on every platform: input() then edits as the terminal does
-        yield
-        return
-    state = os.environ.get("XDG_STATE_HOME")
-    file = (Path(state) if state else Path.home() / ".local" / "state") / "ramify" / "chat_history"
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if file.exists():
-            readline.read_history_file(file)
-    readline.set_history_length(HISTORY)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            readline.write_history_file(file)
+    with Terminal(words) as opened:
+        yield opened.read

@@ -1,24 +1,31 @@
 """The talk of `ramify chat`: turns and slash commands on a session's branches.
 
 It reads lines from a function and writes to a `Screen`, so that tests can hold a conversation. It
+remembers what was said, and when the server has lost the session it says that again in a new one. It
 does not know terminals, flags or sockets.
 """
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
 
-import msgspec
-
+from ramify.clients.commands import transcript
+from ramify.clients.commands.describe import describe, draw_tree
+from ramify.clients.commands.options import set_option
+from ramify.clients.commands.screen import Screen
+from ramify.clients.commands.transcript import Transcript
+from ramify.clients.errors import Cancelled, SessionLost
 from ramify.clients.generation import Result
 from ramify.clients.handles import GenerateOptions
-from ramify.clients.sync import SyncBranch, SyncGeneration, SyncSession
+from ramify.clients.sync import SyncBranch, SyncGeneration, SyncReply, SyncSession
 from ramify.protocol.errors import BadRequest, RamifyError
-from ramify.protocol.wire import Append, BranchState, ChatMessage, Generate, Rollback, Usage
+from ramify.protocol.wire import Append, ChatMessage, Generate, Op, Rollback, Turn
 
 ReadLine = Callable[[str], str | None]
+Renew = Callable[[], SyncSession]
+QUOTES = '"""'
+RENEWALS = 3  # sessions that may be lost while one line is worked on
 
 HELP = """\
 /fork NAME       a new branch from here; /switch NAME goes there
@@ -28,157 +35,272 @@ HELP = """\
 /retry           answer the last message again
 /set KEY VALUE   a generation option (temperature, max_tokens, ...); without VALUE: the default again
 /system TEXT     start this branch over with a system message
-/save FILE       write this branch's turns (JSON)
-/quit            leave (Ctrl-D). Ctrl-C stops an answer. A line that ends in \\ goes on"""
-
-
-class Screen(NamedTuple):
-    """Where things are shown: answers to `out`, the rest to `notes`. `colour`: both are a terminal."""
-
-    out: TextIO
-    notes: TextIO
-    colour: bool
-
-    def text(self, text: str) -> None:
-        self.out.write(text)
-        self.out.flush()
-
-    def note(self, text: str) -> None:
-        """A line that is not part of an answer; dim on a terminal."""
-        self.notes.write(f"\x1b[2m{text}\x1b[0m\n" if self.colour else f"{text}\n")
-        self.notes.flush()
-
-    def error(self, text: str) -> None:
-        self.notes.write(f"\x1b[31m{text}\x1b[0m\n" if self.colour else f"{text}\n")
-        self.notes.flush()
+/save FILE       write this branch's messages (JSON)
+/load FILE       start this branch over with the messages of a file
+/quit            leave (Ctrl-D). Ctrl-C stops an answer
+A message of several lines: paste it, put it between lines of \"\"\", or end lines with \\"""
 
 
 class Conversation:
-    """A chat with one session. `options`: the generation options of every turn."""
+    """A chat with one session. `options`: the generation options of every turn.
+
+    `renew` makes a new session when the old one is lost; without it that is the end.
+    """
 
     def __init__(
-        self, session: SyncSession, read: ReadLine, screen: Screen, options: GenerateOptions
+        self,
+        session: SyncSession,
+        read: ReadLine,
+        screen: Screen,
+        options: GenerateOptions,
+        renew: Renew | None = None,
     ) -> None:
-        self._session = session
+        self.session = session
+        self.failed = False  # whether a line got an error
         self._read = read
         self._screen = screen
         self._options = options
+        self._renew = renew
         self._branch: SyncBranch = session.main
-        self._last: dict[str, str] = {}  # the last message said on each branch
+        self._said: dict[str, Transcript] = {"main": Transcript()}
+        self._stale: set[str] = set()  # branches whose transcript the server knows better
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.note(HELP),
             "fork": self._fork,
             "switch": self._switch,
-            "tree": lambda _: screen.note(draw_tree(session.tree().branches, self._branch.name)),
+            "tree": lambda _: screen.note(draw_tree(self.session.tree().branches, self._branch.name)),
             "undo": self._undo,
             "retry": self._retry,
             "set": self._set,
             "system": self.system,
             "save": self._save,
+            "load": self._load,
         }
+
+    @property
+    def commands(self) -> list[str]:
+        return [f"/{name}" for name in (*self._commands, "quit")]
+
+    @property
+    def branches(self) -> list[str]:
+        return [branch.name for branch in self.session.branches]
+
+    def learn(self) -> None:
+        """The session is an older one: ask the server what was said in it."""
+        self._said = {name: Transcript() for name in self.branches}
+        self._stale = set(self._said)
+        self._refresh()
+
+    # --- lines ----------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Talk until the end of the input or /quit. Raises what ends the session."""
         while True:
-            line = self._message()
-            if line is None or line.strip() in ("/quit", "/exit"):
+            given = self._message()
+            if given is None or given[0].strip() in ("/quit", "/exit"):
                 return
             try:
-                self.handle(line)
+                self._perform(*given)
+            except KeyboardInterrupt:
+                self._screen.note("stopped")
+                self._stale.add(self._branch.name)
             except RamifyError as error:
+                self.failed = True
+                self._stale.add(self._branch.name)
                 self._screen.error(error.message)
-                if self._session.error is not None:
+                if self.session.error is not None and not self._lost:
                     raise
 
-    def _message(self) -> str | None:
-        """One message: a line, and what follows while it ends in a backslash. None: the end."""
+    def _message(self) -> tuple[str, bool] | None:
+        """One message, and whether it is one for sure (no command). None: the end."""
         name = self._branch.name
         prompt = "> " if name == "main" else f"{name}> "
         lines: list[str] = []
+        quoted = False
         while True:
             try:
-                line = self._read("... " if lines else prompt)
+                line = self._read("... " if lines or quoted else prompt)
             except KeyboardInterrupt:
-                self._screen.note("\nCtrl-D leaves")
-                lines.clear()
+                self._screen.note("Ctrl-D leaves")
+                lines, quoted = [], False
                 continue
             if line is None:
-                return "\n".join(lines) if lines else None
-            if not line.endswith("\\"):
-                return "\n".join([*lines, line])
-            lines.append(line[:-1])
+                return ("\n".join(lines), quoted) if lines else None
+            if not lines and not quoted and line.lstrip().startswith(QUOTES):
+                line, quoted = line.lstrip()[len(QUOTES) :], True
+                if not line.strip():
+                    continue
+            if quoted:
+                if line.rstrip().endswith(QUOTES):
+                    last = line.rstrip()[: -len(QUOTES)]
+                    return "\n".join([*lines, last] if last else lines), True
+                lines.append(line)
+            elif line.endswith("\\") and "\n" not in line:
+                lines.append(line[:-1])
+            else:
+                return "\n".join([*lines, line]), False
 
-    def handle(self, line: str) -> None:
-        """One message or command. Raises RamifyError."""
-        if not line.strip():
+    def _perform(self, text: str, quoted: bool) -> None:
+        """`handle`, in a new session if the old one is lost. Raises RamifyError."""
+        for _ in range(RENEWALS):
+            try:
+                if self._lost:
+                    self._take_up()
+                self._refresh()
+                self.handle(text, quoted=quoted)
+                return
+            except RamifyError:
+                if not self._lost:
+                    raise
+        raise SessionLost("the server lost the session again and again")
+
+    def handle(self, text: str, *, quoted: bool = False) -> None:
+        """One message or command. `quoted`: a message, whatever it begins with. Raises RamifyError."""
+        if not text.strip():
             return
-        if not line.startswith("/"):
-            self._last[self._branch.name] = line
-            self._show(self._branch.chat(line, **self._options))
-            return
-        name, _, rest = line[1:].partition(" ")
+        name, _, rest = text.removeprefix("/").partition(" ")
         command = self._commands.get(name.strip())
-        if command is None:
+        if quoted or not text.startswith("/") or (command is None and "\n" in text):
+            self._say(text)
+        elif command is None:
             raise BadRequest(f"/{name} is no command: /help lists them")
-        command(rest.strip())
+        else:
+            command(rest.strip())
 
-    def _show(self, generation: SyncGeneration) -> None:
-        """Stream an answer; Ctrl-C stops it and keeps what is there."""
+    # --- turns ----------------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        said, start = self._transcript, self._branch.position or 0
+        generation = self._branch.chat(text, **self._options)
         try:
-            for delta in generation:
-                self._screen.text(delta.text)
+            result = self._show(generation)
+        except KeyboardInterrupt:  # without a connection
+            if generation.text:
+                said.add("user", text, start)
+                said.add("assistant", generation.text, start)
+            raise
+        if result is not None:
+            said.add("user", text, start)
+            said.add("assistant", result.text, result.usage.prompt)
+
+    def _show(self, generation: SyncGeneration) -> Result | None:
+        """Stream an answer. Ctrl-C stops it and keeps what is there; None: before it was sent.
+
+        Without a connection nothing would tell of the end, so Ctrl-C is raised.
+        """
+        if not self.session.connected:
+            self._screen.note("the server is away; Ctrl-C returns to the prompt")
+        try:
+            with self._screen.answer() as answer:
+                for delta in generation:
+                    answer.add(delta.text, delta.cut)
         except KeyboardInterrupt:
             generation.cancel()
+            if not self.session.connected:
+                raise
         except RamifyError:
-            self._screen.text("\n")
+            self._screen.end_line()
             raise
-        result = generation.result()
-        self._screen.text("\n")
-        self._screen.note(describe(result))
+        try:
+            result = generation.result()
+        except Cancelled:
+            result = None  # before it was sent
+        self._screen.end_line()
+        if result is not None:
+            self._screen.note(describe(result))
+        return result
+
+    @property
+    def _transcript(self) -> Transcript:
+        return self._said.setdefault(self._branch.name, Transcript())
+
+    def _refresh(self) -> None:
+        """Bring stale transcripts up to date, if there is a connection."""
+        if not self.session.connected:
+            return
+        for name in sorted(self._stale):
+            try:
+                turns = self.session.branch(name).tree(text=True).turns or []
+                self._said[name] = transcript.of_turns(turns)
+            except RamifyError:
+                if self._lost:
+                    raise
+                self._said.pop(name, None)  # dropped by another client, or too long to ask for
+            self._stale.discard(name)
+
+    # --- a session that is lost -----------------------------------------------------------------
+
+    @property
+    def _lost(self) -> bool:
+        """The server no longer has the session, and a new one can be made."""
+        return self._renew is not None and isinstance(self.session.error, SessionLost)
+
+    def _take_up(self) -> None:
+        """Say everything again in a new session. Branches that shared a beginning share it again."""
+        assert self._renew is not None
+        session = self._renew()
+        try:
+            for name, said in self._said.items():
+                if name != "main":
+                    session.root(name)
+                self._put(session, name, said.messages)
+        except BaseException:  # the next line tries again
+            session.close()
+            raise
+        self.session.close()
+        self.session, self._branch = session, session.branch(self._branch.name)
+        self._stale = set(self._said)
+        self._screen.note("the conversation goes on in a new session")
+        for name, said in self._said.items():
+            if said.raw:
+                self._screen.note(f"{name}: text that is no message is left out")
+
+    def _put(self, session: SyncSession, branch: str, messages: Sequence[ChatMessage]) -> None:
+        ops = [Append(id=0, branch=branch, messages=group) for group in transcript.groups(messages)]
+        for reply in [reply for op in ops for reply in session.send([op])]:
+            assert isinstance(reply, SyncReply)
+            reply.result()
 
     # --- commands -----------------------------------------------------------------------------
 
-    def _fork(self, name: str) -> None:
-        self._branch.fork(_one(name, "/fork NAME"))
-        if self._branch.name in self._last:
-            self._last[name] = self._last[self._branch.name]
+    def _fork(self, rest: str) -> None:
+        name = _one(rest, "/fork NAME")
+        self._branch.fork(name)
+        self._said[name] = self._transcript.copy()
         self._screen.note(f"{name} starts at token {self._branch.position}: /switch {name}")
 
-    def _switch(self, name: str) -> None:
-        known = [branch.name for branch in self._session.branches]
-        if _one(name, "/switch NAME") not in known:
-            raise BadRequest(f"there is no branch {name!r}: {', '.join(known)}")
-        self._branch = self._session.branch(name)
+    def _switch(self, rest: str) -> None:
+        name = _one(rest, "/switch NAME")
+        if name not in self.branches:
+            raise BadRequest(f"there is no branch {name!r}: {', '.join(self.branches)}")
+        self._branch = self.session.branch(name)
 
     def _undo(self, _: str) -> None:
-        position = self._branch.rollback(turns=1).position
-        self._last.pop(self._branch.name, None)
+        position = self._branch.rollback(turns=1).position or 0
+        self._transcript.cut(position)
         self._screen.note(f"back at token {position}")
 
     def _retry(self, _: str) -> None:
-        """Roll back, say it again, generate: one frame, and the prompt is still cached."""
+        """Roll back to where the last answer began, generate: one frame; the prompt is still cached."""
         name = self._branch.name
-        if name not in self._last:
-            raise BadRequest("nothing was said here yet")
-        again = ChatMessage(role="user", content=self._last[name])
-        *_handles, generation = self._session.send(
-            [
-                Rollback(id=0, branch=name, turns=1),
-                Append(id=0, branch=name, messages=[again]),
-                Generate(id=0, branch=name, **self._options),
-            ]
-        )
+        ops = before_answer(name, self._branch.tree(text=True).turns or [])
+        *_handles, generation = self.session.send([*ops, Generate(id=0, branch=name, **self._options)])
         assert isinstance(generation, SyncGeneration)
+        self._stale.add(name)
         self._show(generation)
 
     def system(self, text: str) -> None:
         """Start the branch over with a system message."""
         if not text:
             raise BadRequest("use /system TEXT")
+        self._start_over([ChatMessage(role="system", content=text)])
+
+    def _start_over(self, messages: Sequence[ChatMessage]) -> None:
         if self._branch.position:
             self._branch.rollback(to=0)
-        self._branch.say(text, role="system")
-        self._last.pop(self._branch.name, None)
+        self._stale.add(self._branch.name)
+        self._put(self.session, self._branch.name, messages)
+        self._refresh()
 
     def _set(self, rest: str) -> None:
         if not rest:
@@ -187,91 +309,47 @@ class Conversation:
         name, _, value = rest.partition(" ")
         set_option(self._options, name, value.strip())
 
-    def _save(self, name: str) -> None:
-        branch = self._branch.tree(text=True)
-        turns = [
-            {"role": turn.role, "text": turn.text, "start": turn.start, "end": turn.end}
-            for turn in branch.turns or []
-        ]
-        record = {"model": self._session.model, "branch": branch.branch, "turns": turns}
-        try:
-            target = Path(shlex.split(_one(name, "/save FILE", spaces=True))[0]).expanduser()
-            target.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise BadRequest(f"cannot save: {error}") from None
-        self._screen.note(f"{len(turns)} turns in {target}")
+    def _save(self, rest: str) -> None:
+        path = Path(_one(rest, "/save FILE")).expanduser()
+        said = transcript.of_turns(self._branch.tree(text=True).turns or [])
+        if said.raw:
+            raise BadRequest("this branch holds text that is no message: it cannot be saved as messages")
+        transcript.write(path, self.session.model, self._branch.name, said.messages)
+        self._screen.note(f"{len(said.messages)} messages in {path}")
+
+    def _load(self, rest: str) -> None:
+        path = Path(_one(rest, "/load FILE")).expanduser()
+        messages = transcript.read(path)
+        self._start_over(messages)
+        asks = "; /retry answers the last one" if messages[-1].role in ("user", "tool") else ""
+        self._screen.note(f"{len(messages)} messages from {path}{asks}")
 
 
-def _one(name: str, usage: str, *, spaces: bool = False) -> str:
-    if not name or (" " in name and not spaces):
-        raise BadRequest(f"use {usage}")
-    return name
+def before_answer(branch: str, turns: Sequence[Turn]) -> list[Op]:
+    """The ops that bring a branch back to where its last answer begins. Raises BadRequest."""
+    end = turns[-1].end if turns else 0
+    for i in reversed(range(len(turns))):
+        turn = turns[i]
+        if transcript.is_prompt(turns, i):
+            return [Rollback(id=0, branch=branch, to=turn.end)] if turn.end < end else []
+        if turn.messages:  # answers that were appended, not generated
+            kept = list(turn.messages)
+            while kept and kept[-1].role == "assistant":
+                kept.pop()
+            if not kept or kept[-1].role == "system":
+                break
+            again = Append(id=0, branch=branch, messages=kept)
+            return [Rollback(id=0, branch=branch, to=turn.start), again]
+    raise BadRequest("there is no message to answer on this branch")
 
 
-def set_option(options: GenerateOptions, name: str, value: str) -> None:
-    """Set a generation option from text (JSON, or a plain string); no text takes it out.
-
-    Raises BadRequest that names the option.
-    """
-    table: dict[str, Any] = options  # type: ignore[assignment]  # checked right here
-    if name not in GenerateOptions.__annotations__:
-        known = ", ".join(GenerateOptions.__annotations__)
-        raise BadRequest(f"{name!r} is no generation option: {known}")
-    if not value:
-        table.pop(name, None)
-        return
+def _one(rest: str, usage: str) -> str:
+    """The one argument of a command; spaces in it are quoted. Raises BadRequest."""
     try:
-        parsed = json.loads(value)
-    except ValueError:
-        parsed = value
-    try:
-        msgspec.convert({"type": "generate", "id": 0, name: parsed}, Generate)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"{name}: {error}") from None
-    table[name] = parsed
-
-
-def describe(result: Result) -> str:
-    """One line on a turn, for example
-
-    53 tokens, 41.2 tok/s, first after 11 ms, 120 of 133 prompt tokens cached
-    """
-    usage = result.usage
-    parts = [f"{usage.output} tokens"]
-    rate = decode_rate(usage)
-    if rate is not None:
-        parts.append(f"{rate:.1f} tok/s")
-    if usage.ttft_ms is not None:
-        parts.append(f"first after {usage.ttft_ms:.0f} ms")
-    parts.append(f"{usage.cached} of {usage.prompt} prompt tokens cached")
-    if result.reason != "stop":
-        parts.append(result.reason)
-    return ", ".join(parts)
-
-
-def decode_rate(usage: Usage) -> float | None:
-    """Tokens a second after the first one; None where that cannot be said."""
-    if usage.ttft_ms is None or usage.output < 2 or usage.total_ms <= usage.ttft_ms:
-        return None
-    return (usage.output - 1) / (usage.total_ms - usage.ttft_ms) * 1e3
-
-
-def draw_tree(branches: list[BranchState], current: str) -> str:
-    """The branches as an indented tree; the current one is marked."""
-    names = {branch.branch for branch in branches}
-    children: dict[str | None, list[BranchState]] = {}
-    for branch in branches:
-        parent = branch.parent if branch.parent in names else None
-        children.setdefault(parent, []).append(branch)
-    lines: list[str] = []
-
-    def walk(parent: str | None, depth: int) -> None:
-        for branch in children.get(parent, ()):
-            mark = "*" if branch.branch == current else " "
-            at = f" from {branch.at}" if branch.at is not None and branch.parent else ""
-            busy = ", generating" if branch.running is not None else ""
-            lines.append(f"{mark} {'  ' * depth}{branch.branch}{at}: {branch.position} tokens{busy}")
-            walk(branch.branch, depth + 1)
-
-    walk(None, 0)
-    return "\n".join(lines)
+        words = shlex.split(rest)
+    except ValueError as error:
+        raise BadRequest(f"{rest}: {error}. Use {usage}") from None
+    if len(words) != 1 or not words[0]:
+        quoted = shlex.quote(rest) if rest else "'a name with spaces'"
+        raise BadRequest(f"use {usage}; a name with spaces goes in quotes: {quoted}")
+    return words[0]

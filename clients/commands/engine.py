@@ -25,7 +25,11 @@ class EngineStopped(RamifyError):
 def configure_log(level: str, form: str) -> None:
     """Set up the engine's log (on stderr)."""
     log = import_module("ramify.actors.kit.log")
-    log.configure(log.LogConfig(level=level, format=form))
+    config = log.LogConfig(level=level, format=form)
+    if form == "json":  # whatever else this process or its children print is wrapped
+        import_module("ramify.actors.kit.console").json_console(config)
+    else:
+        log.configure(config)
 
 
 def serve(config: EngineConfig, progress: Progress) -> None:
@@ -101,6 +105,20 @@ def _faults(engine: Any, config: EngineConfig) -> Iterator[None]:
     except OSError as error:
         server = config.server
         raise ConfigError(f"cannot serve at {server.host}:{server.port}: {error}") from error
+
+
+def log_progress() -> Progress:
+    """Progress as log records, one for each phase."""
+    log = import_module("ramify.actors.kit.log").get_log("ramify.start")
+    phase = ""
+
+    def report(what: str, done: float) -> None:
+        nonlocal phase
+        if what != phase:
+            log.info("starting", phase=what)
+        phase = what
+
+    return report
 
 
 def show_progress(out: TextIO) -> Progress:

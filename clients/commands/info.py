@@ -12,8 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ramify.clients.connect import websocket_url
 from ramify.clients.errors import ConnectionLost
+from ramify.clients.link import websocket_url
 from ramify.protocol.errors import ModelError
 
 PACKAGES = ("ramify", "torch", "transformers", "tokenizers", "safetensors", "websockets", "msgspec")

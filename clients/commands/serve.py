@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from ramify.clients.commands import engine
+from ramify.clients.commands.invocation import command
 from ramify.clients.commands.settings import (
     DEFAULT_MODEL_NOTE,
     add_model_flags,
@@ -25,11 +26,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Serve. Raises ConfigError, ModelError, EngineStopped."""
+    engine.configure_log(args.log_level, args.log_format)  # first: errors are logged as the rest is
     config = engine_config(args)
-    engine.configure_log(args.log_level, args.log_format)
     note = f" ({DEFAULT_MODEL_NOTE})" if args.model is None else ""
     print(f"model: {config.model.name or config.model.path.name}{note}", flush=True)
-    show = engine.show_progress(sys.stderr)
+    json = args.log_format == "json"
+    show = engine.log_progress() if json else engine.show_progress(sys.stderr)
 
     def progress(what: str, done: float) -> None:
         if what.startswith("ready at "):
@@ -44,4 +46,5 @@ def run(args: argparse.Namespace) -> int:
 def announce(url: str, out: Any = None) -> None:
     """Tell where the server is."""
     page = url.replace("ws", "http", 1).removesuffix("/v1/ws")
-    print(f"ready: {url}\n       page {page}/   talk: ramify chat --url {url}", file=out, flush=True)
+    talk = command("chat", "--url", url)
+    print(f"ready: {url}\n       page {page}/   talk: {talk}", file=out, flush=True)

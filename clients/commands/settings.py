@@ -1,13 +1,18 @@
 """Flags of a server, and the `EngineConfig` that they make. Knows the settings, not the engine."""
 
 import argparse
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ScheduleConfig, ServerConfig
+from ramify.protocol.credentials import CredentialLimits
 from ramify.protocol.errors import ConfigError
 
+TOKEN_VARIABLE = "RAMIFY_AUTH_TOKEN"
 DEFAULT_MODEL_NOTE = "a small demonstration model; give --model DIR to serve a checkpoint of your own"
 
 
@@ -62,10 +67,57 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     """The socket, the life of sessions, scheduling, and every limit."""
     group = parser.add_argument_group("server")
+    known_server = ServerConfig()
     group.add_argument("--host", default="127.0.0.1")
     group.add_argument("--port", type=int, default=8765, help="0: any free port")
     group.add_argument(
-        "--auth-token", action="append", default=[], metavar="TOKEN", help="may be repeated"
+        "--auth-token",
+        action="append",
+        default=[],
+        metavar="TOKEN",
+        help="a token that clients need; shows in `ps`; may be repeated",
+    )
+    group.add_argument(
+        "--auth-token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"a file that holds one token; or set the variable {TOKEN_VARIABLE}",
+    )
+    group.add_argument(
+        "--auth-tokens",
+        type=Path,
+        metavar="FILE",
+        help='a token a line, as JSON: {"name", "sha256" or "token", "namespace"?, "limits"?}; '
+        "files are read again at SIGHUP",
+    )
+    group.add_argument(
+        "--shared-cache",
+        action="store_true",
+        help="all tokens share what is cached (else each name has a cache of its own: a shared one "
+        "tells a client which prefixes others have used)",
+    )
+    group.add_argument("--metrics-auth", action="store_true", help="/metrics needs a token")
+    for name, value in msgspec.structs.asdict(CredentialLimits()).items():
+        group.add_argument(
+            f"--credential-{name.replace('_', '-')}",
+            type=int,
+            default=value,
+            metavar="N",
+            help=f"for all sockets of one token's name together (default {value})",
+        )
+    group.add_argument(
+        "--max-sockets",
+        type=int,
+        default=known_server.max_sockets,
+        metavar="N",
+        help=f"of all clients together (default {known_server.max_sockets})",
+    )
+    group.add_argument(
+        "--step-timeout",
+        type=float,
+        metavar="S",
+        help="seconds without a step's result after which the executor has hung and the server ends "
+        "(default: 60, on a CPU 600); /readyz tells of it after 4",
     )
     group.add_argument("--insecure", action="store_true", help="serve other machines without a token")
     group.add_argument("--allowed-host", action="append", default=[], metavar="HOST")
@@ -81,22 +133,38 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         ("--ping-interval", 20.0, "between WebSocket pings"),
         ("--ping-timeout", 60.0, "for a pong"),
         ("--session-ttl", 600.0, "that a session without clients is kept"),
+        ("--session-ttl-max", 86400.0, "that a client may ask for instead"),
         ("--grace", 10.0, "for running generations at stop"),
         ("--token-ttl", 60.0, "that a minted single-use token is valid"),
     ):
         group.add_argument(
             flag, type=float, default=default, metavar="S", help=f"seconds {text} (default {default:g})"
         )
+    known_server = ServerConfig()
+    for flag, most, text in (
+        ("--max-sessions", known_server.max_sessions, "most sessions at a time"),
+        ("--sessions-bytes", known_server.sessions_bytes, "host memory that all sessions may hold"),
+    ):
+        group.add_argument(flag, type=int, default=most, metavar="N", help=f"{text} (default {most})")
     schedule = parser.add_argument_group("scheduling")
     known = ScheduleConfig()
     schedule.add_argument("--in-flight", type=int, default=known.in_flight, metavar="N")
+    schedule.add_argument(
+        "--itl-target-ms",
+        type=float,
+        default=known.itl_target_ms,
+        metavar="MS",
+        help="how long a step that computes prompts beside decodes should last; a higher target gives "
+        "longer pauses between tokens, fewer of them, and later first tokens under load; 0: as long "
+        f"as --mixed-tokens takes (default {known.itl_target_ms:g})",
+    )
     schedule.add_argument(
         "--mixed-tokens",
         type=int,
         default=known.mixed_tokens,
         metavar="N",
-        help="most prompt tokens in a step beside decodes: fewer give shorter pauses and earlier first "
-        f"tokens, and more time between tokens on average (default {known.mixed_tokens})",
+        help="most prompt tokens in a step beside decodes, whatever --itl-target-ms allows "
+        f"(default {known.mixed_tokens})",
     )
     schedule.add_argument(
         "--ahead-tokens",
@@ -105,6 +173,14 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most prompt tokens in a step that computes input ahead of its generation "
         f"(default {known.ahead_tokens})",
+    )
+    schedule.add_argument(
+        "--quantum-steps",
+        type=int,
+        default=known.quantum_steps,
+        metavar="N",
+        help="steps that a generation keeps its row before it may be retracted for one of a client that "
+        f"has fewer (default {known.quantum_steps})",
     )
     schedule.add_argument("--lookahead", type=int, default=known.lookahead, metavar="N")
     schedule.add_argument("--ageing", type=float, default=known.ageing, metavar="X")
@@ -144,6 +220,15 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             host=args.host,
             port=args.port,
             tokens=tuple(args.auth_token),
+            environment_token=os.environ.get(TOKEN_VARIABLE),
+            token_file=args.auth_token_file,
+            credentials_file=args.auth_tokens,
+            shared_cache=args.shared_cache,
+            credential_limits=CredentialLimits(
+                **{name: given[f"credential_{name}"] for name in CredentialLimits.__struct_fields__}
+            ),
+            metrics_auth=args.metrics_auth,
+            max_sockets=args.max_sockets,
             insecure=args.insecure,
             allowed_hosts=tuple(args.allowed_host),
             allowed_origins=tuple(args.allowed_origin),
@@ -151,20 +236,26 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             ping_interval_s=args.ping_interval,
             ping_timeout_s=args.ping_timeout,
             session_ttl_s=args.session_ttl,
+            session_ttl_max_s=args.session_ttl_max,
+            max_sessions=args.max_sessions,
+            sessions_bytes=args.sessions_bytes,
             grace_s=args.grace,
             token_ttl_s=args.token_ttl,
         ),
         limits=Limits(**{name: given[f"limit_{name}"] for name in Limits.__struct_fields__}),
         schedule=ScheduleConfig(
             in_flight=args.in_flight,
+            itl_target_ms=args.itl_target_ms,
             mixed_tokens=args.mixed_tokens,
             ahead_tokens=args.ahead_tokens,
+            quantum_steps=args.quantum_steps,
             lookahead=args.lookahead,
             ageing=args.ageing,
             max_waiting=args.max_waiting,
         ),
         executor=args.executor,
         gateways=args.gateways,
+        step_timeout_s=args.step_timeout,
     )
 
 

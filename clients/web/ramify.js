@@ -13,6 +13,7 @@
 
 import { Core } from "./ramify-core.js";
 import { Generation, RamifyError } from "./ramify-stream.js";
+import { wholeTree } from "./ramify-tree.js";
 
 export { Generation, RamifyError };
 
@@ -21,6 +22,7 @@ const LAST_DELAY_MS = 10_000;
 const RATE_DELAY_MS = 5_000; // at least this long after 4429
 const OPEN_TIMEOUT_MS = 10_000;
 const PING_EVERY_MS = 20_000;
+const TREE_TRIES = 5; // a tree that does not fit into one answer may change between two
 const PONG_WITHIN_MS = 10_000;
 
 /** Close codes after which connecting again cannot help, with what they mean. */
@@ -141,9 +143,16 @@ export class Session extends EventTarget {
     return this.#send({ type: "cancel", branch, ops });
   }
 
-  /** The branches, with `text` what they are made of. Resolves to a `state` message. */
-  tree({ branch, text, tokens } = {}) {
-    return this.#send({ type: "tree", branch, text, tokens });
+  /** The branches, with `text` all turns of each. Resolves to a `state` message. */
+  async tree({ branch, text, tokens } = {}) {
+    for (let tries = 0; tries < TREE_TRIES; tries += 1) {
+      const pages = [await this.#send({ type: "tree", branch, text, tokens })];
+      while (pages.at(-1).next && pages.at(-1).revision === pages[0].revision) {
+        pages.push(await this.#send({ type: "tree", branch, text, tokens, after: pages.at(-1).next }));
+      }
+      if (pages.at(-1).revision === pages[0].revision) return wholeTree(pages);
+    }
+    throw new RamifyError("conflict", "the tree changes faster than it can be shown: ask for one branch of it");
   }
 
   /** Rename, retain or annotate: fields of `set`. */

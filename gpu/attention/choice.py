@@ -5,11 +5,12 @@ error that names the mend. It does not know how the kernels work.
 """
 
 import importlib.util
+import logging
 import os
 import shutil
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from ramify.protocol.errors import ModelError
 if TYPE_CHECKING:
     from ramify.gpu.layers.triton_linear import Products
 
+_LOG = logging.getLogger("ramify.gpu.attention")
 _MOST_HEADS = 64  # query heads that share a KV head: a tile of the kernels holds all of a token's
 _HOPPER = (9, 0)  # FA3 is written for its matrix instructions and runs nowhere else
 
@@ -101,11 +103,15 @@ def choose(
     if asked == "auto":
         return _automatic(obstacle, shape, dtype, device)
     if obstacle is None:
+        obstacle = _import_fault()
+    if obstacle is None:
         extend = "fa3" if _is_hopper(device) else "fa2"
-        built = all(map(_is_built, _modules(extend, "flashinfer", shape, dtype)))
-        if built or _can_build():
+        kernels = _kernels(extend, "flashinfer", shape, dtype)
+        built = all(map(_is_built, kernels))
+        obstacle = _load_fault(kernels) if built else None
+        if obstacle is None and (built or _can_build()):
             return Choice(extend, "flashinfer", "as asked", compiles=not built)
-        obstacle = (
+        obstacle = obstacle or (
             f"its kernels for {_kind(shape, dtype)} are not compiled, and there is no nvcc with ninja: "
             "install flashinfer-jit-cache of the same version, or a CUDA toolkit and ninja"
         )
@@ -129,13 +135,20 @@ def _automatic(
     """A server does not spend minutes in a compiler unasked: only kernels that are built count."""
     if obstacle is None and not _is_hopper(device):
         obstacle = "its FA2 is no faster, and the GPU is not a Hopper, which FA3 needs"
-    if obstacle is None and not all(map(_is_built, _modules("fa3", "triton", shape, dtype))):
-        obstacle = (
-            f"its FA3 kernels for {_kind(shape, dtype)} are not compiled (install "
-            "flashinfer-jit-cache, or start once with --attention flashinfer)"
-        )
-    if obstacle is not None:
-        return Choice("triton", "triton", f"FlashInfer is not used: {obstacle}")
+    fault = _import_fault() if obstacle is None else None
+    if obstacle is None and fault is None:
+        kernels = _kernels("fa3", "triton", shape, dtype)
+        if all(map(_is_built, kernels)):
+            fault = _load_fault(kernels)
+        else:
+            obstacle = (
+                f"its FA3 kernels for {_kind(shape, dtype)} are not compiled (install "
+                "flashinfer-jit-cache, or start once with --attention flashinfer)"
+            )
+    if fault is not None:
+        _LOG.warning("FlashInfer is installed and cannot be used, Triton's kernels serve: %s", fault)
+    if obstacle is not None or fault is not None:
+        return Choice("triton", "triton", f"FlashInfer is not used: {obstacle or fault}")
     return Choice("fa3", "triton", "a Hopper GPU and FlashInfer's FA3 kernels are here")
 
 
@@ -165,10 +178,32 @@ def _flashinfer_obstacle(shape: DecoderConfig, dtype: torch.dtype, device: torch
         return f"it knows head sizes 64, 128 and 256, not {shape.head_dim}"
     if importlib.util.find_spec("flashinfer") is None:
         return "the package is not installed: pip install flashinfer-python"
-    try:
-        import_module("flashinfer")
-    except (ImportError, RuntimeError) as error:  # it raises RuntimeError if its parts do not match
-        return f"it cannot be imported: {error}"
+    return None
+
+
+def _import_fault() -> str | None:
+    """Why the parts of FlashInfer that are used cannot be imported, None if they can."""
+    for part in ("flashinfer", "flashinfer.jit", "flashinfer.jit.env", *_LOADERS.values()):
+        try:
+            import_module(part)
+        except Exception as error:  # RuntimeError if its parts do not match; a damaged one may raise any
+            return f"{part} cannot be imported ({type(error).__name__}: {error}); {_REINSTALL}"
+    return None
+
+
+def _load_fault(kernels: "list[_Kernel]") -> str | None:
+    """Why kernels that are compiled cannot be loaded, None if they can; they are loaded from then on.
+
+    FlashInfer reads templates of its sources even for those. An installation that lacks them imports
+    well, and would end the server at its first step.
+    """
+    for kernel in kernels:
+        try:
+            getattr(import_module(_LOADERS[kernel.kind]), f"get_batch_{kernel.kind}_module")(
+                *kernel.args
+            )
+        except Exception as error:  # whatever is broken there, Triton's kernels are not
+            return f"its kernels cannot be loaded ({type(error).__name__}: {error}); {_REINSTALL}"
     return None
 
 
@@ -181,21 +216,32 @@ def _kind(shape: DecoderConfig, dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')}, head size {shape.head_dim}{window}"
 
 
-def _modules(extend: str, decode: str, shape: DecoderConfig, dtype: torch.dtype) -> list[str]:
-    """FlashInfer's names of the compiled modules that would run."""
-    jit = import_module("flashinfer.jit")
-    names = []
+class _Kernel(NamedTuple):
+    """A compiled module of FlashInfer's: `kind` is "prefill" or "decode"."""
+
+    kind: str
+    args: tuple[Any, ...]
+
+
+_LOADERS = {"prefill": "flashinfer.prefill", "decode": "flashinfer.decode"}
+_REINSTALL = "install flashinfer-python again"
+
+
+def _kernels(extend: str, decode: str, shape: DecoderConfig, dtype: torch.dtype) -> list[_Kernel]:
+    """What would run."""
+    found = []
     for windowed in {window is not None for window in shape.windows}:
         common = (dtype, dtype, dtype, torch.int32, shape.head_dim, shape.head_dim, 0, windowed, False)
-        names.append(jit.get_batch_prefill_uri(extend, *common, False))
+        found.append(_Kernel("prefill", (extend, *common, False)))
         if decode == "flashinfer":  # its tensor-core decode is its FA2 prefill
-            names.append(jit.get_batch_prefill_uri("fa2", *common, False))
-            names.append(jit.get_batch_decode_uri(*common))
-    return names
+            found.append(_Kernel("prefill", ("fa2", *common, False)))
+            found.append(_Kernel("decode", common))
+    return found
 
 
-def _is_built(module: str) -> bool:
+def _is_built(kernel: _Kernel) -> bool:
     """Whether a module needs no compiler: shipped, or compiled by an earlier start."""
+    module = getattr(import_module("flashinfer.jit"), f"get_batch_{kernel.kind}_uri")(*kernel.args)
     env = import_module("flashinfer.jit.env")
     library = f"{module}/{module}.so"
     if (env.FLASHINFER_AOT_DIR / library).exists():

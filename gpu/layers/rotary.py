@@ -90,7 +90,8 @@ def _yarn(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
         high += 0.001
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     powers = base ** _exponents(dim)
-    frequencies = ramp / (factor * powers) + (1 - ramp) / powers
+    kept = 1 - ramp  # how much of the own frequency stays
+    frequencies = 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept
     return frequencies, _yarn_attention_factor(rope, factor)
 
 

@@ -30,6 +30,8 @@ class DecoderConfig:
     head_dim: int
     rms_eps: float
     max_position: int  # max_position_embeddings
+    context: int  # longest sequence to serve unless another is asked for
+    longest: int | None  # the most that may be asked for; None: any
     rope: RopeSettings  # has at least rope_type and rope_theta
     windows: tuple[int | None, ...]  # sliding window of each layer; None: full attention
     qkv_bias: bool
@@ -147,6 +149,8 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) ->
         raise ModelError(f"{path}: head_dim {head_dim} is odd: rotary embedding needs an even one")
     max_position = fields.integer("max_position_embeddings")
     attention_bias = bool(fields.get("attention_bias"))
+    rope = _rope_settings(raw, max_position, path)
+    context, longest = _contexts(rope, max_position, path)
     return DecoderConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
@@ -158,7 +162,9 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) ->
         head_dim=head_dim,
         rms_eps=fields.number("rms_norm_eps"),
         max_position=max_position,
-        rope=_rope_settings(raw, max_position, path),
+        context=context,
+        longest=longest,
+        rope=rope,
         windows=_windows(fields, family, layers, path),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias if family.output_bias is None else family.output_bias,
@@ -253,6 +259,30 @@ def _rope_settings(raw: dict[str, Any], max_position: int, path: Path) -> RopeSe
     rope.setdefault("original_max_position_embeddings", max_position)
     rope["max_position_embeddings"] = max_position
     return rope
+
+
+def _contexts(rope: RopeSettings, max_position: int, path: Path) -> tuple[int, int | None]:
+    """The context to serve, and the longest that may be asked for (None: any).
+
+    `max_position_embeddings` means either of two lengths. Qwen's documentation adds YaRN to a config
+    that keeps stating the original length; other checkpoints state the stretched one. With
+    YaRN the product of factor and original length tells, because both are given for it. The factor
+    of `linear` may or may not be counted in already, so it is served only if it is asked for;
+    `llama3` and `longrope` always state the stretched length. `dynamic` stretches to any length.
+    """
+    kind, factor = rope["rope_type"], rope.get("factor")
+    if kind == "dynamic":
+        return max_position, None
+    if kind not in ("yarn", "linear") or factor is None:
+        return max_position, max_position
+    original = rope["original_max_position_embeddings"] if kind == "yarn" else max_position
+    for name, value in (("factor", factor), ("original_max_position_embeddings", original)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 2**31:
+            raise ModelError(
+                f"{path}: {name} of rope_type {kind!r} is {value!r}: must be a positive number"
+            )
+    stretched = max(max_position, int(factor * original))
+    return stretched if kind == "yarn" else max_position, stretched
 
 
 def _windows(fields: _Fields, family: _Family, layers: int, path: Path) -> tuple[int | None, ...]:

@@ -1,6 +1,7 @@
 """The tokenizer against `transformers`, on tokenizers that are trained here."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -94,6 +95,16 @@ def pair(request: pytest.FixtureRequest) -> tuple[Tokenizer, PreTrainedTokenizer
     """Ours, and an untouched one of `transformers`."""
     make = KINDS[request.param]
     return Tokenizer(make()), make()
+
+
+BAD_DEFAULTS = [
+    {"top_p": 1.5},
+    {"temperature": "warm"},
+    {"temperature": 1e-45},
+    {"top_k": -1},
+    {"top_k": 2**63},
+    {"repetition_penalty": 1e-45},
+]
 
 
 class TestEncode:
@@ -309,7 +320,7 @@ class TestLoad:
         (folder / "generation_config.json").write_text(json.dumps(config))
         assert Tokenizer.load(folder).generation_defaults == expected
 
-    @pytest.mark.parametrize("config", [{"top_p": 1.5}, {"temperature": "warm"}, {"top_k": -1}])
+    @pytest.mark.parametrize("config", BAD_DEFAULTS)
     def test_bad_generation_defaults_are_named(self, folder: Path, config: Any) -> None:
         (folder / "generation_config.json").write_text(json.dumps(config))
         with pytest.raises(ModelError, match=next(iter(config))):
@@ -348,3 +359,23 @@ def test_importing_and_loading_stay_light(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+
+
+def test_a_large_vocabulary_is_loaded_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers warns of "an incorrect regex" by a look at config.json, once in every process."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {text: i for i, text in enumerate([*alphabet, *(f"token{i}" for i in range(100_001))])}
+    tokenizer = Backend(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    theirs = logging.getLogger("transformers")
+    theirs.addHandler(caplog.handler)
+    try:
+        Tokenizer.load(tmp_path)
+    finally:
+        theirs.removeHandler(caplog.handler)
+    assert caplog.text == ""

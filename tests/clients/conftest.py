@@ -1,15 +1,21 @@
 """A model of a server: a few hundred lines that follow protocol.md, for tests of the client.
 
 One FIFO of ops for the whole session; a token is its position and the seed of its generation, so
-that lost, doubled or mixed text shows. It knows no sockets.
+that lost, doubled or mixed text shows. It knows no sockets; the fixture `url` puts it on one.
 """
 
+import asyncio
+import threading
 from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.typing import Subprotocol
 
+from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Code
 from ramify.protocol.wire import (
@@ -86,6 +92,7 @@ class ModelServer:
         self.runs: list[int] = []  # ids of ops, in the order they ran
         self.opens: list[Open] = []
         self.closing: int | None = None
+        self.closes: list[bool] = []  # `keep` of each
         self._last = 0
         self._replies: dict[int, list[ServerMessage]] = {}
         self._queue: deque[tuple[Op, str | None, set[str]]] = deque()
@@ -216,7 +223,8 @@ class ModelServer:
                 self._reply(self._state(op.id, text=op.text))
             case Cancel():
                 self._cancel(op)
-            case CloseSession():
+            case CloseSession(keep=keep):
+                self.closes.append(keep)
                 self._reply(Ok(id=op.id))
                 self.closing = 1000
             case Generate(as_=list() as children):
@@ -364,3 +372,46 @@ def server() -> ModelServer:
 def server_type() -> type[ModelServer]:
     """For tests that need several."""
     return ModelServer
+
+
+@pytest.fixture
+def url(server: Any) -> Iterator[str]:
+    """A model server on a socket, in a thread."""
+    loop = asyncio.new_event_loop()
+    ready = threading.Event()
+    stop: list[Callable[[], None]] = []
+    urls: list[str] = []
+
+    async def handle(socket: ServerConnection) -> None:
+        codec = Codec("json")
+
+        async def read() -> None:
+            async for data in socket:
+                server.receive(codec.decode_client(data))
+
+        reader = asyncio.create_task(read())
+        while not reader.done():
+            server.step()
+            while server.out:
+                await socket.send(codec.encode(server.out.popleft()), text=True)
+            if server.closing:
+                await socket.close(server.closing)
+            await asyncio.sleep(0)
+        await reader
+
+    async def main() -> None:
+        done = asyncio.Event()
+        stop.append(lambda: loop.call_soon_threadsafe(done.set))
+        names = [Subprotocol("ramify.v1+json")]
+        async with serve(handle, "127.0.0.1", 0, subprotocols=names) as listener:
+            urls.append(f"ws://127.0.0.1:{next(iter(listener.sockets)).getsockname()[1]}")
+            ready.set()
+            await done.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
+    thread.start()
+    ready.wait()
+    yield urls[0]
+    stop[0]()
+    thread.join()
+    loop.close()

@@ -1,5 +1,6 @@
 """The console script: exit codes, one-line errors, `info`, and that torch stays out."""
 
+import io
 import json
 import subprocess
 import sys
@@ -38,7 +39,10 @@ def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("chat", "--set", "heat=1", "--url", "localhost:9") == 2
 
 
-def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi"))
     assert run("chat", "--url", "ws://127.0.0.1:9") == 1
     assert "cannot connect" in capsys.readouterr().err
     assert run("info", "--url", "ws://127.0.0.1:9") == 1

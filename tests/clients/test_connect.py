@@ -10,9 +10,11 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from ramify.clients.connect import connect, websocket_url
+from ramify.clients.connect import connect
 from ramify.clients.errors import Cancelled, ConnectionLost, Replaced, SessionLost
 from ramify.clients.generation import Generation, Reply
+from ramify.clients.handles import Session
+from ramify.clients.link import Connection, websocket_url
 from ramify.protocol.codec import SUBPROTOCOLS, Codec
 from ramify.protocol.errors import BadRequest, NoBranch, NoSession, Unauthorized
 from ramify.protocol.wire import Error, Event, ServerMessage
@@ -353,3 +355,140 @@ def test_urls(given: str, url: str) -> None:
 def test_bad_urls() -> None:
     with pytest.raises(BadRequest, match="not a server address"):
         websocket_url("ftp://h")
+
+
+# --- ways to hold a session and a generation ------------------------------------------------------
+
+
+async def test_a_session_without_a_block(server: Any) -> None:
+    async with serving(server) as served:
+        session = await connect(served.url)
+        assert session.connected
+        assert (await session.main.append("abc")).position == 3
+        await session.close()
+        assert server.closing == 1000
+        assert not session.connected
+        await session.close()  # again: nothing happens
+        server.closing = None
+        async with await connect(served.url) as session:
+            assert session.connected
+        assert server.closing == 1000
+
+
+async def test_keep_holds_for_every_way_out(server: Any) -> None:
+    async with serving(server) as served:
+        async with await connect(served.url, keep=True) as session:
+            pass
+        kept, server.closing = list(server.closes), None
+        session = await connect(served.url, keep=True, session=session.id, key=session.key)
+        await session.close(keep=False)
+        assert (kept, server.closes) == ([True], [True, False])
+
+
+def test_an_unknown_setting_is_named_at_once() -> None:
+    with pytest.raises(TypeError, match="no setting 'toke': client, session, key, token"):
+        connect("ws://h", toke="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def leave_by_break(session: Session) -> None:
+    async for _ in session.main.chat("abc", max_tokens=10**6):
+        break
+
+
+async def leave_by_return(session: Session) -> Any:
+    generation = session.main.chat("abc", max_tokens=10**6)  # held, and left all the same
+    async for delta in generation:
+        return delta
+    return None
+
+
+async def leave_by_error(session: Session) -> None:
+    with pytest.raises(KeyError):
+        async for _ in session.main.chat("abc", max_tokens=10**6):
+            raise KeyError
+
+
+async def leave_by_aclose(session: Session) -> None:
+    async with contextlib.aclosing(session.main.chat("abc", max_tokens=10**6)) as generation:
+        await anext(generation)
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_return, leave_by_error, leave_by_aclose])
+async def test_leaving_early_cancels(server: Any, leave: Any) -> None:
+    """The next turn waits behind what runs on the branch: a million tokens, but for the cancel."""
+    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(20):
+        await leave(session)
+        assert (await session.main.chat("d", max_tokens=1)).reason == "length"
+        assert server.branches["main"].position < 10**5
+
+
+async def test_what_is_left_tells_so_and_keeps_its_text(server: Any) -> None:
+    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(20):
+        generation = session.main.chat("abc", max_tokens=10**6)
+        async for _ in generation:
+            break
+        result = await generation
+        assert (result.reason, result.text[:5]) == ("cancelled", "<3:No")
+        assert result.text == generation.text
+
+
+async def test_a_part_may_be_read_and_the_rest_awaited(server: Any) -> None:
+    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(20):
+        generation = session.main.chat("abc", max_tokens=5)
+        first = await anext(generation)
+        assert (await generation).text.startswith(first.text)
+        unread = session.main.chat("d", max_tokens=3)
+        del unread  # nobody reads: it runs
+        assert (await session.main.chat("e", max_tokens=1)).usage.prompt == 3 + 5 + 1 + 3 + 1
+
+
+async def test_tasks_of_a_generation(server: Any) -> None:
+    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(20):
+        generation = session.main.chat("abc", max_tokens=3, seed=1)
+        tasks = [asyncio.create_task(generation) for _ in range(2)]
+        async with asyncio.TaskGroup() as group:
+            tasks.append(group.create_task(generation))
+        results = [await task for task in tasks] + [await generation]
+        assert {result.text for result in results} == {"<3:1><4:1><5:1>"}
+        (reply,) = await session.send([{"type": "append", "text": "x"}])
+        assert isinstance(reply, Reply)
+        assert (await asyncio.create_task(reply))[0].id
+        with pytest.raises(NoBranch):
+            await asyncio.create_task(session.branch("nowhere").generate())
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+async def test_a_cancelled_task_of_a_generation_cancels_it(server: Any, steps: int) -> None:
+    """Also before its first step."""
+    async with serving(server) as served, connect(served.url) as session, asyncio.timeout(20):
+        generation = session.main.chat("abc", max_tokens=10**6)
+        await anext(generation)
+        task = asyncio.create_task(generation)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await generation).reason == "cancelled"
+
+
+async def test_a_loss_is_told_once_and_its_end(server: Any, server_type: Any) -> None:
+    seen: list[Connection] = []
+    async with serving(server) as served:
+        async with connect(served.url, watch=seen.append) as session:
+            session.link._jitter = lambda: 0.0
+            assert seen == []
+            session.link.abort()
+            assert (await session.main.append("x")).position == 1
+            assert [(change.up, change.over) for change in seen] == [(False, False), (True, False)]
+            assert isinstance(seen[0].error, ConnectionLost)
+            served.model = server_type()  # a restarted server
+            session.link.abort()
+            with pytest.raises(SessionLost):
+                await session.main.append("x")
+            assert [change[::2] for change in seen[2:]] == [(False, False), (False, True)]
+            assert isinstance(seen[-1].error, SessionLost)
+        seen.clear()
+        async with connect(served.url, watch=seen.append):
+            pass
+        assert seen == []  # its own end is no loss

@@ -1,55 +1,11 @@
 """The synchronous facade: the same outcome without await, on a real socket."""
 
-import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
-from websockets.asyncio.server import ServerConnection, serve
-from websockets.typing import Subprotocol
 
 from ramify.clients import connect_sync
 from ramify.clients.errors import ConnectionLost
 from ramify.clients.sync import SyncGeneration, SyncReply
-from ramify.protocol.codec import Codec
 from ramify.protocol.errors import NoBranch
-
-
-@pytest.fixture
-def url(server: Any) -> Iterator[str]:
-    """A model server in a thread."""
-    loop = asyncio.new_event_loop()
-    ready = threading.Event()
-    stop: list[Callable[[], None]] = []
-    urls: list[str] = []
-
-    async def handle(socket: ServerConnection) -> None:
-        codec = Codec("json")
-        async for data in socket:
-            server.receive(codec.decode_client(data))
-            while server.step() or server.out:
-                while server.out:
-                    await socket.send(codec.encode(server.out.popleft()), text=True)
-            if server.closing:
-                return
-
-    async def main() -> None:
-        done = asyncio.Event()
-        stop.append(lambda: loop.call_soon_threadsafe(done.set))
-        names = [Subprotocol("ramify.v1+json")]
-        async with serve(handle, "127.0.0.1", 0, subprotocols=names) as listener:
-            urls.append(f"ws://127.0.0.1:{next(iter(listener.sockets)).getsockname()[1]}")
-            ready.set()
-            await done.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
-    thread.start()
-    ready.wait()
-    yield urls[0]
-    stop[0]()
-    thread.join()
-    loop.close()
 
 
 def test_a_conversation(url: str) -> None:
@@ -84,3 +40,25 @@ def test_a_conversation(url: str) -> None:
 def test_no_server() -> None:
     with pytest.raises(ConnectionLost), connect_sync("ws://127.0.0.1:9"):
         pass
+
+
+def test_a_session_without_a_block(url: str) -> None:
+    session = connect_sync(url)
+    assert session.connected
+    assert session.main.append("abc").position == 3
+    session.close()
+    session.close()
+
+
+def test_leaving_early_cancels(url: str) -> None:
+    with connect_sync(url) as session:
+        for _ in session.main.chat("abc", max_tokens=10**6):
+            break
+        with session.main.chat("d", max_tokens=10**6) as generation:
+            next(generation)
+        assert session.main.chat("e", max_tokens=1).result().reason == "length"
+
+
+def test_an_unknown_setting_is_named_at_once() -> None:
+    with pytest.raises(TypeError, match="no setting 'nope'"):
+        connect_sync("ws://127.0.0.1:9", nope=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -399,6 +399,7 @@ def serving(tokenizer_folder: Path) -> Serving:
         eos_every: int = 0,
         spec: ExecutorSpec | None = None,
         real: bool = False,
+        step_timeout_s: float | None = None,
         idle_at_end: bool = True,
     ) -> AsyncIterator[Served]:
         """`fake`: settings of FakeExecutor. `real`: run the model folder instead of the fake.
@@ -412,6 +413,7 @@ def serving(tokenizer_folder: Path) -> Serving:
             schedule=ScheduleConfig(**schedule),
             executor=executor,
             gateways=gateways,
+            step_timeout_s=step_timeout_s,
         )
         if spec is None and not real:
             spec = FakeSpec(

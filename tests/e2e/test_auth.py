@@ -1,6 +1,11 @@
 """Who may connect: tokens, minted tokens, Host and Origin; and the HTTP pages beside the socket."""
 
+import asyncio
 import base64
+import json
+import re
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,3 +136,127 @@ async def test_the_pages_beside_the_socket(serving: Any, gateways: int) -> None:
             ("POST", "/v1/tokens", 404),  # no tokens, nothing to mint
         ):
             assert (await served.request(method, path))[0] == expected, path
+
+
+def bearer(token: str) -> dict[str, Any]:
+    return {"additional_headers": {"Authorization": f"Bearer {token}"}}
+
+
+def write(path: Path, *lines: dict[str, Any]) -> Path:
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    path.chmod(0o600)
+    return path
+
+
+ALICE, BOB = {"name": "alice", "token": "a"}, {"name": "bob", "token": "b"}
+
+
+@pytest.mark.parametrize("gateways", [0, 2])
+async def test_a_session_belongs_to_a_name(serving: Any, tmp_path: Path, gateways: int) -> None:
+    """Its key opens it for its owner only; others see no more than that there is no such session."""
+    new = {"name": "alice", "token": "new"}  # the same name: a token that takes the other's place
+    settings = {"credentials_file": write(tmp_path / "tokens", ALICE, BOB, new)}
+    async with serving(server=settings, gateways=gateways) as served:
+        async with served.connect(**bearer("a")) as alice:
+            state = await alice.open()
+            login = {"session": state["session"], "key": state["key"]}
+            viewing = {"session": state["session"], "key": state["view_key"]}
+            refusals = []
+            async with served.connect(**bearer("b")) as bob:
+                for key in (state["key"], "k_wrong", None):
+                    await bob.send({"type": "open", "client": "bob", **login, "key": key})
+                    refusals.append(await bob.next("error"))
+                await bob.send({"type": "open", "client": "bob", "session": "s_none", "key": "k"})
+                refusals.append(await bob.next("error"))
+                told = {
+                    (r["code"], r["message"].replace(r["message"].split("'")[1], "")) for r in refusals
+                }
+                assert len(told) == 1
+                assert refusals[0]["code"] == "no_session"
+                assert (await bob.open(client="bob", **viewing))["resumed"]  # given away on purpose
+        status, minted = await served.request("POST", "/v1/tokens", {"Authorization": "Bearer a"})
+        assert status == 201
+        for token in ("new", minted["token"]):
+            async with served.connect() as again:
+                assert (await again.open(token=token, **login))["resumed"]
+
+
+@pytest.mark.parametrize("gateways", [0, 2])
+@pytest.mark.parametrize("shared", [False, True])
+async def test_names_share_what_is_cached_only_by_choice(
+    serving: Any, tmp_path: Path, shared: bool, gateways: int
+) -> None:
+    team = [{"name": name, "token": name, "namespace": "team"} for name in ("carol", "dave")]
+    path = write(tmp_path / "tokens", ALICE, BOB, *team)
+    settings = {"credentials_file": path, "shared_cache": shared}
+    async with serving(server=settings, gateways=gateways) as served:
+        cached = {}
+        for name, token in (
+            ("alice", "a"),
+            ("again", "a"),
+            ("bob", "b"),
+            ("carol", "carol"),
+            ("dave", "dave"),
+        ):
+            async with served.connect(**bearer(token)) as peer:
+                await peer.open()
+                cached[name] = (await peer.say(1, "a prompt", max_tokens=3))["usage"]["cached"] > 0
+    assert cached == {"alice": False, "again": True, "bob": shared, "carol": False, "dave": True}
+
+
+@pytest.mark.parametrize("gateways", [0, 2])
+async def test_tokens_are_read_again(
+    serving: Any, tmp_path: Path, gateways: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A socket whose token is gone closes with 4401; a file that is wrong changes nothing."""
+    path = write(tmp_path / "tokens", ALICE, BOB)
+    async with serving(server={"credentials_file": path}, gateways=gateways) as served:
+        async with served.connect(**bearer("a")) as alice, served.connect(**bearer("b")) as bob:
+            await alice.open()
+            await bob.open()
+            for text in ("{", "", json.dumps({"name": "x"})):
+                path.write_text(text)
+                served.engine.reload()
+            assert [r.getMessage() for r in caplog.records].count("the old tokens stay") == 3
+            assert (await alice.say(1, "still here", max_tokens=2))["reason"] == "length"
+            write(path, ALICE, {"name": "carol", "token": "c"})
+            served.engine.reload()
+            assert await bob.closed() == 4401
+            assert (await alice.say(3, "still here", max_tokens=2))["reason"] == "length"
+        assert await status_of(served, **bearer("b")) == 401
+        for _ in range(4):  # in whichever process
+            async with served.connect(**bearer("c")) as carol:
+                await carol.open()
+
+
+@pytest.mark.parametrize("gateways", [0, 2])
+async def test_sockets_of_a_name_are_counted_in_all_processes(
+    serving: Any, tmp_path: Path, gateways: int
+) -> None:
+    path = write(tmp_path / "tokens", {**ALICE, "limits": {"sockets": 3}}, BOB)
+    settings = {"credentials_file": path, "metrics_auth": True}
+    async with serving(server=settings, gateways=gateways) as served:
+
+        async def counted() -> float:
+            status, text = await served.request("GET", "/metrics", {"Authorization": "Bearer b"})
+            assert status == 200
+            found = re.search(r'ramify_owner_sockets{owner="alice"} (\S+)', text)
+            return float(found[1]) if found else 0.0
+
+        async with AsyncExitStack() as stack:
+            for count in range(1, 4):
+                await stack.enter_async_context(served.connect(**bearer("a")))
+                async with asyncio.timeout(30):
+                    while await counted() < count:
+                        await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5 if gateways else 0)  # until the other process has been told
+            assert await status_of(served, **bearer("a")) == 429
+            async with served.connect() as late:
+                await late.send({"type": "open", "client": "late", "token": "a"})
+                assert (await late.next("error"))["code"] == "limit"
+                assert await late.closed() == 4429
+            async with served.connect(**bearer("b")) as bob:
+                await bob.open()
+        for headers in ({}, {"Authorization": "Bearer no"}):
+            assert (await served.request("GET", "/metrics", headers))[0] == 401
+        assert (await served.request("GET", "/readyz"))[0] == 200

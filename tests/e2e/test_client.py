@@ -3,8 +3,12 @@
 import asyncio
 from typing import Any
 
+import ramify
 import ramify.clients
+from ramify.clients.commands.conversation import before_answer
+from ramify.clients.commands.transcript import groups, of_turns
 from ramify.protocol.errors import RamifyError
+from ramify.protocol.wire import Generate
 
 SLOW = {"step_seconds": 0.002}
 GREEDY = {"temperature": 0.0, "max_tokens": 40}
@@ -69,3 +73,28 @@ async def test_the_synchronous_facade(serving: Any) -> None:
 
         text = await asyncio.to_thread(chat)
         assert text == served.oracle.text(served.oracle.output(served.oracle.turn("hello"), 40))
+
+
+async def test_a_conversation_can_be_told_again(serving: Any) -> None:
+    """What `tree` shows of a chat are its messages, and appended anew they make the same branch."""
+    async with serving() as served, ramify.connect(served.engine.url) as session:
+        main = session.main
+        await main.say("be brief", role="system")
+        for text in ("hello", "more <|im_end|>"):
+            result = await main.chat(text, **GREEDY)
+        said = of_turns((await main.tree(text=True)).turns or [])
+        assert not said.raw
+        roles = [message.role for message in said.messages]
+        assert roles == ["system", "user", "assistant", "user", "assistant"]
+        assert said.messages[-1].content == result.text
+        (again,) = await session.root("again")
+        for group in groups(said.messages):
+            await again.append(messages=group)
+        assert of_turns((await again.tree(text=True)).turns or []).messages == said.messages
+        await again.rollback(turns=1)
+        left = of_turns((await again.tree(text=True)).turns or []).messages
+        assert left == said.messages[:3]
+        ops = before_answer("main", (await main.tree(text=True)).turns or [])
+        *_, retried = await session.send([*ops, Generate(id=0, **GREEDY)])
+        assert isinstance(retried, ramify.Generation)
+        assert (await retried).text == result.text

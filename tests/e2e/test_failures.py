@@ -237,3 +237,72 @@ async def test_sigterm_drains_and_the_port_can_be_used_again(peers: Any, llama_f
             process.send_signal(signal.SIGINT)
             assert (await peer.next("bye"))["type"] == "bye"
         assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+
+
+async def test_the_first_ctrl_c_says_what_a_second_does(peers: Any, llama_folder: Path) -> None:
+    async with command(llama_folder, "--port", "0", "--grace", "300") as (process, url):
+        async with peers(url) as peer:
+            await peer.open(peer.user(1, "long"), peer.greedy(2, max_tokens=2000, ignore_eos=True))
+            await peer.next("delta")
+            process.send_signal(signal.SIGINT)
+            assert (await peer.next("bye"))["after_ms"] == 300_000
+            said = b""
+            async with asyncio.timeout(PATIENCE):
+                while b"Ctrl-C again stops at once" not in said:
+                    line = await process.stdout.readline()
+                    assert line, said
+                    said += line
+            process.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(process.wait(), PATIENCE) in (130, 0)  # 0: it was done by then
+
+
+async def test_a_stopped_executor_is_told_and_ends_the_engine(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle or in a step: /readyz says why, and says so no more when it goes on; then it does not."""
+    monkeypatch.setattr("ramify.actors.watchdog.OVERDUE_SECONDS", 1.5)
+    monkeypatch.setattr("ramify.actors.watchdog.LONGEST_STEPS", 0.0)
+    engine = Running(serving, executor="process", gateways=1, fake=SLOW, step_timeout_s=6.0)
+
+    async def readiness(served: Any, wanted: int) -> dict[str, Any]:
+        async with asyncio.timeout(PATIENCE):
+            while (answer := await served.request("GET", "/readyz"))[0] != wanted:
+                await asyncio.sleep(0.05)
+        body: dict[str, Any] = answer[1]
+        return body
+
+    async with engine as served:
+        pid = served.engine.executor.pid
+        assert await readiness(served, 200) == {"ready": True, "phase": "ready"}
+        os.kill(pid, signal.SIGSTOP)
+        assert "the executor's process says nothing for" in (await readiness(served, 503))["fault"]
+        os.kill(pid, signal.SIGCONT)
+        await readiness(served, 200)
+        async with served.connect() as peer:
+            await peer.open(peer.user(1, "go"), peer.greedy(2, max_tokens=3000))
+            await peer.next("delta")
+            os.kill(pid, signal.SIGSTOP)
+            body = await readiness(served, 503)
+            assert (body["ready"], body["phase"]) == (False, "ready")
+            assert "the executor has not finished its step for" in body["fault"]
+            async with served.connect() as late:  # clients may come, and wait like the others
+                await late.open(client="late")
+                assert is_internal(await peer.terminal(2))
+                assert await peer.closed() == 1012
+                assert await late.closed() == 1012
+        failure = await engine.failure()
+        assert isinstance(failure, EngineFailed)
+        assert "--step-timeout" in str(failure)
+
+
+async def test_a_step_that_hangs_in_a_thread_ends_the_engine(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramify.actors.watchdog.LOOK_SECONDS", 0.1)
+    engine = Running(serving, executor="thread", fake={"step_seconds": 2.0}, step_timeout_s=1.0)
+    async with engine as served:
+        async with served.connect() as peer:
+            await peer.open(peer.user(1, "go"), peer.greedy(2))
+            assert is_internal(await peer.terminal(2))
+            assert await peer.closed() == 1012
+        assert "--step-timeout" in str(await engine.failure())

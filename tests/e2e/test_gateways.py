@@ -216,6 +216,57 @@ async def test_a_process_that_hangs_is_replaced(serving: Any, monkeypatch: pytes
             await again.open()
 
 
+async def test_a_silent_process_gets_no_connections_until_it_speaks(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sessions live on: a process that was only slow loses nothing."""
+    monkeypatch.setattr("ramify.actors.front.processes.DEAF_SECONDS", 1.0)
+    async with (
+        serving(gateways=2) as served,
+        socket_in(served, 0) as peer,
+        socket_in(served, 1) as other,
+    ):
+        await peer.open()
+        await other.open(client="other")
+        front = served.engine.front
+        pid = front.pids[0]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while not front._slots[0].shut:
+                    await asyncio.sleep(0.01)
+            for _ in range(16):
+                async with served.connect() as fresh:
+                    assert holder(served, fresh) == 1
+                    await fresh.open(client="fresh")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        async with asyncio.timeout(PATIENCE):
+            while front._slots[0].shut:
+                await asyncio.sleep(0.01)
+        assert front.pids[0] == pid
+        async with socket_in(served, 0) as fresh:
+            await fresh.open(client="fresh")
+        assert (await peer.say(1, "still here?", max_tokens=4))["reason"] == "length"
+
+
+async def test_a_silent_process_that_is_killed_leaves_its_door_to_the_next(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(gateways=1) as served:
+        (pid,) = served.engine.front.pids
+        os.kill(pid, signal.SIGSTOP)
+        with monkeypatch.context() as impatient:  # but not with the next one, on a busy machine
+            impatient.setattr("ramify.actors.front.processes.DEAF_SECONDS", 0.5)
+            impatient.setattr("ramify.actors.front.processes.HUNG_SECONDS", 1.5)
+            await vanished(pid)
+        async with asyncio.timeout(PATIENCE):
+            while served.engine.front._slots[0].shut:
+                await asyncio.sleep(0.01)
+        async with served.connect() as peer:  # waits in the backlog until somebody is there
+            await peer.open()
+
+
 async def stop_the_next(front: Any, known: set[int]) -> int:
     """Stop (SIGSTOP) the next process that is started, before it has said a word."""
     async with asyncio.timeout(PATIENCE):

@@ -418,3 +418,55 @@ async def test_cancels_in_every_state(serving: Any) -> None:
 
             await asyncio.gather(*(client(number) for number in range(8)))
             await served.until_alone()
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+async def test_numbers_without_end_end_nobody(
+    serving: Any, placement: dict[str, Any], codec: str
+) -> None:
+    """Integers over 64 bits, floats that no float32 holds, nesting: refused, in every placement."""
+    table: list[tuple[dict[str, Any], str]] = [
+        ({"type": "generate", "top_k": 2**64 - 1}, "$.top_k"),
+        ({"type": "generate", "top_k": 2**31}, "$.top_k"),
+        ({"type": "generate", "deadline_ms": 2**63}, "$.deadline_ms"),
+        ({"type": "generate", "repetition_penalty": 1e-45}, "$.repetition_penalty"),
+        ({"type": "generate", "temperature": 1e-45}, "$.temperature"),
+        ({"type": "set", "meta": {"n": 2**64 - 1}}, "$.meta.n"),
+        ({"type": "fork", "as": ["x"] * 40_000}, "$.as"),
+        ({"type": "cancel", "branch": ["main"] * 1025}, "$.branch"),
+    ]
+    if codec == "json":
+        table += [
+            ({"type": "generate", "top_k": 10**30}, "$.top_k"),
+            ({"type": "generate", "deadline_ms": 10**310}, "$.deadline_ms"),
+            ({"type": "set", "meta": {"n": [10**30]}}, "$.meta.n[0]"),
+        ]
+    extremes = {
+        "top_k": 2**31 - 1,
+        "top_p": 1e-20,
+        "temperature": 1e-30,
+        "repetition_penalty": 0.01,
+        "frequency_penalty": -2,
+        "presence_penalty": 2,
+        "min_p": 1,
+        "seed": 2**63 - 1,
+        "logprobs": 20,
+        "deadline_ms": 2**31 - 1,
+        "max_tokens": 5,
+        "ignore_eos": True,
+    }
+    deep: Any = 1
+    for _ in range(900):
+        deep = [deep]
+    async with serving(**placement) as served, served.undisturbed(), served.connect(codec) as peer:
+        await peer.open({"type": "append", "id": 1, "text": "base"})
+        await peer.terminal(1)
+        for ident, (op, path) in enumerate(table, 2):
+            error = await refused(peer, {"id": ident, **op}, "bad_request")
+            assert error["details"]["path"] == path, (op, error)
+        call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": deep}}]}
+        await refused(peer, {"type": "append", "id": 50, "messages": [call]}, "bad_request")
+        await peer.send({"type": "generate", "id": 51, **extremes})
+        done = await peer.terminal(51)
+        assert done["reason"] == "length"
+        assert done["usage"]["output"] == 5

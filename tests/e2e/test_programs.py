@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from ramify.clients import connect
 from ramify.clients.program import (
     AsyncState,
@@ -71,7 +72,10 @@ async def test_a_plain_and_an_async_program_give_the_same_text_as_raw_frames(ser
         for i in range(2):
             (branch,) = await session.root(f"raw{i}")
             await branch.append(
-                messages=[{"role": "system", "content": "Be short."}, {"role": "user", "content": "Why?"}]
+                messages=[
+                    {"role": "system", "content": "Be short."},
+                    {"role": "user", "content": "Why?"},
+                ]
             )
             await branch.append(f"{i}:")
             way = await branch.generate(max_tokens=4, temperature=0.0, keep_open=True)

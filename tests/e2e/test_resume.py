@@ -248,3 +248,24 @@ async def test_a_storm_of_reconnects(serving: Any) -> None:
 
         await asyncio.gather(*(client(number) for number in range(20)))
         await served.deserted()
+
+
+async def test_a_client_without_a_name_is_given_one(serving: Any, placement: dict[str, Any]) -> None:
+    """One line is a chat; with the name of its `state` a client that comes back has its op ids."""
+    async with serving(**placement) as served:
+        async with served.connect() as peer, served.connect() as other:
+            await peer.send({"type": "open"}, peer.user(1, "hi"), peer.greedy(2, max_tokens=5))
+            state = await peer.next("state")
+            await peer.terminal(2)
+            again = {key: state[key] for key in ("session", "key", "client")}
+            await other.send({"type": "open", "session": state["session"], "key": state["key"]})
+            second = await other.next("state")
+            assert second["client"] not in ("", state["client"])
+            assert second.get("op") == 0
+            peer.abort()
+        async with served.connect() as peer:
+            back = await peer.open(**again)
+            assert back["client"] == state["client"]
+            assert back["op"] == 2
+            await peer.send(peer.greedy(2, max_tokens=5))  # it is not run again
+            assert (await peer.terminal(2))["usage"]["output"] == 5

@@ -324,3 +324,23 @@ async def test_the_page_streams_through_a_refresh(tokenizer_folder: Path, tmp_pa
         await page.value("document.querySelectorAll('.card .choose')[1].click()")
         assert (await page.value(texts))[1:] == [answers[1]]
         assert await page.value("document.querySelectorAll('#tree .pick').length") == 3
+
+
+@needs_node
+def test_a_tree_in_pages_is_put_together(modules: Path) -> None:
+    script = """
+import { wholeTree } from "./ramify-tree.js";
+const turn = (start, end) => ({ start, end });
+const pages = [
+  { revision: 3, next: { branch: "main", position: 2 },
+    branches: [{ branch: "c", parent: "b", turns_from: 6, turns: [turn(6, 7)] },
+               { branch: "main", turns: [turn(0, 2)] }] },
+  { revision: 3, branches: [{ branch: "main", turns: [turn(2, 9)] },
+                            { branch: "b", parent: "main", turns_from: 2, turns: [turn(2, 6)] }] },
+];
+const state = wholeTree(pages);
+const starts = state.branches.map((b) => [b.branch, b.turns.map((t) => t.start)]);
+console.log(JSON.stringify([state.next ?? null, starts]));
+"""
+    names = [["c", [0, 2, 6]], ["main", [0, 2]], ["b", [0, 2]]]
+    assert node(modules, script) == [None, names]

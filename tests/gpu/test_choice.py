@@ -1,5 +1,6 @@
 """Which attention kernels are chosen, and what is said where they cannot be had."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,15 +37,29 @@ class Machine:
         from ramify.gpu.attention import choice
 
         self.capability, self.installed, self.built, self.compiler = (9, 0), True, True, False
+        self.missing = ""  # a module of FlashInfer's that cannot be imported
+        self.sources = True
+        self.loaded: list[Any] = []
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: self.capability)
         monkeypatch.setattr(choice.importlib.util, "find_spec", self.find)
-        monkeypatch.setattr(choice, "import_module", lambda name: self)
-        monkeypatch.setattr(choice, "_modules", lambda *rest: ["a", "b"])
+        monkeypatch.setattr(choice, "import_module", self.imported)
         monkeypatch.setattr(choice, "_is_built", lambda module: self.built)
         monkeypatch.setattr(choice, "_can_build", lambda: self.compiler)
 
     def find(self, name: str) -> object:
         return object() if name != "flashinfer" or self.installed else None
+
+    def imported(self, name: str) -> "Machine":
+        if name == self.missing:
+            raise FileNotFoundError(f"no {name}")
+        return self
+
+    def get_batch_prefill_module(self, *args: Any) -> None:
+        if not self.sources:
+            raise FileNotFoundError("batch_prefill_customize_config.jinja")
+        self.loaded.append(args)
+
+    get_batch_decode_module = get_batch_prefill_module
 
     def choose(self, asked: str, dtype: torch.dtype = torch.bfloat16, **shape: Any) -> Choice:
         model: Any = SimpleNamespace(**(vars(SHAPE) | shape))
@@ -101,3 +116,45 @@ def test_flashinfer_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     there.capability, there.built, there.compiler = (8, 9), False, True
     choice = there.choose("flashinfer")
     assert (choice.extend, choice.compiles) == ("fa2", True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ({"sources": False}, "cannot be loaded.*batch_prefill_customize_config.jinja"),
+        ({"missing": "flashinfer"}, "flashinfer cannot be imported"),
+        ({"missing": "flashinfer.jit.env"}, "flashinfer.jit.env cannot be imported"),
+        ({"missing": "flashinfer.prefill"}, "flashinfer.prefill cannot be imported"),
+    ],
+)
+def test_a_damaged_flashinfer_leaves_the_work_to_triton(
+    damage: dict[str, Any],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its sources are read even for compiled kernels: it imports, and fails at the first step."""
+    there = Machine(monkeypatch)
+    vars(there).update(damage)
+    choice = there.choose("auto")
+    assert choice.name == "triton"
+    assert re.search(told, choice.reason)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert re.search(f"{told}.*install flashinfer-python again", caplog.text)
+    with pytest.raises(ModelError, match=f"{told}.*--attention triton"):
+        there.choose("flashinfer")
+
+
+def test_kernels_are_loaded_where_they_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the arguments of FlashInfer's own `plan`, so that they are loaded once."""
+    there = Machine(monkeypatch)
+    common = (*[torch.bfloat16] * 3, torch.int32, 128, 128, 0, False, False)
+    there.choose("auto")
+    assert there.loaded == [("fa3", *common, False)]
+    there.loaded.clear()
+    there.choose("flashinfer")
+    assert there.loaded == [("fa3", *common, False), ("fa2", *common, False), common]
+    there.loaded.clear()
+    there.built = False
+    there.choose("auto")
+    assert there.loaded == []

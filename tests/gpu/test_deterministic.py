@@ -22,6 +22,8 @@ CUDA = torch.cuda.is_available()
 # the interpreter of 3.6 does not know numpy 2.4
 pytest.importorskip("triton", minversion=None if CUDA else "3.7")
 
+pytestmark = pytest.mark.usefixtures("ordered_dots")
+
 SIZES: dict[str, Any] = {"num_hidden_layers": 2, "head_dim": 16}
 PROMPTS, OUTPUTS, PREFIX = [5, 70, 9], 3, 4
 if CUDA:
@@ -171,6 +173,11 @@ def check_traffic(executor: Any, seed: int) -> None:
     assert different == []
 
 
+# each program takes the interpreter milliseconds, and the traffic has pages of one token there
+either_page_size = pytest.mark.parametrize("executor", [1, 16] if CUDA else [16], indirect=True)
+
+
+@either_page_size
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about the garbage in padding
 def test_a_start_plays_steps_of_padding(executor: Any) -> None:
     """As the rehearsal does on a GPU, extends among them, for which the attention has no plan."""
@@ -275,6 +282,7 @@ def story(executor: Any, own: SamplingParams, prompt: list[int], cuts: list[int]
     return outcome
 
 
+@either_page_size
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about the garbage in padding
 def test_what_is_sampled_does_not_depend_on_the_company(executor: Any) -> None:
     """Alone in graphs of one line; beside extends, in larger graphs, with padding; cut and whole."""

@@ -7,12 +7,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.gpu.executor import Executor
+from ramify.gpu.executor import BadLogits, Executor
 from ramify.gpu.fake import FakeExecutor, FakeModel
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, StepResult, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
 PROMPT = [5, 9, 2, 400, 7, 7, 7, 31]
+
+
+def test_a_fault_spoils_what_is_computed_after_it() -> None:
+    executor = FakeExecutor(pages=64, context=32)
+    executor.faults = {400: 1}
+    for row in (0, 1):  # the fault happens once
+        opened = OpenRow(
+            row, row, pack(range(32 * row, 32 * row + 32)), 0, SamplingParams(temperature=0.0)
+        )
+        executor.launch(
+            StepPlan(row, opens=[opened], extends=[ExtendRow(row, 0, pack(PROMPT[:6]), False)])
+        )
+    rest = [ExtendRow(row, 6, pack(PROMPT[6:]), True) for row in (0, 1)]
+    with pytest.raises(BadLogits) as caught:
+        executor.launch(StepPlan(2, extends=rest)).result()
+    assert list(unpack(caught.value.result.tokens)) == [-1, *executor.model.expected(PROMPT, 1)]
+    assert (caught.value.rows, caught.value.requests) == ([0], [0])
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

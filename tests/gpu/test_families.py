@@ -45,6 +45,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "linear": ("Llama", rope("linear", factor=2.0), {}),
     "dynamic": ("Llama", rope("dynamic", factor=2.0), {}),
     "yarn": ("Llama", rope("yarn", factor=4.0, original_max_position_embeddings=64), {}),
+    "yarn-stretched": (  # as Qwen documents it: max_position_embeddings stays the original length
+        "Qwen3",
+        {"max_position_embeddings": 64, "head_dim": 16}
+        | rope("yarn", factor=4.0, original_max_position_embeddings=64),
+        {},
+    ),
     "yarn-mscale": (
         "Llama",
         rope(

@@ -254,6 +254,80 @@ def test_a_context_beyond_the_models(checkpoint: Path) -> None:
     assert load(checkpoint, context=300, kv_tokens=512).context == 300
 
 
+def scaled(kind: str, factor: float | None, original: int | None, stated: int) -> dict[str, Any]:
+    fields = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
+    scaling = {name: value for name, value in fields.items() if value is not None}
+    return {"max_position_embeddings": stated, "rope_scaling": scaling}
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "original", "stated", "context", "longest"),
+    [
+        ("yarn", 4.0, 32768, 32768, 131072, 131072),  # Qwen2.5's documentation
+        ("yarn", 4.0, 32768, 40960, 131072, 131072),  # Qwen3's
+        ("yarn", 4.0, 32768, 131072, 131072, 131072),  # counted in already
+        ("yarn", 2.0, None, 4096, 8192, 8192),
+        ("linear", 4.0, None, 4096, 4096, 16384),
+        ("dynamic", 2.0, None, 4096, 4096, None),
+        ("llama3", 8.0, 8192, 131072, 131072, 131072),
+        ("longrope", None, 4096, 131072, 131072, 131072),
+        ("default", None, None, 4096, 4096, 4096),
+    ],
+)
+def test_the_context_of_each_rotary_scaling(
+    tiny_config: dict[str, Any], kind: str, factor: float | None, original: int | None,
+    stated: int, context: int, longest: int | None,
+) -> None:  # fmt: skip
+    config = parse_config(tiny_config | scaled(kind, factor, original, stated), {}, Path("c"))
+    assert (config.context, config.longest) == (context, longest)
+
+
+def test_a_stretched_context_is_served(checkpoint: Path) -> None:
+    configure(checkpoint, **scaled("yarn", 4.0, 256, 256))
+    assert load(checkpoint, kv_tokens=2048).context == 1024
+    assert load(checkpoint, context=900, kv_tokens=2048).context == 900
+    refused(checkpoint, "--context 1025", "rotary scaling, 1024", context=1025)
+    configure(checkpoint, **scaled("linear", 2.0, None, 256))
+    assert load(checkpoint, context=512, kv_tokens=2048).context == 512
+    for factor in (0, -1.0, "x", True, 1e300):
+        configure(checkpoint, **scaled("yarn", factor, 256, 256))  # type: ignore[arg-type]
+        refused(checkpoint, "yarn", "factor")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+        {"rope_type": "dynamic", "factor": 4.0},
+        {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        {
+            "rope_type": "longrope", "original_max_position_embeddings": 4096,
+            "long_factor": [1.0 + i / 7 for i in range(64)], "short_factor": [1.0] * 64,
+        },
+    ],
+    ids=lambda settings: str(settings["rope_type"]),
+)  # fmt: skip
+def test_frequencies_are_those_of_transformers(settings: dict[str, Any]) -> None:
+    """In float32, at the stretched length."""
+    from transformers import Qwen3Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from ramify.gpu.layers.rotary import inverse_frequencies
+
+    rope = settings | {"rope_theta": 1e6}
+    theirs = Qwen3Config(head_dim=128, max_position_embeddings=32768, rope_parameters=dict(rope))
+    ours = parse_config(theirs.to_dict() | {"architectures": ["Qwen3ForCausalLM"]}, {}, Path("c"))
+    init = ROPE_INIT_FUNCTIONS[settings["rope_type"]]
+    wanted = init(theirs, torch.device("cpu"), seq_len=131072)
+    found = inverse_frequencies(ours.rope, 128, 131072)
+    torch.testing.assert_close(found[0], wanted[0], rtol=2e-7, atol=0)
+    assert found[1] == pytest.approx(wanted[1], rel=1e-12)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_that_is_not_there(checkpoint: Path) -> None:
     refused(checkpoint, "--device cuda", device="cuda")

@@ -67,13 +67,13 @@ class Rows:
 
 any_settings = st.builds(
     SamplingParams,
-    temperature=st.sampled_from([0.0, 1e-4, 0.05, 0.7, 1.0, 50.0]),
-    top_k=st.sampled_from([0, 1, 2, 7, 99, 100, 1000]),
-    top_p=st.sampled_from([1e-6, 0.3, 0.8, 0.95, 0.999, 1.0]),
+    temperature=st.sampled_from([0.0, 1e-30, 1e-4, 0.05, 0.7, 1.0, 50.0]),
+    top_k=st.sampled_from([0, 1, 2, 7, 99, 100, 1000, 2**31 - 1]),
+    top_p=st.sampled_from([1e-20, 1e-6, 0.3, 0.8, 0.95, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
     frequency_penalty=st.sampled_from([0.0, 0.0, 0.0, 0.3, -0.5]),
     presence_penalty=st.sampled_from([0.0, 0.0, 0.0, 0.7]),
-    repetition_penalty=st.sampled_from([1.0, 1.0, 1.0, 1.3, 0.8]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.0, 1.3, 0.8, 0.01, 100.0]),
     logprobs=st.sampled_from([0, 0, 1, 5, 20]),
     seed=st.integers(0, 2**63 - 1),
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ramify.gpu.randomness import uniforms
 from ramify.gpu.sampler import Sampler
 from ramify.protocol.plan import OpenRow, pack
-from ramify.protocol.sampling import SamplingParams
+from ramify.protocol.sampling import MIN_TEMPERATURE, SamplingParams
 
 VOCAB = 40
 
@@ -234,3 +234,31 @@ def test_rows_that_are_not_finite_are_named(value: float, temperature: float) ->
     )
     assert sampled.finite.tolist() == [True, False, True]
     assert 0 <= int(sampled.tokens[1]) < VOCAB
+
+
+EXTREMES = {
+    "temperature": [0.0, MIN_TEMPERATURE, 1.0, 100.0],
+    "top_k": [0, 1, 2**31 - 1],
+    "top_p": [1e-20, 1.0],
+    "min_p": [0.0, 5e-324, 1.0],
+    "frequency_penalty": [-2.0, 2.0],
+    "presence_penalty": [-2.0, 2.0],
+    "repetition_penalty": [0.01, 1.0, 100.0],
+    "seed": [0, 2**63 - 1],
+}
+extremes = st.builds(
+    SamplingParams, **{name: st.sampled_from(values) for name, values in EXTREMES.items()}
+)
+
+
+@given(extremes, st.sampled_from([0.0, 1.0, 30.0, 1e4, 1e30]), st.integers(0, 2**31 - 1))
+@settings(derandomize=True, deadline=None, max_examples=200)
+def test_no_setting_in_range_makes_finite_logits_infinite(
+    sampling: SamplingParams, scale: float, seed: int
+) -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(seed)) * scale
+    sampler = make([sampling], history=pack([1, 2, 3]), sampled=2)
+    for index in range(3):
+        sampled = sampler.sample(logits, np.arange(1), np.array([index]))
+        assert sampled.finite.tolist() == [True]
+        assert 0 <= int(sampled.tokens[0]) < VOCAB

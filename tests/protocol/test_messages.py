@@ -60,7 +60,7 @@ CASES: list[tuple[Any, list[Any]]] = [
             messages.ExtendBranch(1, pack([1])),
             messages.ForkBranch(1, [2], 3),
             messages.MoveBranch(1, 0),
-            messages.RetainBranch(1, 2.5),
+            messages.RetainBranches({1: 2.5}),
             messages.DropBranches([1]),
             messages.Inspect(1, 2, [3]),
             messages.Settle(

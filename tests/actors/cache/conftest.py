@@ -6,6 +6,7 @@ import pytest
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
+from ramify.actors.cache.residency import REACH
 from ramify.protocol import messages as m
 from ramify.protocol.plan import pack, unpack
 
@@ -13,9 +14,12 @@ from ramify.protocol.plan import pack, unpack
 class Bench:
     """Speaks to a RadixCache in lists of ints. `now` is the clock of acquire and grow."""
 
-    def __init__(self, pages: int, page_size: int = 1) -> None:
-        self.cache = RadixCache(pages, page_size)
+    def __init__(self, pages: int, page_size: int = 1, reach: int = REACH) -> None:
+        self.cache = RadixCache(pages, page_size, reach)
         self.now = 0.0
+
+    def check(self) -> None:
+        check(self.cache)
 
     def open(self, branch: int, tokens: Sequence[int] = (), namespace: str = "") -> None:
         self.cache.open_branch(m.OpenBranch(branch, namespace))
@@ -35,7 +39,7 @@ class Bench:
         check(self.cache)
 
     def retain(self, branch: int, until: float) -> None:
-        self.cache.retain_branch(m.RetainBranch(branch, until))
+        self.cache.retain_branches(m.RetainBranches({branch: until}))
         check(self.cache)
 
     def drop(self, *branches: int) -> None:
@@ -85,5 +89,5 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Callable[..., Bench]:
-    """A factory: `bench(pages, page_size)`."""
+    """A factory: `bench(pages, page_size, reach)`."""
     return Bench

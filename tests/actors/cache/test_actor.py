@@ -48,7 +48,7 @@ async def test_every_message_and_its_reply() -> None:
         *branch(1, [1, 2, 3]),
         m.Settle([], [], [m.Acquire(7, 1, 2)]),
         m.ForkBranch(1, [2, 3], 2),
-        m.RetainBranch(2, 5.0),
+        m.RetainBranches({2: 5.0}),
         m.Settle([m.Commit(7, 4, pack([4, 5]), final=True)], [], []),
         m.MoveBranch(1, 3),
         m.DropBranches([3]),
@@ -68,7 +68,7 @@ async def test_retention_is_on_the_clock() -> None:
     run = [m.Settle([], [], [m.Acquire(7, 1, 0)]), m.Settle([m.Commit(7, 2, final=True)], [], [])]
     other = [*branch(2, [3, 4]), m.Settle([], [], [m.Acquire(8, 2, 0)])]
     third = [m.Settle([m.Commit(8, 2, final=True)], [], []), *branch(3, [5, 6])]
-    retain = m.RetainBranch(1, wired.clock.now() - 1.0)  # over already: 1 is the least recent
+    retain = m.RetainBranches({1: wired.clock.now() - 1.0})  # over already: 1 is the least recent
     last: list[m.CacheMessage] = [m.Settle([], [], [m.Acquire(9, 3, 0)]), m.Inspect(1, 1, [1, 2])]
     await wired.tell(m.ExtendBranch(1, pack([1, 2])), *run, retain, *other, *third, *last)
     assert wired.session.drain_nowait() == [m.Inspected(1, [0, 2])]

@@ -358,7 +358,7 @@ def test_a_thousand_siblings(bench) -> None:
     b.fork(1, children, 10)
     for child in children:
         b.cache.extend_branch(m.ExtendBranch(child, pack([child])))
-        b.cache.retain_branch(m.RetainBranch(child, float(child)))
+        b.cache.retain_branches(m.RetainBranches({child: float(child)}))
     settled = b.cache.settle(m.Settle([], [], [m.Acquire(child, child, 1) for child in children]))
     assert {verdict.cached for verdict in settled.verdicts} == {10}
     assert settled.referenced == 10 + 2 * 1000

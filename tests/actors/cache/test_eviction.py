@@ -164,7 +164,8 @@ def test_the_heap_does_not_grow_with_use(bench) -> None:
     b = bench(8)
     fill(b, 1, 100)
     for i in range(2000):
-        b.cache.retain_branch(m.RetainBranch(1, 9.0 if i % 2 else 0.0))
+        b.cache.retain_branches(m.RetainBranches({1: 9.0 if i % 2 else 0.0}))
         b.cache.acquire(m.Acquire(7, 1, 0))
         b.cache.commit(m.Commit(7, 4, final=True))
-    assert len(b.cache.residency._plain) + len(b.cache.residency._retained) < 100
+    assert len(b.cache.residency.victims) < 100
+    assert len(b.cache.branches._expiry) < 100

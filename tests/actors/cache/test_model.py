@@ -1,8 +1,9 @@
 """Random programs against the cache, compared with a model that knows only tokens and pages.
 
 The model keeps each branch as a tuple of tokens and, for every page slot, which prefix its KV was
-computed from. Reading a page table back must give exactly the branch's prefixes, for as long as a
-request runs: a page that was freed, remapped or published too early shows up as a wrong prefix.
+computed from, and whether it is finite. Reading a page table back must give exactly the branch's
+prefixes, for as long as a request runs: a page that was freed, remapped or published too early
+shows up as a wrong prefix.
 """
 
 from dataclasses import dataclass
@@ -47,13 +48,15 @@ class Row:
 class CacheMachine(RuleBasedStateMachine):
     page_size = 1
     pool = 24
+    reach = 64
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = RadixCache(self.pool, self.page_size)
+        self.cache = RadixCache(self.pool, self.page_size, self.reach)
         self.branches: dict[int, Path] = {}
         self.rows: dict[int, Row] = {}
         self.content: dict[tuple[int, int], Path] = {}
+        self.spoiled: set[tuple[int, int]] = set()  # slots of KV that is not finite
         self.count = 0
         self.now = 0.0
 
@@ -116,7 +119,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=picks, seconds=st.sampled_from([0.0, 1.0, 3.0, 50.0]))
     def retain(self, which: int, seconds: float) -> None:
         until = self.now + seconds if seconds else 0.0
-        self.cache.retain_branch(m.RetainBranch(self.pick(which), until))
+        self.cache.retain_branches(m.RetainBranches({self.pick(which): until}))
 
     @rule()
     def time_passes(self) -> None:
@@ -132,12 +135,11 @@ class CacheMachine(RuleBasedStateMachine):
         if not tokens:
             return
         request = self.new_id()
-        before = self.cache.free, self.cache.evictable, self.cache.referenced
         verdict = self.cache.acquire(m.Acquire(request, branch, extra, history), self.now)
         size = self.page_size
         need = -(-(len(tokens) + extra) // size)
         if isinstance(verdict, m.Denied):
-            assert before == (self.cache.free, self.cache.evictable, self.cache.referenced)
+            assert request not in self.cache.runs
             if verdict.reason == "shared":
                 assert verdict.on in self.rows
             else:
@@ -154,22 +156,36 @@ class CacheMachine(RuleBasedStateMachine):
         row = Row(branch, (namespace, tokens), pages, verdict.cached, [])
         self.rows[request] = row
 
-    def compute(self, row: Row, count: int, sampled: int) -> None:
-        """Run up to `count` positions; past the prompt, tokens are sampled first."""
+    def slot(self, row: Row, position: int) -> tuple[int, int]:
+        return row.pages[position // self.page_size], position % self.page_size
+
+    def finite(self, row: Row) -> bool | None:
+        """What the executor says of the row's logits; None: it has not sampled yet."""
+        if row.computed < len(row.path[1]):
+            return None
+        return all(self.slot(row, position) not in self.spoiled for position in range(row.computed))
+
+    def compute(self, row: Row, count: int, sampled: int, spoil: bool = False) -> None:
+        """Run up to `count` positions; past the prompt, tokens are sampled first, from finite logits."""
         for _ in range(count):
             position = row.computed
             if position // self.page_size >= len(row.pages):
                 return
             if position >= len(row.path[1]) + len(row.tokens):
+                if not self.finite(row):
+                    return
                 row.tokens.append(sampled)
-            page = row.pages[position // self.page_size]
-            self.content[page, position % self.page_size] = row.prefix(position)
+            slot = self.slot(row, position)
+            self.content[slot] = row.prefix(position)
+            self.spoiled.discard(slot)
+            if spoil or (position and self.slot(row, position - 1) in self.spoiled):
+                self.spoiled.add(slot)
             row.computed += 1
 
     @has_row
-    @rule(which=picks, count=st.integers(1, 12), sampled=st.integers(0, 1))
-    def run_step(self, which: int, count: int, sampled: int) -> None:
-        self.compute(self.rows[self.pick_row(which)], count, sampled)
+    @rule(which=picks, count=st.integers(1, 12), sampled=st.integers(0, 1), spoil=st.integers(0, 7))
+    def run_step(self, which: int, count: int, sampled: int, spoil: int) -> None:
+        self.compute(self.rows[self.pick_row(which)], count, sampled, spoil == 7)
 
     @has_row
     @rule(which=picks, less=st.integers(0, 3))
@@ -177,8 +193,9 @@ class CacheMachine(RuleBasedStateMachine):
         request = self.pick_row(which)
         row = self.rows[request]
         computed = max(0, row.computed - less)
-        self.cache.commit(m.Commit(request, computed))
-        if self.branches.get(row.branch) == row.path:
+        finite = True if self.finite(row) else None
+        self.cache.commit(m.Commit(request, computed, finite=finite))
+        if self.branches.get(row.branch) == row.path and not self.suspects():
             reached = min(computed, len(row.path[1])) // self.page_size * self.page_size
             assert self.resident(row.branch) >= reached
 
@@ -198,20 +215,40 @@ class CacheMachine(RuleBasedStateMachine):
         """Accept some of the sampled tokens, the last of which may have no KV yet."""
         self.finish_row(self.pick_row(which), keep, tail, less)
 
+    def suspects(self) -> bool:
+        return any(node.suspect for node in self.cache.tree.walk())
+
+    def fail_row(self, request: int, row: Row) -> None:
+        """Its first logits were not finite: nothing that it read stays, unless somebody proved it."""
+        self.cache.commit(m.Commit(request, 0, final=True, finite=False))
+        read = {self.slot(row, position) for position in range(row.computed)}
+        for node in self.cache.tree.walk():
+            if node.pages is not None and not node.proven and not node.suspect:
+                assert not read & {(page, 0) for page in node.pages.tolist()}
+
     def finish_row(self, request: int, keep: int, tail: bool, less: int) -> None:
         row = self.rows.pop(request)
+        if not row.tokens and self.finite(row) is False:
+            self.fail_row(request, row)
+            return
         namespace, prompt = row.path
         accepted = tuple(row.tokens)
         if tail and row.computed >= len(prompt):
             accepted = (*accepted, 1)
         accepted = accepted[:keep]
+        if self.finite(row) is False:  # the step after the last accepted token
+            accepted, less = tuple(row.tokens), 0
+            while row.computed and self.slot(row, row.computed - 1) in self.spoiled:
+                row.computed -= 1
         computed = max(0, row.computed - less)
-        self.cache.commit(m.Commit(request, computed, pack(accepted), final=True))
+        finite = True if row.tokens or (accepted and self.finite(row)) else None
+        sure = not self.suspects()
+        self.cache.commit(m.Commit(request, computed, pack(accepted), final=True, finite=finite))
         if self.branches.get(row.branch) == row.path:
             self.branches[row.branch] = (namespace, prompt + accepted)
             end = len(prompt) + len(accepted)
             reached = min(computed, end) // self.page_size * self.page_size
-            assert self.resident(row.branch) >= reached
+            assert self.resident(row.branch) >= reached or not sure
 
     def resident(self, branch: int) -> int:
         return self.cache.inspect(m.Inspect(1, 1, [branch])).resident[0]
@@ -275,15 +312,19 @@ class CacheMachine(RuleBasedStateMachine):
                     for slot in range(size):
                         expected = (namespace, tokens[: start + slot + 1])
                         assert self.content[int(page), slot] == expected
+                        assert not node.proven or (int(page), slot) not in self.spoiled
 
     def teardown(self) -> None:
         for request in list(self.rows):
             self.finish_row(request, 12, True, 0)
             check(self.cache)
-        assert self.cache.referenced == 0
+        if not self.cache.residency.kept:
+            assert self.cache.referenced == 0
+        assert not self.suspects()
         self.cache.drop_branches(m.DropBranches(list(self.branches)))
         check(self.cache)
-        assert self.cache.free + self.cache.evictable == self.pool
+        if not self.cache.residency.kept:
+            assert self.cache.free + self.cache.evictable == self.pool
         assert all(node.pages is not None for node in self.cache.tree.walk()), "cold nodes leaked"
         # Everything that is left can be evicted: a prompt as large as the pool runs.
         branch, request = self.new_id(), self.new_id()
@@ -293,17 +334,23 @@ class CacheMachine(RuleBasedStateMachine):
         assert isinstance(self.cache.acquire(m.Acquire(request, branch, 0), self.now), m.Granted)
         self.cache.commit(m.Commit(request, 0, final=True))
         self.cache.drop_branches(m.DropBranches([branch]))
+        while self.cache.residency.kept:  # of parts of pages
+            self.cache.residency._loosen()
         check(self.cache)
         assert (self.cache.free, self.cache.tree.nodes, len(self.cache.tree.roots)) == (self.pool, 0, 0)
 
 
-@pytest.mark.parametrize(("page_size", "pool"), [(1, 12), (1, 40), (4, 4), (4, 12)])
-def test_random_programs(page_size: int, pool: int) -> None:
-    machine = type("Machine", (CacheMachine,), {"page_size": page_size, "pool": pool})
+@pytest.mark.parametrize(
+    ("page_size", "pool", "reach"), [(1, 12, 64), (1, 40, 1), (1, 60, 2), (4, 4, 64), (4, 12, 1)]
+)
+def test_random_programs(page_size: int, pool: int, reach: int) -> None:
+    """`reach` 1 and 2: locks are kept on short paths."""
+    sizes = {"page_size": page_size, "pool": pool, "reach": reach}
+    machine = type("Machine", (CacheMachine,), sizes)
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=80,
+            max_examples=64,
             stateful_step_count=50,
             derandomize=True,
             deadline=None,

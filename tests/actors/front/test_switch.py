@@ -3,8 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from ramify.actors.front.switch import Switch
-from ramify.actors.kit.mailbox import Mailbox
+from ramify.actors.kit.batch import CannotEncode
+from ramify.actors.kit.mailbox import Mailbox, MailboxFull
 from ramify.protocol.messages import (
     CloseSocket,
     Deliver,
@@ -163,3 +166,76 @@ async def test_when_a_visitors_process_dies_sessions_here_lose_it() -> None:
     pair.there.gateway.tell(Deliver(SOCKET, [Pong(n=1, load={})]))  # to nobody
     pair.there.gateway.tell(Opened(SOCKET, SESSION))  # late: it is gone
     assert pair.session.drain_nowait() == [Detached(SOCKET)]
+
+
+async def test_frames_are_refused_while_the_way_to_the_neighbour_is_full() -> None:
+    """Notices are kept: they must arrive."""
+    behind = True
+    sent: list[int] = []
+    switch = Switch(HERE, lambda slot, body: sent.append(slot), 256, behind=lambda: behind)
+    switch.peers({HERE, THERE})
+    with pytest.raises(MailboxFull):
+        switch.sessions.tell(SESSION, Frame(SOCKET, []))
+    assert switch.sessions.tell(SESSION, Throttled(SOCKET))
+    await turn()
+    assert sent == [THERE]
+    behind = False
+    assert switch.sessions.tell(SESSION, Frame(SOCKET, []))
+
+
+async def test_what_cannot_be_forwarded_now_goes_later() -> None:
+    bodies: list[bytes] = []
+    full = True
+
+    def forward(slot: int, body: bytes) -> None:
+        if full:
+            raise MailboxFull("the link")
+        bodies.append(body)
+
+    switch = Switch(HERE, forward, 256)
+    switch.peers({HERE, THERE})
+    switch.sessions.tell(SESSION, Throttled(SOCKET))
+    await turn()
+    switch.sessions.tell(SESSION, Detached(SOCKET))
+    full = False
+    async with asyncio.timeout(10):
+        while not bodies:
+            await asyncio.sleep(0.001)
+    neighbour = Switch(THERE, lambda slot, body: None, 256)
+    session: Mailbox[SessionMessage] = Mailbox("session", 10)
+    neighbour.sessions.add(SESSION, session)
+    neighbour.receive(bodies[0])
+    assert session.drain_nowait() == [Throttled(SOCKET), Detached(SOCKET)]
+
+
+async def test_sockets_that_wait_to_hear_of_neighbours_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ramify.actors.front.switch.OPENS", 2)
+    switch = Switch(HERE, lambda slot, body: None, 256)
+    for socket in (64, 128):
+        switch.directory.tell(OpenSession(socket, Open(client="c", session="s_1_x"), []))
+    with pytest.raises(MailboxFull):
+        switch.directory.tell(OpenSession(192, Open(client="c", session="s_1_x"), []))
+
+
+async def test_a_message_that_cannot_be_encoded_fails_its_teller_alone() -> None:
+    pair = Pair()
+    await pair.attach()
+    pong = Deliver(SOCKET, [Pong(n=1, load={})])
+    pair.there.gateway.tell(pong)
+    with pytest.raises(CannotEncode):
+        pair.there.gateway.tell(Deliver(SOCKET, [Pong(n=2**70, load={})]))
+    pair.there.gateway.tell(pong)
+    await turn()
+    assert pair.here.to_gateway.drain_nowait() == [pong, pong]
+
+
+async def test_an_open_that_cannot_be_encoded_leaves_nothing_behind() -> None:
+    pair = Pair()
+    bad = OpenSession(SOCKET, Open(client="c", session="s_1_\ud800"), [])
+    with pytest.raises(CannotEncode):
+        pair.here.directory.tell(bad)
+    await turn()
+    assert pair.here.relayed == 0
+    assert pair.frames == 0

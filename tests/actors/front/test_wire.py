@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from ramify.actors.front import wire as w
+from ramify.actors.kit.usage import Usage
 from ramify.protocol import messages as m
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
+from ramify.protocol.credentials import Credential, CredentialLimits
 from ramify.protocol.errors import ConfigError, ModelError
 from ramify.protocol.wire import Delta, Open, Ping, ServerInfo, State
 
@@ -50,12 +52,15 @@ def test_a_public_id_names_its_owner(session: str, slot: int | None) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        w.Start(CONFIG, 1, 2, 3, [4, 5], 6, None),
-        w.Serve(ServerInfo(version=1, epoch="e", model="m", context=9), 9),
+        w.Start(CONFIG, 1, 2, 3, [4, 5], 6, None, [Credential(name="a", digest=b"\1" * 32)]),
+        w.Serve(ServerInfo(version=1, epoch="e", model="m", context=9), 9, 384),
         w.ToSessions([(65, m.Tokens([m.Progress(1, b"1234")], [])), (66, m.Inspected(1, [2]))]),
         w.Forwarded([b"x", b"y"]),
         w.Status(True, "ready", {"model": None, "limits": {"n": 1}}),
         w.Load({"queue": 1.0}),
+        w.Load({"queue": 1.0}, {"alice": 3}),
+        w.Status(True, "ready", {}, "the executor says nothing for 5 s"),
+        w.Accept([Credential(name="alice", digest=b"\0" * 32, limits=CredentialLimits(sockets=1))]),
         w.Peers([0, 1]),
         w.MetricsText(1, b"text"),
         w.Drain("why", 1.0),
@@ -70,6 +75,7 @@ def test_what_the_core_says(message: w.FromCore) -> None:
     "message",
     [
         w.Events([m.OpenBranch(1 << 32), m.CancelSession(1), w.Forward(1, b"x"), w.Gauges(1, 2, 0.5)]),
+        w.Events([w.Gauges(1, 2, 0.5, 9, {"alice": Usage(1, 2, 3, 4, 5)})]),
         w.Events([m.DropBranches([(1 << 32) - 1 << 32 | 1]), w.AskMetrics(1)]),
         w.Listening(),
         w.Serving(),

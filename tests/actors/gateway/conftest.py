@@ -9,6 +9,7 @@ import anyio
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from ramify.actors.credentials import read_credentials
 from ramify.actors.gateway.actor import GatewayActor
 from ramify.actors.gateway.static import StaticFiles
 from ramify.actors.kit.clock import ManualClock
@@ -34,6 +35,7 @@ class StubStatus:
     def __init__(self) -> None:
         self.ready = True
         self.phase = "ready"
+        self.fault: str | None = None
 
     def info(self) -> dict[str, Any]:
         return {"model": "stub"}
@@ -73,6 +75,7 @@ class Harness:
             self.metrics,
             clock=self.clock,
             static=static or StaticFiles(None),
+            credentials=read_credentials(config),
         )
         self.port = 0
 

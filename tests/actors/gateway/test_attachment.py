@@ -120,16 +120,18 @@ def test_frames_keep_their_order_through_a_failed_open() -> None:
     world = World()
     socket = world.socket
     assert socket.route([Open(client="c", token="secret")], 10) == []
-    assert world.directory.drain_nowait() == [OpenSession(1, Open(client="c"), [])]
+    assert world.directory.drain_nowait() == [OpenSession(1, Open(client="c"), [], size=10)]
     assert socket.route([Generate(id=1)], 10) == []
     assert socket.route([Open(client="d"), Generate(id=2)], 10) == []
     assert socket.route([Generate(id=3)], 10) == []
     (stray,) = socket.failed()
     assert (stray.code, stray.id) == ("bad_request", 1)
-    assert world.directory.drain_nowait() == [OpenSession(1, Open(client="d"), [Generate(id=2)])]
+    assert world.directory.drain_nowait() == [
+        OpenSession(1, Open(client="d"), [Generate(id=2)], size=10)
+    ]
     number = world.answer()
     assert socket.opened(number) == []
-    assert world.mailboxes[number].drain_nowait() == [Frame(1, [Generate(id=3)])]
+    assert world.mailboxes[number].drain_nowait() == [Frame(1, [Generate(id=3)], 10)]
 
 
 def test_a_socket_that_is_slow_before_it_is_attached() -> None:
@@ -149,3 +151,16 @@ def test_pending_bytes_congest() -> None:
     assert world.socket.congested
     world.socket.end()
     assert not world.socket.congested
+
+
+def test_a_client_without_a_name_gets_one_that_nobody_has() -> None:
+    world = World()
+    made = []
+    for _ in range(50):
+        assert Attachment(world.hub, 1).route([Open()], 10) == []  # type: ignore[arg-type]
+        (message,) = world.directory.drain_nowait()
+        made.append(message.open.who)
+    assert len(set(made)) == 50
+    assert all(len(name) > 10 for name in made)
+    assert world.socket.route([Open(client="mine")], 10) == []
+    assert world.directory.drain_nowait()[0].open.who == "mine"

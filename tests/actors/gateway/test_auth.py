@@ -2,43 +2,78 @@
 
 import base64
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.gateway import auth
 from ramify.actors.gateway.auth import HostPolicy, Tokens, bearer_header, bearer_subprotocol, split_host
+from ramify.protocol.credentials import Credential, CredentialLimits, named
 from ramify.protocol.errors import Overloaded
 
 
+def accepted(*names: str) -> list[Credential]:
+    """Each name's token is its name and "-secret"."""
+    none = CredentialLimits()
+    return [named(name, f"{name}-secret", shared=False, limits=none) for name in names]
+
+
 def test_minted_tokens_work_once_and_expire() -> None:
-    tokens = Tokens(["secret"], ttl_s=60)
-    first, second = tokens.mint(0.0), tokens.mint(0.0)
+    tokens = Tokens(accepted("a", "b"), ttl_s=60)
+    minter = tokens.configured("b-secret")
+    assert minter is not None
+    first, second = tokens.mint(minter, 0.0), tokens.mint(minter, 0.0)
     assert first != second
-    assert tokens.admit(first, 59.9)
+    opened = tokens.admit(first, 59.9)
+    assert opened is not None
+    assert (opened.name, opened.namespace, opened.digest) == ("b", "b", b"")  # it stands for its minter
     assert not tokens.admit(first, 59.9)
     assert not tokens.admit(second, 60.0)
-    assert not tokens.configured(tokens.mint(61.0))
-    assert tokens.admit("secret", 0.0)
-    assert tokens.admit("secret", 0.0)
+    assert not tokens.configured(tokens.mint(minter, 61.0))
+    for _ in range(2):
+        held = tokens.admit("a-secret", 0.0)
+        assert held is not None
+        assert held.name == "a"
     assert not tokens.admit("", 0.0)
     assert not tokens.admit("sécret\udc00", 0.0)  # any str, even one that is not Unicode
 
 
 def test_minting_is_bounded_and_forgets_expired(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "MINTED_MAX", 3)
-    tokens = Tokens(["secret"], ttl_s=60)
+    (minter,) = accepted("a")
+    tokens = Tokens([minter], ttl_s=60)
     for _ in range(3):
-        tokens.mint(0.0)
+        tokens.mint(minter, 0.0)
     with pytest.raises(Overloaded) as full:
-        tokens.mint(59.0)
+        tokens.mint(minter, 59.0)
     assert full.value.retry_ms == 60_000
-    assert tokens.mint(60.0)
+    assert tokens.mint(minter, 60.0)
 
 
 def test_without_tokens_none_is_required() -> None:
     assert not Tokens([], ttl_s=1).required
-    assert Tokens(["x"], ttl_s=1).required
+    assert Tokens(accepted("x"), ttl_s=1).required
+
+
+def test_replaced_tokens() -> None:
+    """What a socket holds is still good if its token is; a minted one if its minter's name is."""
+    a, b = accepted("a", "b")
+    tokens = Tokens([a, b], ttl_s=60)
+    minted = tokens.admit(tokens.mint(b, 0.0), 1.0)
+    assert minted is not None
+    late = tokens.mint(b, 0.0)
+    (other,) = accepted("c")
+    slow = CredentialLimits(sockets=1)
+    changed = msgspec.structs.replace(a, limits=slow)
+    tokens.replace([changed, msgspec.structs.replace(other, name="b")])
+    assert tokens.current(a) == changed
+    assert tokens.current(b) is None  # b has another token now
+    assert tokens.current(minted) is not None
+    tokens.replace([other])
+    assert tokens.current(minted) is None
+    assert tokens.admit(late, 1.0) is None  # nobody is left for whom it stands
+    assert tokens.required
 
 
 @pytest.mark.parametrize(

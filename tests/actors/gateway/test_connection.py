@@ -15,7 +15,6 @@ from ramify.protocol.messages import (
     CloseSocket,
     Deliver,
     Detached,
-    Frame,
     Opened,
 )
 from ramify.protocol.wire import Append, Delta, Error, Generate, Open, Pong, State
@@ -57,7 +56,8 @@ async def test_open_frame_deliver_and_detach(serve) -> None:
             assert isinstance(state, State)
             assert client.subprotocol is None
             await client.send('{"type":"generate","id":2}')
-            assert await session.drain() == [Frame(opening.socket, [Generate(id=2)])]
+            (frame,) = await session.drain()
+            assert (frame.socket, frame.ops) == (opening.socket, [Generate(id=2)])
             deltas = [Delta(branch="a", position=1, text="x"), Delta(branch="b", position=1, text="y")]
             gateway.mailbox.tell(Deliver(opening.socket, deltas))
             gateway.mailbox.tell(Deliver(opening.socket, deltas[:1]))
@@ -170,7 +170,7 @@ async def test_small_frames_only_before_auth(serve) -> None:
             gateway.state(opening.socket)
             assert isinstance((await gateway.read(client))[0], State)
         async with gateway.connect(additional_headers={"Authorization": "Bearer k"}) as client:
-            await client.send('{"type":"open","client":"c","key":"' + "x" * 9000 + '"}')
+            await client.send('{"type":"open","client":"c","tools":[{"x":"' + "x" * 9000 + '"}]}')
             assert (await gateway.next_open()).open.client == "c"
 
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.gateway.limits import Guard, TokenBucket
+from ramify.actors.gateway.buckets import Meter, TokenBucket
+from ramify.actors.gateway.limits import Guard
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import LimitExceeded
 
@@ -82,3 +83,34 @@ def test_pings_are_counted() -> None:
         assert not guard.abusive
     guard.control(0.0)
     assert guard.abusive
+
+
+def test_a_meter_counts_what_was_taken_already() -> None:
+    meter = Meter(rate=10, burst=20, now=0.0)
+    meter.spend(20, 0.0)
+    assert meter.wait(0.0) == 0.0
+    meter.spend(5, 0.0)
+    assert meter.wait(0.0) == 0.5
+    meter.set_rate(5, 10, 0.0)
+    assert meter.wait(0.0) == 1.0
+    assert meter.wait(1.0) == 0.0
+    assert meter.wait(0.5) == 0.0  # time that goes back is ignored
+    meter.spend(11, 60.0)  # no more than a burst was saved up
+    assert meter.wait(60.0) == pytest.approx(0.2)
+
+
+def test_control_frames_cost_ops_and_too_many_are_abuse() -> None:
+    guard = Guard(Limits(ops_per_second=10, ops_burst=20), 0.0)
+    for _ in range(30):
+        guard.control(0.0)
+    assert not guard.abusive
+    guard.control(0.0)
+    assert guard.abusive
+
+
+def test_frames_are_read_as_fast_as_ops_allow() -> None:
+    guard = Guard(Limits(ops_per_second=10, ops_burst=20), 0.0)
+    guard.received(0, 80, 0.0)
+    assert guard.wait(0.0) == 0.0
+    guard.received(0, 40, 0.0)
+    assert guard.wait(0.0) == 1.0

@@ -40,33 +40,33 @@ def minted(request: pytest.FixtureRequest) -> Iterator[Minted]:
 
 
 def test_a_token_is_taken_once(minted: Minted) -> None:
-    assert minted.add(digest("a"), 10.0, 0.0)
+    assert minted.add(digest("a"), "me", 10.0, 0.0)
     assert not minted.take(digest("b"), 1.0)
     assert minted.take(digest("a"), 1.0)
     assert not minted.take(digest("a"), 1.0)
 
 
 def test_a_token_expires(minted: Minted) -> None:
-    minted.add(digest("a"), 10.0, 0.0)
+    minted.add(digest("a"), "me", 10.0, 0.0)
     assert not minted.take(digest("a"), 10.0)
     assert not minted.take(digest("a"), 1.0)
 
 
 def test_there_is_a_bound_until_tokens_expire_or_are_used(minted: Minted) -> None:
     for i in range(MOST):
-        assert minted.add(digest(i), 10.0 + i, float(i))
-    assert not minted.add(digest("more"), 20.0, 9.0)
+        assert minted.add(digest(i), "me", 10.0 + i, float(i))
+    assert not minted.add(digest("more"), "me", 20.0, 9.0)
     assert minted.take(digest(0), 9.0)
-    assert minted.add(digest("more"), 20.0, 9.0)
-    assert minted.add(digest("late"), 30.0, 12.0)  # two have expired
+    assert minted.add(digest("more"), "me", 20.0, 9.0)
+    assert minted.add(digest("late"), "me", 30.0, 12.0)  # two have expired
     assert minted.take(digest("more"), 12.0)
     assert minted.take(digest("late"), 12.0)
 
 
 def test_one_that_is_never_used_keeps_no_other_out(minted: Minted) -> None:
-    assert minted.add(digest("unused"), 10.0, 0.0)
+    assert minted.add(digest("unused"), "me", 10.0, 0.0)
     for i in range(3 * MOST):
-        assert minted.add(digest(i), 10.0, 0.0)
+        assert minted.add(digest(i), "me", 10.0, 0.0)
         assert minted.take(digest(i), 0.0)
     assert minted.take(digest("unused"), 0.0)
 
@@ -87,7 +87,7 @@ def test_processes_share_a_table() -> None:
     with table() as fd:
         shared = SharedMinted(fd, MOST)
         for i in range(MOST):
-            shared.add(digest(i), 10.0, 0.0)
+            shared.add(digest(i), "me", 10.0, 0.0)
         takers = [
             subprocess.Popen(
                 [sys.executable, "-c", TAKER, str(fd), str(MOST)],

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.metrics import Histogram, Metrics
+from ramify.actors.kit.usage import Usage
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult, pack
 
@@ -66,6 +67,10 @@ def test_fresh_metrics_show_every_series_at_zero() -> None:
         "ramify_queue_seconds_bucket{+Inf}",
         "ramify_step_seconds_count",
         "ramify_plan_seconds_count",
+        "ramify_retractions_total{priority}",
+        "ramify_retractions_total{memory}",
+        "ramify_computed_twice_tokens_total",
+        "ramify_mixed_tokens",
     ):
         assert values[name] == 0, name
 
@@ -98,6 +103,16 @@ def test_steps_and_gauges() -> None:
     assert (metrics.running, metrics.waiting, metrics.kv_in_use) == (1, 8, 0.5)
     metrics.requests(0, 0)
     assert samples(metrics)["ramify_requests_running"] == 0
+
+
+def test_how_requests_gave_way() -> None:
+    metrics = Metrics()
+    metrics.sharing({"fairness": 3, "ahead": 1}, 17, 512)
+    values = samples(metrics)
+    causes = ("priority", "fairness", "memory", "ahead")
+    assert [values[f"ramify_retractions_total{{{cause}}}"] for cause in causes] == [0, 3, 0, 1]
+    assert values["ramify_computed_twice_tokens_total"] == 17
+    assert values["ramify_mixed_tokens"] == 512
 
 
 def test_finished_requests() -> None:
@@ -184,3 +199,28 @@ def test_a_scrape_is_answered_at_once() -> None:
     texts: list[bytes] = []
     Metrics().scrape(texts.append)
     assert b"ramify_sockets 0.0" in texts[0]
+
+
+def test_what_credentials_have_adds_up_over_processes() -> None:
+    """Counters outlive the process that counted; sockets do not."""
+    metrics = Metrics()
+    metrics.usage_from(lambda: {"alice": Usage(1, 10, 2)})
+    metrics.usage(0, {"alice": Usage(2, 100, 20, 3), "bob": Usage(1)})
+    metrics.usage(1, {"alice": Usage(4, 1000, 200, 0, 1)})
+    metrics.usage(1, {"alice": Usage(5, 2000, 200, 0, 1)})
+    assert metrics.sockets_elsewhere(1) == {"alice": 2, "bob": 1}
+    assert metrics.sockets_elsewhere(0) == {"alice": 5}
+    values = samples(metrics)
+    assert values["ramify_owner_sockets{alice}"] == 8
+    assert values["ramify_owner_received_bytes_total{alice}"] == 2110
+    metrics.usage_ended(1)
+    metrics.usage_ended(1)
+    assert metrics.sockets_elsewhere(0) == {}
+    metrics.usage(1, {"alice": Usage(1, 5)})  # the process that took its place
+    values = samples(metrics)
+    assert values["ramify_owner_sockets{alice}"] == 4
+    assert values["ramify_owner_received_bytes_total{alice}"] == 2115
+    assert values["ramify_owner_frames_total{alice}"] == 222
+    assert values["ramify_owner_refused_ops_total{alice}"] == 3
+    assert values["ramify_owner_abuses_total{alice}"] == 1
+    assert values["ramify_owner_sockets{bob}"] == 1

@@ -358,7 +358,12 @@ class World:
         assert (self.core.running, self.core.waiting) == (0, 0)
         assert not self.executor.rows
         prompts = self.core._planner._prompts
-        assert (prompts._tokens, [len(queue) for queue in prompts._queues]) == ([0, 0], [0, 0])
+        assert (len(prompts), prompts._order) == (0, [])
+        assert all(not line.weight for line in prompts._lines.values())
+        for account in self.core._accounts.values():
+            client = account.client
+            assert (account.rows, account.prefilling, account.shares) == (0, 0, {})
+            assert (client.rows, client.prefilling, client.slots, client.shares) == (0, 0, 0, {})
         self.cache.check_idle()
 
 

@@ -44,6 +44,9 @@ class Metrics:
     def requests(self, running, waiting):
         self.now = (running, waiting)
 
+    def sharing(self, retractions, twice, room):
+        self.shared = (dict(retractions), twice, room)
+
 
 class Stage:
     """An actor between the fakes of `world`. `auto`: cache and executor answer at once."""
@@ -94,6 +97,7 @@ async def test_a_request_from_submit_to_finished(world, expected):
     assert [f.reason for f in stage.metrics.ended] == ["length"]
     assert [step for step, *_ in stage.metrics.steps][:6] == [1, 2, 3, 4, 5, 6]
     assert all(sum(pages) == 64 for pages in stage.metrics.pages)
+    assert stage.metrics.shared == ({}, 0, 16)
 
 
 async def test_the_plan_goes_first_then_settle_then_tokens(world):

@@ -65,6 +65,7 @@ submissions = st.builds(
     st.integers(1, 3),
 )
 FIELDS = ("session", "prompt", "max_tokens", "seed", "stops", "priority", "deadline", "count")
+OWNERS = {1: "", 2: "two", 3: "two"}  # of the sessions
 programs = st.lists(
     st.one_of(
         submissions,
@@ -88,6 +89,8 @@ worlds = st.fixed_dictionaries(
         "in_flight": st.integers(1, 2),
         "max_waiting": st.sampled_from([4, 1000]),
         "mixed_tokens": st.sampled_from([16, 18, 2048]),
+        "itl_target_ms": st.sampled_from([0.0, 1.0, 20.0]),
+        "quantum_steps": st.sampled_from([1, 2, 32]),
         "ahead_tokens": st.sampled_from([16, 17, 512]),
     }
 )
@@ -113,6 +116,7 @@ def execute(w, program, expected):
                     stop_token_ids=s.stops,
                     priority=s.priority,
                     deadline=None if s.deadline is None else w.now + s.deadline,
+                    owner=OWNERS[s.session],
                 )
                 submitted[event.request] = (s, s.seed + copy)
                 events.append(event)
@@ -182,6 +186,7 @@ pressure = st.fixed_dictionaries(
         "budget": st.sampled_from([16, 64]),
         "lookahead": st.integers(1, 6),
         "in_flight": st.integers(1, 2),
+        "quantum_steps": st.sampled_from([1, 3, 32]),
     }
 )
 crowds = st.lists(
@@ -214,6 +219,7 @@ def test_random_pressure(world, expected, page_size, options, crowd, choices):
             seed=i,
             priority=priority,
             stop_token_ids=list(stops),
+            owner=OWNERS[session],
         )
         for i, (session, prompt, limit, priority, stops, _) in enumerate(crowd)
     ]
@@ -240,3 +246,62 @@ def test_random_pressure(world, expected, page_size, options, crowd, choices):
             assert cancelled is not None
         else:
             assert finished.output == len(want) == len(got)
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, 60),  # the turn in which it comes
+        st.integers(1, 5),  # session
+        st.integers(1, 20),  # prompt
+        st.integers(1, 25),  # max_tokens
+        st.sampled_from([0, 0, 0, 1, -1, 8]),  # priority
+    ),
+    min_size=6,
+    max_size=24,
+)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    st.integers(1, 4), st.sampled_from([1, 2, 5]), st.sampled_from([30, 60, 600]), arrivals,
+    st.sampled_from(["", "a"]),
+)  # fmt: skip
+def test_random_crowds(world, expected, page_size, rows, quantum, slots, crowd, owner):
+    """Rows for a few of many, taken back and forth. Every output is what it is without that, and what
+    is computed twice is counted and bounded: two steps are in flight, and pages may be evicted."""
+    pages = slots // page_size
+    w = world(
+        rows=rows, pages=pages, page_size=page_size, budget=16, quantum_steps=quantum,
+        cache=RealCache(pages, page_size),
+    )  # fmt: skip
+    coming = sorted(enumerate(crowd), key=lambda item: item[1][0])
+    submits = {}
+    turn = 0
+    while coming or w.replies or w.executor.plans:
+        turn += 1
+        assert turn < 5000, "somebody waits for ever"
+        events = []
+        while coming and coming[0][1][0] <= turn:
+            i, (_, session, prompt, limit, priority) = coming.pop(0)
+            more = {"session": session, "priority": priority, "owner": owner if session < 3 else ""}
+            submits[i] = w.submit(i, [i] * prompt, max_tokens=limit, seed=i, **more)
+            events.append(submits[i])
+        if w.replies:
+            events.append(w.replies.popleft())
+        elif w.executor.plans:
+            events.append(w.executor.run())
+        w.turn(*events)
+    w.check_idle()
+    for i, submit in submits.items():
+        _, _, prompt, limit, _ = crowd[i]
+        want = expected([i] * prompt, i, min(limit, pages * page_size - prompt + 1))
+        assert w.output[submit.request] == want
+        assert w.finished[submit.request].output == len(want)
+    least = sum(f.computed + f.output - 1 for f in w.finished.values())
+    assert w.executor.computed == least + w.core.computed_twice
+    retractions = sum(w.core.retractions.values())
+    if slots == 600:  # nothing is evicted
+        assert w.core.computed_twice <= 2 * 16 * retractions
+    else:
+        assert w.core.computed_twice <= (2 * 16 + slots) * retractions

@@ -1,20 +1,37 @@
-"""Which prompt tokens a step takes: beside decodes, ahead of time, in a hurry."""
+"""Which prompt tokens a step takes: whose turn it is, beside decodes, ahead of time, in a hurry."""
 
-import gc
-import weakref
+import random
 from types import SimpleNamespace
 
 import pytest
 
-from ramify.actors.scheduler.prompts import Prompts
+from ramify.actors.scheduler.prompts import LOT, Prompts
+from ramify.actors.scheduler.request import Account, Client
 from ramify.protocol.config import ScheduleConfig
+
+
+class Fixed:
+    """A pace that knows nothing of time: 60 tokens beside decodes, steps of the full size alone."""
+
+    def __init__(self, step, mixed):
+        self.step, self.mixed = step, mixed
+
+    def beside(self, decodes):
+        return self.mixed
+
+    def alone(self, long):
+        return self.step // 2 if long else self.step
+
+
+def make(step=100, mixed=60, ahead=20):
+    config = ScheduleConfig(ahead_tokens=ahead)
+    return Prompts(SimpleNamespace(step_tokens=step), config, Fixed(step, mixed))
 
 
 @pytest.fixture
 def prompts():
     """Steps of 100 tokens, 60 beside decodes, 20 with tokens that nobody waits for."""
-    config = ScheduleConfig(mixed_tokens=60, ahead_tokens=20)
-    return Prompts(SimpleNamespace(step_tokens=100), config)
+    return make()
 
 
 class FakeRun(SimpleNamespace):
@@ -23,79 +40,197 @@ class FakeRun(SimpleNamespace):
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
+    @property
+    def level(self):
+        return not self.ahead, self.priority
 
-def run(prompt, *, ahead=False, filled=0):
-    return FakeRun(prompt=prompt, filled=filled, ahead=ahead)
+
+def run(prompt, account=None, *, ahead=False, filled=0, priority=0):
+    return FakeRun(
+        prompt=prompt,
+        filled=filled,
+        cached=filled,
+        ahead=ahead,
+        priority=priority,
+        account=account or Account(1),
+        place=0,
+        turn=0,
+        lot=0,
+    )
+
+
+def add(prompts, *runs):
+    for each in runs:
+        prompts.add(each)
+    return runs
 
 
 def taken(prompts, decodes=0):
     return [(run, end - start) for run, start, end in prompts.take(decodes)]
 
 
-def test_prompts_go_in_order_and_in_chunks(prompts):
-    one, two = run(70, filled=10), run(90)
-    prompts.add(one)
-    prompts.add(two)
+GENERATION, AHEAD = (True, 0), (False, 0)
+
+
+def test_a_prompt_goes_in_chunks_and_each_row_once_a_step(prompts):
+    one, two = add(prompts, run(70, filled=10), run(90))
     assert prompts.take(0) == [(one, 10, 70), (two, 0, 40)]
     assert prompts.take(0) == [(two, 40, 90)]
     assert prompts.take(0) == []
-    assert prompts.lacking(0) == (300, 60)
+    assert len(prompts) == 0
+    big = make(step=3 * LOT)
+    (long,) = add(big, run(7 * LOT))
+    assert big.take(0) == [(long, 0, 3 * LOT // 2)]
 
 
 @pytest.mark.parametrize(("decodes", "room"), [(0, 100), (1, 60), (40, 60), (41, 59), (99, 1), (100, 0)])
 def test_fewer_beside_decodes(prompts, decodes, room):
-    prompts.add(run(500))
+    add(prompts, run(100))
     assert sum(size for _, size in taken(prompts, decodes)) == room
-    assert prompts.lacking(decodes)[0] == 3 * room - 500 + room
+
+
+def test_priority_comes_first(prompts):
+    low, middle, high = add(prompts, run(30), run(30, priority=1), run(50, priority=8))
+    assert taken(prompts) == [(high, 50), (middle, 30), (low, 20)]
+
+
+def test_a_short_prompt_goes_before_a_long_one_that_came_first():
+    prompts = make(step=8192, mixed=512)
+    (long,) = add(prompts, run(60_000))
+    assert taken(prompts, 1) == [(long, 512)]
+    (short,) = add(prompts, run(100, Account(2)))
+    assert taken(prompts, 1) == [(short, 100), (long, 412)]
+
+
+def test_of_one_session_too():
+    prompts, account = make(step=512, mixed=512), Account(1)
+    (long,) = add(prompts, run(60_000, account))
+    prompts.take(1)
+    (short,) = add(prompts, run(100, account))
+    waited = 0
+    while short.filled < short.prompt:
+        prompts.take(1)
+        waited += 1
+    assert waited <= LOT // 512 + 1
+    assert long.filled <= LOT + 512
+
+
+def test_a_long_prompt_gets_its_part_under_a_stream_of_short_ones():
+    """Two clients that always have work share the steps; without its lots the long one would wait
+    for ever, and no short one waits for more than a lot of it."""
+    prompts = make(step=512, mixed=512)
+    long, stream = run(60_000), Account(2)
+    add(prompts, long)
+    steps, worst, since = 0, 0, 0
+    (short,) = add(prompts, run(512, stream))
+    while long.filled < long.prompt:
+        steps += 1
+        prompts.take(1)
+        if short.filled == short.prompt:
+            worst, since = max(worst, steps - since), steps
+            (short,) = add(prompts, run(512, stream))
+    assert 60_000 // 512 <= steps <= 2 * 60_000 // 512 + 8
+    assert worst <= LOT // 512 + 2
+
+
+def test_a_flood_of_one_client_does_not_hold_another_up():
+    """64 prompts of five sessions with one credential came first: a newcomer's goes before them."""
+    prompts, crowd = make(step=512, mixed=512), Client()
+    sessions = [Account(i, crowd) for i in range(5)]
+    add(prompts, *(run(400, sessions[i % 5]) for i in range(64)))
+    prompts.take(1)
+    (new,) = add(prompts, run(400, Account(9)))
+    assert (new, 400) in taken(prompts, 1)
+
+
+def test_five_sessions_of_one_client_get_what_one_gets():
+    prompts, many = make(step=256, mixed=256), Client()
+    clients = [many] * 5 + [Client()]
+    accounts = [Account(i, client) for i, client in enumerate(clients)]
+    got = [0] * 6
+    for account in accounts:
+        add(prompts, run(1 << 20, account))
+    for _ in range(1000):
+        for each, size in taken(prompts, 1):
+            got[each.account.session] += size
+    assert abs(sum(got[:5]) - got[5]) <= 2 * LOT
+    assert max(got[:5]) - min(got[:5]) <= 2 * LOT
 
 
 def test_what_nobody_waits_for_comes_last_and_makes_no_step_longer(prompts):
-    early, short, long = run(50, ahead=True), run(15), run(110)
-    prompts.add(early)
+    (early,) = add(prompts, run(50, ahead=True))
     assert taken(prompts) == [(early, 20)]
-    prompts.add(short)
-    assert prompts.lacking(0) == (285, 30)
+    (short,) = add(prompts, run(15))
     assert taken(prompts, decodes=9) == [(short, 15), (early, 5)]
-    prompts.add(long)
-    assert taken(prompts) == [(long, 100)]
-    assert taken(prompts) == [(long, 10), (early, 10)]
-    assert taken(prompts) == [(early, 15)]
+    (long,) = add(prompts, run(95))
+    assert taken(prompts) == [(long, 95)]
+    assert taken(prompts) == [(early, 20)]
+    assert taken(prompts) == [(early, 5)]
 
 
-def test_who_is_waited_for_hurries(prompts):
-    first, second = run(50, ahead=True), run(70, ahead=True)
-    for ahead in (first, second):
-        prompts.add(ahead)
-    prompts.take(0)
-    prompts.hurry(second)
-    prompts.hurry(second)
-    assert prompts.lacking(0) == (230, 30)
-    assert taken(prompts) == [(second, 70)]
+def test_who_is_waited_for_gets_the_level_of_who_waits(prompts):
+    first, second = add(prompts, run(50, ahead=True, priority=-8), run(70, ahead=True, priority=-8))
+    third, other = add(prompts, run(80, priority=-4), run(90, priority=2))
+    prompts.hurry(second, (True, 3))
+    prompts.hurry(second, (True, 1))  # it has more already
+    assert not second.ahead
+    assert taken(prompts) == [(second, 70), (other, 30)]
+    prompts.hurry(third, (True, 8))
+    assert taken(prompts) == [(third, 80), (other, 20)]
+    prompts.hurry(third, (True, 8))  # all of it is on the way
+    assert taken(prompts) == [(other, 40)]
     assert taken(prompts) == [(first, 20)]
-    prompts.hurry(second)  # all of it is on the way
-    assert taken(prompts) == [(first, 10)]
-    assert prompts.lacking(0) == (300, 60)
 
 
-def test_who_has_ended_is_not_kept(prompts):
+def test_room_for_more_is_counted_by_level(prompts):
+    add(prompts, run(40, priority=1), run(1000), run(30, ahead=True))
+    enough = prompts.enough
+    assert prompts.lacking((True, 2), 0) == 3 * 50  # a long one is there: steps are shorter
+    assert prompts.lacking((True, 1), 1) == 3 * 60 - 40
+    assert prompts.lacking((True, 0), 1) == 3 * 60 - 40 - enough
+    assert prompts.lacking((False, 5), 1) == 3 * 20 - 30
+    prompts.take(1)
+    assert prompts.lacking((True, 1), 1) == 3 * 60
+
+
+def test_who_has_ended_is_skipped_and_not_kept(prompts):
     """Behind one that has no turn yet there may be thousands that were appended and taken back."""
-    first, late = run(50, ahead=True), [run(30, ahead=True) for _ in range(3)]
-    prompts.add(first)
-    for gone in late:
-        prompts.add(gone)
-        prompts.forget(gone)
-    refs = [weakref.ref(each) for each in late]
-    del gone, late
-    gc.collect()
-    assert [ref() for ref in refs] == [None, None, None]
-    assert taken(prompts) == [(first, 20)]
-
-
-def test_who_has_ended_is_skipped(prompts):
-    gone, ahead, left = run(30), run(30, ahead=True), run(30)
-    for each in (gone, ahead, left):
-        prompts.add(each)
+    gone, ahead, left = add(prompts, run(30), run(30, ahead=True), run(30))
     for each in (gone, ahead):
         prompts.forget(each)
-    assert prompts.lacking(0) == (270, 60)
+        prompts.forget(each)
+    assert prompts.lacking(GENERATION, 0) == 270
+    assert prompts.lacking(AHEAD, 0) == 60
+    for _ in range(1000):
+        (late,) = add(prompts, run(30))
+        prompts.forget(late)
+    assert len(prompts._lines[GENERATION].heap) < 100
     assert taken(prompts) == [(left, 30)]
+    assert len(prompts) == 0
+
+
+def test_who_takes_its_prompts_back_is_not_set_back(prompts):
+    account = Account(1)
+    for _ in range(50):
+        (gone,) = add(prompts, run(90, account))
+        prompts.forget(gone)
+    other, mine = add(prompts, run(95, Account(2)), run(90, account))
+    assert taken(prompts)[0] == (mine, 90)
+    assert other.filled == 10
+
+
+def test_nobody_starves_whatever_comes():
+    """Random prompts of random clients, always more than there is room for."""
+    dice = random.Random(4)
+    prompts = make(step=256, mixed=256)
+    accounts = [Account(i) for i in range(8)]
+    waiting = {}
+    for step in range(4000):
+        if len(waiting) < 40:
+            size = dice.choice([10, 100, 100, 500, 3000, 9000])
+            (new,) = add(prompts, run(size, dice.choice(accounts)))
+            waiting[new] = step
+        assert sum(end - start for _, start, end in prompts.take(3)) <= 256
+        for done in [each for each in waiting if each.filled == each.prompt]:
+            del waiting[done]
+    assert min(waiting.values()) > 1500

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ramify.actors.scheduler.queue import WaitingQueue
-from ramify.actors.scheduler.request import Account, Request
+from ramify.actors.scheduler.request import Account, Client, Request
 from ramify.protocol.messages import Submit
 from ramify.protocol.sampling import SamplingParams
 
@@ -27,12 +27,20 @@ def make():
     return make
 
 
+def pick(queue, rows=MANY, tokens=MANY, ahead=0, admit=lambda request, rowless: not rowless):
+    return queue.pick(rows, lambda level: tokens if level[0] else ahead, admit)
+
+
 def drain(queue):
-    return [r.submit.request for r in queue.pick(MANY, MANY, 0)]
+    return [r.submit.request for r in pick(queue)]
+
+
+def queue_of(ageing=1.0):
+    return WaitingQueue(ageing, 4, 1 << 20)
 
 
 def test_priority_comes_first(make):
-    queue = WaitingQueue(1.0, 4)
+    queue = queue_of()
     for priority in (0, 5, -3, 5):
         queue.push(make(Account(priority + 10), priority=priority))
     assert drain(queue) == [2, 4, 1, 3]
@@ -40,14 +48,14 @@ def test_priority_comes_first(make):
 
 
 def test_within_a_session_the_longest_cached_prefix_goes_first(make):
-    queue, account = WaitingQueue(1.0, 4), Account(1)
+    queue, account = queue_of(), Account(1)
     for resident in (0, 7, 3):
         queue.push(make(account, resident=resident))
     assert drain(queue) == [2, 3, 1]
 
 
 def test_ageing_outweighs_a_cached_prefix(make):
-    queue, account = WaitingQueue(0.5, 4), Account(1)
+    queue, account = queue_of(0.5), Account(1)
     queue.push(make(account, mark=0))
     queue.push(make(account, mark=100, resident=49))  # 100 tokens of waiting are worth 50
     queue.push(make(account, mark=100, resident=51))
@@ -55,7 +63,7 @@ def test_ageing_outweighs_a_cached_prefix(make):
 
 
 def test_sessions_alternate_by_service(make):
-    queue = WaitingQueue(1.0, 4)
+    queue = queue_of()
     one, two = Account(1), Account(2)
     for _ in range(4):
         queue.push(make(one))
@@ -66,7 +74,7 @@ def test_sessions_alternate_by_service(make):
 
 
 def test_a_cheap_session_goes_more_often(make):
-    queue = WaitingQueue(1.0, 4)
+    queue = queue_of()
     heavy, light = Account(1), Account(2)
     for _ in range(3):
         queue.push(make(heavy, prompt=40))
@@ -76,20 +84,20 @@ def test_a_cheap_session_goes_more_often(make):
 
 
 def test_a_newcomer_starts_at_the_virtual_time(make):
-    queue = WaitingQueue(1.0, 4)
+    queue = queue_of()
     old = Account(1)
-    old.served = 1000
+    old.charge(1000)
     queue.push(make(old))
     queue.push(make(old))
-    assert [r.submit.request for r in queue.pick(1, MANY, 0)] == [1]
+    assert [r.submit.request for r in pick(queue, 1)] == [1]
     late = Account(2)
     queue.push(make(late))
-    assert late.served == 1000  # nothing was saved up while it was away
+    assert late.client.served == 1000  # nothing was saved up while it was away
     assert drain(queue) == [3, 2]
 
 
 def test_requests_submitted_together_stay_together(make):
-    queue = WaitingQueue(1.0, 4)
+    queue = queue_of()
     one, two = Account(1), Account(2)
     for _ in range(3):
         queue.push(make(one, batch=1))
@@ -98,52 +106,141 @@ def test_requests_submitted_together_stay_together(make):
 
 
 def test_rows_and_tokens_bound_a_pick(make):
-    queue = WaitingQueue(1.0, 4)
+    queue = queue_of()
     account = Account(1)
     for _ in range(6):
         queue.push(make(account, prompt=10))
-    assert len(queue.pick(2, MANY, 0)) == 2
-    assert len(queue.pick(MANY, 15, 0)) == 2
-    assert len(queue.pick(MANY, 0, 0)) == 0
+    assert len(pick(queue, 2)) == 2
+    assert len(pick(queue, tokens=15)) == 2
+    account.client.prefilling = 1
+    assert len(pick(queue, tokens=0)) == 0
     assert len(queue) == 2
 
 
 def test_input_computed_ahead_holds_no_generation_up(make):
-    queue = WaitingQueue(1.0, 4)
+    queue = queue_of()
     busy = Account(1)
-    busy.served = 1000
+    busy.charge(1000)
     queue.push(make(Account(2), priority=5, max_tokens=0))
     queue.push(make(busy))
     queue.push(make(Account(3), max_tokens=0))
-    assert [r.submit.request for r in queue.pick(MANY, MANY, 0)] == [2]
-    assert [r.submit.request for r in queue.pick(MANY, MANY, MANY)] == [1, 3]
+    assert [r.submit.request for r in pick(queue)] == [2]
+    assert [r.submit.request for r in pick(queue, ahead=MANY)] == [1, 3]
     assert len(queue) == 0
 
 
 def test_input_of_one_frame_is_not_all_taken_at_once(make):
     """As a batch it would take every row for what may not be asked for soon."""
-    queue, account = WaitingQueue(1.0, 4), Account(1)
+    queue, account = queue_of(), Account(1)
     for _ in range(8):
         queue.push(make(account, prompt=10, batch=1, max_tokens=0))
-    assert len(queue.pick(MANY, MANY, 25)) == 3
+    assert len(pick(queue, ahead=25)) == 3
     assert len(queue) == 5
 
 
 def test_refund_restores_the_place(make):
-    queue = WaitingQueue(1.0, 4)
+    queue = queue_of()
     one, two = Account(1), Account(2)
     queue.push(make(one))
     queue.push(make(one))
     queue.push(make(two))
-    (first,) = queue.pick(1, MANY, 0)
-    queue.refund(first)
+    two.charge(5)
+    (first,) = pick(queue, 1)
+    queue.refund(one, first.charge)
     queue.push(first)
-    assert one.served == 0
+    assert one.served == one.client.served == 0
     assert drain(queue) == [1, 3, 2]
 
 
+def test_a_refund_moves_who_waits_forward(make):
+    """The queue has noted what the session and its client were charged before."""
+    queue, client = queue_of(), Client()
+    one, two, other = Account(1, client), Account(2, client), Account(3)
+    for account in (one, other):
+        account.charge(500)
+    two.served = 100
+    for account in (two, one, other, one):
+        queue.push(make(account))
+    queue.refund(one, 450)
+    assert drain(queue) == [2, 4, 1, 3]
+
+
+def test_sessions_of_one_client_share_its_turn(make):
+    """Five sessions of one credential are one client."""
+    queue, crowd = queue_of(), Client()
+    sessions = [Account(i, crowd) for i in range(5)]
+    for account in sessions * 2:
+        queue.push(make(account))
+    alone = Account(9)
+    for _ in range(3):
+        queue.push(make(alone))
+    order = drain(queue)
+    assert [i for i, name in enumerate(order) if name > 10] == [1, 3, 5]
+    crowd_order = [(name - 1) % 5 for name in order if name <= 10]
+    assert sorted(crowd_order[:5]) == sorted(crowd_order[5:]) == [0, 1, 2, 3, 4]
+
+
+def test_a_new_session_of_a_busy_client_starts_at_its_sessions_time(make):
+    queue, client = queue_of(), Client()
+    old, new = Account(1, client), Account(2, client)
+    old.served = 1000
+    for _ in range(2):
+        queue.push(make(old))
+    pick(queue, 1)
+    queue.push(make(new))
+    assert new.served == 1000
+    assert drain(queue) == [3, 2]
+
+
+def test_who_has_no_prompt_in_work_gets_one_in_whatever_the_room_is(make):
+    """The long prompts of one client fill all steps: they do not keep another one out."""
+    queue, busy, new = queue_of(), Account(1), Account(2)
+    busy.client.prefilling = 1
+    new.charge(50)
+    for account in (new, new, busy):
+        queue.push(make(account))
+    queue.push(make(Account(3), max_tokens=0))
+    assert pick(queue, tokens=0) == []  # the busy one is first
+    busy.charge(100)
+    assert [r.submit.request for r in pick(queue, tokens=0)] == [1]
+
+
+def test_without_a_row_the_first_of_each_level_asks_for_one(make):
+    queue = queue_of()
+    for priority in (0, 5, 5):
+        queue.push(make(Account(priority), priority=priority))
+    asked = []
+
+    def admit(request, rowless):
+        asked.append((request.submit.request, rowless))
+        return len(asked) == 1
+
+    assert [r.submit.request for r in pick(queue, 0, admit=admit)] == [2]
+    assert asked == [(2, True), (3, True)]  # nobody behind gets what the best one did not
+    assert len(queue) == 2
+
+
+def test_a_level_that_is_short_of_pages_holds_up_itself_and_no_other(make):
+    queue = queue_of()
+    for priority in (5, 5, 0):
+        queue.push(make(Account(priority), priority=priority))
+    picked = pick(queue, admit=lambda request, rowless: not request.submit.priority)
+    assert [r.submit.request for r in picked] == [3]
+
+
+def test_who_is_picked_holds_a_row(make):
+    queue, client = queue_of(), Client()
+    one, two = Account(1, client), Account(2, client)
+    for account in (one, one, two):
+        queue.push(make(account))
+    pick(queue)
+    assert (one.rows, two.rows, client.rows) == (2, 1, 3)
+    assert not client.picked
+    assert client.shares == one.shares == {}
+
+
 def test_discarded_requests_do_not_come_up_and_do_not_pile_up(make):
-    queue, account = WaitingQueue(1.0, 4), Account(1)
+    queue, account = queue_of(), Account(1)
     keep = make(account)
     queue.push(keep)
     for _ in range(1000):
@@ -156,14 +253,14 @@ def test_discarded_requests_do_not_come_up_and_do_not_pile_up(make):
         other = make(Account(2))
         queue.push(other)
         queue.discard(other)
-    assert max(len(heap) for heap in queue._levels.values()) < 200
+    assert max(len(ring.notes) for ring in queue._levels.values()) < 200
     assert drain(queue) == [1]
 
 
 def test_against_a_naive_model(make):
     """One request a pick: the same order as sorting everything each time."""
     rng = random.Random(5)
-    queue = WaitingQueue(0.3, 4)
+    queue = queue_of(0.3)
     accounts = [Account(i) for i in range(6)]
     waiting = []
     served = dict.fromkeys(range(6), 0)
@@ -190,7 +287,7 @@ def test_against_a_naive_model(make):
             level = [r for r in waiting if r.submit.priority == top]
             least = min(served[r.account.session] for r in level)
             allowed = [r for r in level if served[r.account.session] == least]
-            (got,) = queue.pick(1, MANY, 0)
+            (got,) = pick(queue, 1)
             assert got in allowed
             same = [r for r in allowed if r.account is got.account]
             assert got is min(same, key=lambda r: (0.3 * r.mark - r.resident, r.seq))
@@ -198,4 +295,4 @@ def test_against_a_naive_model(make):
             served[got.account.session] += max(1, got.prompt - got.resident)
             waiting.remove(got)
         assert len(queue) == len(waiting)
-        assert {a.session: a.served for a in accounts} == served
+        assert {a.session: a.client.served for a in accounts} == served

@@ -5,19 +5,29 @@ test can see every order in which the real actors may run. Clients live here too
 they received, lose their socket, and resume as docs/protocol.md says.
 """
 
+import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from anyio.abc import TaskGroup
 
+from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
+from ramify.actors.kit.clock import ManualClock
+from ramify.actors.kit.fanout import FanOut
+from ramify.actors.kit.mailbox import Entrance, Mailbox, Router
+from ramify.actors.kit.metrics import Metrics
+from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.scheduler.core import Scheduler
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.directory import Directory
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.view import Identity
@@ -173,6 +183,7 @@ class SimEngine:
         seed: int = 0,
         limits: Limits | None = None,
         in_flight: int = 2,
+        vocab: int | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
@@ -189,6 +200,7 @@ class SimEngine:
         )
         info = self.executor.info
         self.context = context
+        self.vocab = tokenizer.vocab_size if vocab is None else vocab
         self.limits = limits or Limits()
         self.cache = RadixCache(info.pages, info.page_size)
         self.scheduler = Scheduler(info, ScheduleConfig(in_flight=in_flight, lookahead=4))
@@ -209,7 +221,13 @@ class SimEngine:
         number = len(self.cores) + 1
         core = SessionCore(
             Identity(f"s_{number}", "key", "view"),
-            SessionState(number, context=self.context, limits=self.limits, decode=self.tokenizer.decode),
+            SessionState(
+                number,
+                context=self.context,
+                vocab=self.vocab,
+                limits=self.limits,
+                decode=self.tokenizer.decode,
+            ),
             self.tokenizer,
             self.template,
             self.detokenizer,
@@ -308,8 +326,8 @@ class SimEngine:
                 cache.fork_branch(message)
             case m.MoveBranch():
                 cache.move_branch(message)
-            case m.RetainBranch():
-                cache.retain_branch(message)
+            case m.RetainBranches():
+                cache.retain_branches(message)
             case m.DropBranches():
                 cache.drop_branches(message)
             case m.Inspect():
@@ -332,6 +350,7 @@ class SimEngine:
     def _flush(self, number: int) -> None:
         core = self.cores[number]
         out = core.state.out
+        out.seal()
         self._mail["cache"].extend(out.cache)
         out.cache.clear()
         self._mail["scheduler"].extend(out.scheduler)
@@ -348,7 +367,10 @@ class SimEngine:
         out.notes.clear()
         out.closes.clear()
         for job in out.encode:
-            core.encoded(job.ticket, [core.turns.encode(part) for part in job.parts], None, self.now)
+            try:
+                core.encoded(job.ticket, job.run(), None, self.now)
+            except RamifyError as error:
+                core.encoded(job.ticket, None, error, self.now)
         out.encode.clear()
 
     # --- checking ------------------------------------------------------------------------------
@@ -369,6 +391,161 @@ class SimEngine:
                 tokens.extend(piece.tokens)
 
 
+QUIET_TURNS = 8  # turns of the loop in which nothing is told, after which nothing will be
+
+
+class LoopExecutor:
+    """Runs each step in the next turn of the loop."""
+
+    def __init__(self, executor: FakeExecutor) -> None:
+        self.executor = executor
+        self.scheduler: Any = None
+
+    def tell(self, plan: Any, /) -> None:
+        step = self.executor.launch(plan)
+        asyncio.get_running_loop().call_soon(lambda: self.scheduler.tell(step.result()))
+
+
+class World:
+    """The engine's real actors on one event loop, without sockets, threads and time.
+
+    Directory, sessions, scheduler and cache; the executor is the fake one, called from the loop; the
+    test is the gateway. Use it with `async with`. `room`: what sessions may have waiting at cache and
+    scheduler; `settings`: of the directory.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, limits: Limits | None = None, room: int = 4096, **settings: Any
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.model = FakeModel(tokenizer.vocab_size, eos=2, eos_every=40, first=3)
+        executor = FakeExecutor(
+            self.model, pages=8192, page_size=1, context=2048, step_tokens=256, max_rows=64
+        )
+        self.clock = ManualClock()
+        self.limits = limits or Limits()
+        self.settings = settings
+        self.sockets: dict[int, list[w.ServerMessage]] = {}
+        self.closed: dict[int, int] = {}
+        self.session_of: dict[int, int] = {}
+        self.events = 0  # what was told to sockets
+        self.room = room
+        self._executor = LoopExecutor(executor)
+        self._info = executor.info
+        self.cache = RadixCache(executor.info.pages, executor.info.page_size)
+        self.to_cache: Mailbox[Any] = Mailbox("cache", 1 << 20)
+        self.to_scheduler: Mailbox[Any] = Mailbox("scheduler", 1 << 20)
+        self.to_directory: Mailbox[Any] = Mailbox("directory", 4096)
+        self.router: Router[Any] = Router("sessions")
+        self.metrics = Metrics()
+
+    async def __aenter__(self) -> "World":
+        asyncio.get_running_loop().run_in_executor = self._at_once  # type: ignore[method-assign,assignment]
+        spread = FanOut(self.router)
+        cache = CacheActor(self.to_cache, self.cache, self.to_scheduler, spread, clock=self.clock)
+        self.scheduler = SchedulerActor(
+            self.to_scheduler,
+            self._info,
+            ScheduleConfig(lookahead=4),
+            self.to_cache,
+            self._executor,
+            spread,
+            self.clock,
+            self.metrics,
+        )
+        self._executor.scheduler = self.scheduler
+        self.directory = Directory(
+            self.to_directory,
+            tokenizer=self.tokenizer,
+            server=w.ServerInfo(version=1, epoch="e", model="fake"),
+            context=self._info.context,
+            limits=self.limits,
+            vocab=self._info.vocab_size,
+            cache=Entrance(self.to_cache, self.room),
+            scheduler=Entrance(self.to_scheduler, self.room),
+            gateway=self,
+            sessions=self.router,
+            clock=self.clock,
+            metrics=self.metrics,
+            **({"ttl_s": 600.0} | self.settings),
+        )
+        self._group: TaskGroup = anyio.create_task_group()
+        await self._group.__aenter__()
+        for actor in (cache, self.scheduler, self.directory):
+            await self._group.start(actor.run)
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._group.cancel_scope.cancel()
+        await self._group.__aexit__(*error)
+
+    def _at_once(self, executor: Any, function: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+        """As `run_in_executor`, without a thread: in the next turn of the loop."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def run() -> None:
+            try:
+                future.set_result(function(*args))
+            except Exception as error:
+                future.set_exception(error)
+
+        loop.call_soon(run)
+        return future
+
+    # --- the gateway -----------------------------------------------------------------------------
+
+    def tell(self, message: m.GatewayMessage, /) -> None:
+        """What sessions and the directory say to sockets."""
+        self.events += 1
+        match message:
+            case m.Opened(socket, session):
+                if socket in self.closed:
+                    self.router.tell(session, m.Detached(socket))
+                else:
+                    self.session_of[socket] = session
+            case m.Deliver(socket, messages):
+                self.sockets[socket].extend(messages)
+            case m.CloseSocket(socket, code):
+                self.closed[socket] = code
+
+    def open(self, *ops: w.ClientMessage, **fields: Any) -> int:
+        """A socket whose first frame is `open` and `ops`. `owner`: its credential."""
+        socket = len(self.sockets) + 1
+        self.sockets[socket] = []
+        owner = fields.pop("owner", "")
+        self.to_directory.tell(m.OpenSession(socket, w.Open(**fields), list(ops), owner))
+        return socket
+
+    def send(self, socket: int, *ops: w.ClientMessage, size: int = 0) -> bool:
+        """A frame. False if its session is gone."""
+        session = self.session_of.get(socket)
+        return session is not None and self.router.tell(session, m.Frame(socket, list(ops), size))
+
+    def notice(self, notice: Any) -> None:
+        """Tell the session of a socket about it."""
+        session = self.session_of.get(notice.socket)
+        if session is not None:
+            self.router.tell(session, notice)
+
+    def state(self, socket: int) -> w.State:
+        """The `state` that answered the `open`."""
+        return next(each for each in self.sockets[socket] if isinstance(each, w.State))
+
+    def replies(self, socket: int, ident: int) -> list[Any]:
+        return [each for each in self.sockets[socket] if getattr(each, "id", None) == ident]
+
+    async def settle(self) -> None:
+        """Return when nothing happens any more."""
+        quiet, before = 0, None
+        while quiet < QUIET_TURNS:
+            await asyncio.sleep(0)
+            now = (self.events, self.cache.free, self._executor.executor.counters.steps)
+            waiting = len(self.to_cache) + len(self.to_scheduler) + len(self.to_directory)
+            quiet = quiet + 1 if now == before and not waiting else 0
+            before = now
+
+
 @pytest.fixture(scope="session")
 def tokenizer(tokenizer_folder: Path) -> Tokenizer:
     return Tokenizer.load(tokenizer_folder)
@@ -384,3 +561,9 @@ def sim(tokenizer: Tokenizer) -> Callable[..., SimEngine]:
 def sim_class() -> type[SimEngine]:
     """For hypothesis tests, which make an engine for each example."""
     return SimEngine
+
+
+@pytest.fixture
+def world(tokenizer: Tokenizer) -> Callable[..., World]:
+    """Makes worlds: `async with world(room=...) as each`."""
+    return lambda **settings: World(tokenizer, **settings)

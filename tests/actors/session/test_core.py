@@ -1,10 +1,11 @@
 """The session state machine against a whole engine without a loop (see conftest)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
+from ramify.actors.session.stops import StopSet
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
@@ -566,3 +567,28 @@ def test_a_broken_engine_answers_who_joins_looks_and_tokenizes(sim: Callable[...
         assert (error(client, ident).code, error(client, ident).message) == ("internal", "broken")
     assert late.session == "s_1"
     assert core.ended == "the engine failed"
+
+
+def test_an_op_on_many_branches_prepares_its_stop_strings_once(
+    sim: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    prepare = StopSet.__init__
+
+    def counting(self: StopSet, stops: Iterable[str]) -> None:
+        made.append(stops := list(stops))
+        prepare(self, stops)
+
+    monkeypatch.setattr(StopSet, "__init__", counting)
+    engine = sim()
+    client = engine.session()
+    names = [f"b{i}" for i in range(60)]
+    client.send(
+        w.Append(id=1, tokens=[5, 6]),
+        w.Fork(id=2, as_=names),
+        w.Generate(id=3, branch=names, max_tokens=4, stop=["zz", "e"]),
+        w.Generate(id=4, n=20, max_tokens=4, stop=["e"]),
+    )
+    engine.pump()
+    assert client.unanswered == {}
+    assert sorted(made) == [["e"], ["zz", "e"]]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,12 +75,13 @@ def test_marks_are_exact(ids: list[int], cuts: list[int], stops: list[str]) -> N
     st.lists(st.one_of(st.integers(0x7F, 0xFF), st.sampled_from([0xED, 0xF4, 0xE0, 0xA0, 0x80, 0x90])))
 )
 def test_any_bytes_one_at_a_time(raw: list[int]) -> None:
-    """Whatever can never become a character is shown at once."""
+    """Whatever can never become a character is shown at once; only an unfinished one waits."""
     output, shown = BYTES.stream(), ""
     for k, byte in enumerate(raw, 1):
         released = output.push([byte])
         shown += released.text if released else ""
-        assert (released is None) == unfinished(bytes(raw[:k]))
+        whole = bytes(raw[:k]).decode("utf-8", "replace")
+        assert shown == (whole[:-1] if unfinished(bytes(raw[:k])) else whole)
     last = output.finish()
     assert shown + (last.text if last else "") == bytes(raw).decode("utf-8", "replace")
 
@@ -137,7 +139,10 @@ def test_what_is_held_may_still_become_a_stop(ids: list[int], stops: list[str]) 
             text = text_of(ids[:k])
             held = max((n for s in stops for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
             marks = [
-                j for j in range(k + 1) if clean(ids[:j]) and len(text_of(ids[:j])) <= len(text) - held
+                j
+                for j in range(k + 1)
+                if text_of(ids[:j]) + text_of(ids[j:k]) == text  # between two characters
+                and len(text_of(ids[:j])) <= len(text) - held
             ]
             assert output.released[0] == max(marks)
 
@@ -160,6 +165,30 @@ def test_invalid_bytes_are_shown_promptly() -> None:
     assert [output.push([0xFF]) for _ in range(3)] == [Released(k, "\ufffd") for k in (1, 2, 3)]
     assert output.push([0xE4]) is None
     assert output.push([0x41]) == Released(5, "\ufffdA")
+
+
+@pytest.mark.parametrize("run", [b"\xf0", b"\xe2\x82", b"\xf0\x9f\x98", b"a\xe2\x82"])
+def test_a_run_of_beginnings_of_characters_is_shown_while_it_comes(run: bytes) -> None:
+    """Each beginning is U+FFFD as soon as the next one shows that it never becomes a character."""
+    output, shown, position = BYTES.stream(), "", 0
+    for byte in (raw := run * 50):
+        released = output.push([byte])
+        if released is not None:
+            shown, position = shown + released.text, released.count
+            assert shown == raw[:position].decode("utf-8", "replace")
+        assert output.count - position <= len(run)
+    last = output.finish()
+    assert last is not None
+    assert shown + last.text == raw.decode("utf-8", "replace")
+
+
+def test_a_run_in_tokens_of_several_bytes_keeps_marks_between_tokens() -> None:
+    output = Detokenizer([b"x\xe2\x82", b"\xac\xf0", b"\x9f"]).stream()
+    assert output.push([0]) is None
+    assert output.push([0]) == Released(1, "x\ufffd")  # between the two, not inside the second
+    assert output.push([1]) is None  # a whole character spans the border
+    assert output.push([0]) == Released(3, "x\u20ac\ufffd")
+    assert output.push([2]) == Released(5, "x\u209f")
 
 
 def test_an_unfinished_character_becomes_one_replacement_at_the_end() -> None:

@@ -69,3 +69,11 @@ def test_work_is_linear_for_hostile_stops() -> None:
     for _ in range(1000):
         assert scanner.feed("a" * 250) is None
     assert scanner.held == 255
+
+
+def test_hostile_stops_take_little() -> None:
+    """Sixteen stops of 256 characters, the most that a frame may ask for."""
+    stops = StopSet(chr(97 + i) * 255 + "!" for i in range(16))
+    assert sum(len(borders) * borders.itemsize for borders in stops.borders) == 16 * 256 * 2
+    scanner = StopScanner(stops)
+    assert scanner.feed("a" * 1000 + "b" * 255 + "!") == Match("b" * 255 + "!", 1000, 1256)

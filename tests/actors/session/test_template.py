@@ -417,3 +417,13 @@ def test_messages_as_templates_read_them() -> None:
         {"role": "assistant", "content": "", "tool_calls": [call, {"odd": 1}]},
         {"role": "tool", "content": "1", "name": "f", "tool_call_id": "c"},
     ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"x": ' + "[" * 900 + "]" * 900 + "}", '{"x": NaN}', r'{"x": "\ud800"}', "[" * 100_000],
+)
+def test_arguments_that_a_template_could_not_write_stay_a_string(arguments: str) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    (shown,) = as_dicts([ChatMessage(role="assistant", tool_calls=[call])])
+    assert shown["tool_calls"] == [call]

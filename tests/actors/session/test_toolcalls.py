@@ -146,3 +146,19 @@ PIECES = [
 def test_any_mixture_is_read(text: str) -> None:
     parsed = parse(text, NAMES, 0)
     assert parsed is None or parsed.calls
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"x": ' + "[" * 900 + "]" * 900 + "}",  # the template would exhaust the stack
+        '{"x": NaN}',
+        r'{"x": "\ud800"}',  # half a surrogate pair: no frame can carry it
+    ],
+)
+def test_a_call_that_nobody_could_read_is_text(arguments: str) -> None:
+    call = f'{{"name": "add", "arguments": {arguments}}}'
+    assert parse(f"<tool_call>{call}</tool_call>", NAMES, 0) is None
+    assert parse(call, NAMES, 0) is None
+    quoted = json.dumps({"name": "add", "arguments": arguments})
+    assert parse(quoted, NAMES, 0) is None

@@ -4,25 +4,33 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from ramify.clients.commands.conversation import (
-    Conversation,
-    Screen,
-    decode_rate,
-    describe,
-    draw_tree,
-    set_option,
-)
+from ramify.clients.commands.conversation import RENEWALS, Conversation, before_answer
+from ramify.clients.commands.describe import decode_rate, describe, draw_tree
+from ramify.clients.commands.options import set_option
+from ramify.clients.commands.screen import Screen
 from ramify.clients.errors import SessionLost
 from ramify.clients.generation import Result
 from ramify.clients.handles import GenerateOptions
 from ramify.clients.stream import TextDelta
-from ramify.clients.sync import SyncGeneration
+from ramify.clients.sync import SyncGeneration, SyncReply
 from ramify.protocol.errors import BadRequest, TooLong
-from ramify.protocol.wire import BranchState, Hit, Ok, Op, State, Turn, Usage
+from ramify.protocol.wire import (
+    Append,
+    BranchState,
+    ChatMessage,
+    Generate,
+    Hit,
+    Ok,
+    Op,
+    Rollback,
+    State,
+    Turn,
+    Usage,
+)
 
 USAGE = Usage(
     prompt=10, cached=6, computed=4, output=5, forced=0, hit=Hit(), queue_ms=0, ttft_ms=20, total_ms=60
@@ -33,7 +41,11 @@ class ScriptedGeneration(SyncGeneration):
     def __init__(self, branch: str, steps: list[Any]) -> None:
         self.steps, self.name, self.cancelled = steps, branch, False
 
-    def __iter__(self) -> Iterator[TextDelta]:  # type: ignore[override]
+    @property
+    def text(self) -> str:
+        return "".join(step for step in self.steps if isinstance(step, str))
+
+    def __iter__(self) -> Iterator[TextDelta]:
         for step in self.steps:
             if isinstance(step, BaseException):
                 raise step
@@ -44,7 +56,7 @@ class ScriptedGeneration(SyncGeneration):
 
     def result(self) -> Result:
         reason: Any = "cancelled" if self.cancelled else "stop"
-        return Result(branch=self.name, text="", reason=reason, usage=USAGE, position=15)
+        return Result(branch=self.name, text=self.text, reason=reason, usage=USAGE, position=15)
 
 
 class ScriptedBranch:
@@ -67,16 +79,26 @@ class ScriptedBranch:
         self.session.calls.append(("say", self.name, text, role))
 
     def tree(self, *, text: bool) -> BranchState:
-        turns = [Turn(kind="input", start=0, end=3, role="user", text="hi")]
-        return BranchState(branch=self.name, position=3, turns=turns)
+        return BranchState(branch=self.name, position=15, turns=self.session.turns)
+
+
+class ScriptedReply(SyncReply):
+    def __init__(self) -> None:
+        pass
+
+    def result(self) -> list[Any]:
+        return []
 
 
 class ScriptedSession:
     model = "m"
     error: Exception | None = None
+    connected = True
 
-    def __init__(self, *answers: list[Any]) -> None:
+    def __init__(self, *answers: list[Any], turns: list[Turn] | None = None) -> None:
         self.answers = list(answers)
+        self.turns = turns or []
+        self.closed = False
         self.calls: list[Any] = []
         self.main = ScriptedBranch(self, "main")
         self.branches = [self.main]
@@ -88,12 +110,42 @@ class ScriptedSession:
         branches = [BranchState(branch=b.name, position=3) for b in self.branches]
         return State(session="s", op=1, revision=1, branches=branches)
 
+    def root(self, name: str) -> None:
+        self.calls.append(("root", name))
+        self.branches.append(ScriptedBranch(self, name))
+
     def send(self, ops: list[Op]) -> list[Any]:
-        self.calls.append(("send", [type(op).__name__ for op in ops]))
-        return [None, None, ScriptedGeneration("main", self.answers.pop(0))]
+        self.calls.append(("send", *(plain(op) for op in ops)))
+        generates = isinstance(ops[-1], Generate)
+        replies: list[Any] = [ScriptedReply() for _ in ops]
+        return [*replies[:-1], ScriptedGeneration("main", self.answers.pop(0))] if generates else replies
+
+    def close(self) -> None:
+        self.closed = True
 
 
-def talk(session: ScriptedSession, *lines: Any, colour: bool = False) -> tuple[str, str, list[str]]:
+def plain(op: Op) -> tuple[Any, ...]:
+    match op:
+        case Append(branch=branch, messages=list() as messages):
+            return ("append", branch, [(message.role, message.content) for message in messages])
+        case Rollback(to=to):
+            return ("rollback", to)
+    return (type(op).__name__.lower(),)
+
+
+def turn(kind: Any, start: int, end: int, *said: tuple[Any, str], op: int = 1, **fields: Any) -> Turn:
+    messages = [ChatMessage(role=role, content=content) for role, content in said] or None
+    return Turn(kind=kind, start=start, end=end, op=op, messages=messages, **fields)
+
+
+PROMPT = turn("input", 3, 5, role="assistant", text="<a>")
+TOLD = [turn("input", 0, 3, ("user", "hi"), role="user", text="<u>hi</u>"), PROMPT]
+ANSWERED = [*TOLD, turn("output", 5, 15, op=2, role="assistant", text="x")]
+
+
+def talk(
+    session: ScriptedSession, *lines: Any, colour: bool = False, renew: Any = None
+) -> tuple[str, str, list[str]]:
     """What was written to `out` and `notes`, and the prompts."""
     script, prompts = list(lines), []
 
@@ -104,9 +156,10 @@ def talk(session: ScriptedSession, *lines: Any, colour: bool = False) -> tuple[s
             raise line
         return line
 
-    screen = Screen(io.StringIO(), io.StringIO(), colour)
-    Conversation(session, read, screen, GenerateOptions()).run()  # type: ignore[arg-type]
-    return screen.out.getvalue(), screen.notes.getvalue(), prompts  # type: ignore[attr-defined]
+    out, notes = io.StringIO(), io.StringIO()
+    first: Any = session
+    Conversation(first, read, Screen(out, notes, colour=colour), GenerateOptions(), renew).run()
+    return out.getvalue(), notes.getvalue(), prompts
 
 
 def test_a_turn() -> None:
@@ -142,7 +195,7 @@ def test_an_error_of_a_turn_is_told() -> None:
     session = ScriptedSession([TooLong("too long: shorten it")], ["fine"])
     out, notes, _ = talk(session, "one", "two")
     assert "too long: shorten it" in notes
-    assert out == "\nfine\n"
+    assert out == "fine\n"
 
 
 def test_the_end_of_the_session_ends_the_talk() -> None:
@@ -174,18 +227,35 @@ def test_branches() -> None:
 
 
 def test_undo_and_retry() -> None:
-    session = ScriptedSession(["x"], ["again"])
-    out, notes, _ = talk(session, "/retry", "hi", "/retry", "/undo", "/retry")
-    assert out == "x\nagain\n"
-    assert ("send", ["Rollback", "Append", "Generate"]) in session.calls
+    session = ScriptedSession(["x"], ["again"], ["third"])
+    out, notes, _ = talk(session, "/retry")
+    assert "there is no message to answer" in notes
+    session.turns = ANSWERED
+    out, notes, _ = talk(session, "hi", "/retry", "/undo", "/retry")
+    assert out == "x\nagain\nthird\n"
+    assert session.calls.count(("send", ("rollback", 5), ("generate",))) == 2
     assert ("rollback", "main", {"turns": 1}) in session.calls
-    assert notes.count("nothing was said here yet") == 2
     assert "back at token 3" in notes
 
 
-def test_set_system_save_help(tmp_path: Path) -> None:
+def test_what_retry_rolls_back_to() -> None:
+    def ops(*turns: Turn) -> list[Any]:
+        return [plain(op) for op in before_answer("main", turns)]
+
+    assert ops(*TOLD) == []  # cancelled before its first token, or loaded
+    assert ops(*ANSWERED) == [("rollback", 5)]
+    went_on = turn("output", 15, 20, op=3, role="assistant", text="y")
+    mouth = turn("input", 20, 22, op=4, role="assistant", text="So")
+    assert ops(*ANSWERED, went_on, mouth) == [("rollback", 5)]
+    appended = turn("input", 0, 9, ("user", "hi"), ("assistant", "x"), role="assistant", text="...")
+    assert ops(appended) == [("rollback", 0), ("append", "main", [("user", "hi")])]
+    for nothing in ([], [turn("input", 0, 2, ("system", "s"))], [turn("input", 0, 2, text="raw")]):
+        with pytest.raises(BadRequest, match="no message to answer"):
+            ops(*nothing)
+
+
+def test_set_system_help() -> None:
     session = ScriptedSession(["x"])
-    file = tmp_path / "a b.json"
     _, notes, _ = talk(
         session,
         "/set",
@@ -196,9 +266,6 @@ def test_set_system_save_help(tmp_path: Path) -> None:
         "/set temperature",
         "/system be brief",
         "/system",
-        f"/save '{file}'",
-        "/save",
-        f"/save {tmp_path}",
         "/help",
         "/nope",
     )
@@ -207,14 +274,145 @@ def test_set_system_save_help(tmp_path: Path) -> None:
     assert '{"temperature": 0}' in notes
     assert "max_tokens: Expected `int`" in notes
     assert ("rollback", "main", {"to": 0}) in session.calls
-    assert ("say", "main", "be brief", "system") in session.calls
-    saved = json.loads(file.read_text())
-    assert saved["turns"] == [{"role": "user", "text": "hi", "start": 0, "end": 3}]
+    assert ("send", ("append", "main", [("system", "be brief")])) in session.calls
     assert "use /system TEXT" in notes
-    assert "use /save FILE" in notes
-    assert "cannot save" in notes
     assert "/switch NAME" in notes
     assert "/nope is no command" in notes
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    file = tmp_path / "a b.json"
+    session = ScriptedSession(turns=ANSWERED)
+    _, notes, _ = talk(
+        session,
+        f"/save '{file}'",
+        f"/save {file}",
+        "/save",
+        "/save 'x",
+        f"/save {tmp_path}",
+        f"/load '{file}'",
+        "/load /no/file",
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["a b.json"]
+    assert f"2 messages in {file}" in notes
+    assert f"use /save FILE; a name with spaces goes in quotes: '{file}'" in notes
+    assert "No closing quotation" in notes
+    assert "cannot save" in notes
+    assert "cannot load" in notes
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x"}]
+    assert json.loads(file.read_text()) == {"model": "m", "branch": "main", "messages": said}
+    assert ("send", ("append", "main", [("user", "hi"), ("assistant", "x")])) in session.calls
+    raw = ScriptedSession(turns=[turn("input", 0, 3, text="raw")])
+    _, notes, _ = talk(raw, f"/save {tmp_path}/raw.json")
+    assert "text that is no message" in notes
+
+
+def test_a_pasted_message_is_one() -> None:
+    session = ScriptedSession(["x"], ["x"], ["x"])
+    _, notes, _ = talk(session, "one\ntwo\\", "/usr/bin\n/bin", "/fork\nx", "/nope")
+    assert [call[2] for call in session.calls] == ["one\ntwo\\", "/usr/bin\n/bin", "/fork\nx"]
+    assert "/nope is no command" in notes
+
+
+def test_quotes() -> None:
+    session = ScriptedSession(*[["x"]] * 4)
+    _, _, prompts = talk(
+        session,
+        *('"""', "a", "", '/b"""'),
+        '"""/tree"""',
+        *('"""first', "second", '"""'),
+        *('"""never mind', KeyboardInterrupt(), "c"),
+        *('"""', '"""'),
+    )
+    assert [call[2] for call in session.calls] == ["a\n\n/b", "/tree", "first\nsecond", "c"]
+    assert prompts[:5] == ["> ", "... ", "... ", "... ", "> "]
+
+
+def lost(session: ScriptedSession, *steps: Any) -> list[Any]:
+    """An answer in the midst of which the server loses the session."""
+
+    class Loses(SessionLost):
+        def __init__(self) -> None:
+            super().__init__("gone")
+            session.error = self
+
+    class Steps(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            yield from steps
+            raise Loses
+
+    return Steps()
+
+
+def test_a_lost_session_is_taken_up_in_a_new_one() -> None:
+    old, new = ScriptedSession(["x"]), ScriptedSession(["y"], ["z"])
+    old.answers.append(lost(old, "ha"))
+    out, notes, _ = talk(old, "hi", "/fork alt", "/switch alt", "more", "last", renew=lambda: new)
+    assert new.calls == [
+        ("send", ("append", "main", [("user", "hi"), ("assistant", "x")])),
+        ("root", "alt"),
+        ("send", ("append", "alt", [("user", "hi"), ("assistant", "x")])),
+        ("chat", "alt", "more", {}),
+        ("chat", "alt", "last", {}),
+    ]
+    assert out == "x\nha\ny\nz\n"
+    assert "goes on in a new session" in notes
+    assert old.closed
+
+
+def test_a_session_that_is_lost_again_and_again_is_an_error() -> None:
+    made: list[ScriptedSession] = []
+
+    def renew() -> ScriptedSession:
+        session = ScriptedSession()
+        session.answers.append(lost(session))
+        made.append(session)
+        return session
+
+    first = ScriptedSession()
+    first.answers.append(lost(first))
+    _, notes, _ = talk(first, "hi", renew=renew)
+    assert len(made) == RENEWALS - 1
+    assert "again and again" in notes
+
+
+def test_ctrl_c_without_a_connection_returns_to_the_prompt() -> None:
+    session = ScriptedSession(["ha", KeyboardInterrupt()])
+    session.connected = False
+    new = ScriptedSession(["y"])
+    talking = iter(["one", "two"])
+
+    def read(_: str) -> str | None:
+        line = next(talking, None)
+        if line == "two":
+            session.error = SessionLost("gone")
+        return line
+
+    first: Any = session
+    renewed: Any = new
+    notes = io.StringIO()
+    screen = Screen(io.StringIO(), notes, colour=False)
+    Conversation(first, read, screen, GenerateOptions(), lambda: renewed).run()
+    assert "Ctrl-C returns to the prompt" in notes.getvalue()
+    assert "stopped" in notes.getvalue()
+    assert new.calls == [
+        ("send", ("append", "main", [("user", "one"), ("assistant", "ha")])),
+        ("chat", "main", "two", {}),
+    ]
+
+
+def test_an_older_session_is_asked_what_was_said() -> None:
+    session, new = ScriptedSession(turns=ANSWERED), ScriptedSession(["y"])
+    first, renewed = cast(Any, session), cast(Any, new)
+    script = ["more"]
+    screen = Screen(io.StringIO(), io.StringIO(), colour=False)
+    talk = Conversation(
+        first, lambda _: script.pop() if script else None, screen, GenerateOptions(), lambda: renewed
+    )
+    talk.learn()
+    session.error = SessionLost("gone")
+    talk.run()
+    assert new.calls[0] == ("send", ("append", "main", [("user", "hi"), ("assistant", "x")]))
 
 
 def test_options() -> None:

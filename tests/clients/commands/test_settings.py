@@ -84,6 +84,10 @@ def test_every_flag() -> None:
             "8",
             "--mixed-tokens",
             "24",
+            "--itl-target-ms",
+            "12.5",
+            "--quantum-steps",
+            "9",
             "--ahead-tokens",
             "16",
         ],
@@ -99,6 +103,7 @@ def test_every_flag() -> None:
     assert (made.schedule.in_flight, made.schedule.lookahead) == (1, 2)
     assert (made.schedule.ageing, made.schedule.max_waiting) == (0.5, 8)
     assert (made.schedule.mixed_tokens, made.schedule.ahead_tokens) == (24, 16)
+    assert (made.schedule.itl_target_ms, made.schedule.quantum_steps) == (12.5, 9)
 
 
 @pytest.mark.parametrize("name", Limits.__struct_fields__)
@@ -116,11 +121,76 @@ def test_every_limit_is_a_flag(name: str) -> None:
         ("--port 70000", "--port"),
         ("--page-size 0", "--page-size"),
         ("--in-flight 3", "--in-flight"),
+        ("--auth-token=", "--auth-token is empty: is a variable not set"),
+        ("--host 0.0.0.0 --auth-token=", "--auth-token is empty"),
+        ("--allowed-host=", "--allowed-host is empty"),
+        ("--allowed-origin=", "--allowed-origin is empty"),
+        ("--metrics-auth", "--metrics-auth needs tokens"),
+        ("--session-ttl=-1", "--session-ttl is -1: must be 0 to"),
+        ("--ping-interval 0", "--ping-interval is 0: must be 0.1 to"),
+        ("--threads 0", "--threads is 0: must be at least 1"),
     ],
 )
 def test_wrong_settings(flags: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         config(*flags.split())
+
+
+NUMBERS = [
+    (action.option_strings[0], action.type)
+    for action in build_parser()._subparsers._group_actions[0].choices["serve"]._actions  # type: ignore
+    if action.type in (int, float)
+]
+ZERO = (  # which may be 0
+    "--port",
+    "--session-ttl",
+    "--grace",
+    "--gateways",
+    "--ageing",
+    "--itl-target-ms",
+)
+
+
+def test_all_numbers_are_found() -> None:
+    assert {flag for flag, _ in NUMBERS} >= {"--threads", "--kv-fraction", "--step-timeout"}
+    assert len(NUMBERS) > 40
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "1" + "0" * 40, "nan", "inf", "-inf"])
+@pytest.mark.parametrize(("flag", "kind"), NUMBERS)
+def test_no_number_is_taken_that_means_nothing(
+    flag: str, kind: type, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Negative, 0, huge, or no number: refused before anything starts, by the flag's name."""
+    if value == "0" and flag in ZERO:
+        config(f"{flag}={value}")
+        return
+    try:
+        with pytest.raises(ConfigError, match=rf"{flag}\b"):
+            config(f"{flag}={value}")
+    except SystemExit:  # argparse knows that it is no integer
+        assert kind is int
+        assert flag in capsys.readouterr().err
+
+
+def test_tokens_from_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not config().server.guarded
+    monkeypatch.setenv("RAMIFY_AUTH_TOKEN", "secret")
+    made = config(
+        "--auth-token-file", "one", "--auth-tokens", "many", "--shared-cache", "--metrics-auth"
+    )
+    assert made.server.environment_token == "secret"
+    assert (made.server.token_file, made.server.credentials_file) == (Path("one"), Path("many"))
+    assert made.server.guarded
+    assert made.server.shared_cache
+    assert made.server.metrics_auth
+    assert config("--host", "0.0.0.0").server.guarded  # the variable is enough
+    limited = config("--credential-sockets", "7", "--max-sockets", "9", "--step-timeout", "30")
+    assert (limited.server.credential_limits.sockets, limited.server.max_sockets) == (7, 9)
+    assert limited.step_timeout_s == 30
+    monkeypatch.setenv("RAMIFY_AUTH_TOKEN", "")
+    with pytest.raises(ConfigError, match="RAMIFY_AUTH_TOKEN is empty: is a variable not set"):
+        config()
 
 
 def test_without_a_bundled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

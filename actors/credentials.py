@@ -1,0 +1,66 @@
+"""Reads the tokens that a server accepts, at its start and again at SIGHUP.
+
+Files, not the format of a line: that is `protocol.credentials`.
+"""
+
+import stat
+from pathlib import Path
+
+from ramify.actors.kit.log import get_log
+from ramify.protocol.config import ServerConfig
+from ramify.protocol.credentials import Credential, agree, check_token, named, parse_credentials
+from ramify.protocol.errors import ConfigError
+
+MOST_BYTES = 4 << 20  # of a file
+
+log = get_log(__name__)
+
+
+def read_credentials(config: ServerConfig) -> list[Credential]:
+    """All accepted tokens, none where the server asks for none. Raises ConfigError.
+
+    A server that was started with tokens never ends up without: files that hold none are refused.
+    """
+    shared, limits = config.shared_cache, config.credential_limits
+    sources = [(f"token-{i}", token) for i, token in enumerate(config.tokens, 1)]
+    if config.environment_token is not None:
+        sources.append(("environment", config.environment_token))
+    if config.token_file is not None:
+        sources.append(("file", _one_token(config.token_file)))
+    found = [named(name, token, shared=shared, limits=limits) for name, token in sources]
+    if config.credentials_file is not None:
+        path = config.credentials_file
+        found += parse_credentials(_read(path, "--auth-tokens"), str(path), shared=shared, limits=limits)
+    agree(found, "the tokens given")
+    if config.guarded and not found:
+        raise ConfigError(f"--auth-tokens {config.credentials_file} holds no token: add one")
+    return found
+
+
+def _one_token(path: Path) -> str:
+    lines = _read(path, "--auth-token-file").splitlines()
+    if len(lines) > 1:
+        raise ConfigError(
+            f"--auth-token-file {path} has {len(lines)} lines: it holds one token; several, with a name "
+            "each, go into a file for --auth-tokens"
+        )
+    return check_token(lines[0] if lines else "", f"--auth-token-file {path}")
+
+
+def _read(path: Path, flag: str) -> str:
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} cannot be read: {error.strerror or error}") from error
+    if len(data) > MOST_BYTES:
+        raise ConfigError(f"{flag} {path} has more than {MOST_BYTES} bytes")
+    if mode & 0o077:
+        log.warning(
+            "others may read this file of tokens: chmod 600 it", path=str(path), mode=f"{mode:o}"
+        )
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{flag} {path} is not UTF-8") from None

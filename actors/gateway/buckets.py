@@ -1,0 +1,56 @@
+"""Rates: a bucket that refuses, and one that lets its user run into debt.
+
+Pure: time is an argument.
+"""
+
+
+class _Bucket:
+    """`rate` a second flow in, up to `burst`."""
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._level = burst
+        self._at = now
+
+    def set_rate(self, rate: float, burst: float, now: float) -> None:
+        """Another rate from now on. What was taken stays taken."""
+        self._refill(now)
+        self._rate, self._burst = rate, burst
+        self._level = min(self._level, burst)
+
+    def _refill(self, now: float) -> None:
+        if now > self._at:
+            self._level = min(self._burst, self._level + (now - self._at) * self._rate)
+            self._at = now
+
+
+class TokenBucket(_Bucket):
+    """Refuses what is not there."""
+
+    def take(self, tokens: float, now: float) -> float:
+        """Take tokens. 0.0 if they were there; else seconds until they are (none were taken)."""
+        self._refill(now)
+        # What exceeds the burst could never be had: it costs a full bucket.
+        missing = min(tokens, self._burst) - self._level
+        if missing > 0:
+            return missing / self._rate
+        self._level = max(0.0, self._level - tokens)
+        return 0.0
+
+
+class Meter(_Bucket):
+    """Lets its user run into debt, which time pays off.
+
+    For what is known only after it was taken: bytes that were read, frames that were parsed.
+    """
+
+    def spend(self, amount: float, now: float) -> None:
+        """Take `amount`, whether it is there or not."""
+        self._refill(now)
+        self._level -= amount
+
+    def wait(self, now: float) -> float:
+        """Seconds until the debt is paid; 0.0 if there is none."""
+        self._refill(now)
+        return max(0.0, -self._level / self._rate)

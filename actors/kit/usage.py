@@ -1,0 +1,23 @@
+"""What one credential has and had: counted by gateways, shown by metrics, labelled with its name."""
+
+import msgspec
+
+
+class Usage(msgspec.Struct, array_like=True):
+    """Sockets now; the others since the start of the process that counts."""
+
+    sockets: int = 0
+    received_bytes: int = 0
+    frames: int = 0
+    refused_ops: int = 0
+    abuses: int = 0  # sockets closed with 4429
+
+    def plus(self, other: "Usage") -> "Usage":
+        """The sum of two processes."""
+        return Usage(
+            self.sockets + other.sockets,
+            self.received_bytes + other.received_bytes,
+            self.frames + other.frames,
+            self.refused_ops + other.refused_ops,
+            self.abuses + other.abuses,
+        )

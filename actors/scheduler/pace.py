@@ -1,0 +1,140 @@
+"""How many prompt tokens a step may take beside decodes, so that it lasts as long as it should.
+
+Every stream waits for the step's end, so a step with prompts is a pause between two tokens of
+everybody. `--itl-target-ms` says how long it may last. What a step lasts is learnt from the steps
+that came back, as a sum of three parts:
+
+    seconds = w0 + w1 * decodes + w2 * prompt tokens
+
+The weights are those of recursive least squares that forget slowly (Plackett 1950), so they follow
+contexts that grow. What no step has told for a while is kept, not forgotten. A single step that took
+long for a reason of its own counts as one that took somewhat longer than expected.
+
+- Prompts never starve: a step may always last half as long again as its decodes alone.
+- Where many clients wait for first tokens, more is taken, so that all of their prompts are computed
+  within `DRAIN` seconds if steps of `--mixed-tokens` can do that. A burst would else have its last
+  first tokens late and the machine half empty meanwhile. One client, or one long prompt, counts
+  little in that, so that nobody's flood makes the pauses of others longer.
+- Until steps beside decodes were seen, few tokens are taken, then at most half as many again as in
+  any of them: what is far from everything measured is not trusted.
+- A GPU pads a step to the next size that it has captured, so such a size is chosen.
+
+This file knows sizes and seconds, not prompts or rows.
+"""
+
+from bisect import bisect_right
+
+from ramify.actors.scheduler.request import Request
+from ramify.protocol.config import ScheduleConfig
+from ramify.protocol.plan import ExecutorInfo
+
+LEAST = 16  # tokens: smaller chunks cost a step's overhead for nothing
+FIRST = 256  # tokens beside decodes before anything is known
+AIM = 0.9  # of the target: steps scatter about what is aimed at
+PATIENCE = 3.0  # targets that a step without decodes may last while a prompt takes several
+LONGEST = 12.0  # targets that it may last at all
+DRAIN = 0.5  # seconds
+_OF_REQUEST, _OF_CLIENT = 1024, 4096  # prompt tokens that count at most as waiting
+_BEYOND = 1.25  # times the largest captured size: a graph of that is better than slightly more
+_EACH = 8  # of so many steps of decodes alone one is learnt from: they are all alike
+_KEPT = 0.97  # of what was known before a step: about 30 of them count
+_UNSURE = 100.0  # variance of what is not known, in units where a step's own noise has 1
+_CLIP = 0.5  # a step counts as at most so many times what was expected more, or less
+_UNITS = 1.0, 1 / 64, 1 / 512  # of the three sizes, so that each weighs about as much
+
+
+class Pace:
+    def __init__(self, info: ExecutorInfo, config: ScheduleConfig) -> None:
+        self._step = info.step_tokens
+        self._most = min(config.mixed_tokens, info.step_tokens)
+        self._target = AIM * config.itl_target_ms / 1e3
+        self._sizes = info.extend_sizes
+        self._weights = [0.0, 0.0, 0.0]
+        self._variance = [[_UNSURE * (i == j) for j in range(3)] for i in range(3)]
+        self._skipped = 0  # steps of decodes alone since one was learnt from
+        self.allowed = self._most  # prompt tokens, when last asked
+        self._odd = 0  # steps in a row that were far from what was expected
+        self._known = 0  # most prompt tokens in a measured step beside decodes
+        self._full = 0  # most in one without
+        self._waiting = 0  # prompt tokens that lack, of each client `_OF_CLIENT` at most
+
+    def lacks(self, request: Request, tokens: int) -> None:
+        """So many tokens of the prompt of `request` are not computed; 0: it has its first token."""
+        tokens = min(tokens, _OF_REQUEST)
+        client = request.account.client
+        before = min(_OF_CLIENT, client.lacking)
+        client.lacking += tokens - request.lacking
+        request.lacking = tokens
+        self._waiting += min(_OF_CLIENT, client.lacking) - before
+
+    def learn(self, prompts: int, decodes: int, seconds: float) -> None:
+        """A step of so many prompt tokens and decodes took so long."""
+        if not seconds or not prompts + decodes:
+            return
+        if not prompts:
+            self._skipped = (self._skipped + 1) % _EACH
+            if self._skipped != 1:
+                return
+        if decodes:
+            self._known = max(self._known, prompts)
+        self._full = max(self._full, prompts)
+        x = (1.0, decodes * _UNITS[1], prompts * _UNITS[2])
+        w, variance = self._weights, self._variance
+        expected = w[0] + w[1] * x[1] + w[2] * x[2]
+        error = seconds - expected
+        spread = [row[0] + row[1] * x[1] + row[2] * x[2] for row in variance]
+        scale = _KEPT + spread[0] + spread[1] * x[1] + spread[2] * x[2]
+        if scale < 1 + _KEPT:  # a step like those before: one that differs much is an exception
+            most = _CLIP * expected
+            self._odd = self._odd + 1 if abs(error) > most else 0
+            error = max(-most, min(error, most))
+            if self._odd == 3:  # no exceptions: the machine has changed
+                self._variance = [[_UNSURE * (i == j) for j in range(3)] for i in range(3)]
+                self._odd = 0
+                return
+        self._weights = [max(0.0, w[i] + spread[i] * error / scale) for i in range(3)]
+        keep = 1 / _KEPT if variance[0][0] + variance[1][1] + variance[2][2] < 3 * _UNSURE else 1.0
+        self._variance = [
+            [(variance[i][j] - spread[i] * spread[j] / scale) * keep for j in range(3)] for i in range(3)
+        ]
+
+    def beside(self, decodes: int) -> int:
+        """Most prompt tokens beside so many decodes."""
+        if not self._target:
+            self.allowed = self._most
+            return self._most
+        alone = self._weights[0] + self._weights[1] * decodes * _UNITS[1]
+        allowed = max(self._within(max(self._target - alone, alone / 2)), self._draining(alone))
+        trusted = max(FIRST, self._known + self._known // 2)
+        self.allowed = self._fit(min(self._most, trusted, allowed))
+        return self.allowed
+
+    def _draining(self, alone: float) -> int:
+        """Prompt tokens in each step that lasts `alone` without them, to have no prompt wait longer."""
+        rate = self._waiting / DRAIN
+        idle = 1 - rate * self._weights[2] * _UNITS[2]  # the part of the time that prompts leave
+        return int(min(self._most, rate * alone / idle)) if idle > 0 else self._most
+
+    def alone(self, long: bool) -> int:
+        """Most prompt tokens where nothing decodes.
+
+        `long`: a prompt is there that takes several of the largest steps. It is computed in shorter
+        ones, because who comes meanwhile waits for the step's end.
+        """
+        if not self._target:
+            return self._step
+        patience = PATIENCE if long else LONGEST
+        allowed = self._within(patience * self._target - self._weights[0])
+        trusted = self._full + self._full // 2 if long else self._step
+        return max(min(FIRST, self._step), min(self._step, trusted, allowed))
+
+    def _within(self, seconds: float) -> int:
+        """Prompt tokens that take so long."""
+        slope = self._weights[2] * _UNITS[2]
+        return int(min(seconds / slope, self._step)) if slope > 0 else self._step
+
+    def _fit(self, tokens: int) -> int:
+        """The largest captured size that is not more, unless `tokens` are well beyond all of them."""
+        if not self._sizes or tokens > _BEYOND * self._sizes[-1]:
+            return max(LEAST, tokens)
+        return max(LEAST, self._sizes[max(0, bisect_right(self._sizes, tokens) - 1)])

@@ -1,0 +1,105 @@
+"""Who gives a row or pages back for a request that waits. Looks at running requests, moves nothing.
+
+1. Priority: for a request of a higher level the lowest level gives way, its youngest run first. There
+   is no quantum, and nothing swings: who gave way cannot ask back.
+2. Fairness, at the same level: a client that has at least two rows more than the one that waits gives
+   one, for then the two are nearer to each other than before. It gives the youngest run of its session
+   with the most rows. The same holds between two sessions of one client. For pages, slots of the pool
+   are what is compared: the giver must have no less afterwards than the taker.
+3. Turns, where there are more clients than rows: who has nothing at all gets the row of a run that has
+   had it for `TURN` quanta.
+
+A run keeps its row for a quantum of steps before (2), so that what a retraction costs, a token or
+two, stays small beside what the run achieved. The oldest runs are asked last and so come to their end.
+A run whose last token is planned is never asked: its row comes back by itself.
+
+Retracted runs lose nothing that was committed: their KV stays in the tree until others need the pages.
+"""
+
+from collections.abc import Collection, Iterable
+
+from ramify.actors.scheduler.request import Client, Request, Run
+
+TURN = 8  # quanta
+
+
+def for_row(request: Request, runs: Iterable[Run], step: int, quantum: int) -> tuple[Run, bool] | None:
+    """The run whose row `request` should have, and whether that is for priority; None: nobody's.
+
+    `step`: the last one that was planned.
+    """
+    lower: Run | None = None
+    fair: tuple[tuple[int, int, int], Run] | None = None
+    account, level = request.account, request.level
+    client = account.client
+    for run in runs:
+        if run.complete or run.level > level:
+            continue
+        if run.level < level:
+            if lower is None or _youngest(run) < _youngest(lower):
+                lower = run
+            continue
+        other = run.account
+        if other is account:
+            continue
+        if other.client is client:
+            more, mine = other.rows - account.rows, account.rows
+        else:
+            more, mine = other.client.rows - client.rows, client.rows
+        wait = quantum if more >= 2 else TURN * quantum
+        if (more >= 2 or (more == 1 and not mine)) and step - run.since >= wait:
+            key = (other.client.rows, other.rows, run.request.seq)
+            if fair is None or key > fair[0]:
+                fair = key, run
+    if lower is not None:
+        return lower, True
+    return None if fair is None else (fair[1], False)
+
+
+def for_slots(
+    request: Request, slots: int, runs: Collection[Run], step: int, quantum: int
+) -> tuple[list[Run], bool]:
+    """Runs that hold at least `slots` slots which `request` should have; none if there are too few.
+
+    And whether priority is enough of a reason.
+    """
+    level, client = request.level, request.account.client
+    chosen: list[Run] = []
+    lower = [run for run in runs if run.level < level and not run.complete and run.held]
+    for run in sorted(lower, key=_youngest):
+        chosen.append(run)
+        slots -= run.held
+        if slots <= 0:
+            return chosen, True
+    left: dict[Client, int] = {}
+    equal = [
+        run
+        for run in runs
+        if run.level == level and run.account.client is not client and not run.complete and run.held
+    ]
+    equal.sort(key=lambda run: (run.account.client.slots, run.request.seq), reverse=True)
+    mine = client.slots + slots
+    for run in equal:
+        other = run.account.client
+        rest = left.get(other, other.slots) - run.held
+        if rest >= mine and step - run.since >= quantum:
+            left[other] = rest
+            chosen.append(run)
+            slots -= run.held
+            if slots <= 0:
+                return chosen, False
+    return [], False
+
+
+def for_growth(run: Run) -> tuple[bool, int, int, int]:
+    """The order in which runs are retracted when running ones need pages: the least first.
+
+    Among equals the client with the most slots gives its youngest run, but nobody its only one
+    before the youngest of all has gone: so the oldest request always comes to its end.
+    """
+    client = run.account.client
+    return (*run.level, -client.slots if client.rows > 1 else 0, -run.request.seq)
+
+
+def _youngest(run: Run) -> tuple[bool, int, int]:
+    return (*run.level, -run.request.seq)

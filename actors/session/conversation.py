@@ -1,0 +1,175 @@
+"""The conversation that a branch holds, and how far a new rendering of it agrees with the branch. Pure.
+
+A strict template renders the whole conversation at every turn, and may show earlier turns otherwise
+than before (it leaves out reasoning, it moves the tools). So the messages have to be known, however
+often turns were rendered anew: `Conversation.of` reads them off the pieces; where a rendering was
+cut, the piece behind the cut has a `History` that says what was before it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.pieces import AnyPiece, History, OutputPiece, Piece, Tail
+from ramify.protocol.wire import ChatMessage
+
+
+class Conversation:
+    """The messages of a branch.
+
+    `base`: the position where they begin: raw text before it is no part of a conversation, and stays.
+    `turns`: the appended turns with the place of their first message.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[ChatMessage] = []
+        self.base = 0
+        self.turns: list[tuple[Piece, int]] = []
+        self._open = False  # the last message is an assistant's, and goes on
+
+    @staticmethod
+    def of(branch: Branch) -> "Conversation":
+        """Read it off the pieces. O(pieces + messages)."""
+        found = Conversation()
+        pieces = branch.pieces
+        first = len(pieces)
+        while first and pieces[first - 1].tail is not Tail.RAW:
+            first -= 1
+        found.base = pieces[first - 1].end if first else 0
+        for piece in pieces[first:]:
+            found._add(piece)
+        return found
+
+    def _add(self, piece: AnyPiece) -> None:
+        if piece.history is not None:
+            self.messages = piece.history.all()
+            self._open = False
+        if isinstance(piece, OutputPiece) or not piece.chat:  # text that is put into its mouth, too
+            self._say(piece.text)
+            self._open = piece.tail is Tail.OPEN
+            return
+        if piece.turn:
+            self.turns.append((piece, len(self.messages)))
+        self.messages.extend(piece.messages)
+        self._open = bool(piece.messages) and piece.tail is Tail.OPEN and piece.role == "assistant"
+
+    def _say(self, text: str) -> None:
+        if self._open:
+            last = self.messages[-1]
+            self.messages[-1] = msgspec.structs.replace(last, content=last.content + text)
+        else:
+            self.messages.append(ChatMessage(role="assistant", content=text))
+
+
+def common(
+    branch: Branch, base: int, rendered: str, inside: Callable[[str, int], bool]
+) -> tuple[int, int]:
+    """(position, characters of `rendered`) up to which the branch's text from `base` is a prefix of it.
+
+    Only borders of pieces and marks of outputs count: elsewhere no position names the text.
+    `inside(text, char)`: whether a token that is written in the text spans that character; what the
+    model said may begin like one. Pieces keep their rendered text with its guards, so equal turns
+    compare equal.
+    """
+    position, chars = base, 0
+    for piece in branch.pieces:
+        if piece.start < base or piece.end <= base:
+            continue
+        raw = piece.raw
+        if rendered.startswith(raw, chars):
+            position, chars = piece.end, chars + len(raw)
+            continue
+        if isinstance(piece, OutputPiece):
+            shared = common_prefix(raw, rendered[chars : chars + len(raw)])
+            mark = piece.offset_mark(shared)
+            end = chars + sum(map(len, piece.chunks[:mark]))
+            while mark and inside(rendered, end):
+                mark -= 1
+                end -= len(piece.chunks[mark])
+            position, chars = piece.mark_position(mark), end
+            if piece.eos_text and position == piece.end:  # the last mark is behind the end of turn
+                position -= 1
+        break
+    return position, chars
+
+
+def history_before(branch: Branch, base: int, at: int, messages: Sequence[ChatMessage]) -> History:
+    """`messages` as the history of what comes at position `at`; shares what the branch has of it."""
+    for piece in reversed(branch.pieces):
+        if piece.start < base:
+            break
+        if piece.end <= at and piece.history is not None:
+            known = piece.history
+            return History(known, messages[known.count :])
+    return History(None, messages)
+
+
+class Border(NamedTuple):
+    """Where appended turns begin in a rendering.
+
+    `turns`: how many, up to the next border; negative where they begin somewhere behind `char`.
+    `op`: which appended them; None: the new one.
+    """
+
+    char: int
+    message: int
+    turns: int
+    op: int | None = None
+
+
+def borders(
+    rendered: str,
+    begin: tuple[int, int],
+    lost: Sequence[tuple[Piece, int]],
+    new: Border,
+    end_of: Callable[[int], str],
+) -> list[Border]:
+    """The borders in `rendered`. `begin`: position and character behind which it is new.
+
+    `lost`: turns before the new one, and the places of their first messages. Most look as before; else
+    a turn begins where the message before it ends: `end_of(message)`, "" where that is not known. One
+    that is not found is a part of the turn before it.
+    """
+    position, char = begin
+    found: list[Border] = []
+    hidden = 0
+    at = char
+    for piece, message in lost:
+        place = (
+            char if piece.start == position else _find(rendered, piece, message, at, new.char, end_of)
+        )
+        if place >= at:
+            found.append(Border(place, message, abs(piece.turn), piece.op))
+            at = place + (piece.start == position)  # the next one is not there too
+        elif found:
+            found[-1] = found[-1]._replace(turns=found[-1].turns + abs(piece.turn))
+        else:
+            hidden += abs(piece.turn)
+    found.append(new._replace(char=max(new.char, at - 1 if at > char else at)))
+    if found[0].char > char or hidden:  # the rest of a turn whose beginning was left standing
+        found.insert(0, Border(char, found[0].message, -hidden))
+    return found
+
+
+def _find(
+    rendered: str, piece: Piece, message: int, at: int, until: int, end_of: Callable[[int], str]
+) -> int:
+    place = rendered.find(piece.raw, at, until) if piece.raw else -1
+    if place >= 0 or not message or not (end := end_of(message - 1)):
+        return place
+    place = rendered.find(end, max(0, at - len(end)), until)
+    return place + len(end) if place >= 0 else -1
+
+
+def common_prefix(a: str, b: str) -> int:
+    """How many characters `a` and `b` begin with alike."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # binary search: slices compare at memory speed
+        middle = (low + high + 1) // 2
+        if a[:middle] == b[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

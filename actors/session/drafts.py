@@ -1,0 +1,76 @@
+"""What an append is going to put on a branch: its texts, then their tokens. Data only.
+
+A `Draft` is what the template makes of an append, `Prepared` is the same with its tokens. Neither
+depends on the branch's position, so branches that end alike share one: what costs time (rendering,
+tokenizing) belongs to the op, not to the branch.
+"""
+
+from array import array
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ramify.actors.session.pieces import History, Tail
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.wire import ChatMessage, Role
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Text that becomes one piece; see `pieces.Piece` for the fields.
+
+    `chat`: rendered by the template, brings its own BOS. `op`: None: the op that appends it.
+    """
+
+    text: str
+    chat: bool
+    tail: Tail
+    role: Role | None
+    messages: Sequence[ChatMessage] = ()
+    turn: int = 0
+    op: int | None = None
+    history: History | None = None
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """An append that is decided on but not done.
+
+    `cut`: move the branch back to there first; `over_prompt`: take the generation prompt back, which
+    the branch ends with. `start`: it begins at position 0. `after`: the token that it stands behind,
+    where that matters. `least`: its tokens are at least so many.
+    """
+
+    parts: list[Part]
+    start: bool
+    after: int | None = None
+    cut: int | None = None
+    over_prompt: bool = False
+    tokens: Sequence[int] | None = None  # given as tokens: nothing to encode
+    least: int = 0
+
+
+class Encoded(NamedTuple):
+    """Tokens of one part; every branch that gets them holds the same two objects."""
+
+    tokens: "array[int]"
+    packed: bytes
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """`encoded`: of each part; None if they are certainly more than there was room for."""
+
+    draft: Draft
+    encoded: list[Encoded] | None
+
+
+class Shared:
+    """What the branches of one `append` have in common, by what they end with (`Turns.situation`).
+
+    `tickets`: what is being prepared off the event loop.
+    """
+
+    __slots__ = ("prepared", "tickets")
+
+    def __init__(self) -> None:
+        self.prepared: dict[Hashable, Prepared | RamifyError] = {}
+        self.tickets: dict[Hashable, int] = {}

@@ -1,0 +1,111 @@
+"""Long texts are tokenized here, off the event loop: a few threads, one queue that is shared fairly.
+
+Turns are taken by owners, then by the owner's sessions, so a session with many long texts, or an owner
+with many sessions, waits behind itself. The queue is bounded by size: beyond that an append is
+answered `overloaded`. This file does not know what a job does.
+"""
+
+import asyncio
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from ramify.protocol.errors import Overloaded
+
+MOST = 64 << 20  # characters that wait
+RETRY_MS = 1000
+
+T = TypeVar("T")
+
+
+class Turnstile(Generic[T]):
+    """First in, first out for each session; sessions of an owner in turn; owners in turn. Pure."""
+
+    def __init__(self) -> None:
+        self._owners: OrderedDict[str, OrderedDict[int, deque[T]]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._owners)
+
+    def put(self, owner: str, session: int, item: T) -> None:
+        self._owners.setdefault(owner, OrderedDict()).setdefault(session, deque()).append(item)
+
+    def take(self) -> T:
+        """The next one. Raises KeyError if there is none."""
+        owner, sessions = self._owners.popitem(last=False)
+        session, items = sessions.popitem(last=False)
+        item = items.popleft()
+        if items:
+            sessions[session] = items  # behind the others
+        if sessions:
+            self._owners[owner] = sessions
+        return item
+
+    def drop(self, owner: str, session: int) -> list[T]:
+        """Take all of a session out."""
+        sessions = self._owners.get(owner, OrderedDict())
+        items = list(sessions.pop(session, ()))
+        if not sessions:
+            self._owners.pop(owner, None)
+        return items
+
+
+class Job(Generic[T]):
+    """`done(result, error)` is called on the event loop."""
+
+    def __init__(
+        self, size: int, run: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
+    ) -> None:
+        self.size = size
+        self.run = run
+        self.done = done
+
+
+class Encoder:
+    """The threads and their queue. One for each process, on its event loop."""
+
+    def __init__(self, threads: int | None = None, most: int = MOST) -> None:
+        self._threads = threads or max(1, min(4, (os.cpu_count() or 1) // 4))
+        self._pool = ThreadPoolExecutor(self._threads, "tokenizer")
+        self._waiting: Turnstile[Job[Any]] = Turnstile()
+        self._size = 0  # of what waits
+        self._most = most
+        self._running = 0
+
+    def submit(self, owner: str, session: int, job: Job[Any]) -> None:
+        """Run `job` when it is its turn. Raises Overloaded."""
+        if self._size + job.size > self._most and self._waiting:
+            raise Overloaded(
+                "too much text waits to be tokenized: send it again later", retry_ms=RETRY_MS
+            )
+        self._waiting.put(owner, session, job)
+        self._size += job.size
+        self._next()
+
+    def forget(self, owner: str, session: int) -> None:
+        """The session is gone: what it has waiting is not done."""
+        for job in self._waiting.drop(owner, session):
+            self._size -= job.size
+
+    def close(self) -> None:
+        """Nothing more is begun."""
+        self._waiting = Turnstile()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _next(self) -> None:
+        while self._running < self._threads and self._waiting:
+            job = self._waiting.take()
+            self._size -= job.size
+            self._running += 1
+            future = asyncio.get_running_loop().run_in_executor(self._pool, job.run)
+            future.add_done_callback(partial(self._ended, job))
+
+    def _ended(self, job: Job[Any], future: "asyncio.Future[Any]") -> None:
+        self._running -= 1
+        if not future.cancelled():
+            error = future.exception()
+            job.done(None if error is not None else future.result(), error)
+        self._next()

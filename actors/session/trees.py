@@ -1,0 +1,84 @@
+"""`tree`: one answer after the other for each socket, each bounded, none while it is behind. Pure.
+
+An answer may be as large as `limits.tree_bytes`. So that a frame full of `tree`s holds neither the event
+loop nor memory, the next one is looked at when the cache was asked about it, which lets others run in
+between, and only while the socket reads.
+"""
+
+from ramify.actors.session.attachment import Attachment
+from ramify.actors.session.audience import Audience
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.inspections import Inspections
+from ramify.actors.session.replies import error_message
+from ramify.actors.session.state import SessionState
+from ramify.actors.session.view import View
+from ramify.protocol.errors import BadRequest, RamifyError
+from ramify.protocol.wire import Tree
+
+
+class Trees:
+    """The `tree` ops of all sockets."""
+
+    def __init__(
+        self, state: SessionState, audience: Audience, inspections: Inspections, view: View
+    ) -> None:
+        self._state = state
+        self._audience = audience
+        self._inspections = inspections
+        self._view = view
+        self._hurry = False
+
+    def ask(self, attachment: Attachment, op: Tree) -> None:
+        """Answer `op` when those before it are answered."""
+        attachment.trees.append(op)
+        self.go_on(attachment)
+
+    def go_on(self, attachment: Attachment) -> None:
+        """Look at the next one, if the socket can take it."""
+        while attachment.trees and not attachment.looking:
+            if attachment.throttled and not self._hurry:
+                return
+            op = attachment.trees.popleft()
+            try:
+                chosen = self._chosen(op)
+            except RamifyError as error:
+                message = error_message(error, ident=op.id, branch=op.branch)
+                self._audience.reply(attachment.client, op.id, message, None, write=attachment.write)
+                continue
+            self._look(attachment, op, chosen)
+
+    def _look(self, attachment: Attachment, op: Tree, chosen: list[Branch]) -> None:
+        attachment.looking = True
+
+        def show(resident: list[int]) -> None:
+            attachment.looking = False
+            client, write = attachment.client, attachment.write
+            answer = self._view.tree(op, self._audience.ledger(client, write), chosen, resident)
+            self._audience.reply(client, op.id, answer, None, keep=False, write=write)
+            self.go_on(attachment)
+
+        self._inspections.ask(chosen, show)
+
+    def forget(self, attachment: Attachment) -> None:
+        """The socket is gone. What it asked is not answered, so it may ask again."""
+        ledger = self._audience.ledger(attachment.client, attachment.write)
+        while attachment.trees:
+            ledger.drop(attachment.trees.popleft().id)
+
+    def hurry(self) -> None:
+        """The engine is broken: answer everything now, whoever reads."""
+        self._hurry = True
+        for attachment in self._audience.attachments.values():
+            self.go_on(attachment)
+
+    def _chosen(self, op: Tree) -> list[Branch]:
+        """The branches to show, in order. Raises NoBranch, BadRequest."""
+        state, after = self._state, op.after
+        if op.branch is not None:
+            if after is not None and after.branch != op.branch:
+                raise BadRequest("`after` names another branch than `branch`", details={"id": op.id})
+            return [state.branch(op.branch)]
+        chosen = list(state.branches.values())
+        if after is not None:
+            del chosen[: chosen.index(state.branch(after.branch))]
+        return chosen

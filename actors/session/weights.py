@@ -1,0 +1,89 @@
+"""What messages take in memory while a session keeps them: estimates in bytes. Pure.
+
+A string takes about its length; each object beside it some hundred bytes, however short it was on
+the wire, so lists are counted by their entries.
+"""
+
+from typing import Any
+
+import msgspec
+
+from ramify.protocol.wire import (
+    Append,
+    ClientMessage,
+    Delta,
+    Done,
+    Fork,
+    Generate,
+    Join,
+    Ok,
+    Op,
+    Open,
+    Prune,
+    Select,
+    ServerMessage,
+    Set,
+    names,
+)
+
+MESSAGE = 600
+TARGET = 400  # a branch name, and the task that an op has for it
+TOKEN = 40  # a number in a list
+JSON = 8  # objects for each byte of JSON, at worst of what people send
+
+
+def json_size(value: Any) -> int:
+    """As JSON, on the wire."""
+    return len(msgspec.json.encode(value)) if value else 0
+
+
+def json_bytes(value: Any) -> int:
+    """Of a value that came as JSON."""
+    return JSON * json_size(value)
+
+
+def op_bytes(op: ClientMessage) -> int:
+    """Of a client's message."""
+    if not isinstance(op, Op):
+        return MESSAGE
+    targets = getattr(op, "branch", None)
+    size = MESSAGE + TARGET * (len(targets) if isinstance(targets, list) else 1)
+    match op:
+        case Append():
+            size += len(op.text or "") + TOKEN * len(op.tokens or ())
+            for message in op.messages or ():
+                size += MESSAGE + len(message.content) + json_bytes(message.tool_calls)
+        case Generate():
+            size += TARGET * (op.n + len(op.as_ or ())) + TOKEN * len(op.stop_token_ids)
+            size += sum(map(len, op.stop)) + json_bytes(op.constraint)
+        case Fork():
+            size += TARGET * len(op.as_)
+        case Set():
+            size += json_bytes(op.meta)
+        case Select():
+            size += sum(map(len, op.choices))
+        case Join():
+            size += TARGET * len(op.from_) + len(op.prefix) + len(op.each) + len(op.suffix)
+        case Prune():
+            size += TARGET * (len(op.from_) + len(op.score_from or ()) + len(names(op.into)))
+        case _:
+            pass
+    return size
+
+
+def open_bytes(opened: Open) -> int:
+    """Of what a socket opened the session with, as long as it is attached."""
+    return 4 * MESSAGE + json_bytes(opened.tools)
+
+
+def reply_bytes(message: ServerMessage) -> int:
+    """Of a reply that is kept, or waits for a socket."""
+    match message:
+        case Done():
+            return 2 * MESSAGE + len(message.text or "") + json_bytes(message.tool_calls)
+        case Delta():
+            return MESSAGE + len(message.text) + TOKEN * len(message.tokens or ())
+        case Ok():
+            return MESSAGE + json_bytes(message.result)
+        case _:
+            return MESSAGE

@@ -1,0 +1,113 @@
+"""What was said on a branch, as chat messages: from a `tree`, from a file, and to a file.
+
+A conversation can be saved, loaded, and built again on a server that has lost it. Knows no sessions.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ramify.protocol.errors import BadRequest
+from ramify.protocol.wire import ChatMessage, Turn
+
+
+class Entry(NamedTuple):
+    """A message, and the position at which it (or the append it was part of) starts."""
+
+    message: ChatMessage
+    start: int
+
+
+class Transcript:
+    """The messages of a branch. `raw`: some of its text is no message, such as raw input."""
+
+    def __init__(self, entries: Iterable[Entry] = (), *, raw: bool = False) -> None:
+        self.entries = list(entries)
+        self.raw = raw
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        return [entry.message for entry in self.entries]
+
+    def add(self, role: Any, content: str, start: int) -> None:
+        self.entries.append(Entry(ChatMessage(role=role, content=content), start))
+
+    def cut(self, to: int) -> None:
+        """The branch was moved back to position `to`."""
+        self.entries = [entry for entry in self.entries if entry.start < to]
+
+    def copy(self) -> "Transcript":
+        return Transcript(self.entries, raw=self.raw)
+
+
+def of_turns(turns: Sequence[Turn]) -> Transcript:
+    """The messages that `tree` with text shows."""
+    found = Transcript()
+    for i, turn in enumerate(turns):
+        if turn.messages:
+            found.entries += [Entry(message, turn.start) for message in turn.messages]
+        elif is_prompt(turns, i) or not turn.text:
+            continue
+        elif turn.role != "assistant":
+            found.raw = True
+        elif found.entries and found.entries[-1].message.role == "assistant" and not _answers(turns, i):
+            last, start = found.entries.pop()  # a turn that went on
+            found.add("assistant", last.content + turn.text, start)
+        else:
+            found.add("assistant", turn.text, turn.start)
+    return found
+
+
+def is_prompt(turns: Sequence[Turn], i: int) -> bool:
+    """Whether turn `i` is what the template puts before an answer: made by the append before it."""
+    turn = turns[i]
+    if turn.kind != "input" or turn.messages or turn.role != "assistant" or i == 0:
+        return False
+    before = turns[i - 1]
+    return bool(before.messages) and before.op == turn.op
+
+
+def _answers(turns: Sequence[Turn], i: int) -> bool:
+    """Whether turn `i` is the first text after a generation prompt."""
+    return i > 0 and is_prompt(turns, i - 1)
+
+
+def groups(messages: Sequence[ChatMessage]) -> list[list[ChatMessage]]:
+    """Messages as they are appended: an answer goes with what it answers, so `/undo` takes both."""
+    found: list[list[ChatMessage]] = []
+    for message in messages:
+        if message.role == "assistant" and found and found[-1][-1].role in ("user", "assistant", "tool"):
+            found[-1].append(message)
+        else:
+            found.append([message])
+    return found
+
+
+def write(path: Path, model: str | None, branch: str, messages: Sequence[ChatMessage]) -> None:
+    """Raises BadRequest."""
+    record = {"model": model, "branch": branch, "messages": msgspec.to_builtins(list(messages))}
+    try:
+        path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise BadRequest(f"cannot save: {error}") from None
+
+
+def read(path: Path) -> list[ChatMessage]:
+    """What `write` wrote, or a plain list of messages. Raises BadRequest."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadRequest(f"cannot load: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"cannot load {path}: it is not JSON: {error}") from None
+    messages = record.get("messages") if isinstance(record, dict) else record
+    try:
+        found = msgspec.convert(messages, list[ChatMessage])
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"cannot load {path}: `messages` is not a list of messages: {error}") from None
+    if not found:
+        raise BadRequest(f"cannot load {path}: it holds no messages")
+    return found

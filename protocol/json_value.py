@@ -1,0 +1,112 @@
+"""Free-form JSON inside messages (`meta`, `tools`, `tool_calls`, schemas): what it may hold.
+
+Everything that one codec reads must be writable by the other, and by whoever the value is shown to:
+the msgpack codec alone knows bytes, timestamps, extensions and keys that are no strings, the JSON
+codec alone integers of any size, and Python alone NaN and lone surrogates. So all of these are
+refused, and so is nesting that would exhaust a reader's stack. The check is iterative and stops at
+the first fault. It does not know which message a value is part of.
+"""
+
+import re
+from collections.abc import Iterable
+from math import isfinite
+from typing import Any
+
+from ramify.protocol.errors import InvalidField
+
+MAX_DEPTH = 32  # objects and arrays inside each other
+MAX_VALUES = 1 << 16  # members and elements, all levels together
+MIN_INT, MAX_INT = -(2**63), 2**63 - 1  # JavaScript reads those beyond 2**53 rounded
+
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_SHOWN = 40  # characters of any other key in a path
+
+# The way from a value to the outermost one: (the way of its container, its key or index).
+_Way = tuple[Any, str | int] | None
+
+
+def check_json(value: Any, field: str) -> None:
+    """Raise InvalidField, which names the place in `field`, if `value` may not travel."""
+    fault = json_fault(value)
+    if fault is not None:
+        path, why = fault
+        raise InvalidField(f"`{field}{path}` {why}")
+
+
+def json_fault(value: Any) -> tuple[str, str] | None:
+    """Where and why `value` may not travel: (path below it, what is wrong); None if it may.
+
+    O(size), at most MAX_VALUES.
+    """
+    open_: list[tuple[Any, _Way, int]] = [([value], None, 0)]  # containers to look into
+    left = MAX_VALUES + 1  # `value` itself is not counted
+    while open_:
+        container, way, depth = open_.pop()
+        if depth > MAX_DEPTH:
+            return _path(way), f"is nested more than {MAX_DEPTH} deep: flatten it"
+        left -= len(container)
+        if left < 0:
+            return "", f"holds more than {MAX_VALUES} values: send less"
+        items: Iterable[tuple[Any, Any]]
+        if isinstance(container, dict):
+            for key in container:
+                if type(key) is not str or not key.isascii():
+                    why = _fault_in_key(key)
+                    if why is not None:
+                        return _path(way), why
+            items = container.items()
+        else:
+            items = enumerate(container)
+        for key, item in items:
+            kind = type(item)  # the usual ones first: a frame may hold 100,000 values
+            if (kind is str and item.isascii()) or (kind is int and MIN_INT <= item <= MAX_INT):
+                continue
+            if kind is dict or kind is list or isinstance(item, dict | list | tuple):
+                open_.append((item, (way, key) if depth else None, depth + 1))
+            elif item is not None and kind is not bool:
+                why = _fault_in_scalar(item)
+                if why is not None:
+                    return _path((way, key) if depth else None), why
+    return None
+
+
+def _fault_in_key(key: Any) -> str | None:
+    if not isinstance(key, str):
+        return f"has a key of type {type(key).__name__!r}: keys must be strings"
+    return None if _encodable(key) else "has half of a surrogate pair in a key: it is no Unicode text"
+
+
+def _fault_in_scalar(item: Any) -> str | None:
+    if isinstance(item, int):
+        if MIN_INT <= item <= MAX_INT:
+            return None
+        return "is an integer of more than 64 bits: send it as a string"
+    if isinstance(item, str):
+        return None if _encodable(item) else "holds half of a surrogate pair: it is no Unicode text"
+    if isinstance(item, float):
+        return None if isfinite(item) else "is not a finite number: JSON has none such"
+    return f"is of type {type(item).__name__!r}, which JSON does not have: send it as a string"
+
+
+def _encodable(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _path(way: _Way) -> str:
+    parts: list[str] = []
+    while way is not None:
+        way, key = way
+        if isinstance(key, int):
+            parts.append(f"[{key}]")
+        elif _PLAIN_KEY.fullmatch(key):
+            parts.append(f".{key}")
+        else:  # printable, and without the quotes that end a path in an error's text
+            shown = key[:_SHOWN].replace("`", "'").encode("unicode_escape").decode("ascii")
+            parts.append(f'["{shown}"]')
+    return "".join(reversed(parts))

@@ -1,0 +1,57 @@
+"""Ramify: an LLM serving engine for stateful clients, and its Python client.
+
+    import ramify
+
+    async with ramify.connect("ws://127.0.0.1:8765") as session:
+        print((await session.main.chat("Capital of France?")).text)
+
+The folders beside this file are links to `actors/`, `clients/`, `gpu/` and `protocol/` at the top of
+the repository, which makes these one package to every tool. The client's names are loaded when they
+are used first: a server imports no client, and a client no server.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ramify.clients import (
+        Branch,
+        Connection,
+        ConnectionLost,
+        Generation,
+        RamifyError,
+        Reply,
+        Result,
+        Session,
+        SessionLost,
+        TextDelta,
+        connect,
+        connect_sync,
+    )
+
+__all__ = [
+    "Branch",
+    "Connection",
+    "ConnectionLost",
+    "Generation",
+    "RamifyError",
+    "Reply",
+    "Result",
+    "Session",
+    "SessionLost",
+    "TextDelta",
+    "connect",
+    "connect_sync",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ramify import clients
+
+    value = globals()[name] = getattr(clients, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

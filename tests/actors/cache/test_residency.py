@@ -1,0 +1,165 @@
+"""Kept locks: what a request on a deep path costs, and that its pages are there when they are wanted."""
+
+import pytest
+
+from ramify.actors.cache.cache import RadixCache
+from ramify.actors.cache.integrity import check
+from ramify.actors.cache.node import Node
+from ramify.actors.cache.residency import REACH
+from ramify.protocol import messages as m
+from ramify.protocol.plan import pack, unpack
+
+LONG = 1
+
+
+class Visits:
+    """Counts how often `Node.parent` is read: every walk up a path goes through it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        slot = Node.parent
+
+        def get(node: Node) -> Node | None:
+            self.count += 1
+            return slot.__get__(node, Node)  # type: ignore[attr-defined, no-any-return]
+
+        monkeypatch.setattr(Node, "parent", property(get, lambda node, value: slot.__set__(node, value)))  # type: ignore[attr-defined]
+
+    def since(self) -> int:
+        count, self.count = self.count, 0
+        return count
+
+
+def deep(depth: int, pages: int, reach: int = REACH) -> RadixCache:
+    """A resident path of `depth` nodes with a fork at each."""
+    cache = RadixCache(pages, reach=reach)
+    cache.open_branch(m.OpenBranch(LONG))
+    for i in range(depth):
+        cache.extend_branch(m.ExtendBranch(LONG, pack([i])))
+        cache.fork_branch(m.ForkBranch(LONG, [1000 + i], i + 1))
+    turn(cache, LONG)
+    return cache
+
+
+def turn(cache: RadixCache, branch: int, *tokens: int) -> m.Granted:
+    if tokens:
+        cache.extend_branch(m.ExtendBranch(branch, pack(tokens)))
+    granted = cache.acquire(m.Acquire(7, branch, 0))
+    assert isinstance(granted, m.Granted), granted
+    cache.commit(m.Commit(7, cache.branches.head(branch).end, final=True))
+    return granted
+
+
+@pytest.mark.parametrize("depth", [300, 3000])
+def test_a_turn_costs_the_same_at_any_depth(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = deep(depth, 2 * depth)
+    granted = turn(cache, LONG, 1)  # makes the page table once
+    visits = Visits(monkeypatch)
+    for i in range(100):
+        granted = turn(cache, LONG, i)
+        cache.fork_branch(m.ForkBranch(LONG, [10_000 + i], depth + i + 2))
+        assert granted.cached == depth + i + 1
+    assert visits.since() < 100 * 20 * REACH
+    cache.fork_branch(m.ForkBranch(LONG, [5, 6], depth + 50))
+    for sibling in (5, 6):
+        table = unpack(turn(cache, sibling, 77).pages)
+        assert table[: depth + 50] == unpack(granted.pages)[: depth + 50]
+    assert visits.since() < 2 * 20 * REACH
+    check(cache)
+
+
+def test_kept_pages_are_there_for_whoever_wants_them() -> None:
+    cache = deep(200, 400, reach=10)
+    assert (cache.free, cache.referenced > 0, len(cache.residency.kept)) == (200, True, 1)
+    assert cache.free + cache.evictable + cache.referenced == 400
+    cache.open_branch(m.OpenBranch(2))
+    cache.extend_branch(m.ExtendBranch(2, pack(range(1000, 1400))))
+    assert isinstance(cache.acquire(m.Acquire(8, 2, 0)), m.Granted)
+    assert (cache.free, cache.evictable, cache.referenced) == (0, 0, 400)
+    assert not cache.residency.kept
+    check(cache)
+
+
+def test_who_is_denied_is_told_the_true_need() -> None:
+    cache = deep(200, 400, reach=10)
+    cache.open_branch(m.OpenBranch(2))
+    cache.extend_branch(m.ExtendBranch(2, pack(range(1000, 1300))))
+    assert isinstance(cache.acquire(m.Acquire(8, 2, 0)), m.Granted)
+    cache.open_branch(m.OpenBranch(3))
+    cache.extend_branch(m.ExtendBranch(3, pack(range(2000, 2150))))
+    assert cache.acquire(m.Acquire(9, 3, 0)) == m.Denied(9, "memory", short=50)
+    check(cache)
+
+
+def test_only_what_is_wanted_is_given_up() -> None:
+    cache = deep(1000, 2000, reach=10)
+    cache.open_branch(m.OpenBranch(2))
+    cache.extend_branch(m.ExtendBranch(2, pack(range(3000, 4050))))
+    assert isinstance(cache.acquire(m.Acquire(8, 2, 0)), m.Granted)  # takes 50 of the path
+    assert len(cache.residency.kept) == 1
+    assert cache.inspect(m.Inspect(1, 1, [LONG])).resident == [950]
+    check(cache)
+
+
+def test_few_pages_left_and_none_are_kept() -> None:
+    """So that the counts which the scheduler admits by are never far from the truth."""
+    cache = deep(380, 400, reach=10)
+    cache.open_branch(m.OpenBranch(2))
+    cache.extend_branch(m.ExtendBranch(2, pack(range(3000, 3200))))
+    assert isinstance(cache.acquire(m.Acquire(8, 2, 0)), m.Granted)
+    turn(cache, 1000 + 100)
+    assert 4 * (cache.free + cache.evictable) >= 400 or not cache.residency.kept
+    check(cache)
+
+
+def test_the_tables_of_kept_paths_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramify.actors.cache.residency._MOST_KEPT", 3)
+    monkeypatch.setattr("ramify.actors.cache.residency._KEPT_BYTES", 2000)
+    cache = RadixCache(4000, reach=5)
+    for branch in range(1, 7):
+        cache.open_branch(m.OpenBranch(branch))
+        for i in range(200):
+            cache.extend_branch(m.ExtendBranch(branch, pack([1000 * branch + i])))
+            cache.fork_branch(m.ForkBranch(branch, [1000 * branch + i], i + 1))
+        turn(cache, branch)
+        turn(cache, branch, 1)
+        assert len(cache.residency.kept) <= 3
+        assert sum(len(node.table or b"") for node in cache.residency.kept) <= 2000
+        check(cache)
+
+
+def test_inspecting_forks_of_a_cold_path_walks_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = RadixCache(64)
+    cache.open_branch(m.OpenBranch(LONG))
+    for i in range(1000):
+        cache.extend_branch(m.ExtendBranch(LONG, pack([i])))
+        cache.fork_branch(m.ForkBranch(LONG, [1000 + i], i + 1))
+    visits = Visits(monkeypatch)
+    every = [LONG, *range(1000, 2000)]
+    assert cache.inspect(m.Inspect(1, 1, every)).resident == [0] * 1001
+    assert visits.since() < 3000
+
+
+def test_taking_a_retention_back_asks_no_sibling(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = RadixCache(64)
+    cache.open_branch(m.OpenBranch(LONG))
+    cache.extend_branch(m.ExtendBranch(LONG, pack([5])))
+    children = list(range(2, 1002))
+    cache.fork_branch(m.ForkBranch(LONG, children, 1))
+    for child in children:
+        cache.extend_branch(m.ExtendBranch(child, pack([child])))
+        cache.retain_branches(m.RetainBranches({child: float(child)}))
+    visits = Visits(monkeypatch)
+    asked: list[int] = []
+    slot = Node.retained
+
+    def get(node: Node) -> int:
+        asked.append(1)
+        return slot.__get__(node, Node)  # type: ignore[attr-defined, no-any-return]
+
+    monkeypatch.setattr(Node, "retained", property(get, lambda node, value: slot.__set__(node, value)))  # type: ignore[attr-defined]
+    for child in reversed(children):
+        cache.retain_branches(m.RetainBranches({child: 0.0}))
+    assert visits.since() + len(asked) < 20 * len(children)
+    check(cache)
+    assert not any(node.retained for node in cache.tree.walk())

@@ -1,0 +1,189 @@
+"""How many prompt tokens a step takes beside decodes: learnt, bounded, never none."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from ramify.actors.scheduler.pace import DRAIN, FIRST, LEAST, Pace
+from ramify.actors.scheduler.request import Account, Request
+from ramify.protocol.config import ScheduleConfig
+from ramify.protocol.messages import Submit
+from ramify.protocol.sampling import SamplingParams
+
+
+def make(target=20.0, mixed=2048, step=8192, sizes=()):
+    info = SimpleNamespace(step_tokens=step, extend_sizes=list(sizes))
+    return Pace(info, ScheduleConfig(itl_target_ms=target, mixed_tokens=mixed))
+
+
+class Device:
+    """Steps of 4 ms, 30 us for each decode and 21 for each prompt token, with some scatter."""
+
+    def __init__(self, base=4e-3, decode=30e-6, prompt=21e-6, scatter=0.0):
+        self.base, self.decode, self.prompt, self.scatter = base, decode, prompt, scatter
+        self.dice = random.Random(1)
+
+    def seconds(self, prompts, decodes):
+        exact = self.base + self.decode * decodes + self.prompt * prompts
+        return exact * (1 + self.dice.uniform(-self.scatter, self.scatter))
+
+
+def serve(pace, device, steps, decodes=64, every=2):
+    """Steps beside `decodes`, each `every`-th full of prompts; returns those steps' seconds."""
+    lasted = []
+    for step in range(steps):
+        prompts = pace.beside(decodes) if step % every == 0 else 0
+        seconds = device.seconds(prompts, decodes)
+        pace.learn(prompts, decodes, seconds)
+        if prompts:
+            lasted.append(seconds)
+    return lasted
+
+
+@pytest.mark.parametrize("target", [10, 20, 40])
+@pytest.mark.parametrize("every", [1, 2, 7])
+def test_steps_come_to_last_as_long_as_the_target(target, every):
+    lasted = serve(make(target), Device(scatter=0.05), 400, every=every)
+    assert 0.75 * target < 1e3 * sum(lasted[-20:]) / 20 <= target
+    assert 1e3 * max(lasted[-20:]) <= 1.1 * target
+
+
+def test_the_first_steps_are_careful():
+    pace = make()
+    assert pace.beside(64) == FIRST
+    lasted = serve(pace, Device(), 100, every=1)
+    assert max(lasted) <= 1.1 * 20e-3
+
+
+def test_it_follows_contexts_that_grow_and_decodes_that_come():
+    pace, device = make(), Device()
+    serve(pace, device, 100)
+    few = pace.beside(8)
+    device.decode *= 3
+    lasted = serve(pace, device, 200)
+    assert max(lasted[-10:]) <= 20e-3
+    assert pace.beside(8) > pace.beside(64)
+    assert few > pace.beside(64)
+
+
+def test_one_slow_step_changes_little():
+    pace = make()
+    serve(pace, Device(), 200)
+    before = pace.beside(64)
+    pace.learn(before, 64, 2.0)
+    after = pace.beside(64)
+    assert after >= before / 4
+    serve(pace, Device(), 60)
+    assert pace.beside(64) > 0.9 * before
+
+
+def test_a_small_step_first_does_not_hide_what_large_ones_cost():
+    """A machine of 2 ms a prompt token, whose first step was tiny."""
+    pace, device = make(), Device(base=0.03, prompt=2e-3)
+    pace.learn(24, 0, 0.05)
+    for _ in range(3):
+        pace.learn(2048, 0, device.seconds(2048, 0))
+    for _ in range(6):
+        prompts = pace.beside(4)
+        pace.learn(prompts, 4, device.seconds(prompts, 4))
+    assert pace.beside(4) == LEAST
+
+
+def test_a_machine_that_becomes_much_slower_is_followed():
+    pace, device = make(), Device()
+    serve(pace, device, 100)
+    device.base, device.decode, device.prompt = 0.04, 3e-4, 2.1e-4
+    lasted = serve(pace, device, 40)
+    assert lasted[-1] < 1.6 * (0.04 + 64 * 3e-4)
+
+
+def test_prompts_never_starve():
+    """The decodes alone take longer than the target: prompts get half as long again."""
+    pace = make(target=5)
+    lasted = serve(pace, Device(), 300)
+    assert pace.beside(64) >= LEAST
+    assert 1.2 * 5.9e-3 < lasted[-1] < 1.6 * 5.9e-3
+    slow = make(target=1)
+    serve(slow, Device(prompt=1.0), 50)
+    assert slow.beside(64) == LEAST
+
+
+def test_mixed_tokens_is_the_most_and_without_a_target_the_answer():
+    device = Device(prompt=1e-9)
+    pace = make(mixed=300)
+    serve(pace, device, 50)
+    assert pace.beside(64) == 300
+    pace = make(target=0, mixed=300)
+    serve(pace, Device(), 50)
+    assert pace.beside(64) == 300
+    assert pace.alone(True) == 8192
+
+
+def test_captured_sizes_are_chosen():
+    pace = make(sizes=[16, 32, 64, 128, 192, 256, 320, 384, 448, 512])
+    serve(pace, Device(), 200)
+    assert pace.beside(64) == 512  # 576 would do
+    pace = make(target=15, sizes=[16, 32, 64, 128, 192, 256, 320, 384, 448, 512])
+    serve(pace, Device(), 200)
+    assert pace.beside(64) in (320, 384)
+    large = make(target=40, sizes=[64, 128])
+    serve(large, Device(), 200)
+    assert large.beside(64) > 1000  # no graph is so large: no padding
+
+
+def test_steps_without_decodes():
+    """Of full size, unless a prompt takes several of them anyway or they would take very long."""
+    pace = make()
+    assert pace.alone(False) == 8192
+    assert pace.alone(True) == FIRST
+    for _ in range(40):
+        prompts = pace.alone(True)
+        pace.learn(prompts, 0, Device().seconds(prompts, 0))
+    assert 2000 < pace.alone(True) < 2700
+    assert pace.alone(False) == 8192
+    slow = make()
+    for _ in range(40):
+        slow.learn(1000, 0, 0.2)
+    assert 500 < slow.alone(False) < 1500
+
+
+def test_a_result_without_a_time_teaches_nothing():
+    pace = make()
+    pace.learn(100, 4, 0.0)
+    pace.learn(0, 0, 1.0)
+    assert pace.beside(4) == FIRST
+
+
+def submitted(account, prompt, number):
+    submit = Submit(number, number, prompt, 5, SamplingParams())
+    return Request(submit, account, number, number, 0, 5)
+
+
+def test_a_burst_of_many_clients_is_computed_in_larger_steps():
+    pace = make()
+    serve(pace, Device(), 200)
+    usual = pace.beside(64)
+    crowd = [submitted(Account(i), 600, i) for i in range(100)]
+    for request in crowd:
+        pace.lacks(request, request.prompt)
+    assert pace.beside(64) > 1.4 * usual
+    for request in crowd:
+        pace.lacks(request, 300)
+        pace.lacks(request, 0)
+    assert pace.beside(64) == usual
+    few = [submitted(Account(i), 600, i) for i in range(5)]
+    for request in few:
+        pace.lacks(request, request.prompt)
+    assert pace.beside(64) == usual  # 3,000 tokens take less than DRAIN seconds as it is
+    assert 3000 / usual * 20e-3 < DRAIN
+
+
+def test_nobody_alone_makes_the_steps_of_others_longer():
+    pace = make()
+    serve(pace, Device(), 200)
+    usual = pace.beside(64)
+    account = Account(1)
+    for i in range(500):
+        pace.lacks(submitted(account, 60_000, i), 60_000)
+    assert pace.beside(64) == usual

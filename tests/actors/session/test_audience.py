@@ -1,0 +1,147 @@
+"""Who hears what: events for others, deltas at even distances."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from ramify.actors.session.attachment import Attachment
+from ramify.actors.session.audience import Audience
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.pieces import OutputPiece
+from ramify.actors.session.state import SessionState
+from ramify.protocol import messages as m
+from ramify.protocol import wire as w
+from ramify.protocol.config import Limits
+
+
+def user(text: str) -> list[w.ChatMessage]:
+    return [w.ChatMessage(role="user", content=text)]
+
+
+def beside(engine: Any, name: str, *, write: bool = True, **opened: Any) -> Any:
+    """Another client at session 1."""
+    client = engine.session(name, **opened)
+    engine.pump()
+    client.number = 1
+    attach = m.Attach(client.socket, w.Open(client=name, session="s_1", **opened), [], write)
+    engine.post_session(1, attach)
+    engine.pump()
+    return client
+
+
+def events(client: Any) -> list[tuple[str, str | None, dict[str, Any]]]:
+    return [(e.op, e.branch, e.details) for e in client.events if isinstance(e, w.Event)]
+
+
+def test_the_one_who_is_left_hears_of_what_an_author_who_has_gone_did(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0)
+    author = engine.session("author")
+    other = beside(engine, "other")
+    author.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=30))
+    engine.pump(6)
+    author.drop()
+    engine.pump()
+    assert [e[0] for e in events(other)] == ["append", "generate"]
+    assert other.text("main") != ""
+
+
+def test_a_rename_names_both_and_a_rebase_says_how_far_back_it_went(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    author = engine.session("author")
+    other = beside(engine, "other")
+    author.send(w.Append(id=1, messages=user("a")))
+    engine.pump()
+    before = author.replies[1][0].position
+    author.send(w.Append(id=2, messages=user("b")), w.Set(id=3, branch="main", name="trunk"))
+    engine.pump()
+    rebased = author.replies[2][0].result["rebased"]
+    assert rebased < before
+    assert [e[:2] for e in events(other)] == [("append", "main"), ("append", "main"), ("set", "trunk")]
+    assert events(other)[1][2]["rebased"] == rebased
+    assert events(other)[2][2]["from"] == "main"
+    assert "rebased" not in events(other)[0][2]
+
+
+def test_the_children_of_a_generation_are_announced(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0)
+    author = engine.session("author")
+    other = beside(engine, "other")
+    generate = w.Generate(id=2, n=2, as_=["a", "b"], max_tokens=3)
+    author.send(w.Append(id=1, text="x"), generate, replies={2: 2})
+    engine.pump()
+    assert ("fork", "main", {"position": 1, "as": ["a", "b"]}) in events(other)
+
+
+def test_a_viewer_who_calls_itself_like_the_author_hears_of_changes(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    author = engine.session("me")
+    viewer = beside(engine, "me", write=False)
+    author.send(w.Append(id=1, text="x"))
+    engine.pump()
+    assert [e[0] for e in events(viewer)] == ["append"]
+    assert author.events == []
+
+
+@pytest.mark.parametrize("every", [1, 6, 50])
+@pytest.mark.parametrize("late", [0, 3])
+def test_ticks_come_at_equal_distances(every: int, late: int) -> None:
+    """Tokens every `every` ms, a timer that is up to `late` ms late: times in ms."""
+    state = SessionState(1, context=10_000, vocab=100, limits=Limits(), decode=lambda tokens: "")
+    audience = Audience(state, on_forget=lambda client: None)
+    branches = [state.root(name) for name in ("a", "b")]
+    pieces = {branch: _running(branch) for branch in branches}
+    opened = w.Open(client="c", tick_ms=200)
+    attachment = audience.attachments[1] = Attachment(1, opened, state.meter, write=True)
+    sent: list[int] = []
+    wake: float | None = None
+    for now in range(2000):
+        audience.now = now / 1e3
+        if now % every == 0:
+            for branch, piece in pieces.items():
+                piece.tokens.append(5)
+                piece.release(len(piece.tokens), "x")
+                audience.flush(branch)
+        if wake is not None and audience.now >= wake + late / 1e3:
+            wake = None
+            audience.tick()
+        if attachment.out:
+            assert [delta.branch for delta in attachment.out if isinstance(delta, w.Delta)] == ["a", "b"]
+            sent.append(now)
+            attachment.out = []
+        if state.out.wake_at is not None:
+            wake, state.out.wake_at = state.out.wake_at, None
+    gaps = [b - a for a, b in pairwise(sent)]
+    assert len(gaps) >= 8
+    assert all(200 <= gap <= 201 + max(late, every if late else 0) for gap in gaps), gaps
+
+
+def _running(branch: Branch) -> OutputPiece:
+    piece = OutputPiece(branch.position)
+    branch.pieces.append(piece)
+    return piece
+
+
+def test_what_a_reader_takes_up_again_between_ticks_is_sent_at_the_next(sim: Callable[..., Any]) -> None:
+    """It used to wait for the next token, which never came for another client's last one."""
+    state = SessionState(1, context=100, vocab=100, limits=Limits(), decode=lambda tokens: "")
+    audience = Audience(state, on_forget=lambda client: None)
+    branch = state.root("a")
+    piece = _running(branch)
+    attachment = audience.attachments[1] = Attachment(
+        1, w.Open(client="c", tick_ms=200), state.meter, write=True
+    )
+    audience.now = 1.0
+    attachment.throttled = True
+    piece.tokens.append(5)
+    piece.release(1, "x")
+    audience.flush(branch)
+    audience.now = 1.1
+    attachment.throttled = False
+    audience.stream(attachment, branch)
+    assert attachment.out == []
+    assert state.out.wake_at == pytest.approx(1.2)
+    audience.now = 1.2
+    audience.tick()
+    assert [type(message) for message in attachment.out] == [w.Delta]

@@ -1,0 +1,258 @@
+"""A session that crashes, at whatever point, takes nobody along.
+
+A rich conversation is played once to see which lines of the session's code it runs. Then it is played
+again for each of them, in one and the same engine, and an exception is raised there: only that session
+may end, and nothing of it may stay.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from ramify.actors.cache.integrity import check
+from ramify.actors.session import actor as actor_module
+from ramify.actors.session.actor import SessionActor
+from ramify.actors.session.directory import Directory
+from ramify.actors.session.meter import Holdings
+from ramify.protocol import messages as m
+from ramify.protocol import wire as w
+from ramify.protocol.config import Limits
+from ramify.protocol.errors import Close
+
+FOLDER = actor_module.__file__.rpartition("/")[0]
+Point = tuple[CodeType, int]  # a line
+PROMPT = [7, 8, 9]
+CALLBACKS = ("_tick", "_tell")  # called by the loop: they do no more than put a message into the mailbox
+
+
+class Fault(Exception):
+    """Raised where no code expects it."""
+
+
+class Panic(BaseException):
+    """What native libraries raise when they panic is not an `Exception`."""
+
+
+def ours(code: CodeType) -> bool:
+    """Whether a crash there is a crash of a session; the directory only guards it."""
+    return code.co_filename.startswith(FOLDER) and "directory" not in code.co_filename
+
+
+def belongs(frame: FrameType | None) -> bool:
+    """Whether `frame` runs for a session that is to crash: any but the first."""
+    while frame is not None and frame.f_code.co_name != "__del__":  # nobody hears what that raises
+        owner = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames else None
+        if isinstance(owner, SessionActor) and hasattr(owner, "core"):
+            if frame.f_code.co_name in CALLBACKS:
+                return False
+            return owner.core.state.number > 1
+        if isinstance(owner, Directory) and frame.f_code.co_name == "_begin":
+            return bool(frame.f_locals["number"] > 1)
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def tracing(trace: Callable[..., Any]) -> Iterator[None]:
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+class Conversation:
+    """Two clients on one session, with everything the protocol has."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+
+    async def play(self) -> None:
+        world = self.world
+        user = [w.ChatMessage(role="user", content="Plan a 1-day trip.")]
+        tools = [{"type": "function", "function": {"name": "look"}}]
+        one = world.open(
+            w.Append(id=1, messages=user),
+            w.Fork(id=2, as_=["a", "b"]),
+            w.Generate(id=3, branch=["a", "b"], max_tokens=6, temperature=0, stop=["e", "th"]),
+            client="one",
+            tools=tools,
+            ttl_s=5.0,
+            detach="pause",
+        )
+        await world.settle()
+        state = next((s for s in world.sockets[one] if isinstance(s, w.State)), None)
+        if state is None:
+            return
+        two = world.open(
+            w.Tree(id=1, text=True),
+            client="two",
+            session=state.session,
+            key=state.key,
+            tick_ms=5,
+            tokens=True,
+            template="strict",
+            have={"main": 2, "a": 4},
+            revision=1,
+        )
+        world.send(
+            one,
+            w.Generate(id=4, n=2, max_tokens=6, temperature=0, logprobs=2),
+            w.Append(id=5, branch=["a", "b"], text="and then"),
+            w.Set(id=6, branch="a", name="c", retain_s=5, meta={"x": 1}),
+            w.Set(id=7, retain_s=2, meta={"y": 1}),
+            w.Rollback(id=8, branch="b", turns=1),
+            w.Rollback(id=9, branch="c", to=3),
+            w.Append(id=10, branch="c", tokens=[5, 6, 7]),
+            w.Generate(id=11, branch="c", max_tokens=40, temperature=0, ignore_eos=True),
+            w.Append(id=12, branch="nobody", text="x"),
+            w.Generate(id=13, branch="nobody"),
+        )
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        world.notice(m.Throttled(two))
+        await world.settle()
+        world.send(
+            two,
+            w.Append(id=2, messages=user),
+            w.Append(id=3, messages=[w.ChatMessage(role="system", content="Be short.")]),
+            w.Generate(id=4, max_tokens=4, temperature=0, quiet=True),
+            w.Tree(id=5, branch="c", tokens=True),
+            w.Credit(branch="c", upto=6),
+        )
+        world.notice(m.Drained(two))
+        world.clock.advance(0.01)
+        await world.settle()
+        if one in world.closed:
+            return
+        world.send(two, w.Append(id=6, branch="c", text="long " * 4000), w.Cancel(id=7, ops=[6]))
+        world.send(one, w.Select(id=14, choices=["x"]), w.Generate(id=15, max_tokens=9))
+        world.notice(m.Detached(one))
+        world.send(two, w.Generate(id=8, branch="b", max_tokens=40), w.Cancel(id=9, branch="b"))
+        await world.settle()
+        if two in world.closed:
+            return
+        again = world.open(
+            w.Generate(id=15, max_tokens=9),
+            w.Drop(id=16, branch=["b", "c"]),
+            client="one",
+            session=state.session,
+            key=state.key,
+            have={"main": 1, "b": 2},
+            revision=3,
+        )
+        await world.settle()
+        world.notice(m.Detached(two))
+        world.notice(m.Detached(again))
+        await world.settle()
+        world.clock.advance(700.0)
+        await world.settle()
+
+
+class Bystander:
+    """Another session, which generates while the first one plays."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.next = 2
+        self.tokens = list(PROMPT)
+        self.socket = world.open(w.Append(id=1, tokens=PROMPT), client="bystander", tokens=True)
+
+    def begin(self) -> None:
+        ident, self.next = self.next, self.next + 2
+        generate = w.Generate(
+            id=ident, max_tokens=12, temperature=0, ignore_eos=True, quiet=True, stop_token_ids=[]
+        )
+        self.world.send(self.socket, generate, w.Rollback(id=ident + 1, to=len(PROMPT)))
+
+    def check(self, text: str) -> None:
+        """It has the answer that it always gets."""
+        (done,) = self.world.replies(self.socket, self.next - 2)
+        assert (done.reason, done.text) == ("length", text)
+
+
+async def lines_of(world: Any) -> dict[Point, int]:
+    """The lines that the conversation runs, in the order of their first time, and how often."""
+    found: dict[Point, int] = {}
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        return local if ours(frame.f_code) and belongs(frame) else None
+
+    def local(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            point = frame.f_code, frame.f_lineno
+            found[point] = found.get(point, 0) + 1
+        return local
+
+    with tracing(trace):
+        await Conversation(world).play()
+    return found
+
+
+async def play_with_fault(world: Any, point: Point, time: int, fault: type[BaseException]) -> bool:
+    """Play, and raise where the point is reached for the `time`-th time. Whether it was."""
+    code, line = point
+    left = time
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        return local if frame.f_code is code and left and belongs(frame) else None
+
+    def local(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        if event == "line" and frame.f_lineno == line and left:
+            left -= 1
+            if not left:
+                sys.settrace(None)
+                raise fault("a fault")
+        return local
+
+    with tracing(trace):
+        await Conversation(world).play()
+    return not left
+
+
+@pytest.fixture
+def quiet_log() -> Iterator[None]:
+    """Hundreds of tracebacks are expected here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+async def test_a_crash_at_every_line_ends_only_that_session(
+    world: Callable[..., Any], quiet_log: None
+) -> None:
+    holdings = Holdings(Limits())
+    async with world(holdings=holdings) as each:
+        bystander = Bystander(each)
+        await each.settle()
+        bystander.begin()
+        await each.settle()
+        text = each.replies(bystander.socket, 2)[0].text
+        points = await lines_of(each)
+        assert len(points) > 1000
+        reached = 0
+        for number, (point, times) in enumerate(points.items()):
+            bystander.begin()
+            before = len(each.sockets)
+            time = 1 if number % 2 else min(times, 1 + number % 7)
+            fault = Panic if number % 4 == 3 else Fault
+            reached += await play_with_fault(each, point, time, fault)
+            where = f"{point[0].co_qualname}:{point[1]}, {time}"
+            bystander.check(text)
+            assert len(each.directory) == 1, where
+            assert len(each.cache.branches) == 1, where
+            assert (len(each.cache.runs), each.cache.referenced) == (0, 0), where
+            check(each.cache)
+            assert holdings.process.sessions == 1, where
+            mine = range(before + 1, len(each.sockets) + 1)
+            assert {each.closed.get(s) for s in mine} <= {None, Close.SERVER_BUG, Close.DONE}, where
+        assert holdings.held < 2 << 20  # of the one that is left; its kept replies grow
+        assert reached > 0.95 * len(points)  # the rest: what is done once for all sessions

@@ -1,0 +1,150 @@
+"""The directory: who opened which session is told, keys open sessions, and an end leaves nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from ramify.actors.kit.mailbox import Mailbox, Router
+from ramify.actors.session.directory import Directory
+from ramify.actors.tokenizer import Tokenizer
+from ramify.protocol import messages as m
+from ramify.protocol import wire as w
+from ramify.protocol.config import Limits
+from ramify.protocol.errors import Close
+
+
+class Doors:
+    """A directory without an engine behind it: what it and its sessions tell is noted."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.inbox: Mailbox[m.DirectoryMessage] = Mailbox("directory", 64)
+        self.gateway: Mailbox[Any] = Mailbox("gateway", 64)
+        self.cache: Mailbox[Any] = Mailbox("cache", 64)
+        self.scheduler: Mailbox[Any] = Mailbox("scheduler", 64)
+        self.sessions: Router[Any] = Router("sessions")
+        self.metrics = MagicMock()
+        self.directory = Directory(
+            self.inbox,
+            tokenizer=tokenizer,
+            server=w.ServerInfo(version=1, epoch="e", model="fake"),
+            context=128,
+            vocab=384,
+            limits=Limits(),
+            ttl_s=600.0,
+            cache=self.cache,
+            scheduler=self.scheduler,
+            gateway=self.gateway,
+            sessions=self.sessions,
+            clock=MagicMock(now=lambda: 100.0),
+            metrics=self.metrics,
+        )
+
+    async def open(self, socket: int, *ops: Any, **fields: Any) -> list[Any]:
+        """What the gateway is told after an `open`."""
+        self.inbox.tell(m.OpenSession(socket, w.Open(client="c", **fields), list(ops)))
+        return await self.settle()
+
+    async def settle(self) -> list[Any]:
+        """Let everybody read; returns what the gateway was told meanwhile."""
+        for _ in range(30):
+            await asyncio.sleep(0)
+        return list(self.gateway.drain_nowait())
+
+
+@pytest.fixture
+def doors(tokenizer: Tokenizer) -> Callable[[], AbstractAsyncContextManager[Doors]]:
+    @asynccontextmanager
+    async def run() -> AsyncIterator[Doors]:
+        each = Doors(tokenizer)
+        running = asyncio.create_task(each.directory.run())
+        try:
+            yield each
+        finally:
+            each.inbox.close()
+            await running
+
+    return run
+
+
+def number_of(told: list[Any], socket: int) -> int:
+    """The session that a socket was told to have."""
+    (opened,) = [each for each in told if isinstance(each, m.Opened)]
+    assert opened.socket == socket
+    number: int = opened.session
+    return number
+
+
+def state_of(told: list[Any], socket: int) -> w.State:
+    (state,) = [
+        message
+        for each in told
+        if isinstance(each, m.Deliver) and each.socket == socket
+        for message in each.messages
+        if isinstance(message, w.State)
+    ]
+    return state
+
+
+def error_of(told: list[Any], socket: int) -> str:
+    (deliver,) = told
+    assert isinstance(deliver, m.Deliver)
+    assert deliver.socket == socket
+    (error,) = deliver.messages
+    return str(error.code)
+
+
+async def test_a_socket_is_told_its_session(doors: Callable[..., Any]) -> None:
+    """Without `Opened` the gateway would not know where its frames go."""
+    async with doors() as each:
+        first, second = await each.open(7), await each.open(8)
+        assert number_of(first, 7) != number_of(second, 8)
+        assert len(each.directory) == 2
+        state = state_of(first, 7)
+        assert state.key is not None
+        assert not state.resumed
+        await each.settle()
+        assert each.metrics.sessions.call_args_list[-1].args == (1,)
+        # a frame that is sent there arrives
+        each.sessions.tell(number_of(first, 7), m.Frame(7, [w.Append(id=3, tokens=[5])]))
+        told = await each.settle()
+        assert [message.id for d in told for message in d.messages] == [3]
+
+
+async def test_only_its_keys_open_a_session(doors: Callable[..., Any]) -> None:
+    async with doors() as each:
+        opened = await each.open(1, w.Append(id=1, tokens=[5]))
+        state = state_of(opened, 1)
+        assert error_of(await each.open(2, session=state.session), 2) == "forbidden"
+        assert error_of(await each.open(2, session=state.session, key="k"), 2) == "forbidden"
+        assert error_of(await each.open(2, session="s_unknown", key=state.key), 2) == "no_session"
+        assert error_of(await each.open(2, model="another"), 2) == "bad_request"
+        assert len(each.directory) == 1
+        told = await each.open(3, session=state.session, key=state.key)
+        assert number_of(told, 3) == number_of(opened, 1)
+
+
+async def test_while_it_drains_nobody_opens_a_session(doors: Callable[..., Any]) -> None:
+    async with doors() as each:
+        each.inbox.tell(m.Shutdown("bye", 250))
+        told = await each.open(1)
+        assert error_of(told, 1) == "overloaded"
+        assert told[0].messages[0].retry_ms == 250
+        assert len(each.directory) == 0
+
+
+async def test_an_end_leaves_nothing(doors: Callable[..., Any]) -> None:
+    async with doors() as each:
+        opened = await each.open(5, w.Append(id=1, tokens=[5]))
+        number = number_of(opened, 5)
+        each.sessions.tell(number, m.Frame(5, [w.CloseSession(id=2)]))
+        told = await each.settle()
+        closed = [message for message in told if isinstance(message, m.CloseSocket)]
+        assert {(message.socket, message.code) for message in closed} <= {(5, Close.DONE)}
+        assert len(each.directory) == 0
+        assert each.metrics.sessions.call_args_list[-1].args == (-1,)
+        assert m.CancelSession(number) in list(each.scheduler.drain_nowait())
+        assert error_of(await each.open(6, session="s", key="k"), 6) == "no_session"

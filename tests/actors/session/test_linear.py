@@ -1,0 +1,193 @@
+"""Frames with many names or many ops: limits first, and work that is linear in what is sent.
+
+Work is counted, not timed: lines of the session's code that run, and comparisons that a list makes.
+"""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from ramify.actors.session import tasks
+from ramify.actors.session.program import Program
+from ramify.protocol import wire as w
+from ramify.protocol.config import Limits
+
+SLACK = 1.25  # of twice the work for twice the names
+
+
+def lines_of(call: Callable[[], object]) -> int:
+    """How many lines of `actors/session` run in `call`."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        if "session" not in frame.f_code.co_filename:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def grows_linearly(work: Callable[[int], int], n: int = 100) -> bool:
+    once, twice = work(n), work(2 * n)
+    assert once > n / 2, "nothing was counted"
+    return twice <= 2 * SLACK * once
+
+
+class Op:
+    """A task that counts comparisons with others."""
+
+    compared = 0
+
+    def __init__(self, *touched: str) -> None:
+        self.touched = touched
+
+    def __eq__(self, other: object) -> bool:
+        Op.compared += 1
+        return self is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("order", ["first to last", "last to first"])
+def test_a_queue_is_left_in_any_order(order: str) -> None:
+    def work(n: int) -> int:
+        program: Program[Op] = Program()
+        ops = [Op("a", f"b{i}") for i in range(n)]
+        Op.compared = 0
+
+        def run() -> None:
+            for op in ops:
+                program.add(op)
+            for op in ops if order == "first to last" else reversed(ops):
+                program.start(op)
+                program.finish(op)
+
+        return lines_of(run) + Op.compared
+
+    assert grows_linearly(work)
+
+
+def test_a_task_on_many_branches_waits_for_many_others() -> None:
+    def work(n: int) -> int:
+        program: Program[Op] = Program()
+        ops = [Op(f"b{i}") for i in range(n)]
+        join = Op(*(f"b{i}" for i in range(n)))
+        Op.compared = 0
+
+        def run() -> None:
+            for op in (*ops, join):
+                program.add(op)
+            for op in ops:
+                assert program.start(op)
+            for i, op in enumerate(ops):
+                freed = program.finish(op)
+                assert bool(freed) == (i == n - 1)
+                assert program.start(join) == bool(freed)
+
+        return lines_of(run) + Op.compared
+
+    assert grows_linearly(work)
+
+
+def running(sim: Callable[..., Any], ops: list[w.Op], **limits: int) -> tuple[Any, Any]:
+    """A session in which `ops` were taken up, and nothing has been sampled yet."""
+    engine = sim(limits=Limits(**limits))
+    engine.integrity = False
+    client = engine.session()
+    engine.pump()
+    core = engine.cores[1]
+    core.frame(client.socket, ops, engine.now)
+    return core, client
+
+
+def test_cancelling_many_generations(sim: Callable[..., Any]) -> None:
+    def work(n: int) -> int:
+        names = [f"b{i}" for i in range(n)]
+        core, client = running(
+            sim,
+            [
+                w.Append(id=1, text="hello"),
+                w.Fork(id=2, as_=names),
+                w.Generate(id=3, branch=names, max_tokens=5),
+            ],
+            running=1,
+        )
+        cancel: list[w.ClientMessage] = [w.Cancel(id=4, branch=names)]
+        return lines_of(lambda: core.frame(client.socket, cancel, 101.0))
+
+    assert grows_linearly(work)
+
+
+def test_a_branch_that_is_named_many_times_is_looked_at_once(sim: Callable[..., Any]) -> None:
+    def work(n: int) -> int:
+        queued = [w.Append(id=i + 3, text="x") for i in range(n)]
+        start: list[w.Op] = [w.Append(id=1, text="hello"), w.Generate(id=2, max_tokens=5), *queued]
+        core, client = running(sim, start)
+        cancel: list[w.ClientMessage] = [w.Cancel(id=1000, branch=["main"] * n)]
+        return n + lines_of(lambda: core.frame(client.socket, cancel, 101.0))
+
+    assert grows_linearly(work)
+
+
+def test_forking_to_many_names(sim: Callable[..., Any]) -> None:
+    def work(n: int) -> int:
+        fork: list[w.ClientMessage] = [w.Fork(id=2, as_=[f"b{i}" for i in range(n)])]
+        core, client = running(sim, [w.Append(id=1, text="hello")])
+        return lines_of(lambda: core.frame(client.socket, fork, 101.0))
+
+    assert grows_linearly(work)
+
+
+def test_the_limit_comes_before_the_tasks(sim: Callable[..., Any], monkeypatch: Any) -> None:
+    """256 ops on 1,000 branches each are 256,000 tasks: more than 1,024 are never made."""
+    made = 0
+
+    class Counted(tasks.Task):
+        def __init__(self, *args: Any, **fields: Any) -> None:
+            nonlocal made
+            made += 1
+            super().__init__(*args, **fields)
+
+    monkeypatch.setattr(tasks, "Task", Counted)
+    core, client = running(sim, [])
+    names = [f"b{i}" for i in range(1000)]
+    core.frame(client.socket, [w.Append(id=i, branch=names, text="x") for i in range(1, 257)], 101.0)
+    assert made <= 1024
+    replies = core.attachments[client.socket].out
+    assert {reply.code for reply in replies} == {"limit"}
+    assert [reply.id for reply in replies] == list(range(1, 257))
+
+
+@pytest.mark.parametrize(
+    ("op", "field"),
+    [
+        (w.Fork(id=1, as_=[f"b{i}" for i in range(17)]), "as"),
+        (w.Set(id=1, meta={"k": "x" * 100}), "meta"),
+        (w.Generate(id=1, n=17), "n"),
+    ],
+)
+def test_limits_of_a_server_are_named(sim: Callable[..., Any], op: w.Op, field: str) -> None:
+    core, client = running(sim, [op, w.Append(id=2, text="x")], branches=16, n=16, meta_bytes=64)
+    first, second = core.attachments[client.socket].out
+    assert (first.code, second.code) == ("limit", "skipped")
+    assert f"$[0].{field}" in first.message
+    assert first.details["max"] in (16, 64)
+    assert list(core.state.branches) == ["main"]
+
+
+def test_a_name_that_is_given_twice_exists(sim: Callable[..., Any]) -> None:
+    core, client = running(sim, [w.Fork(id=1, as_=["a", "b", "a"])])
+    (reply,) = core.attachments[client.socket].out
+    assert reply.code == "exists"
+    assert "'a'" in reply.message

@@ -1,0 +1,109 @@
+"""The branch table of a client: what replies, events and `state` change, in whatever order they come."""
+
+import pytest
+
+from ramify.clients import heads as module
+from ramify.clients.heads import Heads
+from ramify.protocol.wire import Append, BranchState, Drop, Event, Fork, Ok, Rollback, Set
+
+
+def of(heads: Heads) -> dict[str, tuple[int, int]]:
+    return {name: (head.position, head.received) for name, head in heads.by_name.items()}
+
+
+@pytest.fixture
+def heads() -> Heads:
+    """Attached at revision 10, with `main` at 20."""
+    made = Heads(None)
+    made.attached([BranchState(branch="main", position=20)], 10, set())
+    return made
+
+
+def test_a_state_has_all_branches_there_are(heads: Heads) -> None:
+    heads.get("old").position = 5
+    heads.attached(
+        [
+            BranchState(branch="main", position=24),
+            BranchState(branch="runs", position=9, running=3, started_at=6),
+            BranchState(branch="asked", position=7),
+        ],
+        12,
+        {"asked"},
+    )
+    assert of(heads) == {"main": (24, 20), "runs": (9, 6), "asked": (7, 0)}
+    assert heads.have() == {"main": 20, "runs": 6, "asked": 0}
+    assert heads.revision == 12
+
+
+def test_own_ops_move_their_branch(heads: Heads) -> None:
+    heads.applied(Append(id=1, text="x"), Ok(id=1, branch="main", position=26, revision=11))
+    assert of(heads) == {"main": (26, 20)}
+    rolled = Ok(id=2, branch="main", position=8, revision=12)
+    heads.applied(Rollback(id=2, to=8), rolled)
+    assert of(heads) == {"main": (8, 8)}
+    rebased = Ok(id=3, branch="main", position=12, revision=13, result={"rebased": 6})
+    heads.applied(Append(id=3, text="x"), rebased)
+    assert of(heads) == {"main": (12, 6)}
+    heads.applied(Set(id=4, branch="main", name="m"), Ok(id=4, branch="m", position=12, revision=14))
+    assert of(heads) == {"m": (12, 6)}
+    assert heads.revision == 14
+
+
+def test_forks_begin_where_they_leave_their_parent(heads: Heads) -> None:
+    heads.applied(Fork(id=1, as_=["a"]), Ok(id=1, branch="main", position=20, revision=11))
+    heads.applied(Fork(id=2, as_=["b"], at=4), Ok(id=2, branch="main", revision=12))
+    heads.applied(Fork(id=3, as_=["c"]), Ok(id=3, branch="main", revision=13))
+    heads.applied(Fork(id=4, branch=None, as_=["d"]), Ok(id=4, revision=14))
+    assert of(heads) == {
+        "main": (20, 20),
+        "a": (20, 20),
+        "b": (4, 4),
+        "c": (20, 20),
+        "d": (0, 0),
+    }
+    heads.applied(Drop(id=5, branch=["a", "b"]), Ok(id=5, branch="a", revision=15))
+    assert set(of(heads)) == {"main", "b", "c", "d"}
+
+
+def test_a_reply_that_the_state_includes_changes_nothing(heads: Heads) -> None:
+    """It was missed, and is sent again after a resume."""
+    heads.applied(Rollback(id=1, to=3), Ok(id=1, branch="main", position=3, revision=10))
+    assert of(heads) == {"main": (20, 20)}
+    assert heads.revision == 10
+
+
+def test_a_reply_that_waited_for_its_deltas_still_counts(heads: Heads) -> None:
+    """Replies on other branches, and events, may overtake it."""
+    heads.applied(Fork(id=1, as_=["a"]), Ok(id=1, branch="main", position=20, revision=11))
+    heads.applied(Append(id=3, branch="a", text="x"), Ok(id=3, branch="a", position=25, revision=14))
+    assert heads.noted(Event(revision=15, op="append", branch="a", details={"position": 30})) == 30
+    heads.applied(Rollback(id=2, to=8), Ok(id=2, branch="main", position=8, revision=12))
+    assert of(heads) == {"main": (8, 8), "a": (30, 20)}
+    assert heads.revision == 15
+
+
+def test_a_branch_that_is_gone_does_not_come_back_by_an_older_fork(heads: Heads) -> None:
+    heads.applied(Drop(id=2, branch="a"), Ok(id=2, branch="a", revision=13))
+    heads.applied(Fork(id=1, as_=["a"]), Ok(id=1, branch="main", position=20, revision=12))
+    heads.noted(Event(revision=15, op="drop", branch="b"))
+    heads.noted(Event(revision=14, op="fork", branch="main", details={"position": 20, "as": ["b"]}))
+    assert set(of(heads)) == {"main"}
+    heads.noted(Event(revision=16, op="fork", branch="main", details={"position": 7, "as": ["a", "b"]}))
+    assert of(heads) == {"main": (20, 20), "a": (7, 7), "b": (7, 7)}
+
+
+def test_names_of_dropped_branches_do_not_pile_up(heads: Heads) -> None:
+    for i in range(module.GONE_KEPT + 5):
+        heads.noted(Event(revision=11 + i, op="drop", branch=f"b{i}"))
+    assert len(heads._gone) == module.GONE_KEPT
+
+
+def test_events_of_others(heads: Heads) -> None:
+    assert heads.noted(Event(revision=11, op="close")) is None
+    heads.noted(Event(revision=12, op="rollback", branch="main", details={"position": 9}))
+    assert of(heads) == {"main": (9, 9)}
+    heads.noted(Event(revision=13, op="generate", branch="main", details={"position": 15}))
+    assert of(heads) == {"main": (15, 9)}
+    heads.noted(Event(revision=11, op="append", branch="new", details={"position": 3}))
+    assert of(heads)["new"] == (3, 0)
+    assert heads.revision == 13
