@@ -136,6 +136,11 @@ class Generation(Handle[Result]):
     def ended(self) -> bool:
         return self._stream.settled
 
+    async def progress(self) -> None:
+        """Wait until there is more of it."""
+        if not self._stream.settled:
+            await self._changed()
+
     def __aiter__(self) -> AsyncIterator[TextDelta]:
         return _Reader(self)
 

@@ -67,6 +67,7 @@ class GenerateOptions(TypedDict, total=False):
     priority: int
     deadline_ms: int
     quiet: bool
+    keep_open: bool
     expect: int
 
 

@@ -33,6 +33,14 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="ramify-client", daemon=True)
         self._thread.start()
 
+    @classmethod
+    def running(cls) -> "LoopThread":
+        """The loop that runs here, for handles that are used in other threads."""
+        thread = cls.__new__(cls)
+        thread._loop = asyncio.get_running_loop()
+        thread._thread = threading.current_thread()
+        return thread
+
     @property
     def stopped(self) -> bool:
         return self._loop.is_closed()

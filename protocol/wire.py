@@ -196,6 +196,7 @@ class Generate(Op, kw_only=True, frozen=True):
     priority: Annotated[int, Meta(ge=-8, le=8)] = 0
     deadline_ms: Count | None = None
     quiet: bool = False
+    keep_open: bool = False
     expect: Position | None = None
 
     def __post_init__(self) -> None:

@@ -324,7 +324,7 @@ class Generations:
                 self._settle_stop_token(generation, generation.stop_token)
             self._release_rest(generation)
         piece.ended = True
-        if piece.tail is Tail.OPEN and reason == "stop":
+        if piece.tail is Tail.OPEN and reason == "stop" and not generation.op.keep_open:
             self._turns.close_turn(branch)
         branch.reason = reason
         del self._by_task[id(task)]
@@ -367,9 +367,10 @@ class Generations:
         return stopped.stop
 
     def _settle_stop_token(self, generation: Generation, token: int) -> None:
-        """Keep a stop token that ends a turn of the template; cut any other."""
+        """Keep a stop token that ends a turn of the template, if it is to end; cut any other."""
         piece = generation.piece
-        end = self._turns.end_of_turn(token) if generation.chat else None
+        closes = generation.chat and not generation.op.keep_open
+        end = self._turns.end_of_turn(token) if closes else None
         if end is not None:
             piece.tail, piece.eos_text = Tail.EOS, end
         else:

@@ -1,0 +1,41 @@
+"""A small language for programs that call a model: `@program`, `gen`, turns and forks.
+
+    from ramify.clients.program import State, assistant, gen, program, user
+
+    @program
+    def tips(s: State, topic: str) -> list[str]:
+        s += user(f"Give two tips on {topic}.")
+        forks = s.fork(2)
+        for number, fork in enumerate(forks, 1):
+            fork += assistant(f"Tip {number}:", gen("tip", max_tokens=40, stop="\\n"))
+        return forks.values("tip")
+
+    print(tips.run("sleep").value)
+
+`expressions` are what programs add, `writer` turns them into ops, `state` sends them and holds what
+comes back, `sync` is the state without `await`, `program` runs it.
+"""
+
+from ramify.clients.program.batch import Failed, Run
+from ramify.clients.program.expressions import assistant, gen, system, tool, user
+from ramify.clients.program.program import Program, program
+from ramify.clients.program.state import AsyncState, Forks, Piece, Value
+from ramify.clients.program.sync import State, SyncForks
+
+__all__ = [
+    "AsyncState",
+    "Failed",
+    "Forks",
+    "Piece",
+    "Program",
+    "Run",
+    "State",
+    "SyncForks",
+    "Value",
+    "assistant",
+    "gen",
+    "program",
+    "system",
+    "tool",
+    "user",
+]

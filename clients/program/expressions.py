@@ -1,0 +1,125 @@
+"""What a program adds to its state: text, turns, and gaps that the model fills. Pure values.
+
+    s += user("Capital of France?") + assistant(gen("city", stop="."))
+
+`flatten` turns an expression into steps, in order. Nothing here knows branches or sockets.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, TypeAlias, Unpack, cast
+
+import msgspec
+
+from ramify.clients.handles import GenerateOptions
+
+TurnRole: TypeAlias = Literal["system", "user", "assistant", "tool"]
+
+
+class _Node(msgspec.Struct, frozen=True):
+    """Base of expressions: `+` puts them one after the other."""
+
+    def __add__(self, other: "Expression") -> "Sequence":
+        return Sequence((cast(Expression, self), other))
+
+    def __radd__(self, other: "Expression") -> "Sequence":
+        return Sequence((other, cast(Expression, self)))
+
+
+class Gen(_Node, frozen=True):
+    """A gap for the model to fill. `name`: how the program reads its text."""
+
+    name: str | None
+    options: GenerateOptions
+
+
+class Turn(_Node, frozen=True):
+    """One turn of a chat."""
+
+    role: TurnRole
+    parts: "tuple[Expression, ...]"
+
+
+class Sequence(_Node, frozen=True):
+    """Expressions, one after the other."""
+
+    parts: "tuple[Expression, ...]"
+
+
+Expression: TypeAlias = str | Gen | Turn | Sequence
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A step: text as it is."""
+
+    text: str
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """A step: a turn of `role` begins."""
+
+    role: TurnRole
+
+
+class End(msgspec.Struct, frozen=True):
+    """A step: the turn is over."""
+
+
+Step: TypeAlias = Text | Gen | Begin | End
+
+
+def gen(name: str | None = None, /, **options: Unpack[GenerateOptions]) -> Gen:
+    """Let the model go on from here. `options`: the fields of `generate`.
+
+    `stop` may be one string. Without a `name` the text is generated and cannot be read by itself.
+    """
+    stop = options.get("stop")
+    if isinstance(stop, str):
+        options["stop"] = [stop]
+    return Gen(name, options)
+
+
+def system(*parts: Expression) -> Turn:
+    """Instructions, the first turn of a chat."""
+    return Turn("system", parts)
+
+
+def user(*parts: Expression) -> Turn:
+    """What a person says."""
+    return Turn("user", parts)
+
+
+def assistant(*parts: Expression) -> Turn:
+    """What the model says: text put into its mouth, gaps to fill, or both."""
+    return Turn("assistant", parts)
+
+
+def tool(*parts: Expression) -> Turn:
+    """What a tool answered."""
+    return Turn("tool", parts)
+
+
+def flatten(expression: Expression) -> Iterator[Step]:
+    """The steps of an expression. Raises TypeError for anything else, and for nested turns."""
+    match expression:
+        case str():
+            if expression:
+                yield Text(expression)
+        case Gen():
+            yield expression
+        case Sequence(parts):
+            for part in parts:
+                yield from flatten(part)
+        case Turn(role, parts):
+            yield Begin(role)
+            for part in parts:
+                for step in flatten(part):
+                    if isinstance(step, Begin):
+                        raise TypeError(f"a {step.role!r} turn stands inside a {role!r} turn")
+                    if isinstance(step, Gen) and role != "assistant":
+                        raise TypeError(f"gen() stands in a {role!r} turn: put it into assistant()")
+                    yield step
+            yield End()
+        case _:
+            raise TypeError(
+                f"a program adds text, gen(), and turns, not {type(expression).__name__}: use str(...)"
+            )

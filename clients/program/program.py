@@ -1,0 +1,247 @@
+"""`@program`: a function over a state becomes something that runs on a server.
+
+    @program
+    def capital(s: State, country: str) -> str:
+        s += user(f"What is the capital of {country}?") + assistant(gen("city", max_tokens=8))
+        return s["city"]
+
+    capital.run("France").value
+
+A plain function gets a `State` and runs in a thread of its own; an `async def` gets an `AsyncState`.
+Each run has a branch of its own, which is dropped at its end, with all that was forked off it.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from inspect import iscoroutinefunction
+from pathlib import Path
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, overload
+
+import msgspec
+
+from ramify.clients.connect import connect
+from ramify.clients.handles import GenerateOptions
+from ramify.clients.program.batch import Batch, Failed, Item, Run
+from ramify.clients.program.state import AsyncState, Backend, Family, Listener, Piece
+from ramify.clients.program.sync import State, in_thread
+from ramify.clients.program.writer import Writer
+from ramify.clients.sync import LoopThread
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.wire import Drop, Fork
+
+DEFAULT_URL = "ws://127.0.0.1:8765/v1/ws"
+DROPPED = 1024  # branches in one `drop`
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and how a program runs. `options`: for every gap that does not say otherwise."""
+
+    url: str | None = None
+    session: Backend | None = None
+    connect: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+
+
+class Program(Generic[P, T]):
+    """A function over a state. Made by `program`."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        settings: Settings = Settings(),  # noqa: B008
+    ) -> None:
+        self.function = function
+        self.settings = settings
+        self.__doc__ = function.__doc__
+        self.__name__ = getattr(function, "__name__", "program")
+
+    def __repr__(self) -> str:
+        return f"<program {self.__name__}>"
+
+    @overload
+    def __call__(self, s: State, /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def __call__(self, s: AsyncState, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
+    def __call__(self, s: State | AsyncState, /, *args: P.args, **kwargs: P.kwargs) -> T | Awaitable[T]:
+        """Run it as a part of another program, on that one's state."""
+        return cast("T | Awaitable[T]", self.function(s, *args, **kwargs))
+
+    def using(
+        self,
+        url: str | None = None,
+        *,
+        session: Backend | None = None,
+        connect: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> "Program[P, T]":
+        """The same program with other settings.
+
+        `url`: the server (default: `RAMIFY_URL`, else this machine). `session`: one that is open
+        already, or an `ApiSession`, for the asynchronous calls. `connect`: arguments of `connect`,
+        like a token. `options`: of `generate`, for gaps that do not say otherwise.
+        """
+        now = self.settings
+        return Program(
+            self.function,
+            Settings(
+                url=url or now.url,
+                session=session or now.session,
+                connect={**now.connect, **(connect or {})},
+                options={**now.options, **options},
+            ),
+        )
+
+    # --- without `await` ------------------------------------------------------------------------
+
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> Run[T]:
+        """Run it and wait. Raises what it raised, or what went wrong on the server."""
+        with _loop() as thread:
+            return thread.run(self.arun(*args, **kwargs))
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Piece]:
+        """Run it and give the text of its gaps as it comes. Leaving the loop early cancels it."""
+        with _loop() as thread:
+            pieces = self.astream(*args, **kwargs)
+            try:
+                while (piece := thread.run(_next(pieces))) is not None:
+                    yield piece
+            finally:
+                thread.run(_close(pieces))
+
+    def run_batch(
+        self,
+        items: Iterable[Item],
+        *,
+        concurrency: int = 64,
+        sockets: int = 4,
+        progress: bool = False,
+        results: str | Path | None = None,
+    ) -> list[Run[T] | Failed]:
+        """Run it for each item, several at once; the results are in the items' order.
+
+        An item is a mapping of keyword arguments, or a tuple of arguments. One that fails becomes a
+        `Failed`. `concurrency`: how many run at once, over so many `sockets`. `progress`: show it on
+        standard error. `results`: a file that keeps what is done; the same call after an
+        interruption goes on where it was, and runs what had failed again.
+        """
+        with _loop() as thread:
+            return thread.run(
+                self.arun_batch(
+                    items, concurrency=concurrency, sockets=sockets, progress=progress, results=results
+                )
+            )
+
+    # --- with `await` ---------------------------------------------------------------------------
+
+    async def arun(self, *args: P.args, **kwargs: P.kwargs) -> Run[T]:
+        """`run` for asynchronous code."""
+        async with self.session() as session:
+            return await self.run_on(session, None, *args, **kwargs)
+
+    async def astream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Piece]:
+        """`stream` for asynchronous code. Close it (`aclose`) when you leave it early."""
+        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+
+        async def work() -> None:
+            try:
+                async with self.session() as session:
+                    await self.run_on(session, pieces.put_nowait, *args, **kwargs)
+            finally:
+                pieces.put_nowait(None)
+
+        task = asyncio.create_task(work())
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def arun_batch(
+        self,
+        items: Iterable[Item],
+        *,
+        concurrency: int = 64,
+        sockets: int = 4,
+        progress: bool = False,
+        results: str | Path | None = None,
+    ) -> list[Run[T] | Failed]:
+        """`run_batch` for asynchronous code."""
+        batch = Batch(self, list(items), None if results is None else Path(results), progress)
+        return await batch.run(concurrency, sockets)
+
+    async def run_on(
+        self, session: Backend, listener: Listener | None, *args: P.args, **kwargs: P.kwargs
+    ) -> Run[T]:
+        """Run it on a branch of its own in `session`; `listener` hears the text of all gaps."""
+        (name,) = session.fresh_names("program", 1)
+        for reply in await session.send([Fork(id=0, branch=None, as_=[name])]):
+            await reply
+        family = Family(session, listener)
+        state = AsyncState(family, Writer(name, cast(GenerateOptions, self.settings.options)))
+        try:
+            value = await self._call(state, *args, **kwargs)
+            for each in family.states:
+                await each.finish()
+            results = {each: await state[each].result() for each in state.names()}
+            return Run(value, results, await state.messages())
+        finally:
+            await _end(family)
+
+    async def _call(self, state: AsyncState, *args: P.args, **kwargs: P.kwargs) -> T:
+        if iscoroutinefunction(self.function):
+            return cast(T, await self.function(state, *args, **kwargs))
+        s = State(LoopThread.running(), state)
+        return cast(T, await in_thread(lambda: self.function(s, *args, **kwargs), self.__name__))
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[Backend]:
+        """The session to run in: the given one, or one of its own."""
+        if self.settings.session is not None:
+            yield self.settings.session
+            return
+        url = self.settings.url or os.environ.get("RAMIFY_URL") or DEFAULT_URL
+        async with connect(url, **self.settings.connect) as session:
+            yield session
+
+
+@overload
+def program(function: Callable[Concatenate[AsyncState, P], Awaitable[T]], /) -> Program[P, T]: ...
+@overload
+def program(function: Callable[Concatenate[State, P], T], /) -> Program[P, T]: ...
+def program(function: Callable[..., Any], /) -> Program[..., Any]:
+    """Make a program of a function whose first argument is its state."""
+    return Program(function)
+
+
+async def _end(family: Family) -> None:
+    """Stop what still runs, and drop every branch."""
+    await asyncio.gather(*(state.stop() for state in family.states))
+    session = family.session
+    names = [state.branch for state in family.states if state.born]
+    for start in range(0, len(names), DROPPED):
+        with contextlib.suppress(RamifyError):  # the session is over, and its branches with it
+            for reply in await session.send([Drop(id=0, branch=names[start : start + DROPPED])]):
+                await reply
+
+
+@contextlib.contextmanager
+def _loop() -> Iterator[LoopThread]:
+    thread = LoopThread()
+    try:
+        yield thread
+    finally:
+        thread.stop()
+
+
+async def _next(pieces: AsyncIterator[Piece]) -> Piece | None:
+    return await anext(pieces, None)
+
+
+async def _close(pieces: AsyncIterator[Piece]) -> None:
+    await cast(Any, pieces).aclose()

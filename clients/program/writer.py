@@ -1,0 +1,120 @@
+"""From steps to ops on one branch. Pure: it knows the protocol, not who sends the ops.
+
+Text waits here until a gap needs it, so however a program was cut into `+=`, the same ops go out,
+and so the same tokens. Whole turns become messages of one `append`; text outside of turns is raw.
+
+    user("Q"), assistant("A: ", gen("a", stop="."), " and ", gen("b"))
+
+    append    messages: user "Q"
+    append    text "A: ", in the assistant's turn that is open now
+    generate  a; the turn stays open at its stop
+    append    text " and "
+    generate  b; its end closes the turn
+"""
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from ramify.clients.handles import GenerateOptions
+from ramify.clients.program.expressions import Begin, End, Gen, Step, Text, TurnRole
+from ramify.protocol.wire import Append, ChatMessage, Generate, Op
+
+
+class Writer:
+    """What one branch has been given, and what of it still waits to be sent.
+
+    `record`: all of it in order, as (turn, role, text or gap); the role is None outside of turns, which
+    are numbered, so that two of the same role stay apart. `defaults`: options of gaps that do not say.
+    """
+
+    def __init__(self, branch: str, defaults: GenerateOptions | None = None) -> None:
+        self.branch = branch
+        self._defaults: GenerateOptions = defaults or {}
+        self.record: list[tuple[int, TurnRole | None, str | Gen]] = []
+        self._turn = 0
+        self._pending: list[ChatMessage | str] = []  # whole turns, and text that is not in one
+        self._text: list[str] = []  # of the turn that is being written
+        self._role: TurnRole | None = None
+        self._open = False  # the turn has begun on the branch, because it holds a gap
+
+    def fork(self, branch: str) -> "Writer":
+        """The writer of a child that was forked after `flush`."""
+        child = Writer(branch, self._defaults)
+        child.record = list(self.record)
+        child._role, child._open, child._turn = self._role, self._open, self._turn
+        return child
+
+    def rewind(self, record: int) -> None:
+        """Forget what was written since the record had this length, and had been flushed."""
+        del self.record[record:]
+        self._pending.clear()
+        self._text.clear()
+        self._role, self._open = None, False
+        self._turn += 1
+
+    def write(self, steps: Iterable[Step]) -> list[tuple[list[Op], Gen]]:
+        """Take steps. Returns what has to be sent now: for each gap, its ops, the gap's own last."""
+        runs: list[tuple[list[Op], Gen]] = []
+        waiting: Gen | None = None  # whether its end closes the turn depends on the step after it
+        for step in steps:
+            if waiting is not None:
+                runs.append((self._fill(waiting, closes=isinstance(step, End)), waiting))
+                waiting = None
+            match step:
+                case Text(text):
+                    self.record.append((self._turn, self._role, text))
+                    (self._pending if self._role is None or self._open else self._text).append(text)
+                case Begin(role):
+                    self._begin(role)
+                case End():
+                    self._end()
+                case Gen():
+                    self.record.append((self._turn, self._role, step))
+                    waiting = step
+        if waiting is not None:
+            runs.append((self._fill(waiting, closes=False), waiting))
+        return runs
+
+    def flush(self) -> list[Op]:
+        """The ops for everything that waits, so that the branch holds all that was written.
+
+        Raises TypeError in the middle of a turn that no gap has opened: its text would lose its end.
+        """
+        if self._text:
+            raise TypeError(f"the {self._role!r} turn has not ended: fork or read after it")
+        return self._take()
+
+    def _begin(self, role: TurnRole) -> None:
+        if self._role is not None:
+            raise TypeError(f"a {role!r} turn stands inside a {self._role!r} turn")
+        self._role = role
+        self._turn += 1
+
+    def _end(self) -> None:
+        assert self._role is not None
+        if not self._open:
+            self._pending.append(ChatMessage(role=self._role, content="".join(self._text)))
+            self._text.clear()
+        # else: what follows its last gap waits as text; the next turn closes this one
+        self._role, self._open = None, False
+        self._turn += 1
+
+    def _fill(self, gap: Gen, *, closes: bool) -> list[Op]:
+        self._pending += self._text  # the turn's text before its first gap
+        self._text.clear()
+        self._open = self._role is not None
+        keep = self._role is not None and not closes
+        options: GenerateOptions = {"keep_open": keep, **self._defaults, **gap.options}
+        return [*self._take(), Generate(id=0, branch=self.branch, **options)]
+
+    def _take(self) -> list[Op]:
+        """One `append` for each run of turns, and one for each run of text."""
+        pending, self._pending = self._pending, []
+        ops: list[Op] = []
+        for is_turn, run in groupby(pending, lambda item: isinstance(item, ChatMessage)):
+            if is_turn:
+                turns = [item for item in run if isinstance(item, ChatMessage)]
+                ops.append(Append(id=0, branch=self.branch, messages=turns))
+            else:
+                ops.append(Append(id=0, branch=self.branch, text="".join(map(str, run))))
+        return ops
