@@ -205,8 +205,8 @@ class Directory:
         without it there seems to be no such session.
         """
         number, entry = self._entries.get(session, (0, None))
+        mine = entry is not None and entry.actor.core.state.owner == owner
         if entry is not None:
-            mine = entry.actor.core.state.owner == owner
             key = (opened.key or "").encode()
             if mine and hmac.compare_digest(key, entry.identity.key.encode()):
                 return number, entry, True

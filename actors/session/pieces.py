@@ -111,7 +111,7 @@ class Piece(Held):
         self.text = text
         self.raw = text if raw is None else raw
         self.tail = tail
-        self.role = role
+        self.role: Role | None = role
         self.op = op
         self.messages = tuple(messages)
         # Appended turns that begin with it, which `rollback turns` counts. Negative: so many begin
