@@ -10,8 +10,10 @@
 
 TTFT at the client, in milliseconds, median and 99th percentile (the worst but one in a hundred), and
 the factor to the idle server of the same round. The model runs on one thread, the load in a process
-of its own. `--against FOLDER` is a second source tree with `build/ns/ramify` that takes turns with this
-one, so that ratios are of one run: absolute times depend on the machine's load.
+of its own. `--against FOLDER` is a second source tree that takes turns with this one, so that ratios
+are of one run: absolute times depend on the machine's load. FOLDER/src/ramify has to be a package; in
+a tree from before there was one, make it of links to its four folders and an empty `__init__.py`
+(without that file the package which is installed would be measured twice).
 """
 
 import argparse
@@ -44,7 +46,11 @@ class Server:
     """`ramify serve` of a source tree, or of the one that is installed. Use with `with`."""
 
     def __init__(self, tree: Path | None) -> None:
-        path = {} if tree is None else {"PYTHONPATH": str(tree / "build" / "ns")}
+        path = {}
+        if tree is not None:
+            if not (tree / "src" / "ramify" / "__init__.py").exists():
+                raise FileNotFoundError(f"{tree}/src/ramify is no package")
+            path = {"PYTHONPATH": str(tree / "src")}
         self._process = subprocess.Popen(
             [
                 sys.executable, "-m", "ramify.clients.cli", "serve", "--port=0", f"--max-rows={ROWS}",

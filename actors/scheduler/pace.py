@@ -14,14 +14,16 @@ long for a reason of its own counts as one that took somewhat longer than expect
 - Where many clients wait for first tokens, more is taken, so that all of their prompts are computed
   within `DRAIN` seconds if steps of `--mixed-tokens` can do that. A burst would else have its last
   first tokens late and the machine half empty meanwhile. One client, or one long prompt, counts
-  little in that, so that nobody's flood makes the pauses of others longer. Such a step lasts
-  `PATIENCE` targets, or twice its decodes alone: a machine that cannot keep up would else take all
-  that waits in one step, and who comes meanwhile would wait for that.
-- A step without decodes may last some targets, because nobody waits for its tokens, or as long as it
-  takes to make good what any step costs (on a CPU most of a target). Who comes meanwhile waits for
-  its end, so that is less than `ENOUGH` seconds whatever the machine is.
-- Until steps were seen, few tokens are taken, then at most twice as many as in any of them: what is
-  far from everything measured is not trusted.
+  little in that, so that nobody's flood makes the pauses of others longer.
+- A step without decodes may last some targets, because nobody waits for its tokens.
+- Until steps were seen, few tokens are taken, then not many more than in any of them: what is far
+  from everything measured is not trusted.
+- On a CPU tokens take milliseconds, and the largest steps seconds. So a step for many clients lasts
+  `PATIENCE` targets there, or twice its decodes alone: it would else take all that waits at once,
+  and who comes meanwhile would wait for that. A step without decodes may last as long as it takes to
+  make good what any step costs (most of a target), but at most `ENOUGH` seconds. And it begins with
+  fewer tokens. A GPU must not: its small steps all last the same, so they teach nothing of what a
+  token takes, and one that began so stayed with them.
 - A GPU pads a step to the next size that it has captured, so such a size is chosen.
 
 This file knows sizes and seconds, not prompts or rows.
@@ -34,7 +36,7 @@ from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import ExecutorInfo
 
 LEAST = 16  # tokens: smaller chunks cost a step's overhead for nothing
-FIRST = 64  # tokens before anything is known: 2 ms on a GPU, and 0.1 s on a core of a CPU
+FIRST, FIRST_ON_CPU = 256, 64  # tokens before anything is known: 5 ms on a GPU, 0.1 s on a core
 AIM = 0.9  # of the target: steps scatter about what is aimed at
 PATIENCE = 3.0  # targets that a step without decodes may last while a prompt takes several
 LONGEST = 12.0  # targets that it may last at all
@@ -52,6 +54,8 @@ _UNITS = 1.0, 1 / 64, 1 / 512  # of the three sizes, so that each weighs about a
 
 class Pace:
     def __init__(self, info: ExecutorInfo, config: ScheduleConfig) -> None:
+        self._on_cpu = info.device == "cpu"
+        self._first = FIRST_ON_CPU if self._on_cpu else FIRST
         self._step = info.step_tokens
         self._most = min(config.mixed_tokens, info.step_tokens)
         self._target = AIM * config.itl_target_ms / 1e3
@@ -62,7 +66,7 @@ class Pace:
         self.allowed = self._most  # prompt tokens, when last asked
         self._odd = 0  # steps in a row that were far from what was expected
         self._known = 0  # most prompt tokens in a measured step beside decodes
-        self._full = 0  # most in any measured step
+        self._full = 0  # most in one without; on a CPU in any
         self._waiting = 0  # prompt tokens that lack, of each client `_OF_CLIENT` at most
 
     def lacks(self, request: Request, tokens: int) -> None:
@@ -84,7 +88,8 @@ class Pace:
                 return
         if decodes:
             self._known = max(self._known, prompts)
-        self._full = max(self._full, prompts)
+        if not decodes or self._on_cpu:
+            self._full = max(self._full, prompts)
         x = (1.0, decodes * _UNITS[1], prompts * _UNITS[2])
         w, variance = self._weights, self._variance
         expected = w[0] + w[1] * x[1] + w[2] * x[2]
@@ -111,7 +116,7 @@ class Pace:
             return self._most
         alone = self._weights[0] + self._weights[1] * decodes * _UNITS[1]
         allowed = max(self._within(max(self._target - alone, alone / 2)), self._draining(alone))
-        trusted = max(FIRST, 2 * self._known)
+        trusted = max(self._first, 2 * self._known if self._on_cpu else self._known + self._known // 2)
         self.allowed = self._fit(min(self._most, trusted, allowed))
         return self.allowed
 
@@ -119,7 +124,9 @@ class Pace:
         """Prompt tokens in each step that lasts `alone` without them, to have no prompt wait longer."""
         rate = self._waiting / DRAIN
         idle = 1 - rate * self._weights[2] * _UNITS[2]  # the part of the time that prompts leave
-        most = self._within(max(PATIENCE * self._target - alone, alone))
+        most = self._most
+        if self._on_cpu:
+            most = min(most, self._within(max(PATIENCE * self._target - alone, alone)))
         return int(min(most, rate * alone / idle)) if idle > 0 else most
 
     def alone(self, long: bool) -> int:
@@ -132,8 +139,12 @@ class Pace:
             return self._step
         patience = (PATIENCE if long else LONGEST) * self._target
         cost = self._weights[0]
-        allowed = self._within(max(patience, min(WORTH * cost, ENOUGH)) - cost)
-        return max(LEAST, min(self._step, max(FIRST, 2 * self._full), allowed))
+        if self._on_cpu:
+            allowed = self._within(max(patience, min(WORTH * cost, ENOUGH)) - cost)
+            return max(LEAST, min(self._step, max(self._first, 2 * self._full), allowed))
+        trusted = self._full + self._full // 2 if long else self._step
+        allowed = self._within(patience - cost)
+        return max(min(self._first, self._step), min(self._step, trusted, allowed))
 
     def _within(self, seconds: float) -> int:
         """Prompt tokens that take so long."""

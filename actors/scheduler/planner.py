@@ -14,7 +14,7 @@ This file knows rows and slots, not what the cache does, nor the clock, nor what
 from collections import deque
 from collections.abc import Iterable
 
-from ramify.actors.scheduler.pace import FIRST, Pace
+from ramify.actors.scheduler.pace import FIRST_ON_CPU, Pace
 from ramify.actors.scheduler.prompts import Prompts
 from ramify.actors.scheduler.request import Level, Run, SchedulerError
 from ramify.protocol.config import ScheduleConfig
@@ -188,7 +188,7 @@ class Planner:
         A second step in flight hides what it takes to plan and launch it. On a CPU that is nothing
         beside a step with many prompt tokens, and who comes meanwhile would wait for one step more.
         """
-        return self._on_cpu and bool(self.in_flight) and self.in_flight[-1].prompts >= FIRST
+        return self._on_cpu and bool(self.in_flight) and self.in_flight[-1].prompts >= FIRST_ON_CPU
 
     def landed(self, result: StepResult) -> tuple[Step, Iterable[int]]:
         """The step that `result` belongs to, and its sampled tokens.

@@ -45,6 +45,7 @@ class Prompts:
 
     def __init__(self, info: ExecutorInfo, config: ScheduleConfig, pace: Pace) -> None:
         self._step = info.step_tokens
+        self._least = info.step_tokens // 4 if info.device == "cpu" else 0  # of `lacking`
         self._pace = pace
         self._ahead = min(config.ahead_tokens, info.step_tokens)
         self._steps = config.in_flight + 1
@@ -87,10 +88,10 @@ class Prompts:
 
     def lacking(self, level: Level, decodes: int) -> int:
         """Tokens of `level` that the steps in flight and one more could take, besides what is here
-        and goes first. Of each prompt, `enough` tokens count at most. Where steps take few tokens, a
-        quarter of the largest step counts: a few long prompts would else keep out short ones.
+        and goes first. Of each prompt, `enough` tokens count at most. On a CPU, where steps take few
+        tokens, a quarter of the largest step counts: a few long prompts would else keep out short ones.
         """
-        room = max(self._room(decodes), self._step // 4) if level[0] else self._ahead
+        room = max(self._room(decodes), self._least) if level[0] else self._ahead
         first = (self._lines[each].weight for each in self._order if each >= level)
         if not level[0]:
             first = (self._lines[each].weight for each in self._order if not each[0])

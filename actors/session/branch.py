@@ -149,6 +149,9 @@ class Branch:
 
     def outputs_from(self, position: int) -> Iterable[OutputPiece]:
         """The output pieces that end at or after `position`, in order."""
+        pieces = self.pieces
+        if pieces and (last := pieces[-1]).start < position:  # as with each delta of a stream
+            return (last,) if last.end >= position and isinstance(last, OutputPiece) else ()
         found: list[OutputPiece] = []
         for piece in reversed(self.pieces):
             if piece.end < position:

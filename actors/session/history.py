@@ -89,6 +89,8 @@ class Pieces(Sequence[AnyPiece]):
     def __getitem__(self, index: slice) -> list[AnyPiece]: ...
     def __getitem__(self, index: Any) -> Any:
         """O(log pieces), and O(1) near the end; a slice costs O(pieces)."""
+        if index == -1 and self._top is not None:  # asked for with each token
+            return self._top.piece
         if isinstance(index, slice):
             return list(self)[index]
         count = len(self)
