@@ -476,3 +476,24 @@ def test_resume_asks_for_what_it_lacks(server: Any) -> None:
     credit = wire.core.next_frame()
     assert credit is not None
     assert "Credit" in type(credit[0]).__name__
+
+
+def test_resume_asks_for_all_text_of_a_branch_that_may_have_been_renamed(server: Any) -> None:
+    """The reply is lost: the server may know either name, and an op without a name asks for nothing."""
+    wire = opened(server)
+    wire.run(wire.submit(append("abc"), generate(2)))
+    wire.submit(Set(id=0, branch="main", name="other"), Set(id=0, branch="main", retain_s=1.0))
+    wire.core.next_frame()
+    wire.core.disconnected(None)
+    (message,) = wire.core.connected()
+    assert message.have == {"main": 5, "other": 0}
+
+
+def test_the_text_of_a_branch_goes_on_when_another_of_its_op_fails(server: Any) -> None:
+    wire = opened(server)
+    (ticket,) = wire.submit(generate(3, ["a", "b"]))
+    wire.core.next_frame()
+    wire.core.receive(Error(code="no_branch", message="x", id=ticket.id, branch="a"))
+    assert not ticket.settled
+    wire.core.receive(Delta(branch="b", position=1, text="<"))
+    assert [stream.text for stream in ticket.streams.values()] == ["", "<"]
