@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ramify.clients.errors import ConnectionLost, Internal, SessionLost, Skipped
 from ramify.clients.events import Ended, Noted, Opened, Refused
 from ramify.clients.session import Phase, SessionCore
 from ramify.clients.stream import Ticket
+from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Conflict, Exists, LimitExceeded, NoSession
 from ramify.protocol.wire import (
@@ -284,6 +286,20 @@ def test_bad_fields_and_big_frames_never_leave(server_type: Any) -> None:
     with pytest.raises(LimitExceeded):
         wire.submit(append("a"), append("b"), append("c"))
     assert wire.core.next_frame() is None
+
+
+def test_a_frame_that_passes_is_not_too_big_with_the_longest_ids(server_type: Any) -> None:
+    """Ids are given when the frame is sent, which is after its size was checked."""
+    wire = opened(server_type(Limits(frame_bytes=200, ops_per_frame=2)))
+    passed = 0
+    for length in range(200):
+        try:
+            wire.submit(append("a"), append("x" * length))
+        except LimitExceeded:
+            break
+        passed = length
+    ops = [structs.replace(append(text), id=2**53) for text in ("a", "x" * passed)]
+    assert 150 < len(Codec("json").encode(ops)) <= 200
 
 
 def test_an_op_that_was_not_sent_can_be_taken_back(server: Any) -> None:
