@@ -1,7 +1,10 @@
 """Rows and pages that running requests give to others: for priority, for fairness, and not too often."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from ramify.actors.scheduler.preemption import for_slots
 from ramify.protocol.messages import Cancel, CancelSession
 
 
@@ -320,3 +323,26 @@ def test_cancelled_and_closed_while_retracted(world, expected):
     run_out(w, expected)
     assert {request >> 32 for request in w.finished} == {1, 9}
     assert second.submit.request not in w.finished
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+def test_no_more_runs_give_pages_than_are_needed(priority):
+    """The youngest has exactly what is asked for."""
+    client = SimpleNamespace(slots=40)
+    account, taker = SimpleNamespace(client=client), SimpleNamespace(client=SimpleNamespace(slots=0))
+    runs = [
+        SimpleNamespace(
+            level=(True, 0),
+            complete=False,
+            held=8,
+            account=account,
+            since=0,
+            request=SimpleNamespace(seq=seq),
+        )
+        for seq in range(5)
+    ]
+    request = SimpleNamespace(level=(True, priority), account=taker)
+    chosen, lower = for_slots(request, 8, runs, 100, 4)
+    assert ([run.request.seq for run in chosen], lower) == ([4], priority > 0)
+    chosen, lower = for_slots(request, 9, runs, 100, 4)
+    assert [run.request.seq for run in chosen] == [4, 3]
