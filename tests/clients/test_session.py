@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ramify.clients.errors import ConnectionLost, Internal, SessionLost, Skipped
 from ramify.clients.events import Ended, Noted, Opened, Refused
 from ramify.clients.session import Phase, SessionCore
 from ramify.clients.stream import Ticket
+from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Conflict, Exists, LimitExceeded, NoSession
 from ramify.protocol.wire import (
@@ -286,6 +288,20 @@ def test_bad_fields_and_big_frames_never_leave(server_type: Any) -> None:
     assert wire.core.next_frame() is None
 
 
+def test_a_frame_that_passes_is_not_too_big_with_the_longest_ids(server_type: Any) -> None:
+    """Ids are given when the frame is sent, which is after its size was checked."""
+    wire = opened(server_type(Limits(frame_bytes=200, ops_per_frame=2)))
+    passed = 0
+    for length in range(200):
+        try:
+            wire.submit(append("a"), append("x" * length))
+        except LimitExceeded:
+            break
+        passed = length
+    ops = [structs.replace(append(text), id=2**53) for text in ("a", "x" * passed)]
+    assert 150 < len(Codec("json").encode(ops)) <= 200
+
+
 def test_an_op_that_was_not_sent_can_be_taken_back(server: Any) -> None:
     wire = opened(server)
     first, second = wire.submit(append("a"), generate(3))
@@ -476,3 +492,24 @@ def test_resume_asks_for_what_it_lacks(server: Any) -> None:
     credit = wire.core.next_frame()
     assert credit is not None
     assert "Credit" in type(credit[0]).__name__
+
+
+def test_resume_asks_for_all_text_of_a_branch_that_may_have_been_renamed(server: Any) -> None:
+    """The reply is lost: the server may know either name, and an op without a name asks for nothing."""
+    wire = opened(server)
+    wire.run(wire.submit(append("abc"), generate(2)))
+    wire.submit(Set(id=0, branch="main", name="other"), Set(id=0, branch="main", retain_s=1.0))
+    wire.core.next_frame()
+    wire.core.disconnected(None)
+    (message,) = wire.core.connected()
+    assert message.have == {"main": 5, "other": 0}
+
+
+def test_the_text_of_a_branch_goes_on_when_another_of_its_op_fails(server: Any) -> None:
+    wire = opened(server)
+    (ticket,) = wire.submit(generate(3, ["a", "b"]))
+    wire.core.next_frame()
+    wire.core.receive(Error(code="no_branch", message="x", id=ticket.id, branch="a"))
+    assert not ticket.settled
+    wire.core.receive(Delta(branch="b", position=1, text="<"))
+    assert [stream.text for stream in ticket.streams.values()] == ["", "<"]

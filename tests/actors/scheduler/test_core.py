@@ -449,3 +449,14 @@ def test_a_request_twice_raises(world):
     w.turn(w.submit(1))
     with pytest.raises(SchedulerError):
         w.turn(w.submit(1))
+
+
+def test_a_request_that_never_ran_started_when_it_ended(world):
+    w = world(rows=1)
+    w.turn(w.submit(1))
+    w.cache_settles()
+    w.turn(w.submit(2))
+    w.now = 7.5
+    w.turn(Cancel(ident(2)))
+    w.run()
+    assert (w.finished[ident(2)].started, w.finished[ident(2)].first_token) == (7.5, 0.0)

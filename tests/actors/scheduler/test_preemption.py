@@ -1,7 +1,11 @@
 """Rows and pages that running requests give to others: for priority, for fairness, and not too often."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from ramify.actors.scheduler.preemption import for_slots
+from ramify.actors.scheduler.request import Client
 from ramify.protocol.messages import Cancel, CancelSession
 
 
@@ -320,3 +324,37 @@ def test_cancelled_and_closed_while_retracted(world, expected):
     run_out(w, expected)
     assert {request >> 32 for request in w.finished} == {1, 9}
     assert second.submit.request not in w.finished
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+def test_no_more_runs_give_pages_than_are_needed(priority):
+    """The youngest has exactly what is asked for."""
+    account, taker = SimpleNamespace(client=Client()), SimpleNamespace(client=Client())
+    account.client.slots = 40
+    runs = [
+        SimpleNamespace(
+            level=(True, 0),
+            complete=False,
+            held=8,
+            account=account,
+            since=0,
+            request=SimpleNamespace(seq=seq),
+        )
+        for seq in range(5)
+    ]
+    request = SimpleNamespace(level=(True, priority), account=taker)
+    chosen, lower = for_slots(request, 8, runs, 100, 4)
+    assert ([run.request.seq for run in chosen], lower) == ([4], priority > 0)
+    chosen, lower = for_slots(request, 9, runs, 100, 4)
+    assert [run.request.seq for run in chosen] == [4, 3]
+
+
+def test_what_was_cached_is_not_held_by_the_one_who_found_it(world):
+    """What is held decides who gives pages; a long prefix that all share is nobody's."""
+    w = world(lookahead=4)
+    w.run(w.submit(1, range(30), max_tokens=1))
+    w.turn(w.submit(2, [*range(30), 50, 51], max_tokens=20))
+    w.cache_settles()
+    assert w.core._accounts[1].client.slots == 2 + 4
+    w.run()
+    w.check_idle()
