@@ -2,7 +2,6 @@
 
 import pytest
 
-from ramify.actors.scheduler.pace import FIRST
 from ramify.protocol.messages import Cancel
 from ramify.protocol.sampling import SamplingParams
 

@@ -25,7 +25,7 @@ class Fixed:
 
 def make(step=100, mixed=60, ahead=20):
     config = ScheduleConfig(ahead_tokens=ahead)
-    return Prompts(SimpleNamespace(step_tokens=step), config, Fixed(step, mixed))
+    return Prompts(SimpleNamespace(step_tokens=step, device="cuda"), config, Fixed(step, mixed))
 
 
 @pytest.fixture
