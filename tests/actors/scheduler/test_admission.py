@@ -78,7 +78,7 @@ def test_a_generation_hurries_what_was_computed_ahead_of_it(world, expected):
     w.turn(w.submit(3, branch=ident(2), max_tokens=4))
     w.cache_settles()
     w.run()
-    assert [work for work, _ in w.executor.ran[:4]] == [20, 20, 7 + 13, FIRST]
+    assert [work for work, _ in w.executor.ran[:4]] == [20, 20, 7 + 13, FIRST_ON_CPU]
     assert w.output[ident(3)] == expected(own, 0, 4)
     w.check_idle()
 

@@ -195,7 +195,7 @@ CORE = {"base": 0.033, "decode": 2e-3, "prompt": 1.6e-3}  # one core of a CPU, a
 
 @pytest.mark.parametrize("slower", [1, 3, 10])
 def test_however_slow_the_machine_no_step_takes_all_that_waits(slower):
-    """On a CPU. Four clients bring more than it computes in `DRAIN` seconds: that is no reason for one step
+    """On a CPU. Four clients bring more than it computes in `DRAIN` seconds: no reason for one step
     with all of it."""
     device = Device(**{part: slower * seconds for part, seconds in CORE.items()})
     pace = make(step=2048, device="cpu")
