@@ -2,6 +2,7 @@
 
 import pytest
 
+from ramify.actors.scheduler.pace import FIRST_ON_CPU
 from ramify.protocol.messages import Cancel
 from ramify.protocol.sampling import SamplingParams
 
