@@ -221,7 +221,7 @@ def test_windows_of_layers(tiny_config: dict[str, Any]) -> None:
 
 
 def test_a_pool_that_does_not_fit(checkpoint: Path) -> None:
-    refused(checkpoint, "--kv-tokens", "give at most", kv_tokens=1 << 44)
+    refused(checkpoint, "--kv-tokens", "give at most", kv_tokens=1 << 40)
 
 
 def full(*arguments: Any) -> None:
