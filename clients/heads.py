@@ -5,9 +5,7 @@ Pure bookkeeping of replies. What a branch holds is the server's business.
 
 from collections.abc import Iterable
 
-from ramify.protocol.wire import BranchState, Drop, Event, Fork, Join, Ok, Op, Rollback, Set, names
-
-GONE_KEPT = 1024  # names of dropped branches
+from ramify.protocol.wire import BranchState, Done, Drop, Event, Fork, Join, Ok, Op, Rollback, Set, names
 
 
 class Head:
@@ -28,15 +26,14 @@ class Heads:
     """The branch table. `revision`: the newest change of the tree that was told.
 
     A reply or event waits for the deltas of its branch, so changes of different branches may be told
-    in another order than they were made. Each is applied when it comes, except that a branch that
-    is gone does not come back by the fork that made it.
+    in another order than they were made. Each is applied when it comes: the server tells of a fork
+    before it tells of the children.
     """
 
     def __init__(self, revision: int | None) -> None:
         self.revision = revision
         self.by_name: dict[str, Head] = {}
         self._included = -1  # the revision of the last `state`
-        self._gone: dict[str, int] = {}  # dropped branches, the last ones, and at which revision
 
     def get(self, name: str) -> Head:
         """The branch; a new entry if it was not known."""
@@ -61,14 +58,18 @@ class Heads:
             head.position = branch.position
             self.by_name[branch.branch] = head
         self.revision = self._included = revision
-        self._gone.clear()
+
+    def news(self, revision: int | None) -> bool:
+        """Whether a reply tells of something that the last `state` did not include."""
+        if revision is None:
+            return True
+        self.revision = max(self.revision or 0, revision)
+        return revision > self._included
 
     def applied(self, op: Op, ok: Ok) -> None:
-        """An op is done. Replies older than the last `state` change nothing that it included."""
-        if ok.revision is not None:
-            if ok.revision <= self._included:
-                return
-            self.revision = max(self.revision or 0, ok.revision)
+        """An op is done."""
+        if not self.news(ok.revision):
+            return
         head = self.by_name.get(ok.branch or getattr(op, "branch", None) or "")
         match op:
             case Rollback() if head is not None and ok.position is not None:
@@ -78,7 +79,7 @@ class Heads:
                 self._forked(op, ok)
             case Drop():
                 for name in [ok.branch] if ok.branch else names(op.branch):
-                    self._drop(name, ok.revision)
+                    self.by_name.pop(name, None)
             case Set(name=str() as name) if op.branch in self.by_name:
                 self.by_name[name] = self.by_name.pop(op.branch)
             case Join() if not op.keep:
@@ -98,19 +99,14 @@ class Heads:
         if at is None:
             at = parent.position if parent is not None else 0
         for name in op.as_:
-            self._made(name, at, ok.revision)
-
-    def _made(self, name: str, at: int, revision: int | None) -> None:
-        if revision is None or revision > self._gone.get(name, -1):
             self.by_name.setdefault(name, Head(at, at))
 
-    def _drop(self, name: str, revision: int | None) -> None:
-        self.by_name.pop(name, None)
-        if revision is not None:
-            self._gone.pop(name, None)
-            self._gone[name] = revision
-            if len(self._gone) > GONE_KEPT:
-                del self._gone[next(iter(self._gone))]
+    def ended(self, done: Done) -> None:
+        """A generation is over. Its branch may have gone since, if `done` is sent again."""
+        if self.news(done.revision) or done.branch in self.by_name:
+            head = self.get(done.branch)
+            head.position = max(head.position, done.position)
+            head.received = max(head.received, done.position)
 
     def noted(self, event: Event) -> int | None:
         """Another client changed the tree. Returns the position the event names."""
@@ -120,7 +116,7 @@ class Heads:
         if event.branch is None:
             return position
         if event.op == "drop":
-            self._drop(event.branch, event.revision)
+            self.by_name.pop(event.branch, None)
         elif position is not None:
             if details.get("from") in self.by_name:  # renamed
                 self.by_name[event.branch] = self.by_name.pop(details["from"])
@@ -132,5 +128,5 @@ class Heads:
             if event.op != "fork":
                 head.position = position
             for child in details.get("as", ()):
-                self._made(child, position, event.revision)
+                self.by_name.setdefault(child, Head(position, position))
         return position

@@ -328,10 +328,7 @@ class SessionCore:
             raise Internal(
                 f"op {done.id} got `done` for branch {done.branch!r}, which it does not target"
             )
-        if not ticket.resumed or done.branch in self.heads.by_name:  # else: it is gone by now
-            head = self.heads.get(done.branch)
-            head.position = max(head.position, done.position)
-            head.received = max(head.received, done.position)
+        self.heads.ended(done)
         running = self._running.get(done.branch, [])
         later = running[running.index((ticket, stream)) + 1 :]
         over = stream.finish(done, done.text)

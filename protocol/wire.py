@@ -447,6 +447,7 @@ class Done(ServerBase, kw_only=True, frozen=True):
     position: int
     reason: Literal["stop", "length", "tool", "cancelled", "deadline", "error"]
     usage: Usage
+    revision: int | None = None
     text: str | None = None
     tool_calls: list[JsonObject] | None = None
     stop: str | int | None = None  # the stop string or token id that ended it

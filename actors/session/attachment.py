@@ -9,7 +9,7 @@ Pure: messages go into `out`, which the actor delivers as one frame.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.meter import Meter
@@ -41,7 +41,8 @@ class Attachment:
         self._cursors: dict[str, int] = {}
         self._truncate: dict[str, int] = {}
         self._credit: dict[str, int] = {}
-        self._held: dict[str, deque[tuple[int, ServerMessage]]] = {}
+        self._held: dict[str, deque[tuple[int, ServerMessage, Sequence[Branch]]]] = {}
+        self._untold: dict[str, Branch] = {}  # a child whose fork waits, and for which branch's deltas
 
     # --- cursors ---------------------------------------------------------------------------
 
@@ -69,7 +70,9 @@ class Attachment:
             self._cursors[branch.name] = to
         held = self._held.get(branch.name)
         if held is not None:
-            self._held[branch.name] = deque((min(upto, to), message) for upto, message in held)
+            self._held[branch.name] = deque(
+                (min(upto, to), message, children) for upto, message, children in held
+            )
 
     def rename(self, branch: Branch, new: str) -> None:
         """`branch` is about to be called `new`."""
@@ -89,14 +92,18 @@ class Attachment:
         """Send all that is due under the branch's present name, even to a socket that is held back.
 
         It cannot be made later from a branch that goes or is renamed, and a program that ends
-        with `drop` needs it.
+        with `drop` needs it. Where its fork is not told yet, what the fork waits for is due too.
         """
+        due = [branch]
+        while (source := self._untold.get(due[-1].name)) is not None:
+            due.append(source)
         throttled, self.throttled = self.throttled, False
-        credit = self._credit.pop(branch.name, None)
-        self.flush(branch)
+        for each in reversed(due):
+            credit = self._credit.pop(each.name, None)
+            self.flush(each)
+            if credit is not None:
+                self._credit[each.name] = credit
         self.throttled = throttled
-        if credit is not None:
-            self._credit[branch.name] = credit
 
     def credit(self, name: str, upto: int, *, most: int) -> None:
         """Deliver `name` up to a position only. `most`: kept for branches that are still to come."""
@@ -110,11 +117,16 @@ class Attachment:
         """It is detached: nothing waits for it any more."""
         self._hold(-self._size)
         self._held.clear()
+        self._untold.clear()
         self.held = 0
 
-    def _wait(self, branch: Branch, upto: int, message: ServerMessage) -> None:
-        """`message` follows the deltas of `branch` up to `upto`."""
-        self._held.setdefault(branch.name, deque()).append((upto, message))
+    def _wait(
+        self, branch: Branch, upto: int, message: ServerMessage, children: Sequence[Branch] = ()
+    ) -> None:
+        """`message`, which tells of `children`, follows the deltas of `branch` up to `upto`."""
+        self._held.setdefault(branch.name, deque()).append((upto, message, children))
+        for child in children:
+            self._untold[child.name] = branch
         self.held += 1
         self._hold(reply_bytes(message))
 
@@ -152,27 +164,46 @@ class Attachment:
         return None
 
     def flush(self, branch: Branch) -> None:
-        """Send what is due of `branch`, whatever `tick_ms` says."""
+        """Send what is due of `branch`, and of children that this tells of, whatever `tick_ms` says."""
+        due = [branch]
+        while due:
+            due += self._flush(due.pop())
+
+    def _flush(self, branch: Branch) -> list[Branch]:
+        """Send what is due of `branch`. Returns the children that the socket knows of since."""
         name = branch.name
+        told: list[Branch] = []
+        if name in self._untold:
+            return told
         held = self._held.get(name)
         while held:
-            upto, message = held[0]
+            upto, message, children = held[0]
             if not self._advance(branch, upto):
-                return
+                return told
             self.out.append(message)
             held.popleft()
             self.held -= 1
             self._hold(-reply_bytes(message))
+            for child in children:
+                del self._untold[child.name]
+            told += children
         if held is not None:
             del self._held[name]
         self._advance(branch, UNLIMITED)
+        return told
 
-    def reply(self, branch: Branch | None, message: ServerMessage) -> None:
-        """Send a terminal reply after everything its branch has released so far."""
+    def reply(
+        self, branch: Branch | None, message: ServerMessage, children: Sequence[Branch] = ()
+    ) -> None:
+        """Send a reply or an event after everything its branch has released so far.
+
+        `children`: branches that it tells of. Nothing about them is sent before it.
+        """
         if branch is not None:
             self.flush(branch)
-            if branch.name in self._held or self._behind(branch):
-                self._wait(branch, branch.released, message)
+            name = branch.name
+            if name in self._held or name in self._untold or self._behind(branch):
+                self._wait(branch, branch.released, message, children)
                 return
         self.out.append(message)
 

@@ -4,7 +4,7 @@ Pure. It holds the attachments and, for each client, the ids it used with their 
 socket is served is in `attachment`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ramify.actors.session.attachment import Attachment
 from ramify.actors.session.branch import Branch
@@ -37,15 +37,16 @@ class Audience:
         again: ServerMessage | None = None,
         keep: bool = True,
         write: bool = True,
+        children: Sequence[Branch] = (),
     ) -> None:
         """A terminal reply. `again`: what to keep for a repeated request instead; `keep`: or nothing.
 
-        `write`: False where a viewer asked.
+        `write`: False where a viewer asked. `children`: the branches that the op made.
         """
         self.ledger(client, write).record(ident, message if again is None else again, keep=keep)
         for attachment in self.attachments.values():
             if attachment.client == client and attachment.write == write:
-                attachment.reply(branch, message)
+                attachment.reply(branch, message, children)
 
     def announce(self, task: Task, reply: Ok | Done) -> None:
         """Tell the other clients that the tree changed. The author's own socket may be gone."""
@@ -66,11 +67,13 @@ class Audience:
         event = Event(
             revision=self._state.revision, op=kind, branch=reply.branch, by=client, details=details
         )
-        branch = self._state.branches.get(reply.branch or "")
+        branches = self._state.branches
+        branch = branches.get(reply.branch or "")
+        children = [branches[name] for name in task.children]
         for attachment in others:
             # Who reads nothing for so long misses events: the next one's `revision` shows it.
             if attachment.held < self._state.limits.ops_in_flight:
-                attachment.reply(branch, event)
+                attachment.reply(branch, event, children)
 
     def flush(self, branch: Branch) -> None:
         """Send what `branch` released, to everybody who may have it now."""

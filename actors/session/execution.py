@@ -276,8 +276,12 @@ class Execution:
 
     def _complete(self, task: Task, reply: Ok | Done, *, again: ServerMessage | None = None) -> None:
         """`again`: what is sent instead of `reply` if it has to be sent once more."""
-        branch = self._branch(reply.branch)
-        self._audience.reply(task.frame.client, task.op.id, reply, branch, again=again)
+        branches = self._state.branches
+        branch = branches.get(reply.branch or "")
+        children = [branches[name] for name in task.children]
+        self._audience.reply(
+            task.frame.client, task.op.id, reply, branch, again=again, children=children
+        )
         self._audience.announce(task, reply)
 
     def _fail(self, task: Task, error: RamifyError) -> None:

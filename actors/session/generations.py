@@ -338,6 +338,7 @@ class Generations:
                 id=generation.op.id,
                 branch=branch.name,
                 position=branch.position,
+                revision=self._state.revision,
                 reason="tool" if parsed else reason,
                 usage=generation.usage(finished, output),
                 text=text if generation.op.quiet else None,

@@ -47,7 +47,8 @@ export class Core {
     this.session = saved?.session ?? null;
     this.key = saved?.key ?? null;
     this.nextId = (saved?.op ?? 0) + 1;
-    this.revision = undefined;
+    /** @type {number | undefined} the newest change that was told */ this.revision = undefined;
+    /** @type {number} the newest one that the last `state` included */ this.included = -1;
     /** @type {object | null} the last `state` that answered an `open` */ this.state = null;
     /** @type {Map<string, {position: number, received: number}>} */ this.heads = new Map();
     /** @type {Map<number, Ticket>} */ this.tickets = new Map();
@@ -162,7 +163,8 @@ export class Core {
       if (stream) stream.beginAt(start);
       else if (!before.has(branch)) this.#adopt(branch, running, start);
     }
-    Object.assign(this, { state, session: state.session, key: state.key, revision: state.revision });
+    Object.assign(this, { state, session: state.session, key: state.key });
+    this.revision = this.included = state.revision;
     this.nextId = Math.max(this.nextId, state.op + 1);
   }
 
@@ -213,6 +215,7 @@ export class Core {
     const stream = this.tickets.get(message.id)?.streams.get(message.branch);
     if (!stream || stream.settled) return; // sent again after a resume
     const over = stream.finish(message);
+    this.#news(message.revision);
     const head = this.heads.get(message.branch);
     if (head) head.position = head.received = Math.max(head.received, message.position);
     this.#settle(message, message);
@@ -223,13 +226,19 @@ export class Core {
   #ok(message) {
     const ticket = this.tickets.get(message.id);
     if (!ticket) return;
-    if (message.revision === undefined || !(message.revision <= this.revision)) this.#applied(ticket.op, message);
+    if (this.#news(message.revision)) this.#applied(ticket.op, message);
     this.#settle(message, message);
   }
 
+  /** Whether a reply tells of something that the last `state` did not include. */
+  #news(revision) {
+    if (revision === undefined) return true;
+    this.revision = Math.max(this.revision ?? 0, revision);
+    return revision > this.included;
+  }
+
   /** What an op changed in the table of branches. */
-  #applied(op, { branch, position, revision, result }) {
-    this.revision = revision ?? this.revision;
+  #applied(op, { branch, position, result }) {
     const head = this.heads.get(branch ?? op.branch);
     if (op.type === "fork") {
       const at = position ?? 0;
@@ -258,9 +267,19 @@ export class Core {
 
   #event({ revision, op, branch, details = {} }) {
     this.revision = Math.max(this.revision ?? 0, revision);
+    if (details.from !== undefined && this.heads.has(details.from)) { // renamed
+      this.heads.set(branch, this.heads.get(details.from));
+      this.heads.delete(details.from);
+    }
     const head = this.heads.get(branch);
-    if (op === "drop") this.heads.delete(branch);
-    else if (op === "rollback" && head) head.received = Math.min(head.received, details.position);
+    if (op === "drop") {
+      this.heads.delete(branch);
+    } else if (head && op !== "fork" && details.position !== undefined) {
+      head.position = details.position;
+      if (op === "rollback" || details.rebased !== undefined) {
+        head.received = Math.min(head.received, details.rebased ?? details.position);
+      }
+    }
     for (const name of details.as ?? []) {
       if (!this.heads.has(name)) this.heads.set(name, { position: details.position, received: details.position });
     }

@@ -340,7 +340,14 @@ class ModelServer:
             ttft_ms=1.0,
             total_ms=2.0,
         )
-        done = Done(id=op.id, branch=name, position=piece.end, reason=reason, usage=usage)
+        done = Done(
+            id=op.id,
+            branch=name,
+            position=piece.end,
+            reason=reason,
+            usage=usage,
+            revision=self.revision,
+        )
         full = msgspec.structs.replace(done, text="".join(piece.texts))
         self._replies.setdefault(op.id, []).append(full if op.quiet or self.kept_text else done)
         self._send(full if op.quiet else done)

@@ -2,13 +2,39 @@
 
 import pytest
 
-from ramify.clients import heads as module
 from ramify.clients.heads import Heads
-from ramify.protocol.wire import Append, BranchState, Drop, Event, Fork, Ok, Rollback, Set
+from ramify.protocol.wire import (
+    Append,
+    BranchState,
+    Done,
+    Drop,
+    Event,
+    Fork,
+    Hit,
+    Ok,
+    Rollback,
+    Set,
+    Usage,
+)
 
 
 def of(heads: Heads) -> dict[str, tuple[int, int]]:
     return {name: (head.position, head.received) for name, head in heads.by_name.items()}
+
+
+def done(branch: str, position: int, revision: int) -> Done:
+    usage = Usage(
+        prompt=1,
+        cached=0,
+        computed=1,
+        output=1,
+        forced=0,
+        hit=Hit(),
+        queue_ms=0,
+        ttft_ms=None,
+        total_ms=0,
+    )
+    return Done(id=1, branch=branch, position=position, reason="stop", usage=usage, revision=revision)
 
 
 @pytest.fixture
@@ -82,20 +108,13 @@ def test_a_reply_that_waited_for_its_deltas_still_counts(heads: Heads) -> None:
     assert heads.revision == 15
 
 
-def test_a_branch_that_is_gone_does_not_come_back_by_an_older_fork(heads: Heads) -> None:
-    heads.applied(Drop(id=2, branch="a"), Ok(id=2, branch="a", revision=13))
-    heads.applied(Fork(id=1, as_=["a"]), Ok(id=1, branch="main", position=20, revision=12))
-    heads.noted(Event(revision=15, op="drop", branch="b"))
-    heads.noted(Event(revision=14, op="fork", branch="main", details={"position": 20, "as": ["b"]}))
-    assert set(of(heads)) == {"main"}
-    heads.noted(Event(revision=16, op="fork", branch="main", details={"position": 7, "as": ["a", "b"]}))
-    assert of(heads) == {"main": (20, 20), "a": (7, 7), "b": (7, 7)}
-
-
-def test_names_of_dropped_branches_do_not_pile_up(heads: Heads) -> None:
-    for i in range(module.GONE_KEPT + 5):
-        heads.noted(Event(revision=11 + i, op="drop", branch=f"b{i}"))
-    assert len(heads._gone) == module.GONE_KEPT
+def test_a_done_that_is_sent_again_does_not_bring_a_branch_back(heads: Heads) -> None:
+    heads.ended(done("gone", 9, revision=10))
+    assert "gone" not in of(heads)
+    heads.ended(done("main", 25, revision=10))
+    heads.ended(done("child", 7, revision=11))  # of a generation with `n`
+    assert of(heads) == {"main": (25, 25), "child": (7, 7)}
+    assert heads.revision == 11
 
 
 def test_events_of_others(heads: Heads) -> None:

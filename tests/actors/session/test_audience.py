@@ -74,6 +74,41 @@ def test_the_children_of_a_generation_are_announced(sim: Callable[..., Any]) -> 
     assert ("fork", "main", {"position": 1, "as": ["a", "b"]}) in events(other)
 
 
+@pytest.mark.parametrize("end", ["credit", "drop", "rename"])
+def test_nothing_about_children_is_told_before_their_fork(sim: Callable[..., Any], end: str) -> None:
+    """The fork waits for deltas of its branch; what happens to children and grandchildren waits too."""
+    engine = sim(eos_every=0)
+    author = engine.session("author")
+    other = beside(engine, "other", tokens=True)
+    engine.post_session(1, m.Frame(other.socket, [w.Credit(branch="main", upto=0)]))
+    author.send(
+        w.Append(id=1, text="x"),
+        w.Generate(id=2, max_tokens=4),
+        w.Fork(id=3, as_=["child"]),
+        w.Fork(id=4, branch="child", as_=["grandchild"]),
+        w.Generate(id=5, branch="grandchild", max_tokens=3),
+        w.Rollback(id=6, branch="child", to=1),
+    )
+    engine.pump()
+    assert author.unanswered == {}
+    text = author.text("grandchild")
+    assert text != ""
+    assert [e[:2] for e in events(other)] == [("append", "main")]
+    assert other.chunks == {}
+    if end == "credit":
+        engine.post_session(1, m.Frame(other.socket, [w.Credit(branch="main", upto=99)]))
+    elif end == "drop":
+        author.send(w.Drop(id=7, branch="grandchild"))
+    else:
+        author.send(w.Set(id=7, branch="child", name="renamed"))
+    engine.pump()
+    told = [(op, branch) for op, branch, _ in events(other)]
+    assert told[:4] == [("append", "main"), ("generate", "main"), ("fork", "main"), ("fork", "child")]
+    assert {("generate", "grandchild"), ("rollback", "child")} <= set(told[4:])
+    assert other.text("main") != ""
+    assert other.text("grandchild") == text
+
+
 def test_a_viewer_who_calls_itself_like_the_author_hears_of_changes(sim: Callable[..., Any]) -> None:
     engine = sim()
     author = engine.session("me")

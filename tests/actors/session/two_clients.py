@@ -46,7 +46,6 @@ class Sharer:
         self.maybe: set[str] = set()  # children of an `n` that failed: they may be there
         self.answered: dict[tuple[int, str | None], int | None] = {}  # by which socket
         self.resent: set[int] = set()
-        self.gone: dict[str, int] = {}  # since which revision there is no such branch
         self.counts: dict[str, int] = {}
 
     # --- its connection --------------------------------------------------------------------------
@@ -119,7 +118,7 @@ class Sharer:
         self.base = state.revision
         names = {branch.branch for branch in state.branches}
         for gone in [name for name in self.have if name not in names]:
-            self._forget(gone, state.revision)
+            self._forget(gone)
         for branch in state.branches:
             if branch.branch not in self.have:
                 start = branch.position if branch.started_at is None else branch.started_at
@@ -145,17 +144,16 @@ class Sharer:
         name, details = event.branch or "", event.details or {}
         if details.get("as"):
             for child in details["as"]:
-                self._learn(child, details["position"] or 0, event.revision)
-        elif event.op != "drop" and details.get("from") is None and details.get("position") is not None:
-            self._learn(name, details["position"], event.revision)  # the fork may be told later
+                assert child not in self.have, f"{self.name}: {child} is told of before {event}"
+                self._learn(child, details["position"] or 0)
         if event.op == "rollback":
             self._cut(name, details["position"])
         elif event.op == "append" and details.get("rebased") is not None:
             self._cut(name, details["rebased"])
         elif event.op == "drop":
-            self._forget(name, event.revision)
+            self._forget(name)
         elif event.op == "set" and details.get("from") is not None:
-            self._rename(details["from"], name, details["position"], event.revision)
+            self._rename(details["from"], name, details["position"])
 
     def _reply(self, reply: w.Ok | w.Done | w.Error) -> None:
         assert reply.id is not None
@@ -175,7 +173,7 @@ class Sharer:
             self.counts[reply.code] = self.counts.get(reply.code, 0) + 1
             return
         name = reply.branch or ""
-        if isinstance(reply, w.Ok) and (reply.revision or 0) <= self.base:
+        if (reply.revision or 0) <= self.base:
             pass  # missed, and sent again after a resume: `state` and what followed it were later
         else:
             self._done(op, name, reply)
@@ -192,44 +190,37 @@ class Sharer:
                 self._cut(name, reply.result["rebased"])
             case w.Drop():
                 assert isinstance(reply, w.Ok)
-                self._forget(name, reply.revision)
-            case w.Generate() if op.n > 1 and name not in self.gone:
+                self._forget(name)
+            case w.Generate() if op.n > 1:
                 self._learn(name, reply.position or 0)
             case w.Fork():
                 assert isinstance(reply, w.Ok)
                 for child in op.as_:
-                    self._learn(child, reply.position or 0, reply.revision)
+                    self._learn(child, reply.position or 0)
             case w.Set() if op.branch is not None and op.name is not None:
                 assert isinstance(reply, w.Ok)
-                self._rename(op.branch, op.name, reply.position or 0, reply.revision)
+                self._rename(op.branch, op.name, reply.position or 0)
             case _:
                 pass
 
     # --- what it keeps -------------------------------------------------------------------------------
 
-    def _learn(self, name: str, position: int, revision: int | None = None) -> None:
-        """A branch that is new to it begins at `position`, as far as it is concerned.
-
-        What waits behind a delta comes late: the branch may have gone at a later `revision`.
-        """
-        if revision is not None and revision < self.gone.get(name, 0):
-            return
+    def _learn(self, name: str, position: int) -> None:
+        """A branch that is new to it begins at `position`, as far as it is concerned."""
         self.have.setdefault(name, position)
         self.since.setdefault(name, position)
 
-    def _forget(self, name: str, revision: int | None) -> None:
-        self.gone[name] = revision or 0
+    def _forget(self, name: str) -> None:
         for table in (self.have, self.since, self.held):
             table.pop(name, None)
 
-    def _rename(self, old: str, new: str, position: int, revision: int | None) -> None:
+    def _rename(self, old: str, new: str, position: int) -> None:
         if old == new:
             return
         for table in (self.have, self.since, self.held):
             if old in table:
                 table[new] = table.pop(old)  # type: ignore[assignment]
         self._learn(new, position)
-        self.gone[old] = revision or 0
 
     def _cut(self, name: str, to: int) -> None:
         if self.since.get(name, 0) > to:
