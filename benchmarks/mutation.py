@@ -64,7 +64,7 @@ GROUPS = [
     Group("cache", ("actors/cache/*.py",), ("tests/actors/cache",)),
     Group(
         "session",
-        ("actors/session/*.py",),
+        ("actors/session/*.py", "actors/session/ops/*.py"),
         ("tests/actors/session",),
     ),
     Group(
