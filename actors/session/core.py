@@ -29,7 +29,7 @@ from ramify.actors.session.trees import Trees
 from ramify.actors.session.turns import Turns
 from ramify.actors.session.view import Identity, View
 from ramify.actors.tokenizer import Tokenizer
-from ramify.protocol.errors import Close, NoBranch, RamifyError
+from ramify.protocol.errors import BadRequest, Close, NoBranch, RamifyError
 from ramify.protocol.messages import Attach, Inspected, Tokens
 from ramify.protocol.wire import (
     Cancel,
@@ -248,7 +248,11 @@ class SessionCore:
             self.audience.stream(attachment, branch)
 
     def _cancel(self, client: str, op: Cancel) -> None:
-        """By id: those ops. By branch (or all): generations that run or wait there."""
+        """By id: those ops. By branch (or all): generations that run or wait there, or the subtree."""
+        if op.subtree and op.ops is not None:
+            error = BadRequest("`subtree` goes with `branch`, not with `ops` - at `$.subtree`")
+            self._refuse(client, op, error, None)
+            return
         if op.ops is not None:
             tasks = self._execution.cancel(client, set(op.ops))
         else:

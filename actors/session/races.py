@@ -50,9 +50,7 @@ class Races:
         for name in names:
             task = self._program.first(name)
             if task is not None and task.race is not None:
-                branch = self._branches.get(name)
-                whole = branch is None or branch.reason not in _CUT_SHORT
-                task.race.through(name, now, whole=whole)
+                task.race.through(name, now, whole=_whole(self._branches.get(name)))
                 self._due[id(task)] = task
 
     def losing(self) -> Iterator[tuple[set[str], list[Task]]]:
@@ -66,3 +64,8 @@ class Races:
                 losers = task.race.losers
                 late = {id(t): t for name in losers for t in self._program.ahead(task, name)}
                 yield losers, list(late.values())
+
+
+def _whole(branch: Branch | None) -> bool:
+    """Whether it has said something, and came to its end."""
+    return branch is not None and branch.answer() is not None and branch.reason not in _CUT_SHORT

@@ -144,6 +144,7 @@ def test_a_failed_spawn_is_reported_by_each_child(sim: Callable[..., Any]) -> No
         ([w.Prune(id=1, from_=["a"], score_from=["c"], by="first")], "bad_request"),
         ([w.Prune(id=1, from_=["nope"])], "no_branch"),
         ([w.Cancel(id=1, branch="nope")], "no_branch"),
+        ([w.Cancel(id=1, ops=[1], subtree=True)], "bad_request"),
         ([w.Tree(id=1, branch="nope")], "no_branch"),
     ],
 )

@@ -314,6 +314,16 @@ def test_the_winner_waits_for_its_place(sim: Sim) -> None:
     assert only(client, 11).code == "skipped"
 
 
+def test_who_says_nothing_does_not_win(sim: Sim) -> None:
+    engine, client = racing(
+        sim,
+        w.Fork(id=10, as_=["idle"]),
+        w.Prune(id=11, from_=["idle", *NAMES], by="first", into="main"),
+    )
+    engine.pump()
+    assert only(client, 11).result["kept"][0]["from"] == "b"
+
+
 def test_a_race_in_short() -> None:
     race = Race(["a", "b", "c"], ["a", "b", "c", "main"], 2)
     race.through("c", 1.0, whole=True)
