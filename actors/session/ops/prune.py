@@ -85,7 +85,8 @@ def _rank(op: Prune, judges: Sequence[Branch]) -> tuple[list[int], Sequence[floa
         case "number":
             scores = [number_in(text) for text in texts]
         case "vote":
-            scores, said = votes(texts), [vote_of(text) for text in texts]
+            said = [vote_of(text) for text in texts]
+            scores = votes(said)
         case _:
             scores = [answer.mean if answer is not None else None for answer in answers]
     if all(score is None for score in scores):
@@ -102,8 +103,9 @@ def _settle(
     moves = [(winner, name) for winner, name in zip(winners, into, strict=True) if winner.name != name]
     going: list[Branch] = []
     if not op.keep:
-        named = dict.fromkeys([*op.from_, *(op.score_from or ())])
-        going = [branch for name in named if name not in into and (branch := state.branches.get(name))]
+        named = dict.fromkeys([*op.from_, *(op.score_from or ())]).keys()
+        stay = set(into)
+        going = [state.branches[name] for name in named if name in state.branches and name not in stay]
     new = [name for _, name in moves if name not in state.branches]
     state.check_new(new, moved=min(len(new), len(going)))
     sources = [winner.name for winner in winners]

@@ -36,11 +36,10 @@ def vote_of(text: str) -> str:
     return plain if value is None else repr(value)
 
 
-def votes(texts: Sequence[str]) -> list[int | None]:
-    """How many of `texts` say the same as each; None for those that say nothing."""
-    every = [vote_of(text) for text in texts]
-    counts = Counter(every)
-    return [counts[vote] if vote else None for vote in every]
+def votes(said: Sequence[str]) -> list[int | None]:
+    """How many of the votes are the same as each; None for those that say nothing."""
+    counts = Counter(said)
+    return [counts[vote] if vote else None for vote in said]
 
 
 def best_first(scores: Sequence[float | None], votes: Sequence[str] = ()) -> list[int]:

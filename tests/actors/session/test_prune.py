@@ -94,10 +94,9 @@ def test_equal_answers_are_the_same_vote(one: str, other: str) -> None:
 
 
 def test_votes_are_counted_and_ties_go_to_the_first() -> None:
-    texts = ["x", "y", " X.", "", "y"]
-    scores = votes(texts)
+    said = [vote_of(text) for text in ("x", "y", " X.", "", "y")]
+    scores = votes(said)
     assert scores == [2, 2, 2, None, 2]
-    said = [vote_of(text) for text in texts]
     assert best_first(scores, said) == [0, 1, 2, 4, 3]  # one child for each answer comes first
     assert best_first([1.0, None, 3.0, 3.0]) == [2, 3, 0, 1]
 
