@@ -72,6 +72,8 @@ def clean(engine: Any) -> None:
         ("9" * 400, None),
         ("1e999", None),
         ("5" + "x " * READ, None),
+        ("x " * READ + "12 of them" + " y" * 100, 12),
+        ("1 " * READ + "7/10", 7),
         ("\u0663", None),
     ],
 )
