@@ -57,13 +57,10 @@ class Races:
         """The sources of a race that have just lost it, and the tasks it still waits for there."""
         while self._due:
             _, task = self._due.popitem()
-            failed = task.frame.failed
-            if any(name in failed and name not in task.spared for name in task.touched):
-                continue  # it will be skipped
-            if task.race is not None and task.race.decide(failed):
+            if task.race is not None and task.race.decide(task.frame.failed):
                 losers = task.race.losers
                 late = {id(t): t for name in losers for t in self._program.ahead(task, name)}
-                yield losers, list(late.values())
+                yield set(losers), list(late.values())
 
 
 def _whole(branch: Branch | None) -> bool:

@@ -47,7 +47,7 @@ def _tasks(op: Prune, frame: FrameRun) -> list[Task]:
     touched = [*op.targets, *sources]
     task = Task("prune", op, frame, touched[0], touched, spared=frozenset(sources) - {*op.targets})
     if op.by == "first":
-        task.race = Race(op.from_, touched, op.winners)
+        task.race = Race(op.from_, op.targets, op.winners)
     elif op.by == "logprob":
         task.scored = tuple(dict.fromkeys(judges))
     return [task]

@@ -9,14 +9,15 @@ from collections.abc import Collection, Sequence
 
 
 class Race:
-    """`decided`: the winners, the best first, once they are known."""
+    """`decided`: the winners, the best first, once they are known. `into`: where they will go."""
 
-    __slots__ = ("_others", "_places", "_through", "_winners", "decided")
+    __slots__ = ("_into", "_others", "_places", "_through", "_winners", "decided")
 
-    def __init__(self, sources: Sequence[str], touched: Collection[str], winners: int) -> None:
+    def __init__(self, sources: Sequence[str], into: Sequence[str], winners: int) -> None:
         self.decided: list[str] | None = None
         self._places = {name: i for i, name in enumerate(sources)}
-        self._others = set(touched) - set(sources)  # what else the prune waits for
+        self._into = frozenset(into)
+        self._others = set(into) - set(sources)  # what else the prune waits for
         self._winners = winners
         self._through: dict[str, tuple[bool, float]] = {}
 
@@ -30,6 +31,8 @@ class Race:
         """Whether there are enough winners now, and nobody has said so before."""
         if self._others or self.decided is not None or len(self._through) < self._winners:
             return False
+        if not self._into.isdisjoint(failed):  # it will be skipped
+            return False
         through = [name for name in self._through if name not in failed]
         over = len(self._through) == len(self._places)
         enough = len(through) if over else sum(not self._through[name][0] for name in through)
@@ -40,5 +43,7 @@ class Race:
         return True
 
     @property
-    def losers(self) -> set[str]:
-        return self._places.keys() - (self.decided or ())
+    def losers(self) -> list[str]:
+        """In the order in which the op names them."""
+        won = set(self.decided or ())
+        return [name for name in self._places if name not in won]
