@@ -79,7 +79,9 @@ class FakeModel:
         mixed = _mix(self.advance(chain, targets)) >> np.uint64(48)
         return -(mixed.astype(np.float32) / np.float32(4369.0))
 
-    def expected_scores(self, tokens: Sequence[int], places: Sequence[int], targets: Sequence[int]) -> list[float]:
+    def expected_scores(
+        self, tokens: Sequence[int], places: Sequence[int], targets: Sequence[int]
+    ) -> list[float]:
         """What `Submit` of a branch of `tokens` is told of these targets behind these places."""
         chains: list[np.uint64] = []
         chain: Hashes = np.zeros(1, dtype=np.uint64)
@@ -87,7 +89,8 @@ class FakeModel:
             chain = self.advance(chain, np.array([token], dtype=np.uint64))
             chains.append(chain[0])
         behind = np.array([chains[place] for place in places], dtype=np.uint64)
-        return self.scores(behind, np.array(targets, dtype=np.uint64)).tolist()
+        scores: list[float] = self.scores(behind, np.array(targets, dtype=np.uint64)).tolist()
+        return scores
 
     def salts(self, seeds: Ints, draws: Ints, greedy: npt.NDArray[np.bool_]) -> Hashes:
         """What makes a sampled request differ: a function of its seed and output index."""

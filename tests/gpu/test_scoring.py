@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens: against `transformers`, in chunks, among other rows, many at a place."""
+"""Log-probabilities of given tokens against `transformers`: in chunks, among other rows, many at a place."""
 
 import json
 import random
@@ -81,7 +81,9 @@ def test_agrees_with_transformers(
     # chunks: the last target of a chunk is the first token of the next one
     for start, stop in ((0, 9), (9, 10), (10, 39)):
         places, targets = list(range(start, stop)), second[start + 1 : stop + 1]
-        close(run(d, extends=[extend(1, start, second[start:stop], places, targets)]), own(1, start, stop))
+        close(
+            run(d, extends=[extend(1, start, second[start:stop], places, targets)]), own(1, start, stop)
+        )
     # every token of the vocabulary behind one place, and two places without targets in between
     every = list(range(160))
     parts = extend(2, 0, third[:50], [7, *[30] * 160, 49], [3, *every, 5])
