@@ -63,7 +63,7 @@ GROUPS = [
     Group("cache", ("actors/cache/*.py",), ("tests/actors/cache",), ("test_model.py",)),
     Group(
         "session",
-        ("actors/session/*.py",),
+        ("actors/session/*.py", "actors/session/ops/*.py"),
         ("tests/actors/session",),
         ("test_random_sessions.py", "test_two_clients.py"),
     ),

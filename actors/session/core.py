@@ -3,8 +3,8 @@
 Pure: times come as `now`, effects go into `state.out` and the attachments' `out`. The way of a frame:
 
     presence     sockets come and go; a frame of one that has its `state` goes on
-    core         checked as a whole (`tasks`); `tree`, `cancel`, `close`, `credit` are done here
-    execution    the other ops wait in the queues of their branches (`program`) and run (`ops`)
+    core         checked as a whole (`intake`); `tree`, `cancel`, `close`, `credit` are done here
+    execution    the other ops wait in the queues of their branches (`program`) and run (`ops/`)
     generations  ask the scheduler; its tokens come back as text
     audience     replies, events and deltas, to each socket what it has not seen (`attachment`)
 """
@@ -18,11 +18,12 @@ from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.execution import Execution
 from ramify.actors.session.inspections import Inspections
+from ramify.actors.session.intake import take_apart
 from ramify.actors.session.ledger import Ledger
 from ramify.actors.session.presence import Presence
 from ramify.actors.session.replies import error_message, refusals
 from ramify.actors.session.state import SessionState
-from ramify.actors.session.tasks import Task, take_apart
+from ramify.actors.session.tasks import Task
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.trees import Trees
 from ramify.actors.session.turns import Turns

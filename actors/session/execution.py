@@ -1,7 +1,7 @@
 """Ops that wait for their branches and run in order: who is next, how each ends, its reply. Pure.
 
-An op's tasks come in checked (`tasks`), wait in the queues of the branches that they touch
-(`program`), and run (`ops`); those that go on, a generation or the tokenizing of long text, end
+An op's tasks come in checked (`intake`), wait in the queues of the branches that they touch
+(`program`), and run (`ops/`); those that go on, a generation or the tokenizing of long text, end
 later. Each gets its terminal reply here, and then whoever waited for it runs.
 """
 
@@ -16,7 +16,8 @@ from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.generations import Generations
-from ramify.actors.session.ops import OpRunner
+from ramify.actors.session.ops.home import Desk
+from ramify.actors.session.ops.registry import HOMES
 from ramify.actors.session.program import Program
 from ramify.actors.session.replies import (
     Cancelled,
@@ -30,6 +31,8 @@ from ramify.actors.session.tasks import Task
 from ramify.actors.session.turns import Turns
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Done, Generate, Ok, ServerMessage
+
+ADDS = frozenset({"append", "join"})  # input, which a generation will want computed
 
 
 class Execution:
@@ -57,17 +60,9 @@ class Execution:
             random_seed=random_seed,
             on_output=audience.flush,
             on_done=self._generation_done,
-            on_refused=self._failed,
+            on_refused=self.end,
         )
-        self._ops = OpRunner(
-            state,
-            turns,
-            self.generations,
-            on_cut=audience.cut,
-            on_rename=audience.rename,
-            on_drop=audience.drop,
-            on_new=audience.begin,
-        )
+        self._desk = Desk(state, turns, self.generations, audience)
 
     def __len__(self) -> int:
         return len(self._program)
@@ -126,7 +121,7 @@ class Execution:
                 else:
                     self._audience.announce(task, reply)
                 ready.extendleft(reversed(self._finish(task)))
-                if task.kind == "append" and not self._followed(task):
+                if not self._followed(task):
                     self._prefill(task)
 
     def _run(self, task: Task) -> Ok | None:
@@ -141,14 +136,15 @@ class Execution:
             )
         if self._broken is not None:
             raise self._broken
-        return self._ops.run(task, self._audience.now)
+        return HOMES[type(task.op)].run(self._desk, task.op, task)
 
     def _followed(self, task: Task) -> bool:
         """Whether an op waits behind `task`, which has just finished."""
         return any(map(self._program.behind, task.touched))
 
     def _prefill(self, task: Task) -> None:
-        branch = self._branch(task.branch)
+        """Nobody waits for what `task` has added: it is computed ahead."""
+        branch = self._branch(task.branch) if task.kind in ADDS else None
         if branch is not None:
             self.generations.prefill(branch, self._audience.now)
 
@@ -156,29 +152,30 @@ class Execution:
 
     def encoded(self, ticket: int, prepared: Prepared | None, error: BaseException | None) -> None:
         """Long text was tokenized (or could not be), for all branches that the op waits on."""
-        for task, end in self._ops.encoded(ticket, prepared, error):
-            if isinstance(end, RamifyError):
-                self._failed(task, end)
-                continue
-            self._complete(task, end)
-            freed = self._finish(task)
-            followed = self._followed(task)
-            self.start(freed)
-            if not followed:
-                self._prefill(task)
+        for task, end in self._desk.texts.encoded(ticket, prepared, error):
+            self.end(task, end)
+
+    def end(
+        self, task: Task, end: Ok | Done | RamifyError, *, again: ServerMessage | None = None
+    ) -> None:
+        """A task that was running has its reply, or could not be done. `again`: see `_complete`."""
+        if isinstance(end, RamifyError):
+            self._fail(task, end)
+            self.start(self._finish(task))
+            return
+        self._complete(task, end, again=again)
+        freed = self._finish(task)
+        followed = self._followed(task)
+        self.start(freed)
+        if not followed:
+            self._prefill(task)
 
     def _generation_done(self, task: Task, done: Done, text: str) -> None:
         if done.reason == "error":
             for name in task.touched:
                 task.frame.failed[name] = None
         # A client that was away may find the branch dropped: the repeated reply has the text.
-        self._complete(task, done, again=msgspec.structs.replace(done, text=text))
-        self.start(self._finish(task))
-
-    def _failed(self, task: Task, error: RamifyError) -> None:
-        """A task that was running could not be done."""
-        self._fail(task, error)
-        self.start(self._finish(task))
+        self.end(task, done, again=msgspec.structs.replace(done, text=text))
 
     # --- ahead of their turn ---------------------------------------------------------------------
 
@@ -269,8 +266,8 @@ class Execution:
     def fail(self, error: RamifyError) -> None:
         """After `refuse`: what runs ends with `error`, and so does what waits for it, or is skipped."""
         self.generations.fail(error, self._audience.now)
-        for task in self._ops.encoding():
-            self._failed(task, error)
+        for task in self._desk.texts.waiting():
+            self.end(task, error)
 
     # --- terminal replies ------------------------------------------------------------------------
 
