@@ -24,8 +24,8 @@ class BadLogits(Exception):
     """The model gave NaN or infinite logits to some rows; the other rows' tokens are good.
 
     `rows` and `requests` name the bad ones, `result` is the whole step's result, in which the
-    tokens of the bad rows are -1, and their scores NaN. The executor goes on: the caller ends these requests, and what
-    their own steps wrote into the KV pool must not be reused.
+    tokens of the bad rows are -1, and their scores NaN. The executor goes on: the caller ends these
+    requests, and what their own steps wrote into the KV pool must not be reused.
     """
 
     def __init__(self, rows: list[int], requests: list[int], result: StepResult) -> None:

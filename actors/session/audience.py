@@ -57,6 +57,8 @@ class Audience:
         details: JsonObject = {"position": reply.position}
         if isinstance(reply, Done):
             details["reason"] = reply.reason
+            if reply.rebased is not None:
+                details["rebased"] = reply.rebased
         elif reply.result and "rebased" in reply.result:  # text behind it is gone
             details["rebased"] = reply.result["rebased"]
         if task.children:
@@ -102,6 +104,11 @@ class Audience:
         """The branch was moved back to `to`."""
         for attachment in self.attachments.values():
             attachment.cut(branch, to)
+
+    def rewrite(self, branch: Branch, to: int) -> None:
+        """Text that ends the branch since it was moved back to `to` says anew what stood there."""
+        for attachment in self.attachments.values():
+            attachment.rewrite(branch, to)
 
     def rename(self, branch: Branch, name: str) -> None:
         """The branch is about to get another name."""

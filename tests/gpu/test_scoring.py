@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens against `transformers`: in chunks, among other rows, many at a place."""
+"""Log-probabilities of given tokens against `transformers`: in chunks, beside others, many at once."""
 
 import json
 import random

@@ -11,6 +11,7 @@ from ramify.actors.session.audience import Audience
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.ops.texts import Texts
+from ramify.actors.session.selects import Selects
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import FrameRun, Task
 from ramify.actors.session.turns import Turns
@@ -48,11 +49,17 @@ class Desk:
     """What the ops of one session work with. The time is `audience.now`."""
 
     def __init__(
-        self, state: SessionState, turns: Turns, generations: Generations, audience: Audience
+        self,
+        state: SessionState,
+        turns: Turns,
+        generations: Generations,
+        selects: Selects,
+        audience: Audience,
     ) -> None:
         self.state = state
         self.turns = turns
         self.generations = generations
+        self.selects = selects
         self.audience = audience
         self.texts = Texts(state, turns, generations, audience)
 

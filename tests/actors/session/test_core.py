@@ -131,7 +131,10 @@ def test_a_failed_spawn_is_reported_by_each_child(sim: Callable[..., Any]) -> No
         ([w.Generate(id=1, n=65)], "limit"),
         ([w.Set(id=1, persist=True)], "unsupported"),
         ([w.Join(id=1, from_=["main"])], "unsupported"),
-        ([w.Select(id=1, choices=["a"])], "unsupported"),
+        ([w.Select(id=1, choices=["a"])], "bad_request"),  # an empty branch
+        ([w.Select(id=1, choices=["a", ""])], "bad_request"),
+        ([w.Select(id=1, branch=["main", "main"], choices=["a"])], "bad_request"),
+        ([w.Select(id=1, choices=["a"], expect=3)], "conflict"),
         ([w.Prune(id=1, from_=["main"], into="main")], "unsupported"),
         ([w.Cancel(id=1, branch="nope")], "no_branch"),
         ([w.Tree(id=1, branch="nope")], "no_branch"),
