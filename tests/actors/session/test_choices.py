@@ -77,7 +77,9 @@ def test_greedy_follows_the_best_token() -> None:
     index, _ = choose("greedy_token_selection", tree.walks, [-0.5, -0.4, -0.52])
     assert index == 1
     # the best first token wins, whatever comes after it: not the highest score
-    index, scores = choose("greedy_token_selection", ChoiceTree([[1, 9], [2]]).walks, [-1.0, -30.0, -1.1])
+    index, scores = choose(
+        "greedy_token_selection", ChoiceTree([[1, 9], [2]]).walks, [-1.0, -30.0, -1.1]
+    )
     assert (index, max(scores)) == (0, pytest.approx(-1.1))
 
 
