@@ -29,10 +29,12 @@ from ramify.protocol.wire import (
     Event,
     Fork,
     Generate,
+    Method,
     Ok,
     Op,
     Role,
     Rollback,
+    Select,
     Set,
     State,
     Tree,
@@ -68,6 +70,15 @@ class GenerateOptions(TypedDict, total=False):
     deadline_ms: int
     quiet: bool
     keep_open: bool
+    expect: int
+
+
+class SelectOptions(TypedDict, total=False):
+    """The fields of `select` beside its choices."""
+
+    method: Method
+    priority: int
+    deadline_ms: int
     expect: int
 
 
@@ -135,6 +146,16 @@ class Branch:
             return generation
         children = list(names) if names is not None else self.session.fresh_names(self.name, n)
         return self.session.start([Generate(id=0, branch=self.name, n=n, as_=children, **options)])
+
+    def select(self, choices: Sequence[str], **options: Unpack[SelectOptions]) -> Generation:
+        """Append the one of `choices` that the model finds most likely.
+
+        The result's `text` is that choice, `choice` its index, `scores` are those of all. `method`: see
+        docs/protocol.md. The assistant's turn, if there is one, stays open.
+        """
+        op = Select(id=0, branch=self.name, choices=list(choices), **options)
+        (selection,) = self.session.start([op])
+        return selection
 
     def chat(self, text: str, *, role: Role = "user", **options: Unpack[GenerateOptions]) -> Generation:
         """Append a chat turn and generate the answer, in one frame."""

@@ -204,12 +204,15 @@ class Generate(Op, kw_only=True, frozen=True):
         check_temperature(self.temperature)
 
 
+Method = Literal[
+    "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+]
+
+
 class Select(Op, kw_only=True, frozen=True):
     branch: Targets = "main"
     choices: Choices
-    method: Literal[
-        "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
-    ] = "token_length_normalized"
+    method: Method = "token_length_normalized"
     priority: Annotated[int, Meta(ge=-8, le=8)] = 0
     deadline_ms: Count | None = None
     expect: Position | None = None

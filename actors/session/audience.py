@@ -57,8 +57,6 @@ class Audience:
         details: JsonObject = {"position": reply.position}
         if isinstance(reply, Done):
             details["reason"] = reply.reason
-            if reply.rebased is not None:
-                details["rebased"] = reply.rebased
         elif reply.result and "rebased" in reply.result:  # text behind it is gone
             details["rebased"] = reply.result["rebased"]
         if task.children:

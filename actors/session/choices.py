@@ -14,11 +14,9 @@ The methods are those of SGLang (arXiv 2312.07104; its `choices` module says the
 from array import array
 from collections.abc import Sequence
 from math import fsum
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Method = Literal[
-    "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
-]
+from ramify.protocol.wire import Method
 
 
 class Path(NamedTuple):

@@ -83,7 +83,7 @@ def llama(folder: Path, **settings: Any) -> dict[str, Any]:
 
 
 def joined(encode: Any, text: str, choices: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-    """Prompt and choice tokenized jointly: the tokens before the first that differs, and those behind."""
+    """Prompt and choice as one text: the tokens before the first that differs, and those behind."""
     prompt, wholes = encode(text), [encode(text + choice) for choice in choices]
     at = len(prompt)
     for whole in wholes:
@@ -116,7 +116,7 @@ async def test_as_by_transformers(
             await peer.send(
                 {"type": "select", "id": 6, "branch": "again", "choices": choices, "method": method}
             )
-            for ident, branch in ((4, "main"), (6, "again")):
+            for ident in (4, 6):
                 done = await peer.terminal(ident)
                 assert done["type"] == "done", done
                 assert done["scores"] == pytest.approx(wanted, abs=1e-4)
@@ -151,7 +151,7 @@ async def test_in_a_conversation(serving: Any, llama_folder: Path, reference: Re
 async def test_a_thousand_choices(serving: Any, llama_folder: Path, reference: Reference) -> None:
     """On default limits, over one socket; every score right, and one prefix computed once."""
     shuffle = random.Random(5)
-    words = "Paris Madrid one two three 東京 fox dog naïve 🙂".split()
+    words = ["Paris", "Madrid", "one", "two", "three", "東京", "fox", "dog", "naïve", "🙂"]
     choices = [
         " " + " ".join([str(i), *(shuffle.choice(words) for _ in range(shuffle.randrange(4)))])
         for i in range(1000)

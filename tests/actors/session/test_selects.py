@@ -150,7 +150,8 @@ def test_a_word_that_a_choice_completes(sim: Callable[..., Any]) -> None:
     )
     assert reply.scores == pytest.approx(scores)
     event = next(e for e in watcher.events if e.op == "select")
-    assert event.details["rebased"] == reply.rebased
+    assert event.details == {"position": reply.position, "reason": "stop"}
+    assert watcher.text == {"main": "rld"}  # from where the delta says
     at_rest(engine)
 
 
@@ -159,9 +160,11 @@ class Watcher:
 
     def __init__(self) -> None:
         self.events: list[w.Event] = []
+        self.text: dict[str, str] = {}
 
     def receive(self, messages: list[w.ServerMessage]) -> None:
         self.events += [message for message in messages if isinstance(message, w.Event)]
+        self.text |= {m.branch: m.text for m in messages if isinstance(m, w.Delta)}
 
 
 def test_in_a_chat_the_turn_stays_open(sim: Callable[..., Any]) -> None:
