@@ -21,7 +21,7 @@ import msgspec
 from ramify.protocol.errors import Code
 from ramify.protocol.plan import ExecutorDown, StepPlan, StepResult, StopExecutor
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
-from ramify.protocol.wire import ClientMessage, Open, ServerMessage
+from ramify.protocol.wire import MOST_PRIORITY, ClientMessage, Open, ServerMessage
 
 
 def session_of(ident: int) -> int:
@@ -388,7 +388,8 @@ class OpenSession(Base, frozen=True):
     """The first frame of a socket: `open`, and the ops that came with it.
 
     `owner`: the name of the credential that the socket came with; "" where the server asks for none.
-    `namespace`: which radix tree a new session's branches live in.
+    `namespace`: which radix tree a new session's branches live in. `priority`: the highest that its
+    generations may have.
     """
 
     socket: int
@@ -396,6 +397,7 @@ class OpenSession(Base, frozen=True):
     ops: list[ClientMessage]
     owner: str = ""
     namespace: str = ""
+    priority: int = MOST_PRIORITY
     size: int = 0  # bytes of the frame
 
 

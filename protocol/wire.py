@@ -28,6 +28,7 @@ from ramify.protocol.sampling import (
 
 # Every number, string and list of a client has a bound, here, where it is declared. A server's own
 # limits (`config.Limits`) are tighter; these are what any part of any server can rely on.
+MOST_PRIORITY = 8
 MAX_NAMES = 1024  # branches that one op names
 MAX_TEXT = 1 << 16  # characters of what is no conversation: schemas, separators, choices
 _INT31 = 2**31 - 1
@@ -193,7 +194,7 @@ class Generate(Op, kw_only=True, frozen=True):
     logprobs: Logprobs = 0
     n: Annotated[int, Meta(ge=1, le=MAX_NAMES)] = 1
     as_: BranchNames | None = msgspec.field(default=None, name="as")
-    priority: Annotated[int, Meta(ge=-8, le=8)] = 0
+    priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
     deadline_ms: Count | None = None
     quiet: bool = False
     keep_open: bool = False

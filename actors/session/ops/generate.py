@@ -20,6 +20,7 @@ def _children(op: Generate) -> list[str]:
 def _check(op: Generate, faults: Faults) -> None:
     targets = names(op.branch)
     faults.limit("n", op.n, faults.limits.n)
+    faults.limit("priority", op.priority, faults.limits.priority)
     if op.as_ is not None and len(op.as_) != op.n:
         faults.fail("as", f"`as` has {len(op.as_)} names for n = {op.n}")
     if (op.as_ is not None or op.n > 1) and len(targets) > 1:
