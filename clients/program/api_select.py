@@ -1,9 +1,8 @@
 """`select` over endpoints that know no branches: scores from the log-probabilities that they show.
 
-*Completions* that echo their prompt with log-probabilities (vLLM, SGLang, llama.cpp; not OpenAI's own
-any more): prompt and choice are one text, and a score is that of docs/protocol.md, over the tokens
-that do not lie in the prompt alone. One call for all choices; two for
-"unconditional_likelihood_normalized".
+*Completions* that echo their prompt with log-probabilities (vLLM does, SGLang's OpenAI endpoint does
+not): prompt and choice are one text, and a score is that of docs/protocol.md, over the tokens that do
+not lie in the prompt alone. One call for all choices; two for "unconditional_likelihood_normalized".
 
 *Chat* endpoints show no log-probabilities of given text, only their own 20 most likely next tokens.
 There "greedy_token_selection" is all there is: the choice that begins with the likeliest of them, one
@@ -32,12 +31,13 @@ class Echoed(NamedTuple):
 def echoed(choice: Any, text: str) -> list[Echoed]:
     """The tokens of `text`, as a completion echoes them before what it generates."""
     logprobs = choice.logprobs
-    if logprobs is None or not logprobs.token_logprobs or logprobs.text_offset is None:
+    places = logprobs.text_offset if logprobs is not None and logprobs.token_logprobs else None
+    if not places or places[0] != 0:  # -1: it does not know
         raise Unsupported(
             "this endpoint does not echo a prompt with log-probabilities, which `select` needs: use "
             "another one, or gen() with a stop string"
         )
-    tokens = zip(logprobs.text_offset, logprobs.tokens, logprobs.token_logprobs, strict=True)
+    tokens = zip(places, logprobs.tokens, logprobs.token_logprobs, strict=True)
     return [Echoed(*each) for each in tokens if each[0] < len(text)]
 
 
