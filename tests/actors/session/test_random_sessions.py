@@ -26,8 +26,19 @@ def random_op(rng: random.Random, client: Any) -> w.Op:
     name = rng.choice(NAMES)
     ident = client.id()
     kind = rng.choices(
-        ["append", "message", "generate", "fork", "rollback", "drop", "cancel", "root", "list"],
-        [3, 3, 6, 3, 2, 1, 2, 1, 1],
+        [
+            "append",
+            "message",
+            "generate",
+            "select",
+            "fork",
+            "rollback",
+            "drop",
+            "cancel",
+            "root",
+            "list",
+        ],
+        [3, 3, 6, 2, 3, 2, 1, 2, 1, 1],
     )[0]
     match kind:
         case "append":
@@ -46,6 +57,21 @@ def random_op(rng: random.Random, client: Any) -> w.Op:
                 temperature=0,
                 stop=rng.choice([[], [], ["e"], ["ab", "th"]]),
                 quiet=rng.random() < 0.1,
+            )
+        case "select":
+            return w.Select(
+                id=ident,
+                branch=rng.choice([name, name, ["main", "b"]]),
+                choices=rng.sample(
+                    ["e", "hi", "one", " two three", "ld", "é", "東"], rng.randrange(1, 5)
+                ),
+                method=rng.choice(
+                    [
+                        "token_length_normalized",
+                        "greedy_token_selection",
+                        "unconditional_likelihood_normalized",
+                    ]
+                ),
             )
         case "fork":
             return w.Fork(id=ident, branch=name, as_=rng.sample(NAMES, rng.randrange(1, 3)))
@@ -125,7 +151,7 @@ def test_random_sessions(
             client.connect()
     engine.pump()
     for client in clients:
-        engine.check_outputs(client.number)
+        engine.check_outputs(client.number, client.chosen)
         check_client(engine, client)
         client.send(
             *(
