@@ -215,7 +215,7 @@ class Select(Op, kw_only=True, frozen=True):
     branch: Targets = "main"
     choices: Choices
     method: Method = "token_length_normalized"
-    priority: Annotated[int, Meta(ge=-8, le=8)] = 0
+    priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
     deadline_ms: Count | None = None
     expect: Position | None = None
 

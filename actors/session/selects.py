@@ -199,9 +199,9 @@ class Selects:
         state, branch, joined = self._state, selection.branch, selection.joined
         index, scores = selection.best()
         self._forget(selection, chosen=True)
-        tokens, rebased = joined.tokens[index], None
+        tokens, rebased, anew = joined.tokens[index], None, 0
         if joined.at < branch.position:  # its last tokens are others before this text
-            rebased = joined.at
+            rebased, anew = joined.at, _told_from(branch, joined.at)
             state.truncate(branch, rebased)
         piece = OutputPiece(branch.position, op=selection.op.id, client=selection.task.frame.client)
         piece.charge(state.meter, PIECE)
@@ -216,7 +216,7 @@ class Selects:
         revision = state.bump()
         if rebased is not None:
             branch.cut_back(revision, rebased)
-            self._audience.rewrite(branch, rebased)
+            self._audience.rewrite(branch, anew)
         self._audience.flush(branch)
         done = Done(
             id=selection.op.id,
@@ -274,6 +274,17 @@ class Selects:
         if not chosen and selection.before < selection.branch.position:
             state.truncate(selection.branch, selection.before)
             self._audience.cut(selection.branch, selection.before)
+
+
+def _told_from(branch: Branch, at: int) -> int:
+    """Where clients can cut their text so that it ends at `at` or before.
+
+    Output that was told in one piece cannot be cut inside it: it is told again.
+    """
+    for piece in reversed(branch.pieces):
+        if piece.start < at:
+            return piece.start if isinstance(piece, OutputPiece) and piece.end > at else at
+    return at
 
 
 def _late() -> RamifyError:
