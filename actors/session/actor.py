@@ -142,10 +142,14 @@ class SessionActor:
                 if attachment.out:
                     self._gateway.tell(Deliver(attachment.socket, attachment.out))
                     attachment.out = []
-            _tell_all(self._gateway, out.notes, lambda note: Deliver(note[0], [note[1]]))
-            _tell_all(self._gateway, out.closes, lambda close: CloseSocket(*close))
-            _tell_all(self._cache, out.cache)
-            _tell_all(self._scheduler, out.scheduler)
+            if out.notes:
+                _tell_all(self._gateway, out.notes, lambda note: Deliver(note[0], [note[1]]))
+            if out.closes:
+                _tell_all(self._gateway, out.closes, lambda close: CloseSocket(*close))
+            if out.cache:
+                _tell_all(self._cache, out.cache)
+            if out.scheduler:
+                _tell_all(self._scheduler, out.scheduler)
         except MailboxFull:
             return False
         for job in out.encode:
