@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ramify.actors.session.choices import Choices, ChoiceTree
 from ramify.actors.session.drafts import Joined
 from ramify.actors.session.selection import Selection
 from ramify.protocol import wire as w
@@ -13,13 +14,14 @@ from ramify.protocol.messages import Finished
 from ramify.protocol.plan import pack_floats
 
 TOKENS = [[7], [7, 8], [9]]
+CHOICES = Choices(Joined(5, "", [array("i", tokens) for tokens in TOKENS]), ChoiceTree(TOKENS))
 
 
 def selection(method: Any) -> Selection:
     op = w.Select(id=1, choices=["a", "ab", "c"], method=method)
     task: Any = SimpleNamespace(arrived=10.0)
     made = Selection(op, task, None, chat=False, before=5)  # type: ignore[arg-type]
-    assert made.tokenized(Joined(5, "", [array("i", tokens) for tokens in TOKENS])) > 0
+    assert made.tokenized(CHOICES) > 0
     return made
 
 

@@ -107,7 +107,7 @@ def test_what_the_branch_has_is_not_computed_again(sim: Callable[..., Any]) -> N
     encoded = [engine.tokenizer.encode(choice) for choice in choices]
     tree = ChoiceTree(encoded)
     # one path runs the prompt's last token, each other path its own tokens only
-    run = 1 + sum(len(path.tokens) - max(0, path.depths[0] - 1) for path in tree.paths())
+    run = 1 + sum(len(path.tokens) - max(0, path.depths[0] - 1) for path in tree.paths)
     assert engine.computed - before <= run
     assert done(client, 2).usage.computed == engine.computed - before
 
