@@ -23,6 +23,7 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, Router
 from ramify.actors.kit.relay import Relay
 from ramify.actors.session.actor import SessionActor, SessionEvent
+from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.encoder import Encoder
@@ -106,10 +107,14 @@ class Directory:
         metrics: SessionMetrics,
         numbers: Iterator[int] | None = None,
         prefix: str = "s_",
+        tool_parser: str = "auto",
     ) -> None:
         self._mailbox = mailbox
+        dialect = dialect_of(tokenizer.template_source, tool_parser)
+        log.info("tool calls", form=dialect.name, thoughts=dialect.thought is not None)
+        tokenizer = tokenizer.showing(dialect.marks)
         self._tokenizer = tokenizer
-        self._template = ChatTemplate(tokenizer)
+        self._template = ChatTemplate(tokenizer, dialect)
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
         self._server = server
         self._context = context

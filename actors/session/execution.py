@@ -57,6 +57,7 @@ class Execution:
             random_seed=random_seed,
             on_output=audience.flush,
             on_done=self._generation_done,
+            on_cut=audience.cut,
             on_refused=self._failed,
         )
         self._ops = OpRunner(

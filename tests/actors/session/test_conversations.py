@@ -19,9 +19,10 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.messages import as_dicts
 from ramify.actors.session.pieces import OutputPiece, Tail
 from ramify.actors.session.state import SessionState
-from ramify.actors.session.template import ChatTemplate, as_dicts
+from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.turns import Turns
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
