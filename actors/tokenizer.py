@@ -270,16 +270,31 @@ class Tokenizer:
             )
         guarded = [self._guarded_message(message) for message in messages]
         try:
+            known = self._guarded_value(list(tools), self._control) if tools else None
+            if any(value is None for message in guarded for value in message.values()):
+                return self._render_nulls(guarded, known, generate)
             text: str = self._fast.apply_chat_template(
-                guarded,
-                tools=self._guarded_value(list(tools), self._control) if tools else None,
-                add_generation_prompt=generate,
-                tokenize=False,
+                guarded, tools=known, add_generation_prompt=generate, tokenize=False
             )
         except Exception as error:  # jinja2 errors, and whatever a template's expressions raise
             reason = self.unguarded(str(error)) or type(error).__name__
             raise BadRequest(f"the model's chat template refuses this conversation: {reason}") from error
         return text
+
+    def _render_nulls(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, generate: bool
+    ) -> str:
+        """As `apply_chat_template`, which leaves null fields out, though some templates ask for them."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        (text,), _ = render_jinja_template(
+            [messages],
+            tools=tools,
+            chat_template=self._fast.get_chat_template(None, tools),
+            add_generation_prompt=generate,
+            **self._fast.special_tokens_map,
+        )
+        return str(text)
 
     @staticmethod
     def unguarded(rendered: str) -> str:

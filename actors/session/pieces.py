@@ -283,7 +283,9 @@ class OutputPiece(Held):
         shown = piece.counts[-1] if mark else 0
         labels = self.labels
         if labels is not None:
-            piece.labels = [*labels[:mark], *["text"] * (mark - len(labels))]
+            piece.labels = labels[:mark]
+            while len(piece.labels) < mark:
+                piece.labels.append("text")
             if shown < len(piece.tokens):  # a part of a chunk has its first part's kind
                 piece.labels.append(kind_of(labels[mark]) if mark < len(labels) else "text")
             piece.grow(sum(map(label_bytes, piece.labels)))

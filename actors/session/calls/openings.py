@@ -72,11 +72,15 @@ class Openings:
             call = self._render([_QUESTION, _call(_NAME)], generate=False)
         except BadRequest:
             return None
-        before, named, after = call.partition(_NAME)
-        if not before.startswith(prompt) or not named or _VALUE not in after:
+        before, named, after = call.rpartition(_NAME)
+        if not named or _VALUE not in after:
             return None
-        opening = before[len(prompt) :]
-        if not any(mark in opening for mark in self._dialect.openings) and self._dialect.bare is None:
+        marks = [place for mark in self._dialect.openings if (place := before.rfind(mark)) >= 0]
+        if call.startswith(prompt) and (self._dialect.bare is not None or marks):
+            opening = before[len(prompt) :]
+        elif marks:  # the prompt ends a thought that a call does not show
+            opening = before[max(marks) :]
+        else:
             return None
         argument = after.partition(_VALUE)[0]
         end = max(argument.rfind("{"), argument.rfind("<parameter="))
