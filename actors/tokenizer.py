@@ -287,14 +287,14 @@ class Tokenizer:
         """As `apply_chat_template`, which leaves null fields out, though some templates ask for them."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        (text,), _ = render_jinja_template(
+        rendered: Any = render_jinja_template(  # annotated as str, returns (texts, ...)
             [messages],
             tools=tools,
             chat_template=self._fast.get_chat_template(None, tools),
             add_generation_prompt=generate,
             **self._fast.special_tokens_map,
         )
-        return str(text)
+        return str(rendered[0][0])
 
     @staticmethod
     def unguarded(rendered: str) -> str:

@@ -23,7 +23,9 @@ T = TypeVar("T")
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A generation that ended. `position`: the branch's length after it, in tokens.
 
-    `tokens`: where the session was opened with `tokens=True`; `logprobs`: where asked for.
+    `content`, `reasoning`: the answer without thoughts and calls, and what was thought, where the
+    session was opened with `parts=True`. `tokens`: where it was opened with `tokens=True`; `logprobs`:
+    where asked for.
     """
 
     branch: str
@@ -37,6 +39,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | int | None = None
     scores: list[float] | None = None
     mean_logprob: float | None = None
+    content: str | None = None
+    reasoning: str | None = None
 
 
 class Handle(Coroutine[Any, Any, T]):
@@ -235,4 +239,6 @@ def result_of(stream: Stream) -> Result:
         stop=done.stop,
         scores=done.scores,
         mean_logprob=done.mean_logprob,
+        content=done.content,
+        reasoning=done.reasoning,
     )

@@ -69,6 +69,7 @@ class GenerateOptions(TypedDict, total=False):
     quiet: bool
     keep_open: bool
     expect: int
+    tool_choice: str
 
 
 class Branch:

@@ -60,6 +60,7 @@ class SimClient:
         self.unanswered: dict[int, tuple[w.Op, int]] = {}
         self.frames = 0
         self.events: list[w.ServerMessage] = []
+        self.deltas: list[w.Delta] = []
 
     def connect(self) -> None:
         """Attach, resuming if there was a session; ops without a reply are sent again."""
@@ -118,6 +119,7 @@ class SimClient:
         return "".join(text for _, text in self.chunks.get(branch, ()))
 
     def _delta(self, delta: w.Delta) -> None:
+        self.deltas.append(delta)
         chunks = self.chunks.setdefault(delta.branch, [])
         if delta.truncate is not None:
             chunks[:] = [chunk for chunk in chunks if chunk[0] <= delta.truncate]

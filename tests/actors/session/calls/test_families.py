@@ -41,7 +41,15 @@ STRINGS = [
     "</tool_call>", '<tool_call>{"name": "add"}', "[TOOL_CALLS]", "[ARGS]{}", "```", "};{", "]", "{",
     "<｜tool▁call▁end｜>", "<|python_tag|>", '{"name": "add", "arguments": {}}', "\u0000\u001f",
 ]  # fmt: skip
-PROSE = ["Let me look.", " Well, {that} is [it]", "One moment… ", "\n\n", "1 < 2", "Köln 🎉: ", '"quoted" ']
+PROSE = [
+    "Let me look.",
+    " Well, {that} is [it]",
+    "One moment… ",
+    "\n\n",
+    "1 < 2",
+    "Köln 🎉: ",
+    '"quoted" ',
+]
 
 
 class Written(NamedTuple):
@@ -61,7 +69,9 @@ def arguments(rng: random.Random) -> dict[str, Any]:
             case "count":
                 made[key] = rng.choice([0, -7, 12, 2**40])
             case "items":
-                made[key] = [rng.choice([*STRINGS, 1.5, None, True, []]) for _ in range(rng.randint(0, 3))]
+                made[key] = [
+                    rng.choice([*STRINGS, 1.5, None, True, []]) for _ in range(rng.randint(0, 3))
+                ]
             case "deep":
                 made[key] = {rng.choice(STRINGS): {"a": [{"b": rng.choice(STRINGS)}]}}
             case _:
@@ -208,7 +218,11 @@ def deepseek(fenced: bool) -> Callable[[random.Random], Written]:
         if kind < 0.25:  # the last one is cut, or of no tool
             name, given = made.pop()
             last = one(rng, name, given)
-            last = last[: rng.randint(3, len(last) - len(end) - 1)] if kind < 0.15 else one(rng, "no", given)
+            last = (
+                last[: rng.randint(3, len(last) - len(end) - 1)]
+                if kind < 0.15
+                else one(rng, "no", given)
+            )
             shown = [one(rng, *each) for each in made]
             gap = "\n" if shown else ""
             content = gap + last if shown else text[len(before) :] + last

@@ -193,7 +193,10 @@ def test_tags_later_on_are_text() -> None:
 
 
 def test_a_prompt_may_have_begun_the_thought() -> None:
-    for prompt, said in (("<|im_start|>assistant\n<think>\n", "Hm"), ("<|im_start|>assistant\n", "<think>Hm")):
+    for prompt, said in (
+        ("<|im_start|>assistant\n<think>\n", "Hm"),
+        ("<|im_start|>assistant\n", "<think>Hm"),
+    ):
         reader = Reader(THINKS, TOOLS, 40)
         reader.prime(prompt, said)
         reader.feed("so</think>Yes")
@@ -215,7 +218,9 @@ def test_a_prompt_may_have_ended_it() -> None:
 
 def test_a_call_that_began_before_the_output_is_a_call_of_it() -> None:
     reader = Reader(ANY, TOOLS, 40)
-    reader.prime("", '<tool_call>{"name": "add", "arguments": {}}</tool_call> <tool_call>\n{"name": "wea')
+    reader.prime(
+        "", '<tool_call>{"name": "add", "arguments": {}}</tool_call> <tool_call>\n{"name": "wea'
+    )
     reader.feed('ther", "arguments": {"city": ')
     reader.feed('"Rom"}}</tool_call>')
     reader.finish()

@@ -142,7 +142,8 @@ def test_calls_that_the_template_renders_are_read(name: str) -> None:
         reader.feed(output)
         reader.finish()
         assert [
-            (each["function"]["name"], json.loads(each["function"]["arguments"])) for each in reader.calls
+            (each["function"]["name"], json.loads(each["function"]["arguments"]))
+            for each in reader.calls
         ] == [(each["function"]["name"], each["function"]["arguments"]) for each in calls]
         assert reader.content == ""
 
