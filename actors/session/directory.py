@@ -112,10 +112,10 @@ class Directory:
         self._mailbox = mailbox
         dialect = dialect_of(tokenizer.template_source, tool_parser)
         log.info("tool calls", form=dialect.name, thoughts=dialect.thought is not None)
-        tokenizer = tokenizer.showing(dialect.marks)
-        self._tokenizer = tokenizer
-        self._template = ChatTemplate(tokenizer, dialect)
-        self._detokenizer = Detokenizer(tokenizer.token_bytes)
+        shown = tokenizer.showing(dialect.marks)
+        self._tokenizer = shown
+        self._template = ChatTemplate(shown, dialect, control=shown is not tokenizer)
+        self._detokenizer = Detokenizer(shown.token_bytes)
         self._server = server
         self._context = context
         self._vocab = vocab

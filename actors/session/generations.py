@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.calls.reader import Reader
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.generation import Generation
 from ramify.actors.session.meter import PIECE
@@ -20,6 +21,7 @@ from ramify.actors.session.pieces import OutputPiece, Tail
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.actors.session.turns import Turns
+from ramify.actors.session.weights import json_bytes
 from ramify.protocol.errors import (
     BadRequest,
     LimitExceeded,
@@ -342,6 +344,8 @@ class Generations:
         self._state.bump()
         text = piece.text
         calls = reader.calls if reader is not None and reason == "stop" else []
+        if reader is not None and calls and task.frame.opened.template == "strict":
+            self._speak(generation, reader)
         parts = task.frame.opened.parts
         self._on_output(branch)
         self._on_done(
@@ -364,6 +368,15 @@ class Generations:
             ),
             text,
         )
+
+    def _speak(self, generation: Generation, reader: Reader) -> None:
+        """The turn has ended with calls: a strict template may have to be told so."""
+        piece = generation.piece
+        if generation.op.keep_open:
+            return
+        piece.spoken = self._turns.speech.spoken(reader, generation.branch, piece)
+        if piece.spoken is not None:
+            piece.grow(len(piece.spoken.content) + json_bytes(piece.spoken.tool_calls))
 
     def _take_back(self, branch: Branch, to: int) -> None:
         revision = self._state.bump()

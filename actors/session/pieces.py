@@ -169,6 +169,7 @@ class OutputPiece(Held):
         "quiet",
         "reading",
         "role",
+        "spoken",
         "start",
         "tail",
         "tokens",
@@ -182,6 +183,7 @@ class OutputPiece(Held):
         self.logprobs: list[TokenLogprob] | None = None
         self.reading: Labels | None = None  # while it runs, where there is something to tell apart
         self.labels: list[Label] | None = None  # of the chunks, as far as they are known
+        self.spoken: ChatMessage | None = None  # the turn that it ends, where its text cannot say it
         self.op = op
         self.client = client  # whose op it was: ids are numbered per client
         self.quiet = False  # its text travels in `done`, not in deltas

@@ -65,10 +65,15 @@ class Renderer(Protocol):
 class ChatTemplate:
     """One model's template. Stateless but for its caches; sessions may share it."""
 
-    def __init__(self, renderer: Renderer, dialect: Dialect | None = None) -> None:
-        """`dialect`: the marks that the model writes (default: all that are known)."""
+    def __init__(
+        self, renderer: Renderer, dialect: Dialect | None = None, *, control: bool = False
+    ) -> None:
+        """`dialect`: the marks that the model writes (default: all that are known); `control`: some are
+        control tokens."""
         self._renderer = renderer
-        self.speech = Speech(self.strict, dialect if dialect is not None else dialect_of(""))
+        self.speech = Speech(
+            self.strict, dialect if dialect is not None else dialect_of(""), control=control
+        )
         self._closings: dict[Role, str] = {}
         self._prompts: dict[Role, str] = {}
         self._system_stands: bool | None = None

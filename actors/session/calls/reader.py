@@ -45,8 +45,8 @@ class Reader:
     def __init__(self, dialect: Dialect, tools: Toolbox, position: int) -> None:
         self.calls: list[JsonObject] = []
         self._dialect = dialect
-        self._tools = tools
-        self._position = position
+        self.tools = tools
+        self.position = position
         self._openings = dialect.openings if tools else {}
         self._bare = dialect.bare if tools else None
         self._state = _State.START
@@ -211,7 +211,7 @@ class Reader:
 
     def _open(self, mark: str, form: Form) -> None:
         self._state = _State.CALL
-        self._call = Block(mark, form, self._tools, self._number)
+        self._call = Block(mark, form, self.tools, self._number)
 
     def _number(self) -> int:
         self._begun += 1
@@ -239,7 +239,7 @@ class Reader:
 
     def _end(self, call: Block) -> None:
         for index, each in call.calls:
-            self.calls.append(shaped(each, call_id(self._position, index)))
+            self.calls.append(shaped(each, call_id(self.position, index)))
         self._call = None
         self._state = _State.TEXT
 
@@ -259,7 +259,7 @@ class Reader:
         start = self._at + call.labelled
         for part in call.take():
             if part.name is not None and part.call is not None:
-                part = msgspec.structs.replace(part, id=call_id(self._position, part.call))
+                part = msgspec.structs.replace(part, id=call_id(self.position, part.call))
             self._show(part, start)
             start += len(part.text)
 

@@ -7,6 +7,7 @@ from ramify.actors.session.calls.openings import Openings, Render
 from ramify.actors.session.calls.reader import Reader
 from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.pieces import OutputPiece, Tail
+from ramify.protocol.wire import ChatMessage
 
 _NO_TOOLS = Toolbox(None)
 
@@ -14,8 +15,10 @@ _NO_TOOLS = Toolbox(None)
 class Speech:
     """See the module's top."""
 
-    def __init__(self, render: Render, dialect: Dialect) -> None:
+    def __init__(self, render: Render, dialect: Dialect, *, control: bool) -> None:
+        """`control`: the marks of calls are control tokens, which a message's text cannot hold."""
         self.dialect = dialect
+        self._control = control
         self._openings = Openings(render, dialect)
 
     def opening(self, choice: str, tools: Toolbox, *, chat: bool) -> str:
@@ -33,11 +36,33 @@ class Speech:
         reader.prime(*_turn_so_far(branch))
         return Labels(reader)
 
+    def spoken(self, reader: Reader, branch: Branch, piece: OutputPiece) -> ChatMessage | None:
+        """The turn that ends with `piece`, if the template has to be told its calls as calls."""
+        if not self._control or not reader.calls:
+            return None
+        prompt, said = _turn_so_far(branch, piece)
+        whole = Reader(self.dialect, reader.tools, reader.position)
+        whole.prime(prompt, "")
+        whole.feed(said + piece.text)
+        whole.finish()
+        return ChatMessage(
+            role="assistant",
+            content=whole.content,
+            tool_calls=whole.calls,
+            reasoning=whole.reasoning or None,
+        )
 
-def _turn_so_far(branch: Branch) -> tuple[str, str]:
-    """(the generation prompt, what was said since) of the assistant's turn that is open, if one is."""
+
+def _turn_so_far(branch: Branch, before: OutputPiece | None = None) -> tuple[str, str]:
+    """(the generation prompt, what was said since) of the assistant's turn that is open, if one is.
+
+    `before`: a piece of the turn, where it has gone on since.
+    """
     said: list[str] = []
-    for piece in reversed(branch.pieces):
+    pieces = reversed(branch.pieces)
+    while before is not None and next(pieces, before) is not before:
+        pass
+    for piece in pieces:
         if piece.tail is Tail.PROMPT:
             return piece.text, "".join(reversed(said))
         written = isinstance(piece, OutputPiece) or not piece.chat

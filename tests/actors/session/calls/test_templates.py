@@ -6,6 +6,7 @@ names), with `renderings.json`: what `transformers` renders of some conversation
 
 import json
 import os
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,14 @@ from transformers import PreTrainedTokenizerFast
 from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.calls.reader import Reader
 from ramify.actors.session.calls.toolbox import Toolbox
+from ramify.actors.session.pieces import OutputPiece
+from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.turns import Turns
 from ramify.actors.tokenizer import Tokenizer
+from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import ChatMessage
+from ramify.protocol.wire import Append, ChatMessage
 
 SHARED = Path(__file__).parents[4].parent / "shared" / "data" / "templates"
 FOLDER = Path(os.environ.get("RAMIFY_TEMPLATES", SHARED))
@@ -41,7 +46,8 @@ FAMILIES = {
 SERVED = [name for name in NAMES if "gpt-oss" not in name]  # its channels are no form of calls
 
 
-def template_of(name: str) -> ChatTemplate:
+def tokenizer_of(name: str, control: Iterable[str] = ()) -> Tokenizer:
+    """One token for each byte, and for each of the template's marks that are control tokens."""
     source = (FOLDER / name).read_text()
     known = PUBLISHED["templates"][name]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -49,12 +55,17 @@ def template_of(name: str) -> ChatTemplate:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     marks = [known[key] for key in ("bos_token", "eos_token") if known[key]]
-    backend.add_special_tokens([AddedToken(mark, normalized=False) for mark in marks])
+    backend.add_special_tokens([AddedToken(mark, normalized=False) for mark in [*marks, *control]])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token=known["eos_token"], bos_token=known["bos_token"]
     )
     fast.chat_template = source
-    return ChatTemplate(Tokenizer(fast), dialect_of(source))
+    return Tokenizer(fast)
+
+
+def template_of(name: str) -> ChatTemplate:
+    tokenizer = tokenizer_of(name)
+    return ChatTemplate(tokenizer, dialect_of(tokenizer.template_source))
 
 
 def message_of(given: dict[str, Any]) -> ChatMessage:
@@ -191,3 +202,67 @@ def test_what_cannot_be_forced() -> None:
     ):
         with pytest.raises(BadRequest, match=why):
             speech.opening(choice, box, chat=chat)
+
+
+# --- strict sessions: marks that are control tokens --------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_generated_call_is_a_call_when_it_is_rendered_again(name: str) -> None:
+    """A message's text cannot hold a control token, so a strict template is told of calls as calls."""
+    source = (FOLDER / name).read_text()
+    dialect = dialect_of(source)
+    marks = [
+        mark for mark in dialect.marks if not mark.startswith(("<tool", "</tool", "<think", "</think"))
+    ]
+    tokenizer = tokenizer_of(name, marks)
+    shown = tokenizer.showing(dialect.marks)
+    assert (shown is tokenizer) == (not marks)
+    template = ChatTemplate(shown, dialect, control=shown is not tokenizer)
+    conversation = PUBLISHED["conversations"]["tool_call_result"]
+    messages = [message_of(given) for given in conversation["messages"]]
+    turn = next(i for i, each in enumerate(messages) if each.tool_calls)
+    tools, calls = conversation["tools"], messages[turn].tool_calls
+    assert calls is not None
+    state = SessionState(1, context=1 << 20, vocab=1 << 20, limits=Limits(), decode=shown.decode)
+    turns, branch = Turns(state, shown, template), state.root("main")
+
+    def say(*new: ChatMessage) -> None:
+        op = Append(id=1, messages=list(new))
+        prepared = turns.prepare(branch, op, strict=True, tools=tools, room=1 << 20)
+        turns.apply(branch, prepared, 1)
+
+    say(*messages[:turn])
+    wanted = calls[0]["function"]["name"]
+    opening = template.speech.opening(wanted, Toolbox(tools), chat=True)
+    turns.open_turn(branch, tools, opening)
+    piece = OutputPiece(branch.position)
+    reading = template.speech.labels(branch, "auto", Toolbox(tools))
+    assert reading is not None
+    piece.read(reading)
+    text = rest_of(template, messages[: turn + 1], tools, opening)
+    ids = shown.encode(text)
+    piece.tokens.extend(ids)
+    piece.release(len(ids), shown.decode(ids))
+    assert piece.text == text
+    piece.ends()
+    branch.pieces.append(piece)
+    assert [call["function"]["name"] for call in reading.reader.calls] == [wanted]
+    piece.spoken = template.speech.spoken(reading.reader, branch, piece)
+    assert (piece.spoken is not None) == bool(marks)
+    turns.close_turn(branch)
+    call = reading.reader.calls[0]
+    result = ChatMessage(role="tool", content="19.5", tool_call_id=call["id"], name=wanted)
+    say(result)
+    if piece.spoken is not None:
+        expected = template.strict([*messages[:turn], piece.spoken, result], tools, True)
+        assert branch.text() == Tokenizer.unguarded(expected)
+
+
+def rest_of(template: ChatTemplate, messages: list[ChatMessage], tools: Any, opening: str) -> str:
+    """What the model says behind a call's opening, in the form of its template."""
+    shown = template.strict(messages, tools, False)
+    rest = shown[shown.rindex(opening) + len(opening) :]
+    for mark in (template.closing(), "<｜end▁of▁sentence｜>", "</s>"):
+        rest = rest.removesuffix(mark)
+    return rest
