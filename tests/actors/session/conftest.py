@@ -120,6 +120,8 @@ class SimClient:
 
     def _delta(self, delta: w.Delta) -> None:
         self.deltas.append(delta)
+        if self.opened.get("parts"):
+            assert "".join(part.text for part in delta.parts or ()) == delta.text
         chunks = self.chunks.setdefault(delta.branch, [])
         if delta.truncate is not None:
             chunks[:] = [chunk for chunk in chunks if chunk[0] <= delta.truncate]
