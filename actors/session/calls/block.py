@@ -1,12 +1,14 @@
 """The calls behind one mark, while they are read: a form's sink, and the labels of its text. Pure."""
 
+import re
 from collections.abc import Callable, Iterator
 
-from ramify.actors.session.calls.forms import Form
-from ramify.actors.session.calls.scanner import Broken
+from ramify.actors.session.calls.forms import ARGUMENTS, Form
+from ramify.actors.session.calls.scanner import Broken, Scanner
 from ramify.actors.session.calls.toolbox import Call, Toolbox
 from ramify.protocol.wire import Part
 
+_RUN = re.compile(r'[^"\\]+')  # of a string: nothing that ends or escapes
 HELD_MOST = 512  # characters that wait for a label, as long as no tool is named
 
 
@@ -40,6 +42,9 @@ class Block:
         self._of: int | None = None  # the call that the span belongs to
         self._told_name = False
         self._told = 0  # of `_argued`
+        self._scanner: Scanner | None = None  # what is read goes through it,
+        self._scanned = 0  # from this entry of `_raw` on,
+        self._all_arguments = False  # and all of it is arguments
         self._form = form(self)
         next(self._form)
 
@@ -60,7 +65,15 @@ class Block:
 
         Then it is `broken`, or all its text is calls.
         """
-        for at, c in enumerate(text):
+        at = -1
+        while at + 1 < len(text):
+            at += 1
+            if self._scanner is not None and self._scanner.in_string:
+                run = _RUN.match(text, at)
+                if run is not None and self._takes(run[0]):
+                    at = run.end() - 1
+                    continue
+            c = text[at]
             self._raw.append(c)
             self._read += 1
             before = self._index
@@ -78,6 +91,19 @@ class Block:
                 return text[at + 1 :]
             self._span_on(c, before if before is not None else self._index)
         return None
+
+    def _takes(self, run: str) -> bool:
+        """Read characters of a string at once; False if the form has to see them."""
+        scanner = self._scanner
+        assert scanner is not None
+        if scanner.key == "name" and not self._all_arguments:
+            return False
+        self._raw.append(run)
+        self._read += len(run)
+        if self._all_arguments or scanner.key in ARGUMENTS:
+            self.argues(run)
+        self._span_on(run, self._index)
+        return True
 
     def end(self) -> None:
         """The text has ended: it is `broken`, or all its text is calls."""
@@ -154,6 +180,16 @@ class Block:
             self._whole = True
         if not self._whole:
             self._argued.append(piece)
+
+    def scans(self, scanner: Scanner, *, arguments: bool = False) -> None:
+        """What is read from the last character on goes through `scanner`."""
+        self._scanner, self._all_arguments = scanner, arguments
+        self._scanned = len(self._raw) - 1
+
+    def scanned(self) -> str:
+        """What went through the scanner, which ends here."""
+        self._scanner = None
+        return "".join(self._raw[self._scanned :])
 
     def typed(self, parameter: str, text: str) -> object:
         """The value of a parameter that was written as plain text."""

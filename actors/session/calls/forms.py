@@ -26,6 +26,7 @@ from ramify.actors.session.calls.toolbox import decode
 T = TypeVar("T")
 Reading: TypeAlias = Generator[None, str, T]
 
+ARGUMENTS = ("arguments", "parameters")  # what families call them
 NAME_MOST = 256  # characters of a tool's name, or of what stands in its place
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
@@ -48,6 +49,16 @@ class Sink(Protocol):
 
     def argues(self, piece: str) -> None:
         """More of the JSON text of its arguments."""
+
+    def scanned(self) -> str:
+        """What went through the scanner, which ends here."""
+        ...
+
+    def scans(self, scanner: Scanner, *, arguments: bool = False) -> None:
+        """What is read now goes through `scanner`: runs of a string need not be sent one by one.
+
+        `arguments`: all of it is arguments, else what is in that member.
+        """
 
     def typed(self, parameter: str, text: str) -> object:
         """The value of a parameter that was written as plain text."""
@@ -217,13 +228,12 @@ def _object(sink: Sink, c: str) -> Reading[None]:
     """An object with the name and the arguments of a call; `c` is its first character."""
     sink.begin()
     scanner = Scanner()
-    raw: list[str] = []
     name: list[str] = []
+    sink.scans(scanner)
     while True:
         if not c:
             raise Broken
         inside = scanner.push(c)
-        raw.append(c)
         if inside and scanner.key == "name":
             name.append(c)
         elif name:
@@ -232,28 +242,27 @@ def _object(sink: Sink, c: str) -> Reading[None]:
                 raise Broken
             sink.named(told)
             name.clear()
-        if inside and scanner.key in ("arguments", "parameters"):
+        if inside and scanner.key in ARGUMENTS:
             sink.argues(c)
         if scanner.ended:
             break
         c = yield
-    sink.complete(decode("".join(raw)))
+    sink.complete(decode(sink.scanned()))
 
 
 def _arguments(sink: Sink, name: str, c: str) -> Reading[None]:
     """The object of the arguments alone; `c` is its first character."""
     scanner = Scanner()
-    raw: list[str] = []
+    sink.scans(scanner, arguments=True)
     while True:
         if not c:
             raise Broken
         scanner.push(c)
-        raw.append(c)
         sink.argues(c)
         if scanner.ended:
             break
         c = yield
-    sink.complete({"name": name, "arguments": decode("".join(raw))})
+    sink.complete({"name": name, "arguments": decode(sink.scanned())})
 
 
 def _blanks() -> Reading[str]:

@@ -29,6 +29,8 @@ class Labels:
 
     def add(self, chunk: str) -> list[Label]:
         """A chunk was released; the labels that are known now."""
+        if not self._sizes and (kind := self.reader.plain(chunk)) is not None:
+            return [kind]
         self._sizes.append(len(chunk))
         self.reader.feed(chunk)
         return self._take()

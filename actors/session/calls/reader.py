@@ -28,6 +28,7 @@ from ramify.actors.session.calls.forms import Form
 from ramify.actors.session.calls.toolbox import MAX_CALLS, Toolbox, call_id, shaped
 from ramify.protocol.wire import JsonObject, Part, PartKind
 
+PRIMED_MOST = 4096  # characters of a turn that were said before and are read as calls
 AGAIN_LEAST = 1 << 14  # characters that may be read again, however short the text is
 
 
@@ -49,6 +50,9 @@ class Reader:
         self.position = position
         self._openings = dialect.openings if tools else {}
         self._bare = dialect.bare if tools else None
+        self._first_of = {_State.TEXT: frozenset(mark[0] for mark in self._openings)}
+        if dialect.thought is not None:
+            self._first_of[_State.THOUGHT] = frozenset(dialect.thought.end[0])
         self._state = _State.START
         self._held = ""  # what may become a mark
         self._at = 0  # characters that have their place, before `_held` and the call that is read
@@ -95,8 +99,7 @@ class Reader:
         thought = self._dialect.thought
         if thought is not None and prompt.rfind(thought.begin) > prompt.rfind(thought.end):
             self._state = _State.THOUGHT
-        if said:
-            self.feed(said)
+        self.feed(self._recent(said))
         self.calls.clear()
         self._content.clear()
         self._reasoning.clear()
@@ -105,6 +108,31 @@ class Reader:
             self._shown = self._at + len(self._call.text)
             self._call.forget_labels()
         self._parts.clear()
+
+    def _recent(self, said: str) -> str:
+        """What is worth reading of it: thoughts are found fast, long calls are not read anew."""
+        if len(said) <= PRIMED_MOST:
+            return said
+        thought = self._dialect.thought
+        if self._state is _State.START and thought and said.lstrip().startswith(thought.begin):
+            self._state = _State.THOUGHT
+        if self._state is _State.THOUGHT and thought is not None:
+            _, ended, said = said.partition(thought.end)
+            if not ended:
+                return ""
+        self._state = _State.TEXT
+        return said[-PRIMED_MOST:]
+
+    def plain(self, text: str) -> PartKind | None:
+        """Read `text` if it is of one kind, whatever follows; None if that takes a closer look."""
+        marks = self._first_of.get(self._state)
+        if marks is None or self._held or self._parts or not marks.isdisjoint(text):
+            return None
+        thought = self._state is _State.THOUGHT
+        (self._reasoning if thought else self._content).append(text)
+        self._at += len(text)
+        self._shown = self._at
+        return "reasoning" if thought else "text"
 
     def feed(self, text: str) -> None:
         """The text goes on."""

@@ -8,7 +8,7 @@ the object, which is short by then.
 
 import json
 import re
-from enum import Enum, auto
+from typing import Final
 
 from ramify.protocol.json_value import MAX_DEPTH
 
@@ -21,16 +21,16 @@ class Broken(Exception):
     """What was read is no tool call."""
 
 
-class _Want(Enum):
-    VALUE = auto()
-    FIRST_VALUE = auto()  # or "]"
-    KEY = auto()
-    FIRST_KEY = auto()  # or "}"
-    COLON = auto()
-    COMMA = auto()  # or the end
-    STRING = auto()  # its next character
-    ESCAPED = auto()
-    SCALAR = auto()
+# What comes next. Plain numbers: they are compared for each character.
+_VALUE: Final = 0
+_FIRST_VALUE: Final = 1  # or "]"
+_KEY: Final = 2
+_FIRST_KEY: Final = 3  # or "}"
+_COLON: Final = 4
+_COMMA: Final = 5  # or the end
+_STRING: Final = 6  # its next character
+_ESCAPED: Final = 7
+_IN_SCALAR: Final = 8
 
 
 class Scanner:
@@ -40,7 +40,7 @@ class Scanner:
         self.key: str | None = None
         self.ended = False
         self._stack: list[str] = []
-        self._want = _Want.VALUE
+        self._want: int = _VALUE
         self._is_key = False
         self._name: list[str] = []  # the key that is being read, of the outermost object
         self._scalar: list[str] = []
@@ -48,34 +48,39 @@ class Scanner:
 
     def push(self, c: str) -> bool:
         """Read one character; whether it is a part of the value of `key`. Raises Broken."""
-        match self._want:
-            case _Want.STRING:
-                return self._in_string(c)
-            case _Want.ESCAPED:
-                self._want = _Want.STRING
-                return self._in_string(c, escaped=True)
-            case _Want.SCALAR:
-                if c in _SCALAR and len(self._scalar) < _MOST:
-                    self._scalar.append(c)
-                    return self._inside
-                if _WHOLE.fullmatch("".join(self._scalar)) is None:
-                    raise Broken
-                self._value_ended()
+        want = self._want
+        if want == _STRING:
+            return self._in_string(c)
+        if want == _ESCAPED:
+            self._want = _STRING
+            return self._in_string(c, escaped=True)
+        if want == _IN_SCALAR:
+            if c in _SCALAR and len(self._scalar) < _MOST:
+                self._scalar.append(c)
+                return self._inside
+            if _WHOLE.fullmatch("".join(self._scalar)) is None:
+                raise Broken
+            self._value_ended()
+            want = self._want
         inside = self._inside
         if c.isspace():
             return inside
-        match self._want:
-            case _Want.KEY | _Want.FIRST_KEY:
-                self._key(c)
-            case _Want.COLON:
-                if c != ":":
-                    raise Broken
-                self._want = _Want.VALUE
-            case _Want.COMMA:
-                self._comma(c)
-            case _:
-                return self._value(c)
+        if want in (_KEY, _FIRST_KEY):
+            self._key(c)
+        elif want == _COLON:
+            if c != ":":
+                raise Broken
+            self._want = _VALUE
+        elif want == _COMMA:
+            self._comma(c)
+        else:
+            return self._value(c)
         return inside
+
+    @property
+    def in_string(self) -> bool:
+        """Whether it is in a string that is no key: what is neither a quote nor "\\" changes nothing."""
+        return self._want == _STRING and not self._is_key
 
     def _in_string(self, c: str, *, escaped: bool = False) -> bool:
         inside = self._inside
@@ -83,22 +88,22 @@ class Scanner:
             if self._is_key and len(self._stack) == 1:
                 self._name.append(c)
         elif c == "\\":
-            self._want = _Want.ESCAPED
+            self._want = _ESCAPED
             if self._is_key and len(self._stack) == 1:
                 self._name.append(c)
         elif not self._is_key:
             self._value_ended()
         else:
-            self._is_key, self._want = False, _Want.COLON
+            self._is_key, self._want = False, _COLON
             if len(self._stack) == 1:
                 self.key = _text(self._name)
         return inside
 
     def _key(self, c: str) -> None:
         if c == '"':
-            self._is_key, self._want = True, _Want.STRING
+            self._is_key, self._want = True, _STRING
             self._name.clear()
-        elif c == "}" and self._want is _Want.FIRST_KEY:
+        elif c == "}" and self._want == _FIRST_KEY:
             self._close(c)
         else:
             raise Broken
@@ -109,23 +114,23 @@ class Scanner:
             return
         if len(self._stack) == 1:
             self.key = None
-        self._want = _Want.KEY if self._stack[-1] == "{" else _Want.VALUE
+        self._want = _KEY if self._stack[-1] == "{" else _VALUE
 
     def _value(self, c: str) -> bool:
         if len(self._stack) == 1:
             self._inside = True
         inside = self._inside
         if c == '"' and self._stack:
-            self._want = _Want.STRING
+            self._want = _STRING
         elif c == "{" or (c == "[" and self._stack):
             if len(self._stack) > MAX_DEPTH:
                 raise Broken
             self._stack.append(c)
-            self._want = _Want.FIRST_KEY if c == "{" else _Want.FIRST_VALUE
-        elif c == "]" and self._want is _Want.FIRST_VALUE:
+            self._want = _FIRST_KEY if c == "{" else _FIRST_VALUE
+        elif c == "]" and self._want == _FIRST_VALUE:
             self._close(c)
         elif c in _SCALAR and self._stack:
-            self._scalar, self._want = [c], _Want.SCALAR
+            self._scalar, self._want = [c], _IN_SCALAR
         else:
             raise Broken
         return inside
@@ -142,7 +147,7 @@ class Scanner:
     def _value_ended(self) -> None:
         if len(self._stack) == 1:
             self._inside = False
-        self._want = _Want.COMMA
+        self._want = _COMMA
 
 
 def _text(raw: list[str]) -> str:

@@ -4,7 +4,7 @@ from ramify.actors.session.branch import Branch
 from ramify.actors.session.calls.dialects import Dialect
 from ramify.actors.session.calls.labels import Labels
 from ramify.actors.session.calls.openings import Openings, Render
-from ramify.actors.session.calls.reader import Reader
+from ramify.actors.session.calls.reader import PRIMED_MOST, Reader
 from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.pieces import OutputPiece, Tail
 from ramify.protocol.wire import ChatMessage
@@ -41,6 +41,8 @@ class Speech:
         if not self._control or not reader.calls:
             return None
         prompt, said = _turn_so_far(branch, piece)
+        if len(said) > PRIMED_MOST:
+            return None
         whole = Reader(self.dialect, reader.tools, reader.position)
         whole.prime(prompt, "")
         whole.feed(said + piece.text)

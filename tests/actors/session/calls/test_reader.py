@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ramify.actors.session.calls import forms
 from ramify.actors.session.calls.dialects import DIALECTS, THOUGHTS, Dialect, dialect_of
-from ramify.actors.session.calls.reader import Reader
+from ramify.actors.session.calls.reader import PRIMED_MOST, Reader
 from ramify.actors.session.calls.toolbox import MAX_CALLS, Toolbox, call_id
 from ramify.protocol.wire import Part
 
@@ -290,6 +290,22 @@ def test_reading_again_is_bounded() -> None:
     assert reader.calls == []
     assert reader.content == text
     assert characters < 4 * len(text) + (1 << 16)
+
+
+def test_what_was_said_long_before_is_not_read_as_calls() -> None:
+    begun = '<tool_call>{"name": "add", "arguments": {"a": "'
+    for filler, called in ((100, 1), (PRIMED_MOST, 0)):
+        reader = Reader(THINKS, TOOLS, 40)
+        reader.prime("", f"<think>{'Hm. ' * 5000}</think>" + begun + "x" * filler)
+        reader.feed('"}}</tool_call>')
+        reader.finish()
+        assert len(reader.calls) == called
+        assert reader.reasoning == ""
+    reader = Reader(THINKS, TOOLS, 40)
+    reader.prime("", f"<think>{'Hm. ' * 5000}")
+    reader.feed("So.</think>Yes")
+    reader.finish()
+    assert (reader.reasoning, reader.content) == ("So.", "Yes")
 
 
 def test_a_long_call_in_small_chunks() -> None:
