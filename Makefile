@@ -6,6 +6,8 @@ HOST ?= 127.0.0.1
 PORT ?= 8765
 MODEL ?=
 ARGS ?=
+# processes that share the tests: one for each core, at most 8
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 VENV := .venv
 BIN := $(VENV)/bin
 SERVING := $(VENV)/.installed
@@ -18,7 +20,7 @@ serve: $(SERVING)
 	$(BIN)/ramify serve $(if $(MODEL),--model "$(MODEL)") --host $(HOST) --port $(PORT) $(ARGS)
 
 test: $(TESTING)
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 # What CI runs after the tests: lint, format, types, import rules
 check: $(TESTING)

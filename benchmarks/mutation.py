@@ -5,8 +5,9 @@
 
 A change (a mutant) turns a comparison, adds one to a number, takes `and` for `or`, negates a condition,
 swaps `+` and `-`, `min` and `max`, `True` and `False`, or leaves out a statement. Logging, assertions,
-annotations and texts are left alone. Each mutant runs the tests of its folder until the first that
-fails, the file that mirrors the changed one first. A mutant that hangs is noticed as well.
+annotations and texts are left alone. The tests of a folder are run once unchanged, and coverage.py notes
+which of them reach which line. Each mutant then runs those that reach its line, the fastest first, until
+one fails; a line that runs at import has all of them run. A mutant that hangs is noticed as well.
 
 mutmut and cosmic-ray are not used: both rewrite files where they are imported from, and our packages
 are folders that an import hook maps to `ramify.*`; both start an interpreter for each mutant, which
@@ -22,6 +23,7 @@ import argparse
 import ast
 import copy
 import importlib.machinery
+import json
 import os
 import random
 import signal
@@ -29,9 +31,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -50,7 +53,6 @@ class Group:
     name: str
     files: tuple[str, ...]
     tests: tuple[str, ...]
-    last: tuple[str, ...] = ()  # tests that are slow: after all others
 
 
 GROUPS = [
@@ -58,14 +60,12 @@ GROUPS = [
         "scheduler",
         ("actors/scheduler/*.py",),
         ("tests/actors/scheduler",),
-        ("test_model.py",),
     ),
-    Group("cache", ("actors/cache/*.py",), ("tests/actors/cache",), ("test_model.py",)),
+    Group("cache", ("actors/cache/*.py",), ("tests/actors/cache",)),
     Group(
         "session",
-        ("actors/session/*.py",),
+        ("actors/session/*.py", "actors/session/ops/*.py"),
         ("tests/actors/session",),
-        ("test_random_sessions.py", "test_two_clients.py"),
     ),
     Group(
         "clients",
@@ -269,23 +269,82 @@ def load_changed(path: Path, tree: ast.Module) -> None:
     loader.get_code = get_code  # type: ignore[method-assign]
 
 
-def tests_of(group: Group, path: Path | None) -> list[str]:
-    """The tests of a group as pytest wants them: the file's own first, slow ones last."""
+def tests_of(group: Group) -> list[str]:
+    """The test files of a group."""
     found: list[Path] = []
     for pattern in group.tests:
         full = ROOT / pattern
         found += sorted(full.rglob("test_*.py") if full.is_dir() else ROOT.glob(pattern))
     if not found:
         sys.exit(f"there are no tests at {', '.join(group.tests)}")
-    own = f"test_{path.stem}.py" if path is not None else ""
-
-    def rank(test: Path) -> int:
-        return 0 if test.name == own else 2 if test.name in group.last else 1
-
-    return [str(test) for test in sorted(dict.fromkeys(found), key=rank)]
+    return [str(test) for test in dict.fromkeys(found)]
 
 
-def run_tests(group: Group, path: Path | None, tree: ast.Module | None, out: int) -> int:
+class Reached:
+    """Which tests of a group reach which line of its files, and how long they take."""
+
+    def __init__(self, lines: dict[str, dict[str, list[str]]], seconds: dict[str, float]) -> None:
+        self.seconds = seconds
+        self._lines = lines
+
+    def tests(self, path: Path, line: int) -> list[str]:
+        """Those that reach a line, the fastest first; all of them if none is known to."""
+        lines = self._lines.get(str(path), {})
+        for each in range(line, max(0, line - 12), -1):  # a statement begins further up
+            found = [test for test in lines.get(str(each), ()) if test in self.seconds]
+            if found:
+                return sorted(found, key=self.seconds.__getitem__)
+        return sorted(self.seconds, key=self.seconds.__getitem__)
+
+    def limit(self, tests: Sequence[str]) -> float:
+        """Seconds that these tests may take."""
+        return 4 * sum(self.seconds[test] for test in tests) + 30
+
+
+class Measure:
+    """A pytest plugin: tells coverage.py which test runs, and notes how long it took."""
+
+    def __init__(self, coverage: Any) -> None:
+        self.seconds: dict[str, float] = {}
+        self._coverage = coverage
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._coverage.switch_context(nodeid)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if not report.skipped:
+            self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._coverage.switch_context("")
+
+
+def measure(group: Group, result: Path, out: int) -> int:
+    """In a forked process: the tests of a group, unchanged; what `Reached` needs goes to `result`."""
+    import coverage
+
+    files = [str(path) for pattern in group.files for path in sorted(ROOT.glob(pattern))]
+    aliases = [file.replace(str(ROOT), f"{ROOT}/src/ramify", 1) for file in files]
+    watch = coverage.Coverage(data_file=None, include=[*files, *aliases], config_file=False)
+    watch.start()
+    plugin = Measure(watch)
+    code = run_tests(tests_of(group), None, None, out, [plugin])
+    watch.stop()
+    data = watch.get_data()
+    lines: dict[str, dict[int, list[str]]] = {}
+    for file in data.measured_files():
+        lines[os.path.realpath(file)] = data.contexts_by_lineno(file)
+    result.write_text(json.dumps([lines, plugin.seconds]))
+    return code
+
+
+def run_tests(
+    tests: Sequence[str],
+    path: Path | None,
+    tree: ast.Module | None,
+    out: int,
+    plugins: Sequence[Any] = (),
+) -> int:
     """In a forked process: pytest's exit code."""
     import pytest
     from hypothesis import Phase, settings
@@ -303,23 +362,23 @@ def run_tests(group: Group, path: Path | None, tree: ast.Module | None, out: int
             [
                 *("-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider"),
                 *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
-                *tests_of(group, path),
-            ]
+                *tests,
+            ],
+            plugins=list(plugins),
         )
     )
 
 
 class Forks:
-    """Runs mutants in forked processes, several at once. `limits`: seconds for each group."""
+    """Runs mutants in forked processes, several at once."""
 
     def __init__(self, jobs: int, folder: Path) -> None:
         self._jobs = jobs
         self._folder = folder
         self._running: dict[int, tuple[Mutant, float, float, Path]] = {}
 
-    def start(self, mutant: Mutant, tree: ast.Module | None, limit: float) -> None:
-        """Fork. There must be room (`wait`)."""
-        path = None if tree is None else mutant.path
+    def start(self, mutant: Mutant, limit: float, run: Callable[[int], int]) -> None:
+        """Fork, and call `run` with a file for its output. There must be room (`wait`)."""
         log = self._folder / f"{id(mutant)}.log"
         out = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         pid = os.fork()
@@ -328,7 +387,7 @@ class Forks:
             try:
                 os.setpgid(0, 0)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                code = run_tests(mutant.group, path, tree, out)
+                code = run(out)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -438,11 +497,13 @@ def main() -> None:
         ended: list[Mutant] = []
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
-            limits = _baseline(forks, chosen)
+            reached = _baseline(forks, chosen, Path(folder))
             for number, mutant in enumerate(chosen):
                 tree, mutant.line, mutant.before, mutant.after = known[mutant.path].apply(mutant.index)
                 ended += forks.wait(room=True)
-                forks.start(mutant, tree, limits[mutant.group.name])
+                tests = reached[mutant.group.name].tests(mutant.path, mutant.line)
+                run = partial(run_tests, tests, mutant.path, tree)
+                forks.start(mutant, reached[mutant.group.name].limit(tests), run)
                 if number % 20 == 19:
                     seconds = time.perf_counter() - begin
                     print(f"{seconds:6.0f} s  {number + 1} of {len(chosen)}", flush=True)
@@ -471,18 +532,19 @@ def _import_once() -> None:
     torch.set_num_threads(1)
 
 
-def _baseline(forks: Forks, chosen: list[Mutant]) -> dict[str, float]:
-    """Seconds that a mutant of each group may take. Ends the program if tests fail without a change."""
-    limits = {}
+def _baseline(forks: Forks, chosen: list[Mutant], folder: Path) -> dict[str, Reached]:
+    """What the tests of each group reach. Ends the program if they fail without a change."""
+    reached = {}
     for group in {m.group.name: m.group for m in chosen}.values():
         plain = Mutant(group, ROOT, -1)
-        forks.start(plain, None, 600.0)
+        result = folder / f"{group.name}.json"
+        forks.start(plain, 1800.0, partial(measure, group, result))
         forks.wait(room=False)
         if not plain.survived:
             sys.exit(f"{group.name}: the tests fail without any change: {plain.why}")
         print(f"{group.name}: its tests take {plain.seconds:.1f} s", flush=True)
-        limits[group.name] = 4 * plain.seconds + 20
-    return limits
+        reached[group.name] = Reached(*json.loads(result.read_text()))
+    return reached
 
 
 def _report(

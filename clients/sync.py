@@ -17,7 +17,15 @@ from typing import Any, TypeVar, Unpack, overload
 
 from ramify.clients.connect import Settings, connect
 from ramify.clients.generation import Generation, Reply, Result
-from ramify.clients.handles import Branch, GenerateOptions, Messages, Session
+from ramify.clients.handles import (
+    Branch,
+    GenerateOptions,
+    Messages,
+    PruneBy,
+    Pruned,
+    SelectOptions,
+    Session,
+)
 from ramify.clients.stream import TextDelta
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import BranchState, Ok, Op, Role, State
@@ -216,6 +224,11 @@ class SyncBranch:
         many = self._thread.call(lambda: self._branch.generate(n=n, names=names, **options))
         return [SyncGeneration(self._thread, generation) for generation in many]
 
+    def select(self, choices: Sequence[str], **options: Unpack[SelectOptions]) -> SyncGeneration:
+        """See `handles.Branch.select`."""
+        selection = self._thread.call(lambda: self._branch.select(choices, **options))
+        return SyncGeneration(self._thread, selection)
+
     def chat(
         self, text: str, *, role: Role = "user", **options: Unpack[GenerateOptions]
     ) -> SyncGeneration:
@@ -243,8 +256,36 @@ class SyncBranch:
     def drop(self) -> Ok:
         return self._thread.run(self._branch.drop())
 
-    def cancel(self) -> Ok:
-        return self._thread.run(self._branch.cancel())
+    def join(
+        self,
+        *sources: "SyncBranch | str",
+        prefix: str = "",
+        each: str = "{text}\n",
+        suffix: str = "",
+        role: Role | None = "user",
+        keep: bool = False,
+    ) -> Ok:
+        return self._thread.run(
+            self._branch.join(
+                *_names(sources), prefix=prefix, each=each, suffix=suffix, role=role, keep=keep
+            )
+        )
+
+    def prune(
+        self,
+        *sources: "SyncBranch | str",
+        by: PruneBy = "logprob",
+        score_from: "Sequence[SyncBranch | str] | None" = None,
+        keep: bool = False,
+    ) -> "Pruned[SyncBranch]":
+        judges = None if score_from is None else _names(score_from)
+        found = self._thread.run(
+            self._branch.prune(*_names(sources), by=by, score_from=judges, keep=keep)
+        )
+        return _pruned(self._thread, found)
+
+    def cancel(self, *, subtree: bool = False) -> Ok:
+        return self._thread.run(self._branch.cancel(subtree=subtree))
 
     def tree(self, *, text: bool = False, tokens: bool = False) -> BranchState:
         return self._thread.run(self._branch.tree(text=text, tokens=tokens))
@@ -306,8 +347,30 @@ class SyncSession:
     def tree(self, *, branch: str | None = None, text: bool = False, tokens: bool = False) -> State:
         return self._thread.run(self._session.tree(branch=branch, text=text, tokens=tokens))
 
-    def cancel(self) -> Ok:
-        return self._thread.run(self._session.cancel())
+    def prune(
+        self,
+        sources: "Sequence[SyncBranch | str]",
+        *,
+        into: "Sequence[SyncBranch | str] | None" = None,
+        by: PruneBy = "logprob",
+        k: int | None = None,
+        score_from: "Sequence[SyncBranch | str] | None" = None,
+        keep: bool = False,
+    ) -> Pruned[SyncBranch]:
+        found = self._thread.run(
+            self._session.prune(
+                _names(sources),
+                into=None if into is None else _names(into),
+                by=by,
+                k=k,
+                score_from=None if score_from is None else _names(score_from),
+                keep=keep,
+            )
+        )
+        return _pruned(self._thread, found)
+
+    def cancel(self, *, subtree: bool = False) -> Ok:
+        return self._thread.run(self._session.cancel(subtree=subtree))
 
     def send(
         self, ops: Sequence[Op | Mapping[str, Any]]
@@ -332,6 +395,15 @@ class SyncSession:
             self._thread.run(self._session.close(keep=keep))
         finally:
             self._thread.stop()
+
+
+def _names(branches: Sequence[SyncBranch | str]) -> list[str]:
+    return [branch if isinstance(branch, str) else branch.name for branch in branches]
+
+
+def _pruned(thread: LoopThread, found: Pruned[Branch]) -> Pruned[SyncBranch]:
+    winners = [SyncBranch(thread, branch) for branch in found.branches]
+    return Pruned(winners, found.kept, found.dropped, found.scores)
 
 
 def connect_sync(url: str, **settings: Unpack[Settings]) -> SyncSession:

@@ -12,7 +12,7 @@ import msgspec
 
 from ramify.protocol.credentials import CredentialLimits, check_token
 from ramify.protocol.errors import ConfigError
-from ramify.protocol.wire import MAX_NAMES
+from ramify.protocol.wire import MAX_NAMES, MOST_PRIORITY
 
 MOST = 2**31 - 1  # of any number that nothing else bounds
 DAY_S = 86_400.0
@@ -60,6 +60,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     branches: int = 1024
     running: int = 64  # generations of one session that are submitted at once; the rest queue
     n: int = 64
+    priority: int = MOST_PRIORITY  # the highest; that of a token's name may be lower
     attachments: int = 8
     meta_bytes: int = 16 << 10  # of one `meta`, as JSON: it is kept and shown again
     queued_bytes: int = 256 << 10  # on a socket before its deltas are held back
@@ -80,7 +81,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            _count(f"--limit-{name.replace('_', '-')}", getattr(self, name), 1)
+            low, high = (-MOST_PRIORITY, MOST_PRIORITY) if name == "priority" else (1, MOST)
+            _count(f"--limit-{name.replace('_', '-')}", getattr(self, name), low, high)
         _require(
             self.n <= MAX_NAMES, f"--limit-n is {self.n}: one op names at most {MAX_NAMES} branches"
         )

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ramify.protocol.errors import ConfigError
+from ramify.protocol.wire import MOST_PRIORITY
 
 MOST_CREDENTIALS = 4096  # lines of a file; metrics have a label for each name
 MOST_CHARACTERS = 4096  # of a token: it must fit into the first frame
@@ -33,13 +34,18 @@ class CredentialLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     sockets: int = 1024
     ops_per_second: int = 4000  # messages, over all sockets; bursts of two seconds' worth
     bytes_per_second: int = 32 << 20  # received; bursts of two seconds' worth
+    priority: int = 0  # the highest of a generation: a higher one goes before all other clients
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if not 1 <= value <= _MOST:
-                flag = f"--credential-{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} is {value}: must be 1 to {_MOST}")
+            _check(name, getattr(self, name), f"--credential-{name.replace('_', '-')}")
+
+
+def _check(name: str, value: int, where: str) -> None:
+    """Raise ConfigError unless `value` is a limit of that name. `where`: what the error names."""
+    low, high = (-MOST_PRIORITY, MOST_PRIORITY) if name == "priority" else (1, _MOST)
+    if not low <= value <= high:
+        raise ConfigError(f"{where} is {value}: must be {low} to {high}")
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +57,7 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
     limits: CredentialLimits = CredentialLimits()
 
 
-NOBODY = Credential(name="", digest=b"")
+NOBODY = Credential(name="", digest=b"", limits=CredentialLimits(priority=MOST_PRIORITY))
 """What a socket has where the server asks for no token."""
 
 
@@ -144,8 +150,7 @@ def _credential(line: _Line, place: str, shared: bool, defaults: CredentialLimit
         known = ", ".join(CredentialLimits.__struct_fields__)
         raise ConfigError(f"{place}: `limits` has no {sorted(unknown)[0]!r}; it knows {known}")
     for name, value in line.limits.items():
-        if not 1 <= value <= _MOST:
-            raise ConfigError(f"{place}: `limits.{name}` is {value}: must be 1 to {_MOST}")
+        _check(name, value, f"{place}: `limits.{name}`")
     namespace = line.namespace if line.namespace is not None else "" if shared else line.name
     limits = msgspec.structs.replace(defaults, **line.limits)
     return Credential(name=line.name, digest=digest, namespace=namespace, limits=limits)

@@ -28,6 +28,7 @@ from ramify.protocol.sampling import (
 
 # Every number, string and list of a client has a bound, here, where it is declared. A server's own
 # limits (`config.Limits`) are tighter; these are what any part of any server can rely on.
+MOST_PRIORITY = 8
 MAX_NAMES = 1024  # branches that one op names
 MAX_TEXT = 1 << 16  # characters of what is no conversation: schemas, separators, choices
 _INT31 = 2**31 - 1
@@ -195,9 +196,10 @@ class Generate(Op, kw_only=True, frozen=True):
     logprobs: Logprobs = 0
     n: Annotated[int, Meta(ge=1, le=MAX_NAMES)] = 1
     as_: BranchNames | None = msgspec.field(default=None, name="as")
-    priority: Annotated[int, Meta(ge=-8, le=8)] = 0
+    priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
     deadline_ms: Count | None = None
-    quiet: bool = False
+    quiet: bool = False  # no deltas: the text comes in `done`
+    hidden: bool = False  # nor there: for what a `join` or `prune` reads
     keep_open: bool = False
     expect: Position | None = None
     tool_choice: Annotated[str, Meta(min_length=1, max_length=256)] = "auto"
@@ -207,12 +209,18 @@ class Generate(Op, kw_only=True, frozen=True):
         check_temperature(self.temperature)
 
 
+Method = Literal[
+    "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+]
+
+
 class Select(Op, kw_only=True, frozen=True):
     branch: Targets = "main"
     choices: Choices
-    method: Literal[
-        "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
-    ] = "token_length_normalized"
+    method: Method = "token_length_normalized"
+    priority: Annotated[int, Meta(ge=-8, le=8)] = 0
+    deadline_ms: Count | None = None
+    expect: Position | None = None
 
 
 class Fork(Op, kw_only=True, frozen=True):
@@ -224,6 +232,8 @@ class Fork(Op, kw_only=True, frozen=True):
 
 
 class Join(Op, kw_only=True, frozen=True):
+    """`each` may name {i}, {name} and {text} of a source. `role`: None appends raw text."""
+
     branch_fields = ("branch", "from_")
 
     from_: BranchNames = msgspec.field(name="from")
@@ -231,19 +241,31 @@ class Join(Op, kw_only=True, frozen=True):
     prefix: LongText = ""
     each: LongText = "{text}\n"
     suffix: LongText = ""
-    role: Role = "user"
+    role: Role | None = "user"
     keep: bool = False
 
 
 class Prune(Op, kw_only=True, frozen=True):
+    """`into`: None: the winners keep their names. `k`: None: as many as `into` names, else one."""
+
     branch_fields = ("into", "from_", "score_from")
 
     from_: BranchNames = msgspec.field(name="from")
-    into: Targets
+    into: Targets | None = None
     by: Literal["first", "logprob", "number", "vote"] = "logprob"
     score_from: BranchNames | None = None
-    k: Annotated[int, Meta(ge=1, le=MAX_NAMES)] = 1
+    k: Annotated[int, Meta(ge=1, le=MAX_NAMES)] | None = None
     keep: bool = False
+
+    @property
+    def targets(self) -> list[str]:
+        """The names in `into`."""
+        return [] if self.into is None else names(self.into)
+
+    @property
+    def winners(self) -> int:
+        """How many sources are kept."""
+        return self.k if self.k is not None else len(self.targets) or 1
 
 
 class Rollback(Op, kw_only=True, frozen=True):
@@ -282,8 +304,11 @@ class Tree(Op, kw_only=True, frozen=True):
 
 
 class Cancel(Op, kw_only=True, frozen=True):
+    """`subtree`: with all descendants of the branches, and every op that waits on one of them."""
+
     branch: Targets | None = None
     ops: Annotated[list[OpId], Meta(max_length=MAX_NAMES)] | None = None
+    subtree: bool = False
 
 
 class Credit(ClientBase, kw_only=True, frozen=True):
@@ -473,7 +498,9 @@ class Done(ServerBase, kw_only=True, frozen=True):
     text: str | None = None
     tool_calls: list[JsonObject] | None = None
     stop: str | int | None = None  # the stop string or token id that ended it
-    scores: list[float] | None = None
+    choice: int | None = None  # of a `select`: which of its choices; `text` is that choice
+    scores: list[float] | None = None  # of all its choices
+    rebased: int | None = None  # the branch was moved back to there before the choice was appended
     mean_logprob: float | None = None
     error: Code | None = None  # with reason "error"
     message: str | None = None

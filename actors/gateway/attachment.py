@@ -124,9 +124,17 @@ class Attachment:
         # The secret ends here, and from here on every client has a name.
         request = msgspec.structs.replace(ops[0], token=None, client=ops[0].client or made_up_name())
         try:
-            owner, namespace = self.credential.name, self.credential.namespace
+            who = self.credential
             self._hub.directory.tell(
-                OpenSession(self._socket, request, ops[1:], owner=owner, namespace=namespace, size=size)
+                OpenSession(
+                    self._socket,
+                    request,
+                    ops[1:],
+                    owner=who.name,
+                    namespace=who.namespace,
+                    priority=who.limits.priority,
+                    size=size,
+                )
             )
         except (MailboxFull, MailboxClosed):
             return self._refuse(ops, _overloaded())

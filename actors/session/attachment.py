@@ -74,6 +74,19 @@ class Attachment:
                 (min(upto, to), message, children) for upto, message, children in held
             )
 
+    def place(self, branch: Branch) -> None:
+        """`branch`, which was settled, is now where another one was that was settled too."""
+        self.begin(branch, branch.position)
+        truncate = self._truncate.pop(branch.name, None)
+        if truncate is not None:
+            self.out.append(Delta(branch=branch.name, position=truncate, text="", truncate=truncate))
+
+    def rewrite(self, branch: Branch, to: int) -> None:
+        """The branch was moved back to `to`: the next delta says so, if the socket has seen more."""
+        if self._cursors.get(branch.name, 0) > to:
+            self._truncate[branch.name] = min(to, self._truncate.get(branch.name, to))
+        self.cut(branch, to)
+
     def rename(self, branch: Branch, new: str) -> None:
         """`branch` is about to be called `new`."""
         self.settle(branch)

@@ -3,8 +3,8 @@
 Pure: times come as `now`, effects go into `state.out` and the attachments' `out`. The way of a frame:
 
     presence     sockets come and go; a frame of one that has its `state` goes on
-    core         checked as a whole (`tasks`); `tree`, `cancel`, `close`, `credit` are done here
-    execution    the other ops wait in the queues of their branches (`program`) and run (`ops`)
+    core         checked as a whole (`intake`); `tree`, `cancel`, `close`, `credit` are done here
+    execution    the other ops wait in the queues of their branches (`program`) and run (`ops/`)
     generations  ask the scheduler; its tokens come back as text
     audience     replies, events and deltas, to each socket what it has not seen (`attachment`)
 """
@@ -15,20 +15,21 @@ from collections.abc import Callable
 from ramify.actors.session.attachment import Attachment
 from ramify.actors.session.audience import Audience
 from ramify.actors.session.detokenizer import Detokenizer
-from ramify.actors.session.drafts import Prepared
+from ramify.actors.session.drafts import Joined, Prepared
 from ramify.actors.session.execution import Execution
 from ramify.actors.session.inspections import Inspections
+from ramify.actors.session.intake import take_apart
 from ramify.actors.session.ledger import Ledger
 from ramify.actors.session.presence import Presence
 from ramify.actors.session.replies import error_message, refusals
 from ramify.actors.session.state import SessionState
-from ramify.actors.session.tasks import Task, take_apart
+from ramify.actors.session.tasks import Task
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.trees import Trees
 from ramify.actors.session.turns import Turns
 from ramify.actors.session.view import Identity, View
 from ramify.actors.tokenizer import Tokenizer
-from ramify.protocol.errors import Close, NoBranch, RamifyError
+from ramify.protocol.errors import BadRequest, Close, NoBranch, RamifyError
 from ramify.protocol.messages import Attach, Inspected, Tokens
 from ramify.protocol.wire import (
     Cancel,
@@ -100,11 +101,13 @@ class SessionCore:
         """A client opened this session."""
         self.audience.now = now
         self._presence.attach(message)
+        self._execution.judge()
 
     def detached(self, socket: int, now: float) -> None:
         """The socket is gone."""
         self.audience.now = now
         self._presence.detach(socket)
+        self._execution.judge()
 
     def throttled(self, socket: int, held: bool, now: float) -> None:
         """The socket's queue is full (`held`), or short again."""
@@ -118,6 +121,7 @@ class SessionCore:
         """The time has come that was asked for with `state.out.wake`."""
         self.audience.now = now
         self._execution.expire()
+        self._execution.judge()
         if self._presence.tick():
             self.ended = "expired"
 
@@ -125,13 +129,19 @@ class SessionCore:
         """Ops of one frame from a socket."""
         self.audience.now = now
         self._presence.frame(socket, ops)
+        self._execution.judge()
 
     def encoded(
-        self, ticket: int, prepared: Prepared | None, error: BaseException | None, now: float
+        self,
+        ticket: int,
+        prepared: Prepared | Joined | None,
+        error: BaseException | None,
+        now: float,
     ) -> None:
         """Long text was tokenized (or could not be)."""
         self.audience.now = now
         self._execution.encoded(ticket, prepared, error)
+        self._execution.judge()
 
     def tokens(self, message: Tokens, now: float) -> None:
         """What this session's requests sampled in one step, and which of them ended."""
@@ -139,14 +149,17 @@ class SessionCore:
         for item in message.progress:
             self.generations.progress(item)
         for finished in message.finished:
-            self.generations.finished(finished)
+            if not self._execution.selects.finished(finished, now):
+                self.generations.finished(finished)
+        self._execution.judge()
         if message.finished:
             self.generations.submit_ready()
 
     def inspected(self, message: Inspected, now: float) -> None:
         """The cache has said what is warm."""
         self.audience.now = now
-        self._inspections.answered(message)
+        self._inspections.answered(message)  # a socket that has its `state` now may bring ops
+        self._execution.judge()
 
     def fail(self, error: RamifyError, now: float) -> None:
         """The engine is broken: every op that has no terminal reply gets one; the session is over."""
@@ -240,7 +253,11 @@ class SessionCore:
             self.audience.stream(attachment, branch)
 
     def _cancel(self, client: str, op: Cancel) -> None:
-        """By id: those ops. By branch (or all): generations that run or wait there."""
+        """By id: those ops. By branch (or all): generations that run or wait there, or the subtree."""
+        if op.subtree and op.ops is not None:
+            error = BadRequest("`subtree` goes with `branch`, not with `ops` - at `$.subtree`")
+            self._refuse(client, op, error, None)
+            return
         if op.ops is not None:
             tasks = self._execution.cancel(client, set(op.ops))
         else:
@@ -249,7 +266,8 @@ class SessionCore:
                 if not self._execution.expects(name):
                     self._refuse(client, op, NoBranch(f"there is no branch {name!r}"), name)
                     return
-            tasks = self._execution.cancel_generations(where)
+            cancel = self._execution.cancel_subtree if op.subtree else self._execution.cancel_generations
+            tasks = cancel(where)
         cancelled = sorted({task.op.id for task in tasks})
         reply = Ok(id=op.id, revision=self.state.revision, result={"cancelled": cancelled})
         self.audience.reply(client, op.id, reply, None)

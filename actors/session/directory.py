@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.kit.clock import Clock
@@ -233,6 +234,11 @@ class Directory:
             self._holdings.close(message.owner, meter)
             raise
 
+    def _limits_of(self, message: OpenSession) -> Limits:
+        if message.priority >= self._limits.priority:
+            return self._limits
+        return msgspec.structs.replace(self._limits, priority=message.priority)
+
     def _begin(self, message: OpenSession, meter: Meter, group: TaskGroup) -> tuple[int, _Entry]:
         opened = message.open
         number = next(self._numbers)
@@ -248,7 +254,7 @@ class Directory:
                 number,
                 context=self._context,
                 vocab=self._vocab,
-                limits=self._limits,
+                limits=self._limits_of(message),
                 decode=self._tokenizer.decode,
                 owner=message.owner,
                 namespace=message.namespace,

@@ -1,7 +1,7 @@
 """Ops that wait for their branches and run in order: who is next, how each ends, its reply. Pure.
 
-An op's tasks come in checked (`tasks`), wait in the queues of the branches that they touch
-(`program`), and run (`ops`); those that go on, a generation or the tokenizing of long text, end
+An op's tasks come in checked (`intake`), wait in the queues of the branches that they touch
+(`program`), and run (`ops/`); those that go on, a generation or the tokenizing of long text, end
 later. Each gets its terminal reply here, and then whoever waited for it runs.
 """
 
@@ -14,10 +14,12 @@ import msgspec
 from ramify.actors.session.audience import Audience
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import Detokenizer
-from ramify.actors.session.drafts import Prepared
+from ramify.actors.session.drafts import Joined, Prepared
 from ramify.actors.session.generations import Generations
-from ramify.actors.session.ops import OpRunner
+from ramify.actors.session.ops.home import Desk
+from ramify.actors.session.ops.registry import HOMES
 from ramify.actors.session.program import Program
+from ramify.actors.session.races import Races
 from ramify.actors.session.replies import (
     Cancelled,
     DeadlinePassed,
@@ -25,11 +27,15 @@ from ramify.actors.session.replies import (
     bare,
     error_message,
 )
+from ramify.actors.session.selects import Selects
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.actors.session.turns import Turns
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.wire import Done, Generate, Ok, ServerMessage
+from ramify.protocol.wire import Done, Generate, Ok, Select, ServerMessage
+
+GENERATES = frozenset({"generate", "select"})  # output
+ADDS = frozenset({"append", "join"})  # input, which a generation will want computed
 
 
 class Execution:
@@ -58,17 +64,11 @@ class Execution:
             on_output=audience.flush,
             on_done=self._generation_done,
             on_cut=audience.cut,
-            on_refused=self._failed,
+            on_refused=self.end,
         )
-        self._ops = OpRunner(
-            state,
-            turns,
-            self.generations,
-            on_cut=audience.cut,
-            on_rename=audience.rename,
-            on_drop=audience.drop,
-            on_new=audience.begin,
-        )
+        self.selects = Selects(state, turns, self.generations, audience, on_end=self._selected)
+        self._races = Races(self._program, state.branches)
+        self._desk = Desk(state, turns, self.generations, self.selects, audience, self._races.scored)
 
     def __len__(self) -> int:
         return len(self._program)
@@ -77,6 +77,11 @@ class Execution:
     def queued(self) -> int:
         """Bytes that the ops hold which wait or run."""
         return self._queued
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs that a session without sockets lives on for."""
+        return self.generations.busy or self.selects.busy
 
     def expects(self, name: str) -> bool:
         """Whether there is a branch of this name, or an op that may be going to make it."""
@@ -89,9 +94,11 @@ class Execution:
         for task in tasks:
             task.arrived = self._audience.now
             self._program.add(task)
+            self._races.add(task, task.arrived)
             op = task.op
-            if task.kind == "generate" and isinstance(op, Generate) and op.deadline_ms is not None:
-                self._watch(task, task.arrived + op.deadline_ms / 1e3)
+            late = op.deadline_ms if isinstance(op, Generate | Select) else None
+            if task.kind in GENERATES and late is not None:
+                self._watch(task, task.arrived + late / 1e3)
         if tasks and tasks[0].bill is not None:  # one for all tasks of the op
             self._hold(tasks[0].bill.size)
 
@@ -102,7 +109,9 @@ class Execution:
             bill.left -= 1
             if not bill.left:
                 self._hold(-bill.size)
-        return self._program.finish(task)
+        freed = self._program.finish(task)
+        self._races.finished(task, self._audience.now)
+        return freed
 
     def _hold(self, count: int) -> None:
         self._queued += count
@@ -127,11 +136,11 @@ class Execution:
                 else:
                     self._audience.announce(task, reply)
                 ready.extendleft(reversed(self._finish(task)))
-                if task.kind == "append" and not self._followed(task):
+                if not self._followed(task):
                     self._prefill(task)
 
     def _run(self, task: Task) -> Ok | None:
-        failed = [name for name in task.touched if name in task.frame.failed]
+        failed = [n for n in task.touched if n in task.frame.failed and n not in task.spared]
         if failed:
             cause = task.frame.failed[failed[0]]
             if cause is not None and task.kind == "generate":  # of the spawn that was to make its branch
@@ -142,44 +151,57 @@ class Execution:
             )
         if self._broken is not None:
             raise self._broken
-        return self._ops.run(task, self._audience.now)
+        return HOMES[type(task.op)].run(self._desk, task.op, task)
 
     def _followed(self, task: Task) -> bool:
         """Whether an op waits behind `task`, which has just finished."""
         return any(map(self._program.behind, task.touched))
 
     def _prefill(self, task: Task) -> None:
-        branch = self._branch(task.branch)
+        """Nobody waits for what `task` has added: it is computed ahead."""
+        branch = self._branch(task.branch) if task.kind in ADDS else None
         if branch is not None:
             self.generations.prefill(branch, self._audience.now)
 
     # --- what ends later -------------------------------------------------------------------------
 
-    def encoded(self, ticket: int, prepared: Prepared | None, error: BaseException | None) -> None:
+    def encoded(
+        self, ticket: int, prepared: Prepared | Joined | None, error: BaseException | None
+    ) -> None:
         """Long text was tokenized (or could not be), for all branches that the op waits on."""
-        for task, end in self._ops.encoded(ticket, prepared, error):
-            if isinstance(end, RamifyError):
-                self._failed(task, end)
-                continue
-            self._complete(task, end)
-            freed = self._finish(task)
-            followed = self._followed(task)
-            self.start(freed)
-            if not followed:
-                self._prefill(task)
+        if self.selects.encoded(ticket, prepared, error):
+            return
+        assert not isinstance(prepared, Joined)
+        for task, end in self._desk.texts.encoded(ticket, prepared, error):
+            self.end(task, end)
+
+    def end(
+        self, task: Task, end: Ok | Done | RamifyError, *, again: ServerMessage | None = None
+    ) -> None:
+        """A task that was running has its reply, or could not be done. `again`: see `_complete`."""
+        if isinstance(end, RamifyError):
+            self._fail(task, end)
+            self.start(self._finish(task))
+            return
+        self._complete(task, end, again=again)
+        freed = self._finish(task)
+        followed = self._followed(task)
+        self.start(freed)
+        if not followed:
+            self._prefill(task)
 
     def _generation_done(self, task: Task, done: Done, text: str) -> None:
         if done.reason == "error":
             for name in task.touched:
                 task.frame.failed[name] = None
-        # A client that was away may find the branch dropped: the repeated reply has the text.
-        self._complete(task, done, again=msgspec.structs.replace(done, text=text))
-        self.start(self._finish(task))
+        op = task.op
+        if isinstance(op, Generate) and op.hidden:
+            self.end(task, done)
+        else:  # a client that was away may find the branch dropped: the repeated reply has the text
+            self.end(task, done, again=msgspec.structs.replace(done, text=text))
 
-    def _failed(self, task: Task, error: RamifyError) -> None:
-        """A task that was running could not be done."""
-        self._fail(task, error)
-        self.start(self._finish(task))
+    def _selected(self, task: Task, end: Done | RamifyError) -> None:
+        self.end(task, end)
 
     # --- ahead of their turn ---------------------------------------------------------------------
 
@@ -194,7 +216,7 @@ class Execution:
         tasks = [
             task
             for task in self._program.on(branches)
-            if task.kind == "generate"
+            if task.kind in GENERATES
             or (task.kind == "spawn" and (branches is None or task.branch in branches))
         ]
         spawned = {id(task.op) for task in tasks if task.kind == "spawn"}
@@ -206,13 +228,39 @@ class Execution:
     def cancel_generations_of(self, client: str) -> None:
         """The client is gone, and nobody else wants them."""
         mine = [task for task in self._program.on() if task.frame.client == client]
-        self._cancel([task for task in mine if task.kind in ("generate", "spawn")])
+        self._cancel([task for task in mine if task.kind in GENERATES or task.kind == "spawn"])
 
-    def _cancel(self, tasks: list[Task]) -> list[Task]:
+    def cancel_subtree(self, branches: Set[str] | None) -> list[Task]:
+        """All ops that wait or run on these branches or their descendants, None: on all.
+
+        But `drop`s, which clean up. What else waits for an op that is cancelled is skipped.
+        """
+        known = self._state.branches
+        roots = [known[name] for name in branches or () if name in known]
+        below = self._state.below(roots) if branches is not None else [*known.values()]
+        inside = {branch.name for branch in below} | set(branches or ())
+        tasks: list[Task] = []
+        for task in self._program.on():
+            makes = task.kind in ("fork", "spawn")
+            where = [task.branch] if makes else task.touched
+            if task.kind != "drop" and (branches is None or not inside.isdisjoint(where)):
+                tasks.append(task)
+                inside.update(task.children if makes else ())
+        for branch in below:
+            self.generations.cancel_prefill(branch)
+        return self._cancel(tasks, within=inside if branches is not None else None)
+
+    def judge(self) -> None:
+        """All that has happened is taken in: where a prune has its winners, the others stop."""
+        for losers, late in self._races.losing():
+            self._cancel(late, within=losers)
+
+    def _cancel(self, tasks: list[Task], *, within: Set[str] | None = None) -> list[Task]:
         """Answer tasks that wait, then stop generations that run.
 
         In this order: a generation that is not submitted yet ends at once, and what is behind it
-        starts.
+        starts. `within`: the branches on which all is cancelled; ops on other branches that wait for one
+        of the tasks are skipped.
         """
         running = [task for task in tasks if self._program.running(task)]
         done: list[Task] = []
@@ -222,9 +270,14 @@ class Execution:
                 continue
             freed += self._finish(task)
             done.append(task)
+            if within is not None:
+                task.frame.failed.update((name, None) for name in task.touched if name not in within)
             if task.kind != "spawn":
                 self._refuse(task, Cancelled("cancelled before it ran"))
-        done += [task for task in running if self.generations.cancel(task, self._audience.now)]
+        now = self._audience.now
+        done += [
+            task for task in running if self.generations.cancel(task, now) or self.selects.cancel(task)
+        ]
         self.start(freed)
         return done
 
@@ -248,7 +301,8 @@ class Execution:
         while late and (late[0][0] <= now or late[0][2] not in self._program):
             task = heapq.heappop(late)[2]
             if self._program.running(task):
-                self.generations.expire(task, now)
+                if not self.selects.expire(task):
+                    self.generations.expire(task, now)
             elif task in self._program:
                 waiting.append(task)
         if late:
@@ -270,8 +324,9 @@ class Execution:
     def fail(self, error: RamifyError) -> None:
         """After `refuse`: what runs ends with `error`, and so does what waits for it, or is skipped."""
         self.generations.fail(error, self._audience.now)
-        for task in self._ops.encoding():
-            self._failed(task, error)
+        self.selects.fail(error)
+        for task in self._desk.texts.waiting():
+            self.end(task, error)
 
     # --- terminal replies ------------------------------------------------------------------------
 

@@ -89,8 +89,11 @@ class Generations:
 
     # --- start -----------------------------------------------------------------------------
 
-    def start(self, task: Task, branch: Branch, now: float) -> None:
-        """Begin the generation of `task`. Raises RamifyError, and then nothing has changed."""
+    def start(self, task: Task, branch: Branch, now: float, *, scored: bool = False) -> None:
+        """Begin the generation of `task`. Raises RamifyError, and then nothing has changed.
+
+        `scored`: somebody wants to know its mean log-probability.
+        """
         op = task.op
         assert isinstance(op, Generate)
         if op.constraint is not None:
@@ -106,7 +109,7 @@ class Generations:
         opening = speech.opening(op.tool_choice, tools, chat=chat)
         opened = self._turns.open_turn(branch, task.frame.opened.tools, opening)
         piece = OutputPiece(branch.position, op=op.id, client=task.frame.client)
-        piece.quiet = op.quiet
+        piece.quiet = op.quiet or op.hidden
         piece.charge(self._state.meter, PIECE)
         reading = speech.labels(branch, op.tool_choice, tools)
         if reading is not None:
@@ -118,7 +121,7 @@ class Generations:
             branch,
             piece,
             self._detokenizer.stream(task.frame.stops(op)),
-            sampling=self._sampling(op, task.index),
+            sampling=self._sampling(op, task.index, scored),
             stop_token_ids=self._stop_ids(op),
             max_tokens=min(op.max_tokens, self._state.context - branch.position),
             deadline=task.arrived + op.deadline_ms / 1e3 if op.deadline_ms is not None else None,
@@ -168,7 +171,7 @@ class Generations:
             )
         )
 
-    def _sampling(self, op: Generate, index: int) -> SamplingParams:
+    def _sampling(self, op: Generate, index: int, scored: bool) -> SamplingParams:
         given = self._turns.tokenizer.generation_defaults
         seed = op.seed if op.seed is not None else self._random_seed()
         return SamplingParams(
@@ -180,7 +183,7 @@ class Generations:
             presence_penalty=op.presence_penalty,
             repetition_penalty=_either(op.repetition_penalty, given.repetition_penalty),
             seed=(seed + index) % 2**63,  # branches of one op differ
-            logprobs=op.logprobs,
+            logprobs=max(op.logprobs, scored),
         )
 
     def _stop_ids(self, op: Generate) -> list[int]:
@@ -321,7 +324,7 @@ class Generations:
             if generation.opened is not None:  # nothing was said: nor was what it had to begin with
                 self._take_back(branch, generation.opened)
             del self._by_task[id(task)]
-            self._on_refused(task, _refusal(finished))
+            self._on_refused(task, refusal(finished))
             return
         reason = finished.reason
         stop: str | int | None = None
@@ -337,6 +340,7 @@ class Generations:
             self._release_rest(generation)
         reader = piece.reading.reader if piece.reading is not None else None
         piece.ends()
+        piece.mean = _mean(generation)
         if piece.tail is Tail.OPEN and reason == "stop" and not generation.op.keep_open:
             self._turns.close_turn(branch)
         branch.reason = reason
@@ -346,7 +350,8 @@ class Generations:
         calls = reader.calls if reader is not None and reason == "stop" else []
         if reader is not None and calls and task.frame.opened.template == "strict":
             self._speak(generation, reader)
-        parts = task.frame.opened.parts
+        hidden = generation.op.hidden
+        parts = task.frame.opened.parts and not hidden
         self._on_output(branch)
         self._on_done(
             task,
@@ -357,10 +362,10 @@ class Generations:
                 revision=self._state.revision,
                 reason="tool" if calls else reason,
                 usage=generation.usage(finished, output),
-                text=text if generation.op.quiet else None,
+                text=text if generation.op.quiet and not hidden else None,
                 tool_calls=calls or None,
                 stop=stop,
-                mean_logprob=_mean(generation),
+                mean_logprob=piece.mean,
                 error=finished.error,
                 message=finished.message or None,
                 content=(text.strip() if reader is None else reader.content) if parts else None,
@@ -425,7 +430,8 @@ def _either(given: float | None, default: float) -> Any:
     return default if given is None else given
 
 
-def _refusal(finished: Finished) -> RamifyError:
+def refusal(finished: Finished) -> RamifyError:
+    """What a request that failed tells its client."""
     match finished.error:
         case "overloaded":
             return Overloaded(finished.message, retry_ms=RETRY_MS)

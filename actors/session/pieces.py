@@ -165,6 +165,7 @@ class OutputPiece(Held):
         "eos_text",
         "labels",
         "logprobs",
+        "mean",
         "op",
         "quiet",
         "reading",
@@ -184,9 +185,10 @@ class OutputPiece(Held):
         self.reading: Labels | None = None  # while it runs, where there is something to tell apart
         self.labels: list[Label] | None = None  # of the chunks, as far as they are known
         self.spoken: ChatMessage | None = None  # the turn that it ends, where its text cannot say it
+        self.mean: float | None = None  # of all its tokens' log-probabilities, once it has ended
         self.op = op
         self.client = client  # whose op it was: ids are numbered per client
-        self.quiet = False  # its text travels in `done`, not in deltas
+        self.quiet = False  # its text travels in `done`, if at all, not in deltas
         self.ended = False
         self.tail = Tail.OPEN
         self.role: Role | None = "assistant"

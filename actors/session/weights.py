@@ -23,7 +23,6 @@ from ramify.protocol.wire import (
     Select,
     ServerMessage,
     Set,
-    names,
 )
 
 MESSAGE = 600
@@ -62,11 +61,11 @@ def op_bytes(op: ClientMessage) -> int:
         case Set():
             size += json_bytes(op.meta)
         case Select():
-            size += sum(map(len, op.choices))
+            size += TOKEN * len(op.choices) + sum(map(len, op.choices))
         case Join():
             size += TARGET * len(op.from_) + len(op.prefix) + len(op.each) + len(op.suffix)
         case Prune():
-            size += TARGET * (len(op.from_) + len(op.score_from or ()) + len(names(op.into)))
+            size += TARGET * (len(op.from_) + len(op.score_from or ()) + len(op.targets))
         case _:
             pass
     return size
@@ -82,7 +81,8 @@ def reply_bytes(message: ServerMessage) -> int:
     match message:
         case Done():
             told = len(message.text or "") + len(message.content or "") + len(message.reasoning or "")
-            return 2 * MESSAGE + told + json_bytes(message.tool_calls)
+            size = 2 * MESSAGE + told + json_bytes(message.tool_calls)
+            return size + TOKEN * len(message.scores or ())
         case Delta():
             return MESSAGE + len(message.text) + TOKEN * len(message.tokens or ())
         case Ok():

@@ -25,6 +25,7 @@ LIMIT_TEXTS = {
     "branches": "of a session",
     "running": "generations of a session that run at once; the rest wait",
     "n": "generations of one op by `n`",
+    "priority": "the highest of a generation; --credential-priority for names",
     "attachments": "sockets of a session, and as many viewers",
     "meta_bytes": "of one `meta`, as JSON",
     "queued_bytes": "that wait for a socket before its deltas are held back",
@@ -160,7 +161,10 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
             type=int,
             default=value,
             metavar="N",
-            help=f"most {name.replace('_', ' ')} of one token's name, all its sockets together "
+            help="the highest `priority` of its generations (default 0): a higher one goes before all "
+            "other names'"
+            if name == "priority"
+            else f"most {name.replace('_', ' ')} of one token's name, all its sockets together "
             f"(default {value})",
         )
     group.add_argument(

@@ -1,5 +1,6 @@
 """Fixtures of the executor's tests: tiny checkpoints made by `transformers`, and plans for them."""
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -109,6 +110,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence's keys are shared by programs that fill a GPU; each takes the interpreter 50 ms."""
+    if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
+        monkeypatch.setattr("ramify.gpu.attention.triton_decode._MOST_SPLITS", 4)
 
 
 @pytest.fixture(

@@ -24,7 +24,7 @@ pytest.importorskip("triton", minversion=None if CUDA else "3.7")
 
 pytestmark = pytest.mark.usefixtures("ordered_dots")
 
-SIZES: dict[str, Any] = {"num_hidden_layers": 2, "head_dim": 16}
+SIZES: dict[str, Any] = {"num_hidden_layers": 1, "head_dim": 16}
 PROMPTS, OUTPUTS, PREFIX = [5, 70, 9], 3, 4
 if CUDA:
     SIZES = {

@@ -35,7 +35,10 @@ def load(
     # so that the larger ones of these small steps take the way of large ones
     monkeypatch.setattr(TritonPaged, "fewest_balanced", 16 if CUDA else 4)
     (tmp_path / "config.json").write_text(
-        json.dumps(tiny_config | {"head_dim": 16, "max_position_embeddings": 2048})
+        json.dumps(
+            tiny_config
+            | {"head_dim": 16, "max_position_embeddings": 2048, "num_hidden_layers": 2 if CUDA else 1}
+        )
     )
 
     def make(**more: Any) -> Any:

@@ -17,7 +17,7 @@ pytest.importorskip("triton", minversion=None if torch.cuda.is_available() else 
 
 from ramify.gpu.attention.paged import Inputs
 from ramify.gpu.kv_pool import KVPool
-from ramify.gpu.layers.linear import Linear
+from ramify.gpu.layers.linear import Linear, few_sizes
 from ramify.gpu.layers.rings import rings
 from ramify.gpu.layers.rmsnorm import RMSNorm
 from ramify.gpu.layers.tilings import LayerSizes, LayerTilings, RingTiling, Tiling, tilings_for
@@ -255,3 +255,23 @@ def test_rings_are_tried_where_they_may_be_chosen(
     model: Any = SimpleNamespace(config=config, dtype=dtype, device=torch.device("cpu"))
     products = (InvariantProducts if deterministic else Products)(torch.device("cpu"))
     assert fused._sizes(model, products).rings == (not deterministic and dtype == torch.bfloat16)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_weight_serves_any_number_of_rows(bias: bool) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(24, 40)
+    offset = torch.randn(24) if bias else None
+    packed = Linear(weight.clone(), offset)
+    packed.pack()
+    for rows in (1, 7, 16, 17, 31, 130, 517):
+        x = torch.randn(rows, 40)
+        y = packed(x)
+        assert y.shape == (rows, 24)
+        torch.testing.assert_close(y, F.linear(x, weight, offset))
+
+
+def test_kernels_are_compiled_for_few_numbers_of_rows() -> None:
+    sizes = [few_sizes(rows) for rows in range(1, 2049)]
+    assert len(set(sizes)) == 16 + 7 * 8
+    assert all(rows <= size <= rows * 9 / 8 for rows, size in enumerate(sizes, 1))

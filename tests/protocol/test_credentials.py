@@ -106,7 +106,16 @@ def test_no_text_does_more_than_be_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", CredentialLimits.__struct_fields__)
-@pytest.mark.parametrize("value", [0, -1, 2**53 + 1])
+@pytest.mark.parametrize("value", [-9, 2**53 + 1])
 def test_limits_are_flags(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"--credential-{name.replace('_', '-')} is"):
         CredentialLimits(**{name: value})
+
+
+def test_a_name_may_be_urgent_if_its_line_says_so() -> None:
+    line = {"name": "a", "token": "t"}
+    (one,) = parse(line | {"limits": {"priority": 3}})
+    assert (one.limits.priority, DEFAULTS.priority) == (3, 0)
+    for value in (-9, 9):
+        with pytest.raises(ConfigError, match=r"limits\.priority` is -?9: must be -8 to 8"):
+            parse(line | {"limits": {"priority": value}})

@@ -27,7 +27,7 @@ def test_behind_the_sessions_other_generations(sim: Callable[..., Any]) -> None:
     client.send(
         w.Append(id=1, text="x"),
         w.Fork(id=2, as_=["a"]),
-        w.Generate(id=3, max_tokens=4000),
+        w.Generate(id=3, max_tokens=400),
         w.Generate(id=4, branch="a", max_tokens=5, deadline_ms=500),
         w.Generate(id=5, branch="a", max_tokens=5),
     )
@@ -46,7 +46,7 @@ def test_behind_another_op_on_its_branch(sim: Callable[..., Any]) -> None:
     """It has not begun: an error, and what the frame builds on it is skipped."""
     engine = sim(eos_every=0, context=4096)
     client = engine.session()
-    client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=4000))
+    client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=400))
     engine.pump(30)
     client.send(
         w.Generate(id=3, deadline_ms=500), w.Append(id=4, text="y"), w.Append(id=5, branch="z", text="z")
@@ -72,7 +72,7 @@ def test_behind_another_op_on_its_branch(sim: Callable[..., Any]) -> None:
 def test_children_that_are_not_made_yet(sim: Callable[..., Any]) -> None:
     engine = sim(eos_every=0, context=4096)
     client = engine.session()
-    client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=4000))
+    client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=400))
     engine.pump(30)
     client.send(w.Generate(id=3, n=3, deadline_ms=500), replies={3: 3})
     engine.pump(30)
@@ -89,7 +89,7 @@ def test_children_that_are_not_made_yet(sim: Callable[..., Any]) -> None:
 def test_while_its_client_is_away_and_it_is_paused(sim: Callable[..., Any]) -> None:
     engine = sim(eos_every=0, context=4096)
     client = engine.session(detach="pause")
-    client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=4000, deadline_ms=60_000))
+    client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=400, deadline_ms=60_000))
     engine.pump(40)
     client.drop()
     engine.pump()
@@ -104,7 +104,7 @@ def test_one_that_the_scheduler_has_is_left_to_it(sim: Callable[..., Any]) -> No
     engine = sim(eos_every=0, context=4096)
     client = engine.session()
     client.send(
-        w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=4000, temperature=0, deadline_ms=300)
+        w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=400, temperature=0, deadline_ms=300)
     )
     engine.pump(40)
     at(engine, 0.3)

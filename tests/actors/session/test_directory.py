@@ -148,3 +148,15 @@ async def test_an_end_leaves_nothing(doors: Callable[..., Any]) -> None:
         assert each.metrics.sessions.call_args_list[-1].args == (-1,)
         assert m.CancelSession(number) in list(each.scheduler.drain_nowait())
         assert error_of(await each.open(6, session="s", key="k"), 6) == "no_session"
+
+
+async def test_a_session_is_as_urgent_as_its_credential_allows(doors: Callable[..., Any]) -> None:
+    async with doors() as each:
+        urgent = w.Generate(id=1, priority=3)
+        each.inbox.tell(m.OpenSession(1, w.Open(client="c"), [urgent], owner="a", priority=2))
+        each.inbox.tell(m.OpenSession(2, w.Open(client="c"), [urgent], owner="b", priority=3))
+        replies = [out for told in await each.settle() for out in getattr(told, "messages", ())]
+        shown = [out.limits["priority"] for out in replies if isinstance(out, w.State)]
+        assert shown == [2, 3]
+        codes = [out.code for out in replies if isinstance(out, w.Error)]
+        assert codes == ["limit", "bad_request"]  # the second's branch is empty

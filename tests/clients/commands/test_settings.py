@@ -116,9 +116,10 @@ def test_how_tool_calls_are_written() -> None:
 @pytest.mark.parametrize("name", Limits.__struct_fields__)
 def test_every_limit_is_a_flag(name: str) -> None:
     flag = f"--limit-{name.replace('_', '-')}"
-    assert getattr(config(flag, "77").limits, name) == 77
+    value, wrong = ("-3", "9") if name == "priority" else ("77", "0")
+    assert getattr(config(flag, value).limits, name) == int(value)
     with pytest.raises(ConfigError, match=flag):
-        config(flag, "0")
+        config(flag, wrong)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +157,7 @@ ZERO = (  # which may be 0
     "--ageing",
     "--itl-target-ms",
 )
+SIGNED = ("--limit-priority", "--credential-priority")  # which may be negative, too
 
 
 def test_all_numbers_are_found() -> None:
@@ -169,7 +171,7 @@ def test_no_number_is_taken_that_means_nothing(
     flag: str, kind: type, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Negative, 0, huge, or no number: refused before anything starts, by the flag's name."""
-    if value == "0" and flag in ZERO:
+    if (value == "0" and flag in ZERO) or (value in ("0", "-1") and flag in SIGNED):
         config(f"{flag}={value}")
         return
     try:

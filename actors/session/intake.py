@@ -1,0 +1,71 @@
+"""From a frame to tasks, after all checks that need no branch. Pure; what an op does, its home knows."""
+
+from collections.abc import Sequence
+
+from ramify.actors.session.ledger import Ledger
+from ramify.actors.session.ops.home import Faults
+from ramify.actors.session.ops.registry import HOMES
+from ramify.actors.session.tasks import Bill, FrameRun, Task
+from ramify.actors.session.weights import op_bytes
+from ramify.protocol.config import Limits
+from ramify.protocol.errors import Forbidden, LimitExceeded
+from ramify.protocol.wire import ClientMessage, CloseSession, Op, Open, Tree
+
+
+def take_apart(
+    ops: Sequence[ClientMessage],
+    opened: Open,
+    ledger: Ledger,
+    limits: Limits,
+    *,
+    write: bool,
+    in_flight: int,
+    queued: int = 0,
+) -> list[tuple[ClientMessage, list[Task]]]:
+    """Check a whole frame; each op with its tasks, none for one that was seen or that never waits.
+
+    `in_flight`: what the client waits for already; `queued`: bytes of ops that wait. Raises RamifyError,
+    and then nothing of the frame may run.
+    """
+    frame = FrameRun(opened)
+    taken: list[tuple[ClientMessage, list[Task]]] = []
+    count, size = in_flight, queued
+    ids: list[int] = []
+    for i, op in enumerate(ops):
+        tasks: list[Task] = []
+        if isinstance(op, Op):
+            if not write and not isinstance(op, Tree | CloseSession):
+                what = type(op).__name__.lower()
+                raise Forbidden(
+                    f"the view key does not allow `{what}`: open with the session's key",
+                    details={"id": op.id},
+                )
+            home = HOMES.get(type(op))  # of an op that waits
+            if home is not None:
+                home.check(op, Faults(op, limits, f"$[{i}]" if len(ops) > 1 else "$"))
+            ids.append(op.id)
+            if isinstance(op, Tree):
+                count += 1
+            if op.id > ledger.last:
+                count += home.count(op) if home is not None else 0
+                if in_flight < count > limits.ops_in_flight:  # `cancel` and `credit` pass always
+                    raise LimitExceeded(
+                        f"{count} ops or more would be in flight: wait for replies, then send the "
+                        "frame again",
+                        details={"max": limits.ops_in_flight},
+                    )
+                if home is not None:
+                    tasks = home.tasks(op, frame)
+                    bill = Bill(op_bytes(op), len(tasks))
+                    size += bill.size
+                    for task in tasks:
+                        task.bill = bill
+        taken.append((op, tasks))
+    ledger.admit(ids)
+    if 0 < queued < size > limits.queued_op_bytes:  # a single frame always passes
+        raise LimitExceeded(
+            f"the ops of this session that wait would hold {size} bytes, at most "
+            f"{limits.queued_op_bytes} are allowed: wait for replies, then send the frame again",
+            details={"max": limits.queued_op_bytes},
+        )
+    return taken

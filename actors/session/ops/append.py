@@ -1,0 +1,30 @@
+"""`append`: input for one or several branches. Text that several of them get is tokenized once."""
+
+from ramify.actors.session.drafts import Shared
+from ramify.actors.session.ops.home import Desk, Faults, Home
+from ramify.actors.session.tasks import FrameRun, Task
+from ramify.protocol.wire import Append, Ok, names
+
+
+def _check(op: Append, faults: Faults) -> None:
+    given = [f for f in ("text", "messages", "tokens") if getattr(op, f) is not None]
+    if len(given) != 1:
+        faults.fail(given[1] if given else "text", "Give exactly one of `text`, `messages` and `tokens`")
+
+
+def _tasks(op: Append, frame: FrameRun) -> list[Task]:
+    targets = list(dict.fromkeys(names(op.branch)))
+    shared = Shared()
+    return [Task("append", op, frame, name, [name], shared=shared) for name in targets]
+
+
+def _run(desk: Desk, op: Append, task: Task) -> Ok | None:
+    branch = desk.target(task, expect=op.expect)
+
+    def finish(cut: int | None) -> Ok:
+        return desk.ok(task, branch, {"rebased": cut} if cut is not None else None)
+
+    return desk.texts.put(task, branch, op, names(op.branch), finish)
+
+
+HOME = Home(_tasks, _run, _check, lambda op: len(names(op.branch)))

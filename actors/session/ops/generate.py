@@ -1,0 +1,60 @@
+"""`generate`: on branches that there are, or with `n` on children that it forks first (the "spawn")."""
+
+from ramify.actors.session.ops.fork import make_children
+from ramify.actors.session.ops.home import Desk, Faults, Home
+from ramify.actors.session.tasks import FrameRun, Task
+from ramify.protocol.wire import Generate, Ok, names
+
+LONGEST = 64  # letters of a branch's name
+
+
+def _children(op: Generate) -> list[str]:
+    """The branches that the op makes; none if it generates on those that it names."""
+    if op.as_ is not None:
+        return list(op.as_)
+    if op.n > 1:
+        return [f"{names(op.branch)[0]}.{op.id}.{i + 1}" for i in range(op.n)]
+    return []
+
+
+def _check(op: Generate, faults: Faults) -> None:
+    targets = names(op.branch)
+    faults.limit("n", op.n, faults.limits.n)
+    faults.limit("priority", op.priority, faults.limits.priority)
+    if op.as_ is not None and len(op.as_) != op.n:
+        faults.fail("as", f"`as` has {len(op.as_)} names for n = {op.n}")
+    if (op.as_ is not None or op.n > 1) and len(targets) > 1:
+        faults.fail("n", "`n` and `as` need a single branch")
+    for child in _children(op):
+        if len(child) > LONGEST:
+            faults.fail("as", f"the name {child!r} would be longer than {LONGEST} characters: give `as`")
+    if len(set(targets)) != len(targets):
+        faults.fail("branch", "A branch is named twice")
+
+
+def _count(op: Generate) -> int:
+    spawns = op.as_ is not None or op.n > 1
+    return op.n + 1 if spawns else len(names(op.branch))
+
+
+def _tasks(op: Generate, frame: FrameRun) -> list[Task]:
+    targets, children = names(op.branch), _children(op)
+    on = children or targets
+    tasks = [Task("generate", op, frame, name, [name], index=i) for i, name in enumerate(on)]
+    if children:
+        parent = targets[0]
+        tasks.insert(0, Task("spawn", op, frame, parent, [parent, *children], children=children))
+    return tasks
+
+
+def _run(desk: Desk, op: Generate, task: Task) -> Ok | None:
+    if task.kind == "spawn":
+        branch = desk.target(task, expect=op.expect)
+        return make_children(desk, task, branch, branch.position)
+    expect = op.expect if op.as_ is None and op.n == 1 else None
+    branch = desk.target(task, expect=expect)
+    desk.generations.start(task, branch, desk.audience.now, scored=desk.scored(branch.name))
+    return None
+
+
+HOME = Home(_tasks, _run, _check, _count)

@@ -1,0 +1,120 @@
+"""What the home of an op has to say, and what it works with when the op runs. Pure.
+
+The way of an op: `check` sees the frame's faults before anything of it runs; `tasks` says which branches
+it touches, and so what it waits for; `run` does it, once its task is first in all their queues.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+
+from ramify.actors.session.audience import Audience
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.generations import Generations
+from ramify.actors.session.ops.texts import Texts
+from ramify.actors.session.selects import Selects
+from ramify.actors.session.state import SessionState
+from ramify.actors.session.tasks import FrameRun, Task
+from ramify.actors.session.turns import Turns
+from ramify.protocol.config import Limits
+from ramify.protocol.errors import BadRequest, Conflict, LimitExceeded
+from ramify.protocol.wire import Ok, Op
+
+O_contra = TypeVar("O_contra", bound=Op, contravariant=True)
+
+
+class Faults:
+    """Says what is wrong with an op of a frame. `where`: its path in the frame."""
+
+    def __init__(self, op: Op, limits: Limits, where: str) -> None:
+        self.limits = limits
+        self._op = op
+        self._where = where
+
+    def fail(self, field: str, message: str) -> NoReturn:
+        """Raises BadRequest."""
+        path = f"{self._where}.{field}"
+        raise BadRequest(f"{message} - at `{path}`", details={"path": path, "id": self._op.id})
+
+    def limit(self, field: str, has: int, most: int, what: str = "") -> None:
+        """Raises LimitExceeded if a field `has` more than `most` of `what`, or is more."""
+        if has > most:
+            more = f"has {has} {what}" if what else f"is {has}"
+            raise LimitExceeded(
+                f"`{field}` {more}: at most {most} - at `{self._where}.{field}`",
+                details={"max": most, "id": self._op.id},
+            )
+
+
+class Desk:
+    """What the ops of one session work with. The time is `audience.now`.
+
+    `scored(branch)`: whether an op that waits wants the mean log-probability of what is generated there.
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        turns: Turns,
+        generations: Generations,
+        selects: Selects,
+        audience: Audience,
+        scored: Callable[[str], bool],
+    ) -> None:
+        self.state = state
+        self.turns = turns
+        self.generations = generations
+        self.selects = selects
+        self.audience = audience
+        self.scored = scored
+        self.texts = Texts(state, turns, generations, audience)
+
+    def target(self, task: Task, *, expect: int | None = None) -> Branch:
+        """The task's branch. Raises NoBranch; Conflict if it is not at the position `expect`."""
+        assert task.branch is not None
+        branch = self.state.branch(task.branch)
+        if expect is not None and expect != branch.position:
+            raise Conflict(
+                f"branch {branch.name!r} is at position {branch.position}, not {expect}: "
+                "read what changed, then send again",
+                details={"position": branch.position},
+            )
+        return branch
+
+    def ok(self, task: Task, branch: Branch, result: dict[str, Any] | None = None) -> Ok:
+        """The reply to a task that has changed `branch`."""
+        return Ok(
+            id=task.op.id,
+            branch=branch.name,
+            position=branch.position,
+            revision=self.state.revision,
+            result=result,
+        )
+
+    def drop(self, branch: Branch) -> None:
+        """Release a branch; what is due of it is sent first."""
+        self.generations.cancel_prefill(branch)
+        self.audience.drop(branch)
+        self.state.drop(branch)
+
+
+def _nothing_to_check(op: Op, faults: Faults) -> None:
+    pass
+
+
+def _one_task(op: Op) -> int:
+    return 1
+
+
+class Home(NamedTuple, Generic[O_contra]):
+    """Where an op lives.
+
+    `tasks`: one for each branch it works on, in the order they are queued. `count`: how many those are
+    at most (names may repeat), before they are made. `run`: does a task that is first in its queues, and
+    returns its reply, or None where it goes on and ends later (`Execution.end`). It raises RamifyError
+    before anything has changed.
+    """
+
+    tasks: Callable[[O_contra, FrameRun], list[Task]]
+    run: Callable[[Desk, O_contra, Task], Ok | None]
+    check: Callable[[O_contra, Faults], None] = _nothing_to_check
+    count: Callable[[O_contra], int] = _one_task

@@ -1,0 +1,49 @@
+"""`rollback`: move the head of a branch back, to a position or by turns."""
+
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.ops.home import Desk, Faults, Home
+from ramify.actors.session.tasks import FrameRun, Task
+from ramify.protocol.errors import BadRequest
+from ramify.protocol.wire import Ok, Rollback
+
+
+def _check(op: Rollback, faults: Faults) -> None:
+    if (op.to is None) == (op.turns is None):
+        faults.fail("to", "Give exactly one of `to` and `turns`")
+
+
+def _tasks(op: Rollback, frame: FrameRun) -> list[Task]:
+    return [Task("rollback", op, frame, op.branch, [op.branch])]
+
+
+def _run(desk: Desk, op: Rollback, task: Task) -> Ok:
+    branch = desk.target(task)
+    to = _place(branch, op)
+    revision = desk.state.bump()
+    if to < branch.position:
+        desk.generations.cancel_prefill(branch)
+        desk.state.truncate(branch, to)
+        branch.cut_back(revision, to)
+        desk.audience.cut(branch, to)
+    return desk.ok(task, branch)
+
+
+def _place(branch: Branch, op: Rollback) -> int:
+    to = op.to
+    if op.turns is not None:
+        to = branch.turn_start(op.turns)
+        if to is None:
+            raise BadRequest(
+                f"branch {branch.name!r} has fewer than {op.turns} turns, or the template joined "
+                "the last one of them to the turn before it: roll back `to` a position"
+            )
+    assert to is not None
+    if to > branch.position:
+        raise BadRequest(
+            f"`to` is {to}, but branch {branch.name!r} ends at {branch.position}",
+            details={"position": branch.position},
+        )
+    return to
+
+
+HOME = Home(_tasks, _run, _check)

@@ -1,0 +1,49 @@
+"""`set`: rename a branch, keep its KV warm, attach facts to it; without a branch, for the session."""
+
+import msgspec
+
+from ramify.actors.session.ops.home import Desk, Faults, Home
+from ramify.actors.session.tasks import FrameRun, Task
+from ramify.protocol.errors import Unsupported
+from ramify.protocol.wire import Ok, Set
+
+_JSON = msgspec.json.Encoder()
+
+
+def _check(op: Set, faults: Faults) -> None:
+    if op.branch is None and op.name is not None:
+        faults.fail("name", "`name` needs a `branch`")
+    if op.meta is not None:
+        faults.limit("meta", len(_JSON.encode(op.meta)), faults.limits.meta_bytes, "bytes as JSON")
+
+
+def _tasks(op: Set, frame: FrameRun) -> list[Task]:
+    touched = [name for name in (op.branch, op.name) if name is not None]
+    return [Task("set", op, frame, op.branch, touched)]
+
+
+def _run(desk: Desk, op: Set, task: Task) -> Ok:
+    state = desk.state
+    if op.persist:
+        raise Unsupported("this server does not save branches to disk yet: leave `persist` out")
+    branch = desk.target(task) if op.branch is not None else None
+    name = op.name if branch is not None and op.name != branch.name else None
+    if name is not None:
+        state.check_new([name], moved=1)
+    if op.meta is not None:
+        state.annotate(branch, op.meta)
+    if branch is not None and name is not None:
+        desk.audience.rename(branch, name)
+        state.rename(branch, name)
+    if op.retain_s is not None:
+        until = desk.audience.now + op.retain_s if op.retain_s else 0.0
+        for each in [branch] if branch is not None else state.branches.values():
+            each.retain_s = op.retain_s or None
+            state.out.retained[each.handle] = until
+    state.bump()
+    if branch is None:
+        return Ok(id=op.id, revision=state.revision)
+    return desk.ok(task, branch)
+
+
+HOME = Home(_tasks, _run, _check)

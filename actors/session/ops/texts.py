@@ -1,0 +1,138 @@
+"""Text on its way to branches: tokenized at once where it is short, else off the event loop. Pure.
+
+Several branches that end alike get the same tokens from one op: they are made once.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+from ramify.actors.session.audience import Audience
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.drafts import Prepared
+from ramify.actors.session.generations import Generations
+from ramify.actors.session.outbox import EncodeText
+from ramify.actors.session.replies import bare
+from ramify.actors.session.state import SessionState
+from ramify.actors.session.tasks import Task
+from ramify.actors.session.turns import Turns
+from ramify.protocol.errors import BadRequest, RamifyError
+from ramify.protocol.wire import Append, Ok
+
+ON_THE_LOOP = 4096  # characters that one frame may have tokenized on the event loop: some milliseconds
+
+Finish = Callable[[int | None], Ok]
+
+
+class _Waiting(NamedTuple):
+    """A branch that waits for its tokens. `finish`: see `Texts.put`."""
+
+    task: Task
+    branch: Branch
+    finish: Finish
+    held: int
+
+
+class Texts:
+    """What is tokenized for one session."""
+
+    def __init__(
+        self, state: SessionState, turns: Turns, generations: Generations, audience: Audience
+    ) -> None:
+        self._state = state
+        self._turns = turns
+        self._generations = generations
+        self._audience = audience
+        self._encoding: dict[int, tuple[Hashable, list[_Waiting]]] = {}
+
+    def put(
+        self,
+        task: Task,
+        branch: Branch,
+        op: Append,
+        targets: Iterable[str],
+        finish: Finish,
+        *,
+        held: int = 0,
+    ) -> Ok | None:
+        """Append what `op` says to `branch`: the reply, or None if it ends later, with `encoded`.
+
+        `targets`: all branches that get it. `finish(cut)` is called when it is done and makes the reply;
+        `cut`: where the branch was moved back to first, if it was. `held`: bytes of `op` that nobody
+        counts yet. Raises RamifyError.
+        """
+        shared, turns = task.shared, self._turns
+        assert shared is not None
+        waiting = _Waiting(task, branch, finish, held)
+        strict = task.frame.opened.template == "strict"
+        situation = turns.situation(branch, op, strict=strict)
+        known = shared.prepared.get(situation)
+        if known is not None:
+            return self._apply(waiting, known)
+        if situation in shared.tickets:  # for another branch of this op
+            self._encoding[shared.tickets[situation]][1].append(waiting)
+            return None
+        prepare = partial(
+            turns.prepare,
+            branch,
+            op,
+            strict=strict,
+            tools=task.frame.opened.tools,
+            room=self._state.context if strict else turns.room(targets),
+        )
+        size = turns.size(branch, op, strict=strict)
+        if task.frame.worked + size > ON_THE_LOOP:
+            ticket = shared.tickets[situation] = self._state.next_id()
+            self._encoding[ticket] = (situation, [waiting])
+            self._state.meter.add(held)
+            self._state.out.encode.append(EncodeText(ticket, size, prepare))
+            return None
+        task.frame.worked += size
+        try:
+            prepared: Prepared | RamifyError = prepare()
+        except RamifyError as error:
+            prepared = bare(error)
+        shared.prepared[situation] = prepared
+        return self._apply(waiting, prepared)
+
+    def encoded(
+        self, ticket: int, prepared: Prepared | None, error: BaseException | None
+    ) -> list[tuple[Task, Ok | RamifyError]]:
+        """What `EncodeText` came to, for each branch that waited for it."""
+        situation, entries = self._encoding.pop(ticket)
+        result = _cannot_encode(error) if prepared is None else prepared
+        shared = entries[0].task.shared
+        assert shared is not None
+        del shared.tickets[situation]
+        shared.prepared[situation] = result
+        self._state.meter.add(-entries[0].held)
+        ends: list[tuple[Task, Ok | RamifyError]] = []
+        for waiting in entries:
+            try:
+                ends.append((waiting.task, self._apply(waiting, result)))
+            except RamifyError as failure:
+                ends.append((waiting.task, bare(failure)))
+        return ends
+
+    def waiting(self) -> list[Task]:
+        """The tasks whose text is being tokenized."""
+        return [each.task for _, entries in self._encoding.values() for each in entries]
+
+    def _apply(self, waiting: _Waiting, prepared: Prepared | RamifyError) -> Ok:
+        if isinstance(prepared, RamifyError):
+            raise prepared
+        task, branch = waiting.task, waiting.branch
+        if prepared.draft.over_prompt or prepared.draft.cut is not None:
+            self._generations.cancel_prefill(branch)
+        cut = self._turns.apply(branch, prepared, task.op.id)
+        revision = self._state.bump()
+        if cut is not None:
+            branch.cut_back(revision, cut)
+            self._audience.cut(branch, cut)
+        return waiting.finish(cut)
+
+
+def _cannot_encode(error: BaseException | None) -> RamifyError:
+    if isinstance(error, RamifyError):
+        return bare(error)
+    return BadRequest(f"the text cannot be tokenized: {error}")
