@@ -64,6 +64,7 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     name: ShortText | None = None
     tool_call_id: ShortText | None = None
     tool_calls: Tools | None = None
+    reasoning: Text | None = None  # an assistant's, for templates that show it
 
     def __post_init__(self) -> None:
         if self.tool_calls is not None:
@@ -145,6 +146,7 @@ class Open(ClientBase, kw_only=True, frozen=True):
     tokens: bool = False
     tools: Tools | None = None
     template: Literal["append", "strict"] = "append"
+    parts: bool = False
 
     def __post_init__(self) -> None:
         ClientBase.__post_init__(self)
@@ -201,6 +203,7 @@ class Generate(Op, kw_only=True, frozen=True):
     hidden: bool = False  # nor there: for what a `join` or `prune` reads
     keep_open: bool = False
     expect: Position | None = None
+    tool_choice: Annotated[str, Meta(min_length=1, max_length=256)] = "auto"
 
     def __post_init__(self) -> None:
         ClientBase.__post_init__(self)
@@ -446,10 +449,29 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     top: list[tuple[int, float]] = []
 
 
+PartKind = Literal["text", "reasoning", "call", "markup"]
+
+
+class Part(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A piece of a delta's text, and what it is. `markup`: tags around the others.
+
+    Of a call: `call` is its number in the generation; `id` and `name` come once, when they are known;
+    the `arguments` of all its parts are the JSON text of an object.
+    """
+
+    kind: PartKind
+    text: str
+    call: int | None = None
+    id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+
+
 class Delta(ServerBase, kw_only=True, frozen=True):
     branch: str
     position: int
     text: str
+    parts: list[Part] | None = None
     tokens: list[int] | None = None
     logprobs: list[TokenLogprob] | None = None
     truncate: int | None = None
@@ -493,6 +515,8 @@ class Done(ServerBase, kw_only=True, frozen=True):
     mean_logprob: float | None = None
     error: Code | None = None  # with reason "error"
     message: str | None = None
+    content: str | None = None  # where `open.parts` is set: the answer without thoughts and calls
+    reasoning: str | None = None
 
 
 class Error(ServerBase, kw_only=True, frozen=True):

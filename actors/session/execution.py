@@ -64,6 +64,7 @@ class Execution:
             random_seed=random_seed,
             on_output=audience.flush,
             on_done=self._generation_done,
+            on_cut=audience.cut,
             on_refused=self.end,
         )
         self.selects = Selects(state, turns, self.generations, audience, on_end=self._selected)

@@ -269,6 +269,11 @@ class AsyncState:
         """The name of its branch, for ops that the language has no word for."""
         return self._writer.branch
 
+    @property
+    def place(self) -> Place:
+        """Its branch in the session, for what the language has no word for."""
+        return self._family.session.branch(self.branch)
+
     async def finish(self) -> None:
         """Wait until everything added here is done. Raises what went wrong."""
         self.flush()

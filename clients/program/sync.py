@@ -7,9 +7,9 @@ there and waits for it. Adding never waits for the model, reading does.
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ramify.clients.generation import Result
 from ramify.clients.program.expressions import Expression
@@ -86,6 +86,10 @@ class State:
     def finish(self) -> None:
         """Wait until everything added here is done. Raises what went wrong."""
         self._thread.run(self._state.finish())
+
+    def apply(self, work: Callable[[AsyncState], Coroutine[Any, Any, T]]) -> T:
+        """Run `work` on the asynchronous state, and wait for it."""
+        return self._thread.run(work(self._state))
 
     def _value(self, name: str) -> Value:
         return self._thread.call(lambda: self._state[name])

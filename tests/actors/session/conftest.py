@@ -62,6 +62,7 @@ class SimClient:
         self.frames = 0
         self.events: list[w.ServerMessage] = []
         self.chosen: set[int] = set()  # ids of `select`s
+        self.deltas: list[w.Delta] = []
 
     def connect(self) -> None:
         """Attach, resuming if there was a session; ops without a reply are sent again."""
@@ -122,6 +123,9 @@ class SimClient:
         return "".join(text for _, text in self.chunks.get(branch, ()))
 
     def _delta(self, delta: w.Delta) -> None:
+        self.deltas.append(delta)
+        if self.opened.get("parts"):
+            assert "".join(part.text for part in delta.parts or ()) == delta.text
         chunks = self.chunks.setdefault(delta.branch, [])
         if delta.truncate is not None:
             chunks[:] = [chunk for chunk in chunks if chunk[0] <= delta.truncate]

@@ -50,6 +50,7 @@ def random_op(rng: random.Random, client: Any) -> w.Op:
                 temperature=0,
                 stop=rng.choice([[], [], ["e"], ["ab", "th"]]),
                 quiet=rng.random() < 0.1,
+                tool_choice=rng.choice(["auto", "auto", "auto", "none", "required", "f"]),
             )
         case "select":
             return w.Select(
@@ -136,7 +137,14 @@ def test_random_sessions(
         seed=seed,
         in_flight=in_flight,
     )
-    clients = [engine.session(detach=rng.choice(["run", "pause", "cancel"])) for _ in range(3)]
+    clients = [
+        engine.session(
+            detach=rng.choice(["run", "pause", "cancel"]),
+            parts=rng.random() < 0.5,
+            tools=rng.choice([None, [{"name": "f"}]]),
+        )
+        for _ in range(3)
+    ]
     for client in clients:
         client.send(w.Append(id=client.id(), tokens=[5, 6, 7]))
     engine.pump()  # sessions have their keys
@@ -173,7 +181,8 @@ def test_a_broken_engine_answers_every_op_once(sim_class: Any, tokenizer: Tokeni
     rng = random.Random(seed)
     limits = Limits(running=rng.choice([1, 2, 16]))
     engine = sim_class(tokenizer, context=128, step_tokens=24, max_rows=4, seed=seed, limits=limits)
-    client = engine.session(detach=rng.choice(["run", "pause"]))
+    tools = rng.choice([None, [{"name": "f"}]])
+    client = engine.session(detach=rng.choice(["run", "pause"]), parts=rng.random() < 0.5, tools=tools)
     client.send(w.Append(id=client.id(), tokens=[5, 6, 7]))
     engine.pump()
     resent: set[int] = set()
