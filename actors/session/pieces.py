@@ -210,6 +210,16 @@ class OutputPiece(Held):
     def raw(self) -> str:
         return self.text + self.eos_text
 
+    @property
+    def said(self) -> str:
+        """Its text without the model's thoughts, as far as they can be told apart."""
+        if self.labels is None:
+            return self.text
+        parts = self.parts(0, len(self.chunks))
+        if not any(part.kind == "reasoning" for part in parts):
+            return self.text
+        return "".join(part.text for part in parts if part.kind in ("text", "call")).lstrip()
+
     def release(self, count: int, text: str) -> None:
         """Tokens up to `count` are released; `text` is new. Counts only grow.
 
