@@ -162,6 +162,7 @@ class OutputPiece(Held):
         "counts",
         "ended",
         "eos_text",
+        "lead",
         "logprobs",
         "mean",
         "op",
@@ -185,6 +186,7 @@ class OutputPiece(Held):
         self.ended = False
         self.tail = Tail.OPEN
         self.role: Role | None = "assistant"
+        self.lead = 0  # characters that its text begins with and that stood on the branch before
         self.eos_text = ""  # the end-of-turn token that was sampled and kept, as the template spells it
 
     turn = 0
@@ -198,6 +200,11 @@ class OutputPiece(Held):
     @property
     def text(self) -> str:
         return "".join(self.chunks)
+
+    @property
+    def said(self) -> str:
+        """What it added to the branch's text."""
+        return self.text[self.lead :]
 
     @property
     def raw(self) -> str:
@@ -253,7 +260,7 @@ class OutputPiece(Held):
         if self.logprobs is not None:
             piece.logprobs = self.logprobs[: len(piece.tokens)]
             piece.grow(LOGPROB * sum(1 + len(each.top) for each in piece.logprobs))
-        piece.quiet = self.quiet
+        piece.quiet, piece.lead = self.quiet, self.lead
         piece.ended = True
         if self.tail is Tail.RAW:  # no turn was open
             piece.tail, piece.role = Tail.RAW, self.role

@@ -21,8 +21,8 @@ from ramify.protocol.config import Limits
 
 NAMES = ["main", "a", "b", "c"]
 KINDS = {
-    "append": 3, "message": 3, "generate": 6, "select": 2, "fork": 3, "rollback": 2, "drop": 1, "cancel": 2,
-    "root": 1, "list": 1, "join": 1, "prune": 2,
+    "append": 3, "message": 3, "generate": 6, "select": 2, "fork": 3, "rollback": 2, "drop": 1,
+    "cancel": 2, "root": 1, "list": 1, "join": 1, "prune": 2,
 }  # fmt: skip
 
 
