@@ -4,6 +4,7 @@ The scheduler knows it as several requests, one for each path of its choices' tr
 """
 
 from array import array
+from math import fsum
 from typing import NamedTuple
 
 from ramify.actors.session.branch import Branch
@@ -50,7 +51,7 @@ class Selection:
         self.size = 0  # bytes that it is metered with
         self.handles: list[int] = []  # its branches in the cache
         self.pending: dict[int, Scoring] = {}  # by request
-        self.joined = Joined(0, "", [])
+        self.joined = Joined(0, array("i"), "", [])
         self.tree = ChoiceTree([])
         self._logprobs: array[float] = array("d")
         self._unconditional: array[float] = array("d")
@@ -90,6 +91,11 @@ class Selection:
     def best(self) -> tuple[int, list[float]]:
         """The choice, and the score of each, once nothing is pending."""
         return choose(self.op.method, self.tree.walks, self._logprobs, self._unconditional)
+
+    def mean(self, index: int) -> float:
+        """The mean log-probability of a choice's tokens, whatever the method."""
+        walk = self.tree.walks[index]
+        return fsum(self._logprobs[node] for node in walk) / len(walk)
 
     def usage(self, output: int, now: float) -> Usage:
         """The bill: the sum over its requests, each of which finds the branch cached."""

@@ -202,16 +202,19 @@ class Selects:
         index, scores = selection.best()
         self._forget(selection, chosen=True)
         tokens, rebased, anew = joined.tokens[index], None, 0
-        if joined.at < branch.position:  # its last tokens are others before this text
+        if tokens[: len(joined.own)] == joined.own:
+            del tokens[: len(joined.own)]
+        else:  # the branch's last tokens are others before this text
             rebased, anew = joined.at, _told_from(branch, joined.at)
             state.truncate(branch, rebased)
         piece = OutputPiece(branch.position, op=selection.op.id, client=selection.task.frame.client)
         piece.charge(state.meter, PIECE)
         if not selection.chat:
             piece.tail, piece.role = Tail.RAW, None
+        piece.lead = len(joined.tail) if rebased is not None else 0
         piece.tokens.extend(tokens)
         piece.release(len(tokens), self._turns.tokenizer.decode(tokens))
-        piece.ended = True
+        piece.ended, piece.mean = True, selection.mean(index)
         branch.pieces.append(piece)
         state.extend_handle(branch, tokens)
         branch.reason = "stop"
@@ -230,6 +233,7 @@ class Selects:
             text=selection.op.choices[index],
             choice=index,
             scores=scores,
+            mean_logprob=piece.mean,
             rebased=rebased,
         )
         self._on_end(selection.task, done)

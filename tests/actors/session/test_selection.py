@@ -14,7 +14,9 @@ from ramify.protocol.messages import Finished
 from ramify.protocol.plan import pack_floats
 
 TOKENS = [[7], [7, 8], [9]]
-CHOICES = Choices(Joined(5, "", [array("i", tokens) for tokens in TOKENS]), ChoiceTree(TOKENS))
+CHOICES = Choices(
+    Joined(5, array("i"), "", [array("i", tokens) for tokens in TOKENS]), ChoiceTree(TOKENS)
+)
 
 
 def selection(method: Any) -> Selection:
@@ -40,6 +42,7 @@ def test_behind_the_branch() -> None:
     made.scored(scoring, finished([-1.0, -3.0, -2.0], 4, 2))
     assert made.unconditionally(1) == []
     assert made.best() == (0, [-1.0, -1.5, -3.0])
+    assert [made.mean(i) for i in range(3)] == [-1.0, -1.5, -3.0]
     usage = made.usage(1, 12.0)
     assert (usage.prompt, usage.cached, usage.computed, usage.output) == (6, 4, 2, 1)
     assert (usage.queue_ms, usage.ttft_ms, usage.total_ms) == (500.0, None, 2000.0)
