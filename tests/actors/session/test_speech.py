@@ -230,6 +230,21 @@ def test_a_stop_string_in_a_thought(told: Callable[..., Told]) -> None:
     assert (done.reasoning, done.content) == ("Hm, so.", "")
 
 
+def test_a_strict_session_thinks_and_calls(told: Callable[..., Told]) -> None:
+    chat = told(thinks=True, template="strict")
+    text = f"<think>Hm.</think>Well. {CALL}"
+    chat.says(text)
+    done = chat.generate(2)
+    assert (done.reason, done.reasoning, done.content) == ("tool", "Hm.", "Well.")
+    result = w.ChatMessage(role="tool", content="sunny", tool_call_id=done.tool_calls[0]["id"])
+    chat.client.send(w.Append(id=3, messages=[result]))
+    chat.engine.pump()
+    assert chat.client.replies[3][0].result is None  # nothing of it is rendered otherwise
+    chat.says("<think>So.</think>Sunny.")
+    done = chat.generate(4)
+    assert (done.reason, done.reasoning, done.content) == ("stop", "So.", "Sunny.")
+
+
 def test_children_are_forced_each(told: Callable[..., Told]) -> None:
     chat = told()
     opening = chat.engine.template.speech.opening("add", BOX, chat=True)
