@@ -31,6 +31,7 @@ from ramify.protocol.sampling import (
 MOST_PRIORITY = 8
 MAX_NAMES = 1024  # branches that one op names
 MAX_TEXT = 1 << 16  # characters of what is no conversation: schemas, separators, choices
+MAX_CHOICES = 1 << 17  # bytes of all choices of one op: what is scored is a tree of their tokens
 _INT31 = 2**31 - 1
 _INT53 = 2**53 - 1  # what every JSON reader keeps exactly
 _MONTH_S = 30 * 86400
@@ -215,12 +216,22 @@ Method = Literal[
 
 
 class Select(Op, kw_only=True, frozen=True):
+    """All `choices` together have at most `MAX_CHOICES` bytes."""
+
     branch: Targets = "main"
     choices: Choices
     method: Method = "token_length_normalized"
-    priority: Annotated[int, Meta(ge=-8, le=8)] = 0
+    priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
     deadline_ms: Count | None = None
     expect: Position | None = None
+
+    def __post_init__(self) -> None:
+        ClientBase.__post_init__(self)
+        size = sum(len(each) if each.isascii() else len(each.encode()) for each in self.choices)
+        if size > MAX_CHOICES:
+            raise InvalidField(
+                f"`choices` have {size} bytes, at most {MAX_CHOICES}: give fewer or shorter ones"
+            )
 
 
 class Fork(Op, kw_only=True, frozen=True):

@@ -82,7 +82,7 @@ class Attachment:
             self.out.append(Delta(branch=branch.name, position=truncate, text="", truncate=truncate))
 
     def rewrite(self, branch: Branch, to: int) -> None:
-        """The branch was moved back to `to`: the next delta says so, if the socket has seen more."""
+        """What stands from `to` on has changed: the next delta says so, if the socket has seen more."""
         if self._cursors.get(branch.name, 0) > to:
             self._truncate[branch.name] = min(to, self._truncate.get(branch.name, to))
         self.cut(branch, to)

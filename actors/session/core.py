@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 from ramify.actors.session.attachment import Attachment
 from ramify.actors.session.audience import Audience
+from ramify.actors.session.choices import Choices
 from ramify.actors.session.detokenizer import Detokenizer
-from ramify.actors.session.drafts import Joined, Prepared
+from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.execution import Execution
 from ramify.actors.session.inspections import Inspections
 from ramify.actors.session.intake import take_apart
@@ -134,7 +135,7 @@ class SessionCore:
     def encoded(
         self,
         ticket: int,
-        prepared: Prepared | Joined | None,
+        prepared: Prepared | Choices | None,
         error: BaseException | None,
         now: float,
     ) -> None:

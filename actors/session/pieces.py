@@ -164,6 +164,7 @@ class OutputPiece(Held):
         "ended",
         "eos_text",
         "labels",
+        "lead",
         "logprobs",
         "mean",
         "op",
@@ -192,6 +193,7 @@ class OutputPiece(Held):
         self.ended = False
         self.tail = Tail.OPEN
         self.role: Role | None = "assistant"
+        self.lead = 0  # characters that its text begins with and that stood on the branch before
         self.eos_text = ""  # the end-of-turn token that was sampled and kept, as the template spells it
 
     turn = 0
@@ -209,6 +211,17 @@ class OutputPiece(Held):
     @property
     def raw(self) -> str:
         return self.text + self.eos_text
+
+    @property
+    def said(self) -> str:
+        """What it added to the branch's text, without thoughts as far as they can be told apart."""
+        text = self.text[self.lead :]
+        if self.labels is None:
+            return text
+        parts = self.parts(0, len(self.chunks))
+        if not any(part.kind == "reasoning" for part in parts):
+            return text
+        return "".join(part.text for part in parts if part.kind in ("text", "call")).lstrip()
 
     def release(self, count: int, text: str) -> None:
         """Tokens up to `count` are released; `text` is new. Counts only grow.
@@ -298,7 +311,7 @@ class OutputPiece(Held):
         if self.logprobs is not None:
             piece.logprobs = self.logprobs[: len(piece.tokens)]
             piece.grow(LOGPROB * sum(1 + len(each.top) for each in piece.logprobs))
-        piece.quiet = self.quiet
+        piece.quiet, piece.lead = self.quiet, self.lead
         piece.ended = True
         if self.tail is Tail.RAW:  # no turn was open
             piece.tail, piece.role = Tail.RAW, self.role

@@ -78,7 +78,7 @@ def _run(desk: Desk, op: Prune, task: Task) -> Ok:
 def _rank(op: Prune, judges: Sequence[Branch]) -> tuple[list[int], Sequence[float | None]]:
     """The order of the branches that speak for the sources, and their scores. Raises BadRequest."""
     answers = [judge.answer() for judge in judges]
-    texts = [answer.text if answer is not None else "" for answer in answers]
+    texts = [answer.said if answer is not None else "" for answer in answers]
     said: list[str] = []
     scores: Sequence[float | None]
     match op.by:

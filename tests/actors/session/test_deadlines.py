@@ -122,3 +122,36 @@ def test_deadlines_of_what_has_ended_do_not_pile_up(sim: Callable[..., Any]) -> 
         client.send(w.Generate(id=ident, max_tokens=1, deadline_ms=3_600_000))
         engine.pump()
     assert len(engine.cores[1]._execution._deadlines) < 100
+
+
+def test_in_a_program(sim: Callable[..., Any]) -> None:
+    """What was said until then is joined; who was too late has lost; who never began is left out."""
+    engine = sim(eos_every=0, context=4096)
+    client = engine.session()
+    client.send(
+        w.Append(id=1, text="x"),
+        w.Fork(id=2, as_=["a", "b", "c", "d"]),
+        w.Generate(id=3, branch=["a", "c"], max_tokens=4000, deadline_ms=500),
+        w.Generate(id=4, branch="b", max_tokens=5),
+        w.Generate(id=5, branch="d", max_tokens=200),
+        w.Generate(id=6, branch="d", max_tokens=5, deadline_ms=500),
+        w.Prune(id=7, from_=["a", "b"], by="first", k=2),
+        w.Join(id=8, from_=["c"], role=None, each="[{text}]"),
+        w.Prune(id=9, from_=["b", "d"], by="logprob", into="e"),
+        w.Generate(id=10, branch="e", max_tokens=3),
+    )
+    engine.pump(120)
+    assert not {3, 7, 8, 9} & set(client.replies)
+    at(engine, 0.6)
+    (late, _) = client.replies[3]
+    assert late.reason == "deadline"
+    assert client.replies[6][0].code == "deadline"
+    assert [kept["from"] for kept in client.replies[7][0].result["kept"]] == ["b", "a"]
+    said = client.said["c"]
+    assert said
+    assert engine.cores[1].state.branches["main"].text() == f"x[{said}]"
+    assert client.replies[5][0].reason == "length"
+    result = client.replies[9][0].result
+    assert (result["kept"][0]["from"], list(result["scores"])) == ("b", ["b"])
+    assert client.replies[10][0].reason == "length"
+    assert engine.cache.referenced == 0

@@ -21,8 +21,8 @@ from ramify.protocol.config import Limits
 
 NAMES = ["main", "a", "b", "c"]
 KINDS = {
-    "append": 3, "message": 3, "generate": 6, "fork": 3, "rollback": 2, "drop": 1, "cancel": 2,
-    "root": 1, "list": 1, "join": 1, "prune": 2,
+    "append": 3, "message": 3, "generate": 6, "select": 2, "fork": 3, "rollback": 2, "drop": 1,
+    "cancel": 2, "root": 1, "list": 1, "join": 1, "prune": 2,
 }  # fmt: skip
 
 
@@ -51,6 +51,21 @@ def random_op(rng: random.Random, client: Any) -> w.Op:
                 stop=rng.choice([[], [], ["e"], ["ab", "th"]]),
                 quiet=rng.random() < 0.1,
                 tool_choice=rng.choice(["auto", "auto", "auto", "none", "required", "f"]),
+            )
+        case "select":
+            return w.Select(
+                id=ident,
+                branch=rng.choice([name, name, ["main", "b"]]),
+                choices=rng.sample(
+                    ["e", "hi", "one", " two three", "ld", "é", "東"], rng.randrange(1, 5)
+                ),
+                method=rng.choice(
+                    [
+                        "token_length_normalized",
+                        "greedy_token_selection",
+                        "unconditional_likelihood_normalized",
+                    ]
+                ),
             )
         case "fork":
             return w.Fork(id=ident, branch=name, as_=rng.sample(NAMES, rng.randrange(1, 3)))
@@ -146,7 +161,7 @@ def test_random_sessions(
             client.connect()
     engine.pump()
     for client in clients:
-        engine.check_outputs(client.number)
+        engine.check_outputs(client.number, client.chosen)
         check_client(engine, client)
         client.send(
             *(

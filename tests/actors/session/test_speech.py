@@ -279,3 +279,17 @@ def test_memory_is_given_back(told: Callable[..., Told]) -> None:
     held = meter.held
     fresh = told().engine.cores[1].state.meter
     assert held < fresh.held + 20_000
+
+
+def test_joins_and_prunes_read_answers_without_thoughts(told: Callable[..., Told]) -> None:
+    chat = told(thinks=True)
+    chat.client.send(w.Fork(id=2, as_=["a"]))
+    chat.engine.pump()
+    chat.says("<think>Is it 9? Or 8.</think>\n\nIt is 7.")
+    answer = w.Generate(id=3, branch="a", temperature=0, max_tokens=400, keep_open=True)
+    chat.client.send(answer, w.Prune(id=4, from_=["a"], by="number", keep=True))
+    chat.client.send(w.Join(id=5, from_=["a"], branch="main", each="{text}", role=None))
+    chat.engine.pump()
+    assert chat.client.replies[4][0].result["scores"] == {"a": 7.0}
+    assert chat.branch.text().endswith("It is 7.")
+    assert "Is it 9" not in chat.branch.text()
