@@ -147,6 +147,7 @@ class Replayed:
         self, conversation: Conversation, tools: dict[str, Any], *, full: bool, force: bool
     ) -> None:
         self.count = Count()
+        self.why = ""
         self._force = force
         self._turns = conversation.turns
         self._expected: list[Call] = []
@@ -162,8 +163,9 @@ class Replayed:
             async with self._agent.connect(url) as session:
                 for turn in self._turns:
                     await self._turn(session.main, turn)
-        except RamifyError:
+        except RamifyError as error:
             self.count.failed += 1
+            self.why = str(error)
         return self.count
 
     async def _turn(self, branch: Branch, turn: Turn) -> None:
@@ -215,6 +217,7 @@ async def replay(options: argparse.Namespace, console: Console) -> None:
     tools, conversations = read(options.data, options.limit)
     places = asyncio.Semaphore(options.concurrency)
     total = Count()
+    errors: list[str] = []
     with Progress(console=console, transient=True) as progress:
         shown = progress.add_task("conversations", total=len(conversations))
 
@@ -222,11 +225,14 @@ async def replay(options: argparse.Namespace, console: Console) -> None:
             async with places:
                 replayed = Replayed(conversation, tools, full=options.full, force=options.force)
                 count = await replayed.run(options.url)
+            errors.extend([replayed.why] if replayed.why else [])
             for field in Count.__struct_fields__:
                 setattr(total, field, getattr(total, field) + getattr(count, field))
             progress.advance(shown)
 
         await asyncio.gather(*map(one, conversations))
+    for error in errors[:3]:
+        console.print(error, style="red", markup=False)
     console.print(
         f"{len(conversations)} conversations, {total.turns} turns ({total.failed} ended with an error)\n"
         f"{total.right} of {total.expected} expected calls were made, of {total.made} calls in all\n"
