@@ -176,6 +176,7 @@ class ApiSession:
     """
 
     error: RamifyError | None = None
+    frames = False  # a frame is of one branch
 
     def __init__(
         self,
