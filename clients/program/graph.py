@@ -91,9 +91,12 @@ class _Paper:
         self._children: dict[str, int] = {}
 
     def fresh_names(self, parent: str, count: int) -> list[str]:
+        if not self._children:  # the program's own branch
+            self._children[parent] = 0
+            return [parent]
         first = self._children.get(parent, 0) + 1
         self._children[parent] = first + count - 1
-        return [parent if parent == "program" else f"{parent}.{first + i}" for i in range(count)]
+        return [f"{parent}.{first + i}" for i in range(count)]
 
     async def send(self, ops: Sequence[Op]) -> NoReturn:
         raise BadRequest("a trace sends nothing")

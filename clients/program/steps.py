@@ -85,10 +85,9 @@ class Step:
         self.error: BaseException | None = None
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._fail = fail
-        self.after: set[Step] = {m.last for m in self.writes if m.last is not None}
-        behind = {m.last for m in self.reads if m.last is not None}
-        self.must = self.after if spared else self.after | behind
-        self.after |= behind
+        ahead = {m.last for m in self.writes if m.last is not None}
+        self.after: set[Step] = ahead | {m.last for m in self.reads if m.last is not None}
+        self.must = ahead if spared else self.after
 
     @property
     def ok(self) -> bool:

@@ -21,7 +21,7 @@ def at(served: Any) -> str:
 
 
 class Counted:
-    """A way to a server that counts round trips: frames that a client sent after it had heard something new."""
+    """A way to a server that counts round trips: frames that were sent after something new was heard."""
 
     def __init__(self) -> None:
         self.trips = 0
@@ -29,9 +29,8 @@ class Counted:
         self._heard = True
 
     async def carry(self, client: ServerConnection, url: str) -> None:
-        async with dial(
-            url, subprotocols=[client.subprotocol] if client.subprotocol else None
-        ) as server:
+        assert client.subprotocol is not None
+        async with dial(url, subprotocols=[client.subprotocol]) as server:
 
             async def up() -> None:
                 async for data in client:
@@ -61,7 +60,7 @@ async def counted(url: str) -> AsyncIterator[tuple[Counted, str]]:
         lambda client: way.carry(client, url),
         "127.0.0.1",
         0,
-        subprotocols=["ramify.v1+msgpack", "ramify.v1"],  # type: ignore[list-item]
+        select_subprotocol=lambda _, offered: offered[0],
     ) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         yield way, f"ws://127.0.0.1:{port}/v1/ws"
@@ -214,9 +213,7 @@ async def test_what_needs_a_second_frame_says_where(serving: Any) -> None:
             for mode in (False, "auto")
         ]
         assert values[0] == values[1]
-        with pytest.raises(
-            NotCompiled, match=r"test_compiled.py:\d+ does not fit .* at .*test_compiled"
-        ):
+        with pytest.raises(NotCompiled, match=r"\.py:\d+ does not fit .* at .*test_compiled"):
             await reads.using(session=session, compiled=True).arun()
         graph = await reads.atrace()
         assert not graph.whole

@@ -68,7 +68,7 @@ def test_a_picture_needs_graphviz(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         lambda text: isinstance(text, str),
         lambda text: {text: 1},
         lambda text: "x" + text,
-        lambda text: "%s" % text,
+        lambda text: "{}".format(text),  # noqa: UP032
     ],
 )
 def test_whatever_needs_a_text_ends_the_trace_there(use: object) -> None:
