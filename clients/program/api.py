@@ -26,17 +26,22 @@ import msgspec
 
 from ramify.clients.generation import Result
 from ramify.clients.program.api_select import BEST, by_echo, by_next_tokens, next_tokens
+from ramify.clients.program.api_tree import joined, pruned
 from ramify.clients.program.expressions import TurnRole
 from ramify.clients.stream import TextDelta
 from ramify.protocol.errors import BadRequest, NoBranch, RamifyError, Unsupported
 from ramify.protocol.wire import (
     Append,
+    Cancel,
+    ChatMessage,
     Drop,
     Fork,
     Generate,
     Hit,
+    Join,
     Ok,
     Op,
+    Prune,
     Rollback,
     Select,
     Usage,
@@ -69,6 +74,9 @@ class ApiBranch:
         self.name = name
         self.segments: list[Segment] = []
         self.guess = ""  # what the model said beyond the last gap
+        self.answer: str | None = None  # what was generated last since it was forked
+        self.ended = 0  # when, as a number that grows
+        self.parent: str | None = None
 
     @property
     def position(self) -> int:
@@ -82,7 +90,20 @@ class ApiBranch:
     def copy(self, name: str) -> "ApiBranch":
         branch = ApiBranch(name)
         branch.segments, branch.guess = list(self.segments), self.guess
+        branch.parent = self.name
         return branch
+
+    def moved(self, name: str) -> "ApiBranch":
+        """The same under another name."""
+        branch = self.copy(name)
+        branch.answer, branch.ended, branch.parent = self.answer, self.ended, self.parent
+        return branch
+
+    def answers(self, segment: Segment, number: int, *, hidden: bool = False) -> str:
+        """The model has said something. Returns what of it is shown."""
+        self.segments.append(segment)
+        self.answer, self.ended = segment.text, number
+        return "" if hidden else segment.text
 
     def cut(self, to: int) -> None:
         del self.segments[to:]
@@ -196,7 +217,8 @@ class ApiSession:
         self._continues = continues
         self._branches: dict[str, ApiBranch] = {}
         self._count = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers = 0
+        self._tasks: dict[asyncio.Task[None], str | None] = {}  # of which branch
 
     def fresh_names(self, parent: str, count: int) -> list[str]:
         """Names for new branches."""
@@ -226,8 +248,9 @@ class ApiSession:
                 work.append((op, future))
                 handles.append(ApiReply(future))
         task = loop.create_task(self._run(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        branch = getattr(ops[0], "branch", None)
+        self._tasks[task] = branch if isinstance(branch, str) else None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
         return handles
 
     async def _run(self, work: list[tuple[Op, "asyncio.Future[Ok] | ApiGeneration"]]) -> None:
@@ -270,12 +293,33 @@ class ApiSession:
                 self._branches.update((name, parent.copy(name)) for name in made)
             case Rollback(to=int(to)):
                 self.branch(op.branch).cut(to)
+            case Join():
+                target = self.branch(op.branch)
+                text = joined(op, self._branches)
+                if op.role is None:
+                    target.follow(text, chat=self._chat)
+                else:
+                    turn = ChatMessage(role=op.role, content=text)
+                    self._apply(Append(id=0, branch=op.branch, messages=[turn]))
+            case Prune():
+                return Ok(id=0, result=pruned(op, self._branches))
+            case Cancel():
+                self._cancel(names(op.branch) if op.branch is not None else None)
             case Drop():
                 for name in names(op.branch):
                     self._branches.pop(name, None)
             case _:
                 raise Unsupported(f"an endpoint without branches has no {type(op).__name__.lower()!r}")
         return Ok(id=0)
+
+    def _cancel(self, roots: list[str] | None) -> None:
+        """Stop the calls of these branches and of what was forked off them; None: all."""
+        for task, name in list(self._tasks.items()):
+            while roots is not None and name is not None and name not in roots:
+                branch = self._branches.get(name)
+                name = None if branch is None else branch.parent
+            if task is not asyncio.current_task() and (roots is None or name is not None):
+                task.cancel()
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -302,11 +346,14 @@ class ApiSession:
                 elif reason == "stop":
                     text = said
             if not ahead or reason == "length":  # or neither its stop nor its end came in time
-                text, reason, usage = await self._call(branch, op, generation, 0)
-        generation.add(text[len(generation.text) :])
+                heard = None if op.hidden else generation
+                text, reason, usage = await self._call(branch, op, heard, 0)
         role: TurnRole | None = "assistant" if self._chat and not branch.open else None
-        branch.segments.append(Segment(role, text, self._chat and op.keep_open))
-        return _result(branch, text, reason, stop, usage)
+        segment = Segment(role, text, self._chat and op.keep_open)
+        self._answers += 1
+        shown = branch.answers(segment, self._answers, hidden=op.hidden)
+        generation.add(shown[len(generation.text) :])
+        return _result(branch, shown, reason, stop, usage)
 
     async def _select(self, op: Select, generation: ApiGeneration) -> Result:
         branch = self.branch(generation.branch)
@@ -327,7 +374,8 @@ class ApiSession:
         text, branch.guess = op.choices[index], ""
         generation.add(text)
         role: TurnRole | None = "assistant" if self._chat and not branch.open else None
-        branch.segments.append(Segment(role, text, self._chat))
+        self._answers += 1
+        branch.answers(Segment(role, text, self._chat), self._answers)
         result = _result(branch, text, "stop", None, None)
         return msgspec.structs.replace(result, choice=index, scores=scores)
 

@@ -91,9 +91,10 @@ class Program(Generic[P, T]):
         already, or an `ApiSession`, for the asynchronous calls. `connect`: arguments of `connect`,
         like a token. `options`: of `generate`, for gaps that do not say otherwise.
 
-        `compiled`: "auto" sends what was added as one frame when a text of it is needed, so a program
-        that reads nothing before its end takes one round trip; True raises `NotCompiled` where a second
-        frame would be needed; False sends each step when the one before it is done, at once.
+        `compiled`: "auto" sends what was added as one frame when the program waits (a plain function
+        waits for texts only), so one that reads nothing before its end takes one round trip; True raises
+        `NotCompiled` where a second frame would be needed; False sends each step by itself, as soon as
+        the one before it is done.
         """
         now = self.settings
         return Program(
@@ -191,7 +192,7 @@ class Program(Generic[P, T]):
         self, session: Backend, listener: Listener | None, *args: P.args, **kwargs: P.kwargs
     ) -> Run[T]:
         """Run it on a branch of its own in `session`; `listener` hears the text of all gaps."""
-        sender = Sender(session, self.settings.compiled)
+        sender = Sender(session, self.settings.compiled, yields=iscoroutinefunction(self.function))
         family = Family(sender, listener)
         state = self._root(family)
         try:

@@ -108,14 +108,19 @@ class Step:
 
 
 class Sender:
-    """Sends the steps of one run. `compiled`: see `Program.run`. `frames`: how many it has sent."""
+    """Sends the steps of one run. `compiled`: see `Program.using`. `frames`: how many it has sent.
 
-    def __init__(self, session: Backend, compiled: Compiled) -> None:
+    `yields`: the program is asynchronous, so what it holds back is sent when it waits for anything, a
+    text or not.
+    """
+
+    def __init__(self, session: Backend, compiled: Compiled, *, yields: bool = False) -> None:
         if compiled is True and not session.frames:
             raise NotCompiled("this endpoint has no frames of several ops: run with compiled=False")
         self.session = session
         self.strict = compiled is True
         self.eager = compiled is False or not session.frames
+        self.yields = yields and not self.strict
         self.frames = 0
         self.read = ""  # where text was read first
         self._held: list[Step] = []
@@ -134,6 +139,8 @@ class Sender:
             self.flush()
         for state in (*step.writes, *step.reads):
             state.last = step
+        if self.yields and not self._held:
+            asyncio.get_running_loop().call_soon(self.flush)
         self._held.append(step)
         if self.eager or step.alone:
             self.flush()
