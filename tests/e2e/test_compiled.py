@@ -1,6 +1,7 @@
 """Programs three ways: step by step, as one frame, and as raw frames; and what one frame saves."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -296,7 +297,7 @@ async def test_a_program_that_is_too_big_for_a_frame_goes_in_several(serving: An
             await many.using(session=session, compiled=True).arun(90)
 
 
-async def test_an_async_program_that_waits_for_something_else_has_sent_what_it_added(
+async def test_an_async_program_that_waits_has_sent_what_it_added(
     serving: Any,
 ) -> None:
     seen = asyncio.Event()
@@ -311,3 +312,101 @@ async def test_an_async_program_that_waits_for_something_else_has_sent_what_it_a
         async for _ in waits.using(session=session).astream():
             seen.set()
         assert seen.is_set()
+
+
+@program
+async def wild(s: AsyncState, seed: int) -> list[str]:
+    """Whatever the language has, in an order that the seed says; a few texts are read on the way."""
+    dice = random.Random(seed)
+    s += user(f"Seed {seed}")
+    states = [s]
+    read: list[str] = []
+
+    def talk(state: AsyncState, say: str) -> None:
+        turn = assistant(say, gen("x", max_tokens=dice.randint(1, 5), logprobs=1))
+        if dice.random() < 0.3:
+            turn = assistant(say, gen("y", max_tokens=2), ", ", select("x", choices=["ab", "abc", "d"]))
+        state += user(say) + turn
+
+    for step in range(8):
+        state = dice.choice(states)
+        match dice.choice(["talk", "talk", "beam", "adopt", "join", "read", "raw"]):
+            case "talk":
+                talk(state, f"t{step}")
+            case "raw":
+                state += f"<raw {step}>"
+            case "read" if "x" in state:
+                read.append(await state["x"])
+            case "read":
+                state.flush()
+            case how:
+                forks = state.fork(dice.randint(2, 4))
+                for i, fork in enumerate(forks):
+                    fork += user(f"{how}{i}") + assistant(gen("x", max_tokens=2 + i, logprobs=1))
+                if how == "join":
+                    forks.join(role=dice.choice(["user", None]), each="{i}:{text};")
+                elif how == "adopt":
+                    forks.adopt(by=dice.choice(["vote", "logprob"]))
+                else:
+                    states += forks.prune(2, by=dice.choice(["vote", "logprob"]))
+    for state in states:
+        talk(state, "end")
+    return [*read, *[await state.text() for state in states]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_random_program_gives_the_same_in_each_way(serving: Any, seed: int) -> None:
+    async with serving() as served, connect(at(served)) as session:
+        here = wild.using(session=session, temperature=0.0)
+        eager = await here.using(compiled=False).arun(seed)
+        framed = await here.arun(seed)
+        assert framed.value == eager.value
+        assert framed.messages == eager.messages
+        await session.tree()  # the drop of the second run is through
+        assert {b.name for b in session.branches} == {"main"}
+
+
+async def test_a_beam_is_joined_at_once_and_kept_children_go_on(serving: Any) -> None:
+    shown: list[tuple[list[Any], str]] = []
+
+    @program
+    async def kept(s: AsyncState) -> list[str]:
+        s += user("Q")
+        forks = s.fork(3)
+        for i, fork in enumerate(forks):
+            fork += assistant(f"{i}:", gen("a", max_tokens=2 + i, logprobs=1))
+        best = forks.prune(2)
+        best.join(each="{text}|", keep=True)
+        best[1] += user("More") + assistant(gen("b", max_tokens=2))
+        with pytest.raises(TypeError, match="went into a join or a prune"):
+            forks[0] += "x"
+        with pytest.raises(KeyError, match="nothing is called 'z' here; there is a, b"):
+            best[1]["z"]
+        await s.finish()
+        state = await session.branch(s.branch).tree(text=True)
+        turns = [m.content for turn in state.turns or () for m in turn.messages or ()]
+        shown.append((turns, (await s.messages())[-1].content))
+        return [*await best.values("a"), await best[1]["b"]]
+
+    async with serving() as served, connect(at(served)) as session:
+        for mode in (False, "auto"):
+            run = await kept.using(session=session, temperature=0.0, compiled=mode).arun()
+            turns, told = shown[-1]
+            assert turns[-1] == told == f"{run.value[0]}|{run.value[1]}|"
+        assert shown[0] == shown[1]
+
+
+async def test_the_first_one_wins(serving: Any) -> None:
+    @program
+    async def race(s: AsyncState) -> str:
+        s += user("Q")
+        forks = s.fork(3)
+        for fork, tokens in zip(forks, (400, 3, 400), strict=True):
+            fork += assistant(gen("a", max_tokens=tokens, ignore_eos=True))
+        forks.adopt(by="first")
+        return await s["a"]
+
+    async with serving() as served, connect(at(served)) as session:
+        run = await race.using(session=session, temperature=0.0, compiled=True).arun()
+        assert run.results["a"].usage.output == 3
+        await served.quiet()
