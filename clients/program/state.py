@@ -8,7 +8,9 @@ Knows branches and ops through `Session.send`; it does not know connections.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast
+
+import msgspec
 
 from ramify.clients.handles import GenerateOptions
 from ramify.clients.program.expressions import Expression, TurnRole, flatten
@@ -19,6 +21,8 @@ from ramify.clients.program.tracing import Hole
 from ramify.clients.program.value import Inherited, Value, named
 from ramify.clients.program.writer import Writer
 from ramify.protocol.wire import ChatMessage, Fork, Generate, Op, Rollback
+
+T = TypeVar("T")
 
 
 class AsyncState:
@@ -148,6 +152,24 @@ class AsyncState:
         """The names of the gaps so far, each once. Of what a prune kept: those that every source has."""
         before = self.past.names() if self.past is not None else []
         return list(dict.fromkeys([*before, *(v.name for v in self._values() if v.name is not None)]))
+
+    async def read(self, name: str, kind: type[T]) -> T:
+        """The text of a gap as a value: a number, a truth value, an enum, or what its JSON says.
+
+        Raises ValueError for a text that is none.
+        """
+        text = await self[name]
+        if self.family.tracing:
+            return cast(T, text)
+        plain = text.strip()
+        try:
+            return msgspec.json.decode(plain, type=kind, strict=False)
+        except msgspec.DecodeError:
+            pass  # no JSON, or not of that kind: a word may still be one
+        try:
+            return msgspec.convert(plain, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"the gap {name!r} got {text!r}: {error}") from None
 
     async def text(self) -> str:
         """Everything so far, without the chat template's marks. Waits for what is generated."""

@@ -124,7 +124,7 @@ class Sender:
         self.frames = 0
         self.read = ""  # where text was read first
         self._held: list[Step] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], list[Step]] = {}
 
     def add(self, step: Step, where: Callable[[], str]) -> None:
         """Take a step. Raises NotCompiled if it would be in a second frame and may not."""
@@ -173,9 +173,10 @@ class Sender:
         held, self._held = self._held, []
         for step in held:
             step.end(Cancelled("the program was stopped"))
-        if not self._tasks:
-            return False
         tasks = list(self._tasks)
+        if all(step.over.done() for steps in self._tasks.values() for step in steps):
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return False
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -192,8 +193,8 @@ class Sender:
         for step in steps:
             step.flushed = True
         task = asyncio.create_task(self._send(steps), name="program frame")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = steps
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def _send(self, steps: list[Step]) -> None:
         try:

@@ -71,6 +71,13 @@ class State:
         """All about the generation of a gap: text, reason, usage. Raises what went wrong."""
         return self._run(self._value(name).result())
 
+    def read(self, name: str, kind: type[T]) -> T:
+        """The text of a gap as a value: a number, a truth value, an enum, or what its JSON says.
+
+        Raises ValueError for a text that is none.
+        """
+        return self._run(self.state.read(name, kind))
+
     def stream(self, name: str) -> Iterator[str]:
         """The text of a gap as it comes."""
         deltas = aiter(self._value(name))

@@ -189,6 +189,7 @@ async def test_the_same_frame_by_hand(serving: Any) -> None:
 async def test_a_compiled_tree_of_thought_is_one_round_trip(serving: Any) -> None:
     async with serving() as served, counted(at(served)) as (way, url), connect(url) as session:
         trips: dict[Any, int] = {}
+        frames: dict[Any, int] = {}
 
         @program
         def noted(s: State, mode: Any) -> str:
@@ -199,7 +200,11 @@ async def test_a_compiled_tree_of_thought_is_one_round_trip(serving: Any) -> Non
 
         for mode in MODES:
             await session.tree()  # what an earlier run sent without waiting is through
+            before = way.frames
             await noted.using(session=session, temperature=0.0, compiled=mode).arun(mode)
+            await session.tree()
+            frames[mode] = way.frames - before - 1
+        assert frames["auto"] == frames[True] == 2  # the program, and the drop that nobody waits for
         assert trips["auto"] == trips[True] == 1
         assert trips[False] >= 10
 

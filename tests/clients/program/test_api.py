@@ -4,8 +4,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import pytest
 from openai import AsyncOpenAI
 
@@ -234,3 +235,39 @@ async def test_leaving_a_program_early_stops_its_calls() -> None:
         task.cancel()
         await asyncio.wait_for(closed.wait(), 30)
         await asyncio.gather(task, return_exceptions=True)
+
+
+class Person(msgspec.Struct):
+    """What a gap is read as."""
+
+    name: str
+    born: int
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        (" 12\n", int, 12),
+        ("1.5", float, 1.5),
+        ("true", bool, True),
+        ("Rome", str, "Rome"),
+        ("Rome", Literal["Rome", "Oslo"], "Rome"),
+        ('{"name": "Ada", "born": 1815}', Person, Person("Ada", 1815)),
+        ("twelve", int, None),
+        ("Lima", Literal["Rome", "Oslo"], None),
+        ('{"name": "Ada"}', Person, None),
+    ],
+)
+async def test_texts_are_read_as_values(text: str, kind: Any, value: Any) -> None:
+    @program
+    async def reads(s: AsyncState) -> Any:
+        s += gen("x", max_tokens=99)
+        return await s.read("x", kind)
+
+    async with served(FakeApi(text)) as client:
+        here = reads.using(session=ApiSession(client, "m", chat=False))
+        if value is None:
+            with pytest.raises(ValueError, match="the gap 'x' got"):
+                await here.arun()
+        else:
+            assert (await here.arun()).value == value
