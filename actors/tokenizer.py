@@ -19,6 +19,7 @@ Three things a serving engine needs beyond `transformers`' fast tokenizers:
 Only local files are read. This file does not know of sessions, branches or turns.
 """
 
+import copy
 import json
 import os
 import re
@@ -72,7 +73,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
-        self._template_source = _template_source(fast.chat_template)
+        self._template_source: str = _template_source(fast.chat_template)
         self.has_chat_template = bool(self._template_source)
         self.bos_id: int | None = fast.bos_token_id
         self.eos_ids = _eos_ids(fast.eos_token_id, generation_config, config)
@@ -132,6 +133,26 @@ class Tokenizer:
         except Exception as error:  # `tokenizers` raises bare Exception
             raise ModelError(f"{path / 'tokenizer.json'} cannot be loaded: {error}") from error
         return Tokenizer(fast, config=config, generation_config=generation_config)
+
+    @property
+    def template_source(self) -> str:
+        """The chat template as it was written; "" without one."""
+        return self._template_source
+
+    def showing(self, marks: Iterable[str]) -> "Tokenizer":
+        """A copy to which the control tokens among `marks` have text, as in an output they are part of.
+
+        They stay control tokens: what a message says does not become one.
+        """
+        shown = {i: text for i, text in self._contents.items() if text in set(marks)}
+        missing = [i for i in shown if i < len(self.token_bytes) and not self.token_bytes[i]]
+        if not missing:
+            return self
+        twin = copy.copy(self)
+        twin.token_bytes = list(self.token_bytes)
+        for i in missing:
+            twin.token_bytes[i] = shown[i].encode()
+        return twin
 
     # --- text to ids ----------------------------------------------------------------------------
 
@@ -253,16 +274,31 @@ class Tokenizer:
             )
         guarded = [self._guarded_message(message) for message in messages]
         try:
+            known = self._guarded_value(list(tools), self._control) if tools else None
+            if any(value is None for message in guarded for value in message.values()):
+                return self._render_nulls(guarded, known, generate)
             text: str = self._fast.apply_chat_template(
-                guarded,
-                tools=self._guarded_value(list(tools), self._control) if tools else None,
-                add_generation_prompt=generate,
-                tokenize=False,
+                guarded, tools=known, add_generation_prompt=generate, tokenize=False
             )
         except Exception as error:  # jinja2 errors, and whatever a template's expressions raise
             reason = self.unguarded(str(error)) or type(error).__name__
             raise BadRequest(f"the model's chat template refuses this conversation: {reason}") from error
         return text
+
+    def _render_nulls(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, generate: bool
+    ) -> str:
+        """As `apply_chat_template`, which leaves null fields out, though some templates ask for them."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered: Any = render_jinja_template(  # annotated as str, returns (texts, ...)
+            [messages],
+            tools=tools,
+            chat_template=self._fast.get_chat_template(None, tools),
+            add_generation_prompt=generate,
+            **self._fast.special_tokens_map,
+        )
+        return str(rendered[0][0])
 
     @staticmethod
     def unguarded(rendered: str) -> str:

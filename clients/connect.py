@@ -26,10 +26,11 @@ class Settings(TypedDict, total=False):
     `client` names this client in the session (default: a random name): give the same name to go on
     after a crash of the program. `session` and `key`: attach to a session that exists. `token`: a
     bearer token, or a function (also async) that returns a fresh one for each connection. `tokens`:
-    deltas carry token ids as well. `reconnect`: make a lost connection again, for `give_up_s`
-    seconds. `watch`: a function that is told when the connection is lost and when it is there again;
-    it is called on the event loop and must not wait. `keep`: leave the session on the server at the
-    end (for `ttl_s`); otherwise it is closed. The others are those of `open`, see protocol.md.
+    deltas carry token ids as well; `parts`: they say what of their text is answer, thought or call.
+    `reconnect`: make a lost connection again, for `give_up_s` seconds. `watch`: a function that is told
+    when the connection is lost and when it is there again; it is called on the event loop and must not
+    wait. `keep`: leave the session on the server at the end (for `ttl_s`); otherwise it is closed. The
+    others are those of `open`, see protocol.md.
     """
 
     client: str | None
@@ -43,6 +44,7 @@ class Settings(TypedDict, total=False):
     detach: Literal["run", "pause", "cancel"]
     tick_ms: int
     tokens: bool
+    parts: bool
     ttl_s: float | None
     reconnect: bool
     give_up_s: float
@@ -113,6 +115,7 @@ def open_message(given: Settings) -> Open:
         detach=given.get("detach", "run"),
         tick_ms=given.get("tick_ms", 0),
         tokens=given.get("tokens", False),
+        parts=given.get("parts", False),
         tools=given.get("tools"),
         template=given.get("template", "append"),
     )

@@ -23,8 +23,9 @@ T = TypeVar("T")
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A generation that ended, or a choice that was selected.
 
-    `position`: the branch's length after it, in tokens. `tokens`: where the session was opened with
-    `tokens=True`; `logprobs`: where asked for.
+    `position`: the branch's length after it, in tokens. `content`, `reasoning`: the answer without
+    thoughts and calls, and what was thought, where the session was opened with `parts=True`. `tokens`:
+    where it was opened with `tokens=True`; `logprobs`: where asked for.
     """
 
     branch: str
@@ -39,6 +40,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     choice: int | None = None  # of a `select`: which of its choices
     scores: list[float] | None = None  # of all its choices
     mean_logprob: float | None = None
+    content: str | None = None
+    reasoning: str | None = None
 
 
 class Handle(Coroutine[Any, Any, T]):
@@ -238,4 +241,6 @@ def result_of(stream: Stream) -> Result:
         choice=done.choice,
         scores=done.scores,
         mean_logprob=done.mean_logprob,
+        content=done.content,
+        reasoning=done.reasoning,
     )

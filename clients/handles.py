@@ -89,6 +89,7 @@ class GenerateOptions(TypedDict, total=False):
     hidden: bool
     keep_open: bool
     expect: int
+    tool_choice: str
 
 
 class Pruned(NamedTuple, Generic[B]):

@@ -381,6 +381,9 @@ class SessionCore:
             return []
         if message.code == "skipped":
             error.__cause__ = next((t.error for t in ticket.frame if t.error is not None), None)
+        for name, stream in ticket.streams.items():
+            if message.branch in (None, name) and not stream.settled:
+                self._disown(ticket, stream)
         self._fail(ticket, error, message.branch)
         return [Changed(ticket)]
 
@@ -390,6 +393,17 @@ class SessionCore:
             for _, stream in self._running.get(event.branch, ())[:1]:
                 stream.begin_at(position)  # the text so far was another client's
         return [Noted(event)]
+
+    def _disown(self, ticket: Ticket, stream: Stream) -> None:
+        """A generation that ends with `error` has no text: what came is what its branch inherited.
+
+        After a resume it comes with the branch's whole text; or it is a later generation's.
+        """
+        over = stream.cut_back(0)
+        running = self._running.get(stream.branch, [])
+        for _, later in running[running.index((ticket, stream)) + 1 :]:
+            later.parts.extend(over)
+            return
 
     def _fail(self, ticket: Ticket, error: RamifyError, branch: str | None = None) -> None:
         ticket.fail(error, branch)

@@ -28,6 +28,7 @@ from ramify.protocol.wire import (
     TokenLogprob,
     names,
 )
+from ramify.protocol.wire import Part as Kind
 
 
 class Part(NamedTuple):
@@ -37,13 +38,15 @@ class Part(NamedTuple):
     text: str
     tokens: list[int] | None = None
     logprobs: list[TokenLogprob] | None = None
+    kinds: list[Kind] | None = None
 
 
 class TextDelta(NamedTuple):
     """New text of a generation, everything since the last read.
 
     `cut`: how many characters of what was read before are taken back first. It is 0 but after
-    another client rolled the branch back. `tokens`, `logprobs`: where asked for.
+    another client rolled the branch back. `tokens`, `logprobs`: where asked for. `parts`: what the text
+    is (answer, reasoning, call), where the session was opened with `parts=True`.
     """
 
     branch: str
@@ -52,6 +55,7 @@ class TextDelta(NamedTuple):
     tokens: list[int] | None = None
     logprobs: list[TokenLogprob] | None = None
     cut: int = 0
+    parts: list[Kind] | None = None
 
 
 class Stream:
@@ -86,7 +90,9 @@ class Stream:
         if delta.truncate is not None:
             self.cut_back(delta.truncate)
         if delta.position > self.start:
-            self.parts.append(Part(delta.position, delta.text, delta.tokens, delta.logprobs))
+            self.parts.append(
+                Part(delta.position, delta.text, delta.tokens, delta.logprobs, delta.parts)
+            )
 
     def begin_at(self, start: int) -> None:
         """The generation starts at position `start`: what came before it is not its text."""
@@ -140,8 +146,9 @@ class Stream:
         self.taken, self.cut = len(self.parts), 0
         position = self.parts[-1].position if self.parts else 0
         if len(fresh) == 1:
+            only = fresh[0]
             return TextDelta(
-                self.branch, position, fresh[0].text, fresh[0].tokens, fresh[0].logprobs, cut
+                self.branch, position, only.text, only.tokens, only.logprobs, cut, only.kinds
             )
         return TextDelta(
             self.branch,
@@ -150,6 +157,7 @@ class Stream:
             [token for part in fresh for token in part.tokens or ()] or None,
             [entry for part in fresh for entry in part.logprobs or ()] or None,
             cut,
+            [kind for part in fresh for kind in part.kinds or ()] or None,
         )
 
 

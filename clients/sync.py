@@ -172,6 +172,16 @@ class SyncBranch:
         return f"Sync{self._branch!r}"
 
     @property
+    def thread(self) -> LoopThread:
+        """Where its session lives."""
+        return self._thread
+
+    @property
+    def twin(self) -> Branch:
+        """The asynchronous branch, to be used in that thread."""
+        return self._branch
+
+    @property
     def name(self) -> str:
         return self._branch.name
 

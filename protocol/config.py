@@ -110,6 +110,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False  # a request's logits never depend on batch, chunking or cache
     threads: int | None = None  # torch CPU threads
     load_format: Literal["auto", "dummy"] = "auto"
+    # how the model writes tool calls; auto: as its chat template says
+    tool_parser: Literal[
+        "auto", "hermes", "qwen3-coder", "llama3", "mistral", "deepseek", "any", "none"
+    ] = "auto"
 
     def __post_init__(self) -> None:
         _count("--page-size", self.page_size, 1, 1 << 16)

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 READ = 4096  # characters of a text that count: the last ones for a number, the first ones for a vote
+LONGEST = 128  # characters of a number, with what stands around it
+_DIGITS = "0123456789"
 
 _NUMBER = re.compile(
     r"(?<![\w.])([-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+|(?=\.[0-9]))(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"
@@ -20,9 +22,12 @@ _EDGES = " .,;:!?\"'`*_()[]{}"
 
 def number_in(text: str) -> float | None:
     """The last number in `text`; of "7/10" and "7 out of 10" that is 7. None without any."""
+    text = text[-READ:]
+    end = max(map(text.rfind, _DIGITS)) + 1
+    begin = max(0, end - LONGEST)
     found: str | None = None
-    for match in _NUMBER.finditer(text[-READ:]):
-        found = match[1]
+    for match in _NUMBER.finditer(text[begin:end]):
+        found = match[1] if match.start() or not begin else None  # None: it may have begun before
     return None if found is None else _finite(float(found.replace(",", "")))
 
 
@@ -32,16 +37,15 @@ def vote_of(text: str) -> str:
     Numbers that are equal are the same vote. "" is none.
     """
     plain = " ".join(text[:READ].split()).casefold().strip(_EDGES)
-    match = _NUMBER.fullmatch(plain)
+    match = _NUMBER.fullmatch(plain) if len(plain) < LONGEST else None
     value = _finite(float(match[1].replace(",", ""))) if match is not None else None
     return plain if value is None else repr(value)
 
 
-def votes(texts: Sequence[str]) -> list[int | None]:
-    """How many of `texts` say the same as each; None for those that say nothing."""
-    every = [vote_of(text) for text in texts]
-    counts = Counter(every)
-    return [counts[vote] if vote else None for vote in every]
+def votes(said: Sequence[str]) -> list[int | None]:
+    """How many of the votes are the same as each; None for those that say nothing."""
+    counts = Counter(said)
+    return [counts[vote] if vote else None for vote in said]
 
 
 def best_first(scores: Sequence[float | None], votes: Sequence[str] = ()) -> list[int]:

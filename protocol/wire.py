@@ -31,6 +31,7 @@ from ramify.protocol.sampling import (
 MOST_PRIORITY = 8
 MAX_NAMES = 1024  # branches that one op names
 MAX_TEXT = 1 << 16  # characters of what is no conversation: schemas, separators, choices
+MAX_CHOICES = 1 << 17  # bytes of all choices of one op: what is scored is a tree of their tokens
 _INT31 = 2**31 - 1
 _INT53 = 2**53 - 1  # what every JSON reader keeps exactly
 _MONTH_S = 30 * 86400
@@ -63,6 +64,7 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     name: ShortText | None = None
     tool_call_id: ShortText | None = None
     tool_calls: Tools | None = None
+    reasoning: Text | None = None  # an assistant's, for templates that show it
 
     def __post_init__(self) -> None:
         if self.tool_calls is not None:
@@ -144,6 +146,7 @@ class Open(ClientBase, kw_only=True, frozen=True):
     tokens: bool = False
     tools: Tools | None = None
     template: Literal["append", "strict"] = "append"
+    parts: bool = False
 
     def __post_init__(self) -> None:
         ClientBase.__post_init__(self)
@@ -200,6 +203,7 @@ class Generate(Op, kw_only=True, frozen=True):
     hidden: bool = False  # nor there: for what a `join` or `prune` reads
     keep_open: bool = False
     expect: Position | None = None
+    tool_choice: Annotated[str, Meta(min_length=1, max_length=256)] = "auto"
 
     def __post_init__(self) -> None:
         ClientBase.__post_init__(self)
@@ -212,12 +216,22 @@ Method = Literal[
 
 
 class Select(Op, kw_only=True, frozen=True):
+    """All `choices` together have at most `MAX_CHOICES` bytes."""
+
     branch: Targets = "main"
     choices: Choices
     method: Method = "token_length_normalized"
-    priority: Annotated[int, Meta(ge=-8, le=8)] = 0
+    priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
     deadline_ms: Count | None = None
     expect: Position | None = None
+
+    def __post_init__(self) -> None:
+        ClientBase.__post_init__(self)
+        size = sum(len(each) if each.isascii() else len(each.encode()) for each in self.choices)
+        if size > MAX_CHOICES:
+            raise InvalidField(
+                f"`choices` have {size} bytes, at most {MAX_CHOICES}: give fewer or shorter ones"
+            )
 
 
 class Fork(Op, kw_only=True, frozen=True):
@@ -435,10 +449,29 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     top: list[tuple[int, float]] = []
 
 
+PartKind = Literal["text", "reasoning", "call", "markup"]
+
+
+class Part(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A piece of a delta's text, and what it is. `markup`: tags around the others.
+
+    Of a call: `call` is its number in the generation; `id` and `name` come once, when they are known;
+    the `arguments` of all its parts are the JSON text of an object.
+    """
+
+    kind: PartKind
+    text: str
+    call: int | None = None
+    id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+
+
 class Delta(ServerBase, kw_only=True, frozen=True):
     branch: str
     position: int
     text: str
+    parts: list[Part] | None = None
     tokens: list[int] | None = None
     logprobs: list[TokenLogprob] | None = None
     truncate: int | None = None
@@ -482,6 +515,8 @@ class Done(ServerBase, kw_only=True, frozen=True):
     mean_logprob: float | None = None
     error: Code | None = None  # with reason "error"
     message: str | None = None
+    content: str | None = None  # where `open.parts` is set: the answer without thoughts and calls
+    reasoning: str | None = None
 
 
 class Error(ServerBase, kw_only=True, frozen=True):

@@ -153,6 +153,7 @@ class LocalFront:
             metrics=self._metrics,
             numbers=self._naming.sessions,
             prefix=self._naming.prefix,
+            tool_parser=config.model.tool_parser,
         )
         await group.start(guard("directory", directory.run))
 

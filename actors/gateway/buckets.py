@@ -39,7 +39,7 @@ class TokenBucket(_Bucket):
         return 0.0
 
 
-class Meter(_Bucket):
+class DebtBucket(_Bucket):
     """Lets its user run into debt, which time pays off.
 
     For what is known only after it was taken: bytes that were read, frames that were parsed.

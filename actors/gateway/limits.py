@@ -8,7 +8,7 @@ fast: they count as ops, and too many of them are abuse.
 Pure: time is an argument. This file does not know what a refusal looks like on the wire.
 """
 
-from ramify.actors.gateway.buckets import Meter, TokenBucket
+from ramify.actors.gateway.buckets import DebtBucket, TokenBucket
 from ramify.actors.gateway.shares import FRAMES_PER_OP, Share
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import LimitExceeded
@@ -28,9 +28,9 @@ class Guard:
         self._limits = limits
         self.share = share
         self._ops = TokenBucket(limits.ops_per_second, limits.ops_burst, now)
-        self._bytes = Meter(limits.bytes_per_second, limits.bytes_burst, now)
+        self._bytes = DebtBucket(limits.bytes_per_second, limits.bytes_burst, now)
         frames = FRAMES_PER_OP * limits.ops_per_second, FRAMES_PER_OP * limits.ops_burst
-        self._frames = Meter(*frames, now)
+        self._frames = DebtBucket(*frames, now)
         self._patience = TokenBucket(FORGIVEN_PER_S, VIOLATIONS, now)
         self._strikes = 0
         self.abusive = False

@@ -12,7 +12,7 @@ Pure: time is an argument. This file does not know sockets.
 
 from collections.abc import Mapping
 
-from ramify.actors.gateway.buckets import Meter, TokenBucket
+from ramify.actors.gateway.buckets import DebtBucket, TokenBucket
 from ramify.actors.kit.usage import Usage
 from ramify.protocol.credentials import Credential, CredentialLimits
 from ramify.protocol.errors import LimitExceeded
@@ -31,8 +31,8 @@ class Share:
         self._limits = credential.limits
         self._metered = bool(credential.name)
         self._ops = TokenBucket(*self._rate(self._limits.ops_per_second), now)
-        self._bytes = Meter(*self._rate(self._limits.bytes_per_second), now)
-        self._frames = Meter(*self._rate(FRAMES_PER_OP * self._limits.ops_per_second), now)
+        self._bytes = DebtBucket(*self._rate(self._limits.bytes_per_second), now)
+        self._frames = DebtBucket(*self._rate(FRAMES_PER_OP * self._limits.ops_per_second), now)
 
     def configure(self, limits: CredentialLimits, now: float) -> None:
         """Other limits from now on."""

@@ -16,8 +16,9 @@ from typing import Any
 
 from ramify.actors.kit.clock import Clock, Timer
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
+from ramify.actors.session.choices import Choices
 from ramify.actors.session.core import SessionCore
-from ramify.actors.session.drafts import Joined, Prepared
+from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.encoder import Encoder, Job
 from ramify.actors.session.outbox import Encoded, EncodeText
 from ramify.protocol.errors import Overloaded, RamifyError
@@ -141,10 +142,14 @@ class SessionActor:
                 if attachment.out:
                     self._gateway.tell(Deliver(attachment.socket, attachment.out))
                     attachment.out = []
-            _tell_all(self._gateway, out.notes, lambda note: Deliver(note[0], [note[1]]))
-            _tell_all(self._gateway, out.closes, lambda close: CloseSocket(*close))
-            _tell_all(self._cache, out.cache)
-            _tell_all(self._scheduler, out.scheduler)
+            if out.notes:
+                _tell_all(self._gateway, out.notes, lambda note: Deliver(note[0], [note[1]]))
+            if out.closes:
+                _tell_all(self._gateway, out.closes, lambda close: CloseSocket(*close))
+            if out.cache:
+                _tell_all(self._cache, out.cache)
+            if out.scheduler:
+                _tell_all(self._scheduler, out.scheduler)
         except MailboxFull:
             return False
         for job in out.encode:
@@ -168,7 +173,7 @@ class SessionActor:
         self._tell(Tick())
 
     def _encode(self, job: EncodeText) -> None:
-        def done(prepared: Prepared | Joined | None, error: BaseException | None) -> None:
+        def done(prepared: Prepared | Choices | None, error: BaseException | None) -> None:
             self._tell(Encoded(job.ticket, prepared, error))
 
         state = self.core.state

@@ -82,7 +82,7 @@ class Attachment:
             self.out.append(Delta(branch=branch.name, position=truncate, text="", truncate=truncate))
 
     def rewrite(self, branch: Branch, to: int) -> None:
-        """The branch was moved back to `to`: the next delta says so, if the socket has seen more."""
+        """What stands from `to` on has changed: the next delta says so, if the socket has seen more."""
         if self._cursors.get(branch.name, 0) > to:
             self._truncate[branch.name] = min(to, self._truncate.get(branch.name, to))
         self.cut(branch, to)
@@ -259,6 +259,8 @@ class Attachment:
             if piece.released > limit:
                 last = piece.mark_at(limit)
                 complete = complete and limit == upto
+            if self.opened.parts and last > piece.labelled:  # what it is will be known soon
+                last, complete = piece.labelled, False
             if last > first:
                 self.out.append(self._delta(branch, piece, first, last))
                 cursor = piece.mark_position(last)
@@ -277,6 +279,7 @@ class Attachment:
             branch=branch.name,
             position=piece.start + high,
             text=chunks[first] if last - first == 1 else "".join(chunks[first:last]),
+            parts=piece.parts(first, last) or None if self.opened.parts else None,
             tokens=piece.tokens[low:high].tolist() if self.opened.tokens else None,
             logprobs=piece.logprobs[low:high] if piece.logprobs is not None else None,
             truncate=self._truncate.pop(branch.name, None) if self._truncate else None,

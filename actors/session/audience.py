@@ -115,7 +115,7 @@ class Audience:
             attachment.place(branch)
 
     def rewrite(self, branch: Branch, to: int) -> None:
-        """Text that ends the branch since it was moved back to `to` says anew what stood there."""
+        """What stands on the branch from `to` on has changed: it is told anew."""
         for attachment in self.attachments.values():
             attachment.rewrite(branch, to)
 

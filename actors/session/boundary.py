@@ -39,6 +39,7 @@ def join_texts(tokenizer: Tokenizer, branch: Branch, texts: Sequence[str]) -> Jo
         kept = min(kept, keep)
     return Joined(
         at=branch.position - len(own) + kept,
+        own=own[kept:],
         tail=tokenizer.decode(own[kept:]),
         tokens=[own[kept:keep] + array("i", ids) for keep, ids in found],
     )

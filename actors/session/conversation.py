@@ -46,6 +46,12 @@ class Conversation:
         if piece.history is not None:
             self.messages = piece.history.all()
             self._open = False
+        if isinstance(piece, OutputPiece) and piece.spoken is not None:
+            if self._open:
+                self.messages.pop()
+            self.messages.append(piece.spoken)
+            self._open = False
+            return
         if isinstance(piece, OutputPiece) or not piece.chat:  # text that is put into its mouth, too
             self._say(piece.text)
             self._open = piece.tail is Tail.OPEN

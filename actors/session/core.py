@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 from ramify.actors.session.attachment import Attachment
 from ramify.actors.session.audience import Audience
+from ramify.actors.session.choices import Choices
 from ramify.actors.session.detokenizer import Detokenizer
-from ramify.actors.session.drafts import Joined, Prepared
+from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.execution import Execution
 from ramify.actors.session.inspections import Inspections
 from ramify.actors.session.intake import take_apart
@@ -29,7 +30,7 @@ from ramify.actors.session.trees import Trees
 from ramify.actors.session.turns import Turns
 from ramify.actors.session.view import Identity, View
 from ramify.actors.tokenizer import Tokenizer
-from ramify.protocol.errors import Close, NoBranch, RamifyError
+from ramify.protocol.errors import BadRequest, Close, NoBranch, RamifyError
 from ramify.protocol.messages import Attach, Inspected, Tokens
 from ramify.protocol.wire import (
     Cancel,
@@ -134,7 +135,7 @@ class SessionCore:
     def encoded(
         self,
         ticket: int,
-        prepared: Prepared | Joined | None,
+        prepared: Prepared | Choices | None,
         error: BaseException | None,
         now: float,
     ) -> None:
@@ -253,7 +254,11 @@ class SessionCore:
             self.audience.stream(attachment, branch)
 
     def _cancel(self, client: str, op: Cancel) -> None:
-        """By id: those ops. By branch (or all): generations that run or wait there."""
+        """By id: those ops. By branch (or all): generations that run or wait there, or the subtree."""
+        if op.subtree and op.ops is not None:
+            error = BadRequest("`subtree` goes with `branch`, not with `ops` - at `$.subtree`")
+            self._refuse(client, op, error, None)
+            return
         if op.ops is not None:
             tasks = self._execution.cancel(client, set(op.ops))
         else:

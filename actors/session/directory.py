@@ -24,6 +24,7 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, Router
 from ramify.actors.kit.relay import Relay
 from ramify.actors.session.actor import SessionActor, SessionEvent
+from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.encoder import Encoder
@@ -107,11 +108,15 @@ class Directory:
         metrics: SessionMetrics,
         numbers: Iterator[int] | None = None,
         prefix: str = "s_",
+        tool_parser: str = "auto",
     ) -> None:
         self._mailbox = mailbox
-        self._tokenizer = tokenizer
-        self._template = ChatTemplate(tokenizer)
-        self._detokenizer = Detokenizer(tokenizer.token_bytes)
+        dialect = dialect_of(tokenizer.template_source, tool_parser)
+        log.info("tool calls", form=dialect.name, thoughts=dialect.thought is not None)
+        shown = tokenizer.showing(dialect.marks)
+        self._tokenizer = shown
+        self._template = ChatTemplate(shown, dialect, control=shown is not tokenizer)
+        self._detokenizer = Detokenizer(shown.token_bytes)
         self._server = server
         self._context = context
         self._vocab = vocab

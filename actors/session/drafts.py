@@ -79,9 +79,10 @@ class Shared:
 class Joined(NamedTuple):
     """Texts behind a branch, tokenized together with its end: all begin at position `at`.
 
-    `tail`: the branch's own text from there on, which all of them begin with.
+    `own`, `tail`: the branch's own tokens and text from there on. All of them begin with that text.
     """
 
     at: int
+    own: "array[int]"
     tail: str
     tokens: "list[array[int]]"

@@ -114,9 +114,9 @@ class Encoder:
         while self._running < self._threads and self._waiting:
             job = self._waiting.take()
             self._count(job, -1)
-            self._running += 1
             future = asyncio.get_running_loop().run_in_executor(self._pool, job.run)
             future.add_done_callback(partial(self._ended, job))
+            self._running += 1  # at last: who fails here must not take a thread from all others
 
     def _ended(self, job: Job[Any], future: "asyncio.Future[Any]") -> None:
         self._running -= 1

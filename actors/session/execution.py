@@ -13,8 +13,9 @@ import msgspec
 
 from ramify.actors.session.audience import Audience
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.choices import Choices
 from ramify.actors.session.detokenizer import Detokenizer
-from ramify.actors.session.drafts import Joined, Prepared
+from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.ops.home import Desk
 from ramify.actors.session.ops.registry import HOMES
@@ -63,6 +64,7 @@ class Execution:
             random_seed=random_seed,
             on_output=audience.flush,
             on_done=self._generation_done,
+            on_cut=audience.cut,
             on_refused=self.end,
         )
         self.selects = Selects(state, turns, self.generations, audience, on_end=self._selected)
@@ -165,12 +167,12 @@ class Execution:
     # --- what ends later -------------------------------------------------------------------------
 
     def encoded(
-        self, ticket: int, prepared: Prepared | Joined | None, error: BaseException | None
+        self, ticket: int, prepared: Prepared | Choices | None, error: BaseException | None
     ) -> None:
         """Long text was tokenized (or could not be), for all branches that the op waits on."""
         if self.selects.encoded(ticket, prepared, error):
             return
-        assert not isinstance(prepared, Joined)
+        assert not isinstance(prepared, Choices)
         for task, end in self._desk.texts.encoded(ticket, prepared, error):
             self.end(task, end)
 

@@ -31,6 +31,7 @@ class Generation:
         deadline: float | None,
         chat: bool,
         now: float,
+        opened: int | None = None,
     ) -> None:
         self.op = op
         self.branch = branch
@@ -42,6 +43,7 @@ class Generation:
         self.max_tokens = max_tokens
         self.deadline = deadline
         self.chat = chat
+        self.opened = opened  # where what it was made to begin with stands, if anything
         self.arrived = now
         self.request = 0
         self.before = 0  # output tokens of earlier requests (a pause)

@@ -13,14 +13,15 @@ from typing import Any, Literal
 import msgspec
 
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.calls.reader import Reader
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.generation import Generation
 from ramify.actors.session.meter import PIECE
 from ramify.actors.session.pieces import OutputPiece, Tail
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
-from ramify.actors.session.toolcalls import parse
 from ramify.actors.session.turns import Turns
+from ramify.actors.session.weights import json_bytes
 from ramify.protocol.errors import (
     BadRequest,
     LimitExceeded,
@@ -46,7 +47,8 @@ _Queue = OrderedDict[int, tuple[Generation, Task]]
 class Generations:
     """See the module's top.
 
-    `on_output(branch)`: text was released; `on_done(task, done, text)`: a generation ended.
+    `on_output(branch)`: text was released; `on_done(task, done, text)`: a generation ended;
+    `on_cut(branch, to)`: the branch was moved back.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Generations:
         random_seed: Callable[[], int],
         on_output: Callable[[Branch], None],
         on_done: Callable[[Task, Done, str], None],
+        on_cut: Callable[[Branch, int], None],
         on_refused: Callable[[Task, RamifyError], None],
     ) -> None:
         self._state = state
@@ -66,6 +69,7 @@ class Generations:
         self._random_seed = random_seed
         self._on_output = on_output
         self._on_done = on_done
+        self._on_cut = on_cut
         self._on_refused = on_refused
         self._by_request: dict[int, tuple[Generation, Task]] = {}
         self._by_task: dict[int, Generation] = {}
@@ -101,10 +105,15 @@ class Generations:
         self._check(branch, op)
         self._turns.check_stops(op.stop_token_ids)
         self._state.meter.require(PIECE)
-        self._turns.open_turn(branch, task.frame.opened.tools)
+        speech, tools = self._turns.speech, task.frame.tools
+        opening = speech.opening(op.tool_choice, tools, chat=chat)
+        opened = self._turns.open_turn(branch, task.frame.opened.tools, opening)
         piece = OutputPiece(branch.position, op=op.id, client=task.frame.client)
         piece.quiet = op.quiet or op.hidden
         piece.charge(self._state.meter, PIECE)
+        reading = speech.labels(branch, op.tool_choice, tools)
+        if reading is not None:
+            piece.read(reading)
         if not chat:
             piece.tail, piece.role = Tail.RAW, None
         generation = Generation(
@@ -118,6 +127,7 @@ class Generations:
             deadline=task.arrived + op.deadline_ms / 1e3 if op.deadline_ms is not None else None,
             chat=chat,
             now=task.arrived,
+            opened=opened,
         )
         branch.pieces.append(piece)
         self._by_task[id(task)] = generation
@@ -311,6 +321,8 @@ class Generations:
             finished = msgspec.structs.replace(finished, reason="error", error="limit", message=FULL)
         if finished.reason == "error" and not piece.tokens:
             branch.pieces.remove(piece)
+            if generation.opened is not None:  # nothing was said: nor was what it had to begin with
+                self._take_back(branch, generation.opened)
             del self._by_task[id(task)]
             self._on_refused(task, refusal(finished))
             return
@@ -326,14 +338,20 @@ class Generations:
                 reason, stop = "stop", generation.stop_token
                 self._settle_stop_token(generation, generation.stop_token)
             self._release_rest(generation)
-        piece.ended, piece.mean = True, _mean(generation)
+        reader = piece.reading.reader if piece.reading is not None else None
+        piece.ends()
+        piece.mean = _mean(generation)
         if piece.tail is Tail.OPEN and reason == "stop" and not generation.op.keep_open:
             self._turns.close_turn(branch)
         branch.reason = reason
         del self._by_task[id(task)]
         self._state.bump()
         text = piece.text
-        parsed = parse(text, task.frame.tools, piece.start) if reason == "stop" else None
+        calls = reader.calls if reader is not None and reason == "stop" else []
+        if reader is not None and calls and task.frame.opened.template == "strict":
+            self._speak(generation, reader)
+        hidden = generation.op.hidden
+        parts = task.frame.opened.parts and not hidden
         self._on_output(branch)
         self._on_done(
             task,
@@ -342,17 +360,34 @@ class Generations:
                 branch=branch.name,
                 position=branch.position,
                 revision=self._state.revision,
-                reason="tool" if parsed else reason,
+                reason="tool" if calls else reason,
                 usage=generation.usage(finished, output),
-                text=text if generation.op.quiet and not generation.op.hidden else None,
-                tool_calls=parsed.calls if parsed else None,
+                text=text if generation.op.quiet and not hidden else None,
+                tool_calls=calls or None,
                 stop=stop,
                 mean_logprob=piece.mean,
                 error=finished.error,
                 message=finished.message or None,
+                content=(text.strip() if reader is None else reader.content) if parts else None,
+                reasoning=reader.reasoning or None if parts and reader is not None else None,
             ),
             text,
         )
+
+    def _speak(self, generation: Generation, reader: Reader) -> None:
+        """The turn has ended with calls: a strict template may have to be told so."""
+        piece = generation.piece
+        if generation.op.keep_open:
+            return
+        piece.spoken = self._turns.speech.spoken(reader, generation.branch, piece)
+        if piece.spoken is not None:
+            piece.grow(len(piece.spoken.content) + json_bytes(piece.spoken.tool_calls))
+
+    def _take_back(self, branch: Branch, to: int) -> None:
+        revision = self._state.bump()
+        self._state.truncate(branch, to)
+        branch.cut_back(revision, to)
+        self._on_cut(branch, to)
 
     def _cut_at_stop(self, generation: Generation, output: int) -> str:
         """The branch ends with exactly the text that was shown."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from ramify.actors.session.drafts import Joined, Prepared
+from ramify.actors.session.choices import Choices
+from ramify.actors.session.drafts import Prepared
 from ramify.protocol.messages import (
     Cancel,
     DropBranches,
@@ -31,14 +32,14 @@ class EncodeText(msgspec.Struct, frozen=True):
 
     ticket: int
     size: int  # characters, about
-    run: Callable[[], Prepared | Joined]
+    run: Callable[[], Prepared | Choices]
 
 
 class Encoded(msgspec.Struct, frozen=True):
     """What the `run` of an `EncodeText` returned, or why it could not."""
 
     ticket: int
-    prepared: Prepared | Joined | None
+    prepared: Prepared | Choices | None
     error: BaseException | None = None
 
 

@@ -19,8 +19,9 @@ from enum import Enum
 
 import msgspec
 
+from ramify.actors.session.calls.labels import Label, Labels, kind_of, label_bytes, merged
 from ramify.actors.session.meter import LOGPROB, MARK, PIECE, TOKEN, Held, Meter
-from ramify.protocol.wire import ChatMessage, Role, TokenLogprob
+from ramify.protocol.wire import ChatMessage, Part, Role, TokenLogprob
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -130,7 +131,7 @@ class Piece(Held):
         if self.raw is not self.text:
             size += len(self.raw)
         kept = [*self.messages, *(self.history.messages if self.history is not None else ())]
-        self.charge(meter, size + sum(PIECE + len(message.content) for message in kept))
+        self.charge(meter, size + sum(PIECE + _size(message) for message in kept))
 
     def cut(self, at: int, decode: Decode) -> "Piece":
         """A copy that ends at position `at`, start < at < end."""
@@ -162,11 +163,15 @@ class OutputPiece(Held):
         "counts",
         "ended",
         "eos_text",
+        "labels",
+        "lead",
         "logprobs",
         "mean",
         "op",
         "quiet",
+        "reading",
         "role",
+        "spoken",
         "start",
         "tail",
         "tokens",
@@ -178,6 +183,9 @@ class OutputPiece(Held):
         self.counts: list[int] = []
         self.chunks: list[str] = []
         self.logprobs: list[TokenLogprob] | None = None
+        self.reading: Labels | None = None  # while it runs, where there is something to tell apart
+        self.labels: list[Label] | None = None  # of the chunks, as far as they are known
+        self.spoken: ChatMessage | None = None  # the turn that it ends, where its text cannot say it
         self.mean: float | None = None  # of all its tokens' log-probabilities, once it has ended
         self.op = op
         self.client = client  # whose op it was: ids are numbered per client
@@ -185,6 +193,7 @@ class OutputPiece(Held):
         self.ended = False
         self.tail = Tail.OPEN
         self.role: Role | None = "assistant"
+        self.lead = 0  # characters that its text begins with and that stood on the branch before
         self.eos_text = ""  # the end-of-turn token that was sampled and kept, as the template spells it
 
     turn = 0
@@ -203,6 +212,17 @@ class OutputPiece(Held):
     def raw(self) -> str:
         return self.text + self.eos_text
 
+    @property
+    def said(self) -> str:
+        """What it added to the branch's text, without thoughts as far as they can be told apart."""
+        text = self.text[self.lead :]
+        if self.labels is None:
+            return text
+        parts = self.parts(0, len(self.chunks))
+        if not any(part.kind == "reasoning" for part in parts):
+            return text
+        return "".join(part.text for part in parts if part.kind in ("text", "call")).lstrip()
+
     def release(self, count: int, text: str) -> None:
         """Tokens up to `count` are released; `text` is new. Counts only grow.
 
@@ -215,6 +235,36 @@ class OutputPiece(Held):
         self.grow(MARK + TOKEN * (count - (self.counts[-1] if self.counts else 0)) + len(text))
         self.counts.append(count)
         self.chunks.append(text)
+        if self.reading is not None:
+            self._label(self.reading, self.reading.add(text))
+
+    def read(self, reading: Labels) -> None:
+        """Its text is to be told apart."""
+        self.reading, self.labels = reading, []
+
+    def ends(self) -> None:
+        """Its text is complete."""
+        self.ended = True
+        if self.reading is not None:
+            self._label(self.reading, self.reading.finish())
+            self.reading = None
+
+    def _label(self, reading: Labels, labels: list[Label]) -> None:
+        assert self.labels is not None
+        self.labels += labels
+        self.grow(sum(map(label_bytes, labels)) + reading.grown())
+
+    @property
+    def labelled(self) -> int:
+        """How many chunks may be told with their parts."""
+        return len(self.chunks) if self.labels is None else len(self.labels)
+
+    def parts(self, first: int, last: int) -> list[Part]:
+        """The parts of these chunks."""
+        labels: Sequence[Label] = ["text"] * (last - first)
+        if self.labels is not None:
+            labels = self.labels[first:last]
+        return merged(labels, self.chunks[first:last])
 
     @property
     def released(self) -> int:
@@ -248,12 +298,20 @@ class OutputPiece(Held):
         marks = MARK * mark + sum(map(len, piece.chunks))
         piece.charge(self.meter, PIECE + TOKEN * len(piece.tokens) + marks)
         shown = piece.counts[-1] if mark else 0
+        labels = self.labels
+        if labels is not None:
+            piece.labels = labels[:mark]
+            while len(piece.labels) < mark:
+                piece.labels.append("text")
+            if shown < len(piece.tokens):  # a part of a chunk has its first part's kind
+                piece.labels.append(kind_of(labels[mark]) if mark < len(labels) else "text")
+            piece.grow(sum(map(label_bytes, piece.labels)))
         if shown < len(piece.tokens):
             piece.release(len(piece.tokens), decode(piece.tokens[shown:]))
         if self.logprobs is not None:
             piece.logprobs = self.logprobs[: len(piece.tokens)]
             piece.grow(LOGPROB * sum(1 + len(each.top) for each in piece.logprobs))
-        piece.quiet = self.quiet
+        piece.quiet, piece.lead = self.quiet, self.lead
         piece.ended = True
         if self.tail is Tail.RAW:  # no turn was open
             piece.tail, piece.role = Tail.RAW, self.role
@@ -261,6 +319,10 @@ class OutputPiece(Held):
 
 
 AnyPiece = Piece | OutputPiece
+
+
+def _size(message: ChatMessage) -> int:
+    return len(message.content) + len(message.reasoning or "")
 
 
 def _kept(messages: Sequence[ChatMessage], text: str) -> list[ChatMessage]:

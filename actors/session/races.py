@@ -50,19 +50,19 @@ class Races:
         for name in names:
             task = self._program.first(name)
             if task is not None and task.race is not None:
-                branch = self._branches.get(name)
-                whole = branch is None or branch.reason not in _CUT_SHORT
-                task.race.through(name, now, whole=whole)
+                task.race.through(name, now, whole=_whole(self._branches.get(name)))
                 self._due[id(task)] = task
 
     def losing(self) -> Iterator[tuple[set[str], list[Task]]]:
         """The sources of a race that have just lost it, and the tasks it still waits for there."""
         while self._due:
             _, task = self._due.popitem()
-            failed = task.frame.failed
-            if any(name in failed and name not in task.spared for name in task.touched):
-                continue  # it will be skipped
-            if task.race is not None and task.race.decide(failed):
+            if task.race is not None and task.race.decide(task.frame.failed):
                 losers = task.race.losers
                 late = {id(t): t for name in losers for t in self._program.ahead(task, name)}
-                yield losers, list(late.values())
+                yield set(losers), list(late.values())
+
+
+def _whole(branch: Branch | None) -> bool:
+    """Whether it has said something, and came to its end."""
+    return branch is not None and branch.answer() is not None and branch.reason not in _CUT_SHORT

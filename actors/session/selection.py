@@ -4,10 +4,11 @@ The scheduler knows it as several requests, one for each path of its choices' tr
 """
 
 from array import array
+from math import fsum
 from typing import NamedTuple
 
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.choices import ChoiceTree, Path, choose
+from ramify.actors.session.choices import Choices, ChoiceTree, Path, choose
 from ramify.actors.session.drafts import Joined
 from ramify.actors.session.meter import PIECE, TOKEN
 from ramify.actors.session.tasks import Task
@@ -50,17 +51,16 @@ class Selection:
         self.size = 0  # bytes that it is metered with
         self.handles: list[int] = []  # its branches in the cache
         self.pending: dict[int, Scoring] = {}  # by request
-        self.joined = Joined(0, "", [])
-        self._tree = ChoiceTree([])
+        self.joined = Joined(0, array("i"), "", [])
+        self.tree = ChoiceTree([])
         self._logprobs: array[float] = array("d")
         self._unconditional: array[float] = array("d")
         self._parts: list[Finished] = []
 
-    def tokenized(self, joined: Joined) -> int:
+    def tokenized(self, choices: Choices) -> int:
         """The choices' tokens are known. Returns what the scoring takes in memory, in bytes."""
-        self.joined = joined
-        self._tree = ChoiceTree(joined.tokens)
-        count = len(self._tree)
+        self.joined, self.tree = choices
+        joined, count = choices.joined, len(choices.tree)
         self._logprobs = array("d", bytes(8 * count))
         self._unconditional = array("d", bytes(8 * count))
         walked = sum(map(len, joined.tokens))
@@ -68,7 +68,7 @@ class Selection:
 
     def behind_the_branch(self) -> list[Scoring]:
         """What is scored."""
-        return [Scoring(path, self.joined.at, self._logprobs) for path in self._tree.paths()]
+        return [Scoring(path, self.joined.at, self._logprobs) for path in self.tree.paths]
 
     def unconditionally(self, start: int) -> list[Scoring]:
         """What is scored a second time, behind nothing but the `start` tokens that begin a text.
@@ -77,7 +77,7 @@ class Selection:
         """
         if self.op.method != "unconditional_likelihood_normalized":
             return []
-        paths = self._tree.paths()
+        paths = self.tree.paths
         if not start:
             paths = [path.below(1) for path in paths]
         return [Scoring(path, start, self._unconditional) for path in paths if path.targets]
@@ -90,7 +90,12 @@ class Selection:
 
     def best(self) -> tuple[int, list[float]]:
         """The choice, and the score of each, once nothing is pending."""
-        return choose(self.op.method, self._tree.walks, self._logprobs, self._unconditional)
+        return choose(self.op.method, self.tree.walks, self._logprobs, self._unconditional)
+
+    def mean(self, index: int) -> float:
+        """The mean log-probability of a choice's tokens, whatever the method."""
+        walk = self.tree.walks[index]
+        return fsum(self._logprobs[node] for node in walk) / len(walk)
 
     def usage(self, output: int, now: float) -> Usage:
         """The bill: the sum over its requests, each of which finds the branch cached."""

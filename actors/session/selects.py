@@ -12,7 +12,8 @@ from functools import partial
 from ramify.actors.session.audience import Audience
 from ramify.actors.session.boundary import join_texts
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.drafts import Joined, Prepared
+from ramify.actors.session.choices import Choices, ChoiceTree
+from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.generations import Generations, refusal
 from ramify.actors.session.meter import PIECE, TOKEN
 from ramify.actors.session.outbox import EncodeText
@@ -22,6 +23,7 @@ from ramify.actors.session.selection import Scoring, Selection
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.actors.session.turns import Turns
+from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import BadRequest, RamifyError, TooLong
 from ramify.protocol.messages import (
     Cancel,
@@ -79,21 +81,21 @@ class Selects:
         chat, before = branch.tail is not Tail.RAW, branch.position
         self._turns.open_turn(branch, task.frame.opened.tools)
         selection = self._by_task[id(task)] = Selection(op, task, branch, chat=chat, before=before)
-        join = partial(join_texts, self._turns.tokenizer, branch, op.choices)
+        prepare = partial(_prepare, self._turns.tokenizer, branch, op.choices)
         if task.frame.worked + size > ON_THE_LOOP:
             ticket = self._state.next_id()
             self._encoding[ticket] = selection
-            self._state.out.encode.append(EncodeText(ticket, size, join))
+            self._state.out.encode.append(EncodeText(ticket, size, prepare))
             return
         task.frame.worked += size
         try:
-            self._tokenized(selection, join())
+            self._tokenized(selection, prepare())
         except RamifyError:
             self._forget(selection)
             raise
 
     def encoded(
-        self, ticket: int, result: Prepared | Joined | None, error: BaseException | None
+        self, ticket: int, result: Prepared | Choices | None, error: BaseException | None
     ) -> bool:
         """The choices were tokenized, or could not be. False: that was not for a selection."""
         selection = self._encoding.pop(ticket, None)
@@ -101,7 +103,7 @@ class Selects:
             return False
         if selection.ended:
             return True
-        if not isinstance(result, Joined):
+        if not isinstance(result, Choices):
             refused = error if isinstance(error, RamifyError) else None
             self._fail(selection, refused or BadRequest(f"the choices cannot be tokenized: {error}"))
             return True
@@ -111,9 +113,9 @@ class Selects:
             self._fail(selection, failure)
         return True
 
-    def _tokenized(self, selection: Selection, joined: Joined) -> None:
+    def _tokenized(self, selection: Selection, choices: Choices) -> None:
         """Check what the choices are in tokens, then have them scored. Raises RamifyError."""
-        state = self._state
+        state, joined = self._state, choices.joined
         for i, tokens in enumerate(joined.tokens):
             if not tokens:
                 raise BadRequest(f"choices[{i}] has no tokens: leave it out")
@@ -125,7 +127,7 @@ class Selects:
                     details={"max": state.context, "position": joined.at, "tokens": len(tokens)},
                 )
             self._turns.check_known(tokens)
-        size = selection.tokenized(joined)
+        size = selection.tokenized(choices)
         state.meter.require(size)
         state.meter.add(size)
         selection.size = size
@@ -199,24 +201,27 @@ class Selects:
         state, branch, joined = self._state, selection.branch, selection.joined
         index, scores = selection.best()
         self._forget(selection, chosen=True)
-        tokens, rebased = joined.tokens[index], None
-        if joined.at < branch.position:  # its last tokens are others before this text
-            rebased = joined.at
+        tokens, rebased, anew = joined.tokens[index], None, 0
+        if tokens[: len(joined.own)] == joined.own:
+            del tokens[: len(joined.own)]
+        else:  # the branch's last tokens are others before this text
+            rebased, anew = joined.at, _told_from(branch, joined.at)
             state.truncate(branch, rebased)
         piece = OutputPiece(branch.position, op=selection.op.id, client=selection.task.frame.client)
         piece.charge(state.meter, PIECE)
         if not selection.chat:
             piece.tail, piece.role = Tail.RAW, None
+        piece.lead = len(joined.tail) if rebased is not None else 0
         piece.tokens.extend(tokens)
         piece.release(len(tokens), self._turns.tokenizer.decode(tokens))
-        piece.ended = True
+        piece.ended, piece.mean = True, selection.mean(index)
         branch.pieces.append(piece)
         state.extend_handle(branch, tokens)
         branch.reason = "stop"
         revision = state.bump()
         if rebased is not None:
             branch.cut_back(revision, rebased)
-            self._audience.rewrite(branch, rebased)
+            self._audience.rewrite(branch, anew)
         self._audience.flush(branch)
         done = Done(
             id=selection.op.id,
@@ -228,6 +233,7 @@ class Selects:
             text=selection.op.choices[index],
             choice=index,
             scores=scores,
+            mean_logprob=piece.mean,
             rebased=rebased,
         )
         self._on_end(selection.task, done)
@@ -274,6 +280,23 @@ class Selects:
         if not chosen and selection.before < selection.branch.position:
             state.truncate(selection.branch, selection.before)
             self._audience.cut(selection.branch, selection.before)
+
+
+def _prepare(tokenizer: Tokenizer, branch: Branch, texts: Sequence[str]) -> Choices:
+    """Another thread may run it while the branch is at rest."""
+    joined = join_texts(tokenizer, branch, texts)
+    return Choices(joined, ChoiceTree(joined.tokens))
+
+
+def _told_from(branch: Branch, at: int) -> int:
+    """Where clients can cut their text so that it ends at `at` or before.
+
+    Output that was told in one piece cannot be cut inside it: it is told again.
+    """
+    for piece in reversed(branch.pieces):
+        if piece.start < at:
+            return piece.start if isinstance(piece, OutputPiece) and piece.end > at else at
+    return at
 
 
 def _late() -> RamifyError:

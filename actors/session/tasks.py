@@ -8,10 +8,10 @@ that failed.
 from collections.abc import Sequence, Set
 from typing import Literal
 
+from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.drafts import Shared
 from ramify.actors.session.ops.race import Race
 from ramify.actors.session.stops import StopSet
-from ramify.actors.session.toolcalls import tool_names
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Generate, Op, Open
 
@@ -33,18 +33,16 @@ class FrameRun:
     def __init__(self, opened: Open) -> None:
         self.client = opened.who
         self.opened = opened
-        self._tools: frozenset[str] | None = (
-            None  # found when a generation ends: `open` may bring thousands
-        )
+        self._tools: Toolbox | None = None  # made when a generation begins: `open` may bring thousands
         self.failed: dict[str, RamifyError | None] = {}
         self.worked = 0  # characters of its appends that were tokenized on the event loop
         self._stops: dict[int, StopSet] = {}
 
     @property
-    def tools(self) -> frozenset[str]:
-        """The names that count as tool calls."""
+    def tools(self) -> Toolbox:
+        """The tools that may be called."""
         if self._tools is None:
-            self._tools = tool_names(self.opened.tools)
+            self._tools = Toolbox(self.opened.tools)
         return self._tools
 
     def stops(self, op: Generate) -> StopSet:

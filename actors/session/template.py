@@ -14,12 +14,13 @@ This file does not know tokens, nor how a template is run: a `Renderer` does
 (`ramify.actors.tokenizer.Tokenizer`). Its texts may hold guards, so give them to `encode_chat`.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from ramify.actors.session.calls.dialects import Dialect, dialect_of
+from ramify.actors.session.calls.speech import Speech
+from ramify.actors.session.messages import Shape, as_dicts, shape_of
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.json_value import json_fault
 from ramify.protocol.wire import ChatMessage, JsonObject, Role
 
 _MARKER = "ramifyf3a9c1marker"
@@ -64,11 +65,19 @@ class Renderer(Protocol):
 class ChatTemplate:
     """One model's template. Stateless but for its caches; sessions may share it."""
 
-    def __init__(self, renderer: Renderer) -> None:
+    def __init__(
+        self, renderer: Renderer, dialect: Dialect | None = None, *, control: bool = False
+    ) -> None:
+        """`dialect`: the marks that the model writes (default: all that are known); `control`: some are
+        control tokens."""
         self._renderer = renderer
+        self.speech = Speech(
+            self.strict, dialect if dialect is not None else dialect_of(""), control=control
+        )
         self._closings: dict[Role, str] = {}
         self._prompts: dict[Role, str] = {}
         self._system_stands: bool | None = None
+        self._shape: Shape | None = None
 
     # --- strict mode, and the first turns -------------------------------------------------------
 
@@ -76,7 +85,7 @@ class ChatTemplate:
         self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject] | None, generate: bool
     ) -> str:
         """The whole conversation, rendered anew. Raises BadRequest."""
-        return self._renderer.render(as_dicts(messages), tools, generate)
+        return self._renderer.render(self.as_dicts(messages), tools, generate)
 
     def first(
         self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject] | None, generate: bool
@@ -91,6 +100,14 @@ class ChatTemplate:
         text = self.strict(messages, tools, generate)
         self._check_system(messages, text)
         return text
+
+    def as_dicts(self, messages: Sequence[ChatMessage]) -> list[JsonObject]:
+        """Messages in the shape that this template reads."""
+        if not any(message.tool_calls for message in messages):
+            return as_dicts(messages)
+        if self._shape is None:
+            self._shape = shape_of(lambda trial: self._renderer.render(trial, [_TOOL]))
+        return as_dicts(messages, self._shape)
 
     # --- append mode ----------------------------------------------------------------------------
 
@@ -107,7 +124,7 @@ class ChatTemplate:
         `closed`: the branch already holds that turn's `closing`. `generate`: with the header of
         an assistant's turn at the end. O(new text). Raises BadRequest.
         """
-        conversation = [*_stand_in(last_role), *as_dicts(messages)]
+        conversation = [*_stand_in(last_role), *self.as_dicts(messages)]
         text = self._after_marker(conversation, tools, generate, last_role)
         self._check_system(messages, text)
         if not closed:
@@ -224,38 +241,6 @@ class ChatTemplate:
                         "this model's chat template leaves a system turn out at this place: send it as "
                         "the first message, or as a part of a user turn"
                     )
-
-
-def as_dicts(messages: Sequence[ChatMessage]) -> list[JsonObject]:
-    """Messages as chat templates read them: no absent fields, tool arguments as objects."""
-    return [_as_dict(message) for message in messages]
-
-
-def _as_dict(message: ChatMessage) -> JsonObject:
-    data: JsonObject = {"role": message.role, "content": message.content}
-    if message.name is not None:
-        data["name"] = message.name
-    if message.tool_call_id is not None:
-        data["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        data["tool_calls"] = [_with_object_arguments(call) for call in message.tool_calls]
-    return data
-
-
-def _with_object_arguments(call: JsonObject) -> JsonObject:
-    """OpenAI's `arguments` are a JSON string; templates write objects and would quote it twice."""
-    function = call.get("function")
-    if not isinstance(function, dict):
-        return call
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return call
-        if json_fault(arguments) is not None:  # too deep for a template, or half a surrogate pair
-            return call
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _stand_in(role: Role) -> list[JsonObject]:

@@ -47,6 +47,7 @@ class Turns:
         self._state = state
         self.tokenizer = tokenizer
         self._template = template
+        self.speech = template.speech
         # Ids that the model does not have: it would fail as a whole, with everybody on it.
         self._unknown = tokenizer.beyond(state.vocab)
 
@@ -70,7 +71,9 @@ class Turns:
             return len(op.tokens)
         if op.text is not None:
             return len(op.text)
-        size = sum(len(message.content) + 64 for message in op.messages or ())
+        size = sum(
+            len(message.content) + len(message.reasoning or "") + 64 for message in op.messages or ()
+        )
         if strict:
             size += sum(len(piece.tokens) for piece in branch.pieces) * 4
         return size
@@ -123,7 +126,7 @@ class Turns:
         state.room(branch, count - removed)
         messages = [message for part in draft.parts for message in part.messages]
         chars = 2 * sum(len(part.text) for part in draft.parts)
-        chars += sum(len(message.content) for message in messages)
+        chars += sum(len(message.content) + len(message.reasoning or "") for message in messages)
         state.meter.require(PIECE * (1 + len(messages)) + TOKEN * count + chars)
         if cut is not None:
             state.truncate(branch, cut)
@@ -283,22 +286,38 @@ class Turns:
 
     # --- around a generation -----------------------------------------------------------------
 
-    def open_turn(self, branch: Branch, tools: list[JsonObject] | None) -> None:
+    def open_turn(self, branch: Branch, tools: list[JsonObject] | None, opening: str = "") -> int | None:
         """Make the branch ready for an answer: after a complete turn, add the generation prompt.
 
-        Raises BadRequest, TooLong.
+        `opening`: what the answer has to begin with; returns where that stands, None without it.
+        Raises BadRequest, TooLong, and then nothing has changed.
         """
         tail, role = branch.tail, branch.role
-        if tail not in (Tail.CLOSED, Tail.EOS) or role is None:
-            return
-        text = self._template.generation_prompt(role, tools)
-        if tail is Tail.EOS:
-            text = self._after_eos(branch) + text
+        prompt: list[int] = []
+        text = ""
+        if tail in (Tail.CLOSED, Tail.EOS) and role is not None:
+            text = self._template.generation_prompt(role, tools)
+            if tail is Tail.EOS:
+                text = self._after_eos(branch) + text
+            prompt = self._continue(branch, text) if text else []
+            self._check(prompt)
+        said = self._said(branch, prompt, opening) if opening else []
+        if prompt or said:
+            self._state.room(branch, len(prompt) + len(said) + 1)
         if text:
-            tokens = self._continue(branch, text)
-            self._check(tokens)
-            self._state.room(branch, len(tokens) + 1)
-            self._state.extend(branch, tokens, text, tail=Tail.PROMPT, role="assistant", chat=True)
+            self._state.extend(branch, prompt, text, tail=Tail.PROMPT, role="assistant", chat=True)
+        if not opening:
+            return None
+        at = branch.position
+        self._state.extend(branch, said, opening, tail=Tail.OPEN, role="assistant")
+        return at
+
+    def _said(self, branch: Branch, prompt: list[int], opening: str) -> list[int]:
+        """Tokens of an opening behind `prompt`, or behind the branch."""
+        after = self.tokenizer.context(prompt[-1]) if prompt else self._after(branch, branch.position)
+        tokens = self.tokenizer.encode_chat(opening, after=after)
+        self._check(tokens)
+        return tokens
 
     def close_turn(self, branch: Branch) -> None:
         """Append the template's end of an assistant's turn, as far as there is room."""

@@ -51,7 +51,8 @@ def op_bytes(op: ClientMessage) -> int:
         case Append():
             size += len(op.text or "") + TOKEN * len(op.tokens or ())
             for message in op.messages or ():
-                size += MESSAGE + len(message.content) + json_bytes(message.tool_calls)
+                size += MESSAGE + len(message.content) + len(message.reasoning or "")
+                size += json_bytes(message.tool_calls)
         case Generate():
             size += TARGET * (op.n + len(op.as_ or ())) + TOKEN * len(op.stop_token_ids)
             size += sum(map(len, op.stop)) + json_bytes(op.constraint)
@@ -79,7 +80,8 @@ def reply_bytes(message: ServerMessage) -> int:
     """Of a reply that is kept, or waits for a socket."""
     match message:
         case Done():
-            size = 2 * MESSAGE + len(message.text or "") + json_bytes(message.tool_calls)
+            told = len(message.text or "") + len(message.content or "") + len(message.reasoning or "")
+            size = 2 * MESSAGE + told + json_bytes(message.tool_calls)
             return size + TOKEN * len(message.scores or ())
         case Delta():
             return MESSAGE + len(message.text) + TOKEN * len(message.tokens or ())

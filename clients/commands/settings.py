@@ -101,6 +101,12 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="kernels (auto: the fastest of those that serve the model here; the log says which)",
     )
     group.add_argument(
+        "--tool-parser",
+        choices=["auto", "hermes", "qwen3-coder", "llama3", "mistral", "deepseek", "any", "none"],
+        default="auto",
+        help="how the model writes tool calls (auto: as its chat template says)",
+    )
+    group.add_argument(
         "--load-format",
         choices=["auto", "dummy"],
         default="auto",
@@ -298,6 +304,7 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
         kv_fraction=args.kv_fraction,
         max_rows=args.max_rows,
         step_tokens=args.step_tokens,
+        tool_parser=args.tool_parser,
         attention=args.attention,
         deterministic=args.deterministic,
         threads=args.threads,

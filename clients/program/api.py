@@ -198,6 +198,7 @@ class ApiSession:
     async def _generate(self, op: Generate, generation: ApiGeneration) -> Result:
         branch = self.branch(generation.branch)
         refused = [field for field in _REFUSED if getattr(op, field)]
+        refused += ["tool_choice"] if op.tool_choice != "auto" else []
         if refused:
             raise Unsupported(f"an OpenAI endpoint has no {refused[0]!r}: leave it out")
         text, stop, usage = "", None, None

@@ -16,8 +16,8 @@ from ramify.clients.handles import GenerateOptions
 from ramify.clients.program.expressions import Expression, TurnRole, flatten
 from ramify.clients.program.family import Family, Mark
 from ramify.clients.program.forks import Forks, Joined, Past
-from ramify.clients.program.steps import Step, all_of, wait
-from ramify.clients.program.tracing import Hole
+from ramify.clients.program.steps import Place, Step, all_of, wait
+from ramify.clients.program.tracing import Hole, NeedsText
 from ramify.clients.program.value import Inherited, Value, named
 from ramify.clients.program.writer import Writer
 from ramify.protocol.wire import ChatMessage, Fork, Generate, Op, Rollback
@@ -281,6 +281,13 @@ class AsyncState:
     def failed(self, error: BaseException) -> None:
         """A step here has failed."""
         self.error = self.error or error
+
+    @property
+    def place(self) -> Place:
+        """Its branch in the session, for what the language has no word for."""
+        if self.family.tracing:
+            raise NeedsText("what it does with its branch is not traced")
+        return self.family.sender.session.branch(self.branch)
 
     async def finish(self) -> None:
         """Wait until everything added here is done. Raises what went wrong."""

@@ -116,6 +116,10 @@ class State:
         """Wait until everything added here is done. Raises what went wrong."""
         self._run(self.state.finish())
 
+    def apply(self, work: Callable[[AsyncState], Coroutine[Any, Any, T]]) -> T:
+        """Run `work` on the asynchronous state, and wait for it."""
+        return self._run(work(self.state))
+
     def _value(self, name: str) -> Value:
         return self._call(lambda: self.state[name])
 

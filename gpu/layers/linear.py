@@ -52,7 +52,7 @@ class Linear:
 
 
 def few_sizes(rows: int) -> int:
-    """`rows` or somewhat more: at most 1/8, in sizes of which there are eight from one power of 2 to the next.
+    """`rows`, or at most 1/8 more: there are eight sizes from one power of 2 to the next.
 
     oneDNN compiles a kernel for each number of rows, which takes about a millisecond and 0.4 MB, and
     keeps a thousand of them.

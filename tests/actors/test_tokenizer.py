@@ -259,6 +259,26 @@ class TestTemplate:
             rendered = tokenizer.render([{"role": role, "content": "<tool_call>"}])
             assert (marker in tokenizer.encode_chat(rendered)) is parsed
 
+    def test_control_tokens_that_are_part_of_an_output_are_shown(self) -> None:
+        tokenizer = Tokenizer(byte_level())
+        shown = tokenizer.showing(["<|end|>", "<tool_call>", "<nothing>"])
+        ids = tokenizer.encode("a<|end|><tool_call>b<|im_end|>")
+        assert tokenizer.decode(ids) == "a<tool_call>b"
+        assert shown.decode(ids) == "a<|end|><tool_call>b"
+        assert shown.special_ids == tokenizer.special_ids  # what a message says is still no such token
+        assert tokenizer.showing(["<tool_call>"]) is tokenizer
+
+    def test_null_fields_reach_the_template(self) -> None:
+        fast = byte_level(bos_token="<|begin|>")
+        fast.chat_template = (
+            "{{ bos_token }}{% for m in messages %}{{ 'null' if m.content is none else m.content }}"
+            "{% endfor %}{% if add_generation_prompt %}!{% endif %}"
+        )
+        turns = [{"role": "user", "content": "<|end|>"}, {"role": "assistant", "content": None}]
+        rendered = Tokenizer(fast).render(turns, generate=True)
+        assert Tokenizer.unguarded(rendered) == "<|begin|><|end|>null!"
+        assert rendered != Tokenizer.unguarded(rendered)
+
     def test_no_template(self) -> None:
         with pytest.raises(BadRequest, match=r"chat_template\.jinja"):
             Tokenizer(byte_level()).render([{"role": "user", "content": "x"}])

@@ -81,6 +81,14 @@ class ModelBranch:
         self.pieces = kept
 
 
+class Line:
+    """What the model is to say next: words, and what the server finds in them."""
+
+    def __init__(self, text: str, calls: list[dict[str, Any]] | None = None, **done: Any) -> None:
+        self.texts = [f"{word} " for word in text.split()] or [""]
+        self.done = {"reason": "tool" if calls else "stop", "tool_calls": calls, "content": text, **done}
+
+
 class ModelServer:
     """`receive` takes frames, `step` does a little work, `out` holds the frames to deliver."""
 
@@ -102,6 +110,10 @@ class ModelServer:
         self._cursors: dict[str, int] = {}
         self._truncate: dict[str, int] = {}
         self._attached = False
+        self.script: deque[Line] = deque()  # what generations say, one after the other
+        self.line_of: Callable[[str], Line | None] = lambda text: None  # by what the branch holds
+        self.ops: list[Op] = []
+        self._lines: dict[int, Line] = {}
 
     # --- the connection ------------------------------------------------------------------------
 
@@ -130,6 +142,7 @@ class ModelServer:
         self._attached = True
         if message.session is None:
             self.session = "s_1"
+            self._last, self._replies, self.closing = 0, {}, None
             self.branches = {"main": ModelBranch()}
             self.revision = 1
         elif message.session != self.session:
@@ -221,6 +234,7 @@ class ModelServer:
             return
         self._last = op.id
         self.runs.append(op.id)
+        self.ops.append(op)
         match op:
             case Tree():
                 self._reply(self._state(op.id, text=op.text))
@@ -365,8 +379,21 @@ class ModelServer:
     def _generate(self, op: Generate, name: str, branch: ModelBranch) -> bool:
         last = branch.pieces[-1] if branch.pieces else None
         if last is None or last.op != op.id or last.ended:
+            line = self.line_of("".join("".join(piece.texts) for piece in branch.pieces))
+            if line is None and self.script:
+                line = self.script.popleft()
             branch.pieces.append(Piece(branch.position, [], op.id, False))
             branch.pieces[-1].hidden = op.hidden
+            if line is not None:
+                self._lines[id(branch.pieces[-1])] = line
+            return True
+        line = self._lines.get(id(last))
+        if line is not None:
+            if len(last.texts) == len(line.texts):
+                self._finish(op, name, last, **line.done)
+                return True
+            last.texts.append(line.texts[len(last.texts)])
+            self._flush(name)
             return True
         if len(last.texts) < op.max_tokens:
             last.texts.append(f"<{last.end}:{op.seed}>")
@@ -376,7 +403,7 @@ class ModelServer:
         self._finish(op, name, last, "length")
         return True
 
-    def _finish(self, op: Generate, name: str, piece: Piece, reason: Any) -> None:
+    def _finish(self, op: Generate, name: str, piece: Piece, reason: Any, **more: Any) -> None:
         piece.ended = True
         self._queue.popleft()
         self.revision += 1
@@ -398,6 +425,7 @@ class ModelServer:
             reason=reason,
             usage=usage,
             revision=self.revision,
+            **more,
         )
         full = msgspec.structs.replace(done, text="".join(piece.texts))
         kept = full if op.quiet or (self.kept_text and not op.hidden) else done
@@ -428,6 +456,12 @@ def server() -> ModelServer:
 
 
 @pytest.fixture
+def line() -> type[Line]:
+    """For tests that say what the model says."""
+    return Line
+
+
+@pytest.fixture
 def server_type() -> type[ModelServer]:
     """For tests that need several."""
     return ModelServer
@@ -443,6 +477,7 @@ def url(server: Any) -> Iterator[str]:
 
     async def handle(socket: ServerConnection) -> None:
         codec = Codec("json")
+        server.closing = None
 
         async def read() -> None:
             async for data in socket:

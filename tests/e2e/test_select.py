@@ -182,6 +182,7 @@ async def test_bad_input(serving: Any, llama_folder: Path, gateways: int) -> Non
             ({"choices": ["a"] * 1025}, "bad_request", "choices"),
             ({"choices": ["a", ""]}, "bad_request", "choices[1]"),
             ({"choices": ["a" * 65537]}, "bad_request", "choices"),
+            ({"choices": ["東" * 100] * 500}, "bad_request", "150000 bytes"),
             ({"choices": ["a"], "method": "best"}, "bad_request", "method"),
             ({"choices": ["a"], "priority": 9}, "bad_request", "priority"),
             ({"choices": ["a"], "deadline_ms": 0}, "bad_request", "deadline_ms"),

@@ -114,7 +114,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sequence's keys are shared by as many programs as fill a GPU; the interpreter takes 50 ms for each."""
+    """A sequence's keys are shared by programs that fill a GPU; each takes the interpreter 50 ms."""
     if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
         monkeypatch.setattr("ramify.gpu.attention.triton_decode._MOST_SPLITS", 4)
 

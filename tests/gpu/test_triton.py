@@ -117,9 +117,9 @@ def test_balanced_attention(
     from ramify.gpu.attention.triton_balanced import balanced_attention
 
     lengths = {
-        "many": LENGTHS + [800] * 40 if CUDA else [300, 5, 17, 200, 64, 128, 129, 1, 1],
+        "many": LENGTHS + [800] * 40 if CUDA else [150, 5, 17, 64, 128, 129, 1, 1],
         "one long": [1] * 5 + [400],
-        "alike": [300, 310, 290, 300, 301, 300, 299, 305],
+        "alike": [300, 310, 290, 300, 301, 300, 299, 305][: 8 if CUDA else 4],
     }[kind]
     pool = Pool(lengths, page_size, kv_heads, dim, dtype)
     q = draw(len(lengths), heads, dim, dtype=dtype)
@@ -129,7 +129,7 @@ def test_balanced_attention(
     wanted = [
         pool.reference(q[row : row + 1], row, length - 1, window) for row, length in enumerate(lengths)
     ]
-    for shares in (1, 7, 33, 99, 264) if CUDA else (1, 3, 8, 33):
+    for shares in (1, 7, 33, 99, 264) if CUDA else (1, 3, 33):
         results = []
         for _ in range(2 if CUDA else 1):
             ours = torch.full((len(lengths), heads * dim), torch.nan, dtype=dtype, device=DEVICE)

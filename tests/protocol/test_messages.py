@@ -15,12 +15,12 @@ from ramify.protocol.messages import (
     SessionMessage,
     session_of,
 )
-from ramify.protocol.plan import pack
+from ramify.protocol.plan import pack, pack_floats
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
 OPEN = wire.Open(client="c", have={"main": 1})
 OPS: list[wire.ClientMessage] = [wire.Generate(id=1, as_=["x"]), wire.Ping(n=2)]
-FINISHED = messages.Finished(1, "stop", 3, 2, 1, 1, 0.0, 0.1, 0.2, 0.3)
+FINISHED = messages.Finished(1, "stop", 3, 2, 1, 1, 0.0, 0.1, 0.2, 0.3, scores=pack_floats([-1.0]))
 CASES: list[tuple[Any, list[Any]]] = [
     (
         SessionMessage,
@@ -66,7 +66,7 @@ CASES: list[tuple[Any, list[Any]]] = [
             messages.Settle(
                 [messages.Commit(1, 2, pack([3]), True)],
                 [messages.Grow(1, 2)],
-                [messages.Acquire(1, 2, 3, True)],
+                [messages.Acquire(1, 2, 3, True, rerun=4), messages.Acquire(1, 2, 3)],
             ),
         ],
     ),
@@ -74,6 +74,7 @@ CASES: list[tuple[Any, list[Any]]] = [
         SchedulerEvent,
         [
             messages.Submit(1, 2, 3, 4, SamplingParams(), [5]),
+            messages.Submit(1, 2, 3, 0, SamplingParams(), places=pack([2]), targets=pack([5])),
             messages.Cancel(1, keep=2, reason="stop"),
             messages.CancelSession(1),
             messages.Settled(

@@ -14,7 +14,9 @@ from ramify.protocol.plan import (
     StepResult,
     StopExecutor,
     pack,
+    pack_floats,
     unpack,
+    unpack_floats,
 )
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
@@ -45,10 +47,13 @@ def test_plan_and_result_round_trip() -> None:
             )
         ],
         grows=[GrowRow(0, pack([7]))],
-        extends=[ExtendRow(0, 1, pack([4, 4]), sample=True)],
+        extends=[ExtendRow(0, 1, pack([4, 4]), True, pack([1, 2]), pack([4, 9]))],
         decodes=pack([1, 2]),
     )
-    result = StepResult(7, pack([0, 1]), pack([8, 9]), 4, 123, [TokenLogprobs(-0.5, [8], [-0.5]), None])
+    logprobs = [TokenLogprobs(-0.5, [8], [-0.5]), None]
+    scores = pack_floats([-1.5, float("nan")])
+    assert unpack_floats(scores)[0] == -1.5
+    result = StepResult(7, pack([0, 1]), pack([8, 9]), 4, 123, logprobs, scores)
     encode = msgspec.msgpack.encode
     decoder = msgspec.msgpack.Decoder(StepPlan | StopExecutor)
     assert decoder.decode(encode(plan)) == plan

@@ -46,7 +46,7 @@ def _run(desk: Desk, op: Join, task: Task) -> Ok | None:
 
 def _answer(branch: Branch) -> str:
     answer = branch.answer()
-    return answer.text if answer is not None else ""
+    return answer.said if answer is not None else ""
 
 
 HOME = Home(_tasks, _run, _check)

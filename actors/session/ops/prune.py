@@ -47,7 +47,7 @@ def _tasks(op: Prune, frame: FrameRun) -> list[Task]:
     touched = [*op.targets, *sources]
     task = Task("prune", op, frame, touched[0], touched, spared=frozenset(sources) - {*op.targets})
     if op.by == "first":
-        task.race = Race(op.from_, touched, op.winners)
+        task.race = Race(op.from_, op.targets, op.winners)
     elif op.by == "logprob":
         task.scored = tuple(dict.fromkeys(judges))
     return [task]
@@ -78,14 +78,15 @@ def _run(desk: Desk, op: Prune, task: Task) -> Ok:
 def _rank(op: Prune, judges: Sequence[Branch]) -> tuple[list[int], Sequence[float | None]]:
     """The order of the branches that speak for the sources, and their scores. Raises BadRequest."""
     answers = [judge.answer() for judge in judges]
-    texts = [answer.text if answer is not None else "" for answer in answers]
+    texts = [answer.said if answer is not None else "" for answer in answers]
     said: list[str] = []
     scores: Sequence[float | None]
     match op.by:
         case "number":
             scores = [number_in(text) for text in texts]
         case "vote":
-            scores, said = votes(texts), [vote_of(text) for text in texts]
+            said = [vote_of(text) for text in texts]
+            scores = votes(said)
         case _:
             scores = [answer.mean if answer is not None else None for answer in answers]
     if all(score is None for score in scores):
@@ -102,8 +103,9 @@ def _settle(
     moves = [(winner, name) for winner, name in zip(winners, into, strict=True) if winner.name != name]
     going: list[Branch] = []
     if not op.keep:
-        named = dict.fromkeys([*op.from_, *(op.score_from or ())])
-        going = [branch for name in named if name not in into and (branch := state.branches.get(name))]
+        named = dict.fromkeys([*op.from_, *(op.score_from or ())]).keys()
+        stay = set(into)
+        going = [state.branches[name] for name in named if name in state.branches and name not in stay]
     new = [name for _, name in moves if name not in state.branches]
     state.check_new(new, moved=min(len(new), len(going)))
     sources = [winner.name for winner in winners]

@@ -7,6 +7,7 @@ from ramify.protocol.wire import Ok, Select, names
 
 def _check(op: Select, faults: Faults) -> None:
     targets = names(op.branch)
+    faults.limit("priority", op.priority, faults.limits.priority)
     if len(set(targets)) != len(targets):
         faults.fail("branch", "A branch is named twice")
     for i, choice in enumerate(op.choices):

@@ -46,13 +46,15 @@ class Bench:
         self.cache.drop_branches(m.DropBranches(list(branches)))
         check(self.cache)
 
-    def acquire(self, request: int, branch: int, extra: int = 0) -> m.Granted | m.Denied:
-        verdict = self.cache.acquire(m.Acquire(request, branch, extra), self.now)
+    def acquire(
+        self, request: int, branch: int, extra: int = 0, rerun: int | None = None
+    ) -> m.Granted | m.Denied:
+        verdict = self.cache.acquire(m.Acquire(request, branch, extra, rerun=rerun), self.now)
         check(self.cache)
         return verdict
 
-    def grant(self, request: int, branch: int, extra: int = 0) -> m.Granted:
-        verdict = self.acquire(request, branch, extra)
+    def grant(self, request: int, branch: int, extra: int = 0, rerun: int | None = None) -> m.Granted:
+        verdict = self.acquire(request, branch, extra, rerun)
         assert isinstance(verdict, m.Granted), verdict
         return verdict
 

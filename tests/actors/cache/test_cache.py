@@ -114,6 +114,40 @@ def test_a_shared_prefix_is_computed_once(bench) -> None:
     assert b.grant(8, 3).cached == 10
 
 
+@pytest.mark.parametrize(("page_size", "cached"), [(1, 6), (4, 4)])
+def test_what_is_to_run_again_does_not_count_as_cached(bench, page_size: int, cached: int) -> None:
+    """It gets pages of its own, and leaves those of the tree as they are."""
+    b = bench(64 // page_size, page_size)
+    b.open(1, PROMPT)
+    b.run(7, 1)
+    before = b.counts
+    granted = b.grant(8, 1, rerun=6)
+    assert granted.cached == cached
+    assert list(unpack(granted.tokens)) == PROMPT[cached:]
+    b.finish(8, 10)
+    assert b.counts == before
+    assert b.grant(9, 1, rerun=99).cached == (9 if page_size == 1 else 8)  # the last token always
+
+
+def test_nobody_waits_for_what_runs_again_in_any_case(bench) -> None:
+    b = bench(64)
+    b.open(1, PROMPT)
+    b.fork(1, [2, 3], 10)
+    b.extend(2, [1, 2, 3])
+    b.extend(3, [1, 2, 4])
+    b.grant(7, 2)
+    assert b.acquire(8, 3, rerun=10) == m.Denied(8, "shared", resident=0, on=7)  # the prompt is awaited
+    b.commit(7, 10)
+    assert b.grant(8, 3, rerun=10).cached == 10  # the tokens that they share are not
+    assert b.acquire(9, 3) == m.Denied(9, "shared", resident=10, on=8)
+    b.finish(8, 13)
+    assert b.resident(2, 3) == [12, 13]
+    b.finish(7, 13)  # what it computed as well is its own, and given back
+    assert b.resident(2, 3) == [13, 13]
+    assert b.counts[2] == 0
+    assert b.grant(9, 3).cached == 12
+
+
 def test_identical_prompts_of_strangers_share(bench) -> None:
     b = bench(64)
     b.open(1, PROMPT)

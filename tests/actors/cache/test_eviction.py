@@ -1,5 +1,7 @@
 """What goes first, how much of it, and what is left behind."""
 
+import pytest
+
 from ramify.protocol import messages as m
 from ramify.protocol.plan import unpack
 
@@ -102,16 +104,17 @@ def test_retained_branches_go_last(bench) -> None:
     assert b.resident(1, 5) == [0, 12]
 
 
-def test_retention_ends_with_time(bench) -> None:
+@pytest.mark.parametrize("first", [1, 1 << 40])
+def test_retention_ends_with_time(bench, first: int) -> None:
     b = bench(12)
-    for branch in (1, 2, 3):
-        fill(b, branch, 100 * branch)
-    b.retain(1, 50.0)
+    for branch in (first, 2, 3):
+        fill(b, branch, 100 * (branch % 100))
+    b.retain(first, 50.0)
     b.now = 49.0
     fill(b, 4, 400)
     b.now = 50.0
     fill(b, 5, 500)
-    assert b.resident(1, 2, 3, 4) == [0, 0, 4, 4]
+    assert b.resident(first, 2, 3, 4) == [0, 0, 4, 4]
 
 
 def test_retention_ends_when_taken_back_or_dropped(bench) -> None:

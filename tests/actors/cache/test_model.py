@@ -357,7 +357,7 @@ def test_random_programs(page_size: int, pool: int, reach: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=64,
+            max_examples=32,
             stateful_step_count=50,
             derandomize=True,
             deadline=None,

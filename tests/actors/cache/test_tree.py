@@ -51,6 +51,13 @@ def test_split_keeps_the_identity_of_the_end() -> None:
         tree.split(node, 3)
 
 
+def test_both_parts_of_a_split_are_computed_by_the_same_request() -> None:
+    tree = RadixTree()
+    node = held(tree, 1, 2, 3)
+    node.owner = 7
+    assert (tree.split(node, 2).owner, node.owner) == (7, 7)
+
+
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
 def test_a_split_divides_pages_with_no_rest(size: int) -> None:
     for start in range(6):
@@ -128,6 +135,17 @@ def test_merge_stops_at_forks_handles_and_anchors() -> None:
             setattr(upper, keep, 1)
         tree.merge(node)
         assert node.parent is upper, keep
+
+
+def test_merge_joins_what_one_request_has_locked() -> None:
+    """A lock of a node is one of its parent, whoever else holds that."""
+    for locks, upper_locks, joined in ((1, 1, True), (3, 1, True), (1, 2, False), (0, 1, False)):
+        tree = RadixTree()
+        node = held(tree, 1, 2, 3)
+        upper = tree.split(node, 2)
+        node.locks, upper.locks = locks, upper_locks
+        tree.merge(node)
+        assert (node.parent is not upper) == joined, (locks, upper_locks)
 
 
 def test_compact_copies_only_small_views_of_large_buffers() -> None:

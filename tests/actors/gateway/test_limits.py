@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.gateway.buckets import Meter, TokenBucket
+from ramify.actors.gateway.buckets import DebtBucket, TokenBucket
 from ramify.actors.gateway.limits import Guard
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import LimitExceeded
@@ -86,7 +86,7 @@ def test_pings_are_counted() -> None:
 
 
 def test_a_meter_counts_what_was_taken_already() -> None:
-    meter = Meter(rate=10, burst=20, now=0.0)
+    meter = DebtBucket(rate=10, burst=20, now=0.0)
     meter.spend(20, 0.0)
     assert meter.wait(0.0) == 0.0
     meter.spend(5, 0.0)

@@ -8,7 +8,7 @@ they received, lose their socket, and resume as docs/protocol.md says.
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,8 @@ class SimClient:
         self.unanswered: dict[int, tuple[w.Op, int]] = {}
         self.frames = 0
         self.events: list[w.ServerMessage] = []
+        self.chosen: set[int] = set()  # ids of `select`s
+        self.deltas: list[w.Delta] = []
 
     def connect(self) -> None:
         """Attach, resuming if there was a session; ops without a reply are sent again."""
@@ -87,6 +89,8 @@ class SimClient:
 
     def send(self, *ops: w.ClientMessage, replies: dict[int, int] | None = None) -> None:
         for op in ops:
+            if isinstance(op, w.Select):
+                self.chosen.add(op.id)
             if isinstance(op, w.Op):
                 count = (replies or {}).get(op.id) or _targets(op)
                 self.unanswered[op.id] = (op, count)
@@ -119,6 +123,9 @@ class SimClient:
         return "".join(text for _, text in self.chunks.get(branch, ()))
 
     def _delta(self, delta: w.Delta) -> None:
+        self.deltas.append(delta)
+        if self.opened.get("parts"):
+            assert "".join(part.text for part in delta.parts or ()) == delta.text
         chunks = self.chunks.setdefault(delta.branch, [])
         if delta.truncate is not None:
             chunks[:] = [chunk for chunk in chunks if chunk[0] <= delta.truncate]
@@ -387,14 +394,17 @@ class SimEngine:
 
     # --- checking ------------------------------------------------------------------------------
 
-    def check_outputs(self, number: int) -> None:
-        """Every complete greedy output is what the model says, whatever happened around it."""
+    def check_outputs(self, number: int, chosen: Container[int] = ()) -> None:
+        """Every complete greedy output is what the model says, whatever happened around it.
+
+        `chosen`: the ids of `select`s, whose output is a client's text.
+        """
         from ramify.actors.session.pieces import OutputPiece
 
         for branch in self.cores[number].state.branches.values():
             tokens: list[int] = []
             for piece in branch.pieces:
-                if isinstance(piece, OutputPiece) and piece.ended:
+                if isinstance(piece, OutputPiece) and piece.ended and piece.op not in chosen:
                     out = list(piece.tokens)
                     expected = self.model.expected(tokens, len(out) + 4)
                     if out != expected[: len(out)]:  # cut inside a token by a stop string

@@ -19,7 +19,7 @@ def test_every_node_is_scored_once_behind_its_own_tokens(choices: list[list[int]
     prefixes = {tuple(c[: i + 1]) for c in choices for i in range(len(c))}
     assert len(tree) == len(prefixes)
     behind: dict[int, tuple[int, ...]] = {}
-    for path in tree.paths():
+    for path in tree.paths:
         assert len(path.depths) == len(path.targets) == len(path.nodes) > 0
         assert all(a <= b for a, b in pairwise(path.depths))
         assert path.depths[-1] == len(path.tokens)  # no token is run behind which nothing is asked
@@ -34,7 +34,7 @@ def test_every_node_is_scored_once_behind_its_own_tokens(choices: list[list[int]
 def test_no_path_waits_for_many_others() -> None:
     """A path shares tokens with one that comes before it, and so on: log2 of them at most."""
     choices = [[int(bit) for bit in f"{i:010b}"] for i in range(1024)]
-    paths = ChoiceTree(choices).paths()
+    paths = ChoiceTree(choices).paths
     assert len(paths) == 512
     made = [tuple(path.tokens) for path in paths]
     own = [path.depths[0] for path in paths]
@@ -49,12 +49,12 @@ def test_no_path_waits_for_many_others() -> None:
 def test_long_choices_that_share_much_cost_what_they_hold() -> None:
     shared = list(range(5000))
     tree = ChoiceTree([[*shared, i] for i in range(1000)])
-    (path,) = tree.paths()
+    (path,) = tree.paths
     assert (len(tree), len(path.tokens), len(path.targets)) == (6000, 5000, 6000)
 
 
 def test_the_first_token_may_have_no_score() -> None:
-    (path,) = ChoiceTree([[1, 2], [3]]).paths()
+    (path,) = ChoiceTree([[1, 2], [3]]).paths
     assert (list(path.targets), list(path.below(1).targets)) == ([1, 3, 2], [2])
 
 

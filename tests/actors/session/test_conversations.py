@@ -17,11 +17,12 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.pieces import OutputPiece, Tail
 from ramify.actors.session.state import SessionState
-from ramify.actors.session.template import ChatTemplate, as_dicts
+from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.turns import Turns
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
@@ -188,13 +189,15 @@ class Chat:
 
     def expected(self) -> str:
         """What `transformers` makes of the conversation. Raises as the template does."""
-        text: str = self.tokenizer._fast.apply_chat_template(
-            as_dicts(self.messages),
+        fast = self.tokenizer._fast
+        rendered: Any = render_jinja_template(  # as `apply_chat_template`, but it keeps null fields
+            [self.template.as_dicts(self.messages)],
             tools=self.tools,
+            chat_template=fast.get_chat_template(None, self.tools),
             add_generation_prompt=self.messages[-1].role in ("user", "tool"),
-            tokenize=False,
+            **fast.special_tokens_map,
         )
-        return text
+        return str(rendered[0][0])
 
     def check(self) -> None:
         """After an append: the branch is the rendering, as text and as tokens."""

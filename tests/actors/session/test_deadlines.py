@@ -27,7 +27,7 @@ def test_behind_the_sessions_other_generations(sim: Callable[..., Any]) -> None:
     client.send(
         w.Append(id=1, text="x"),
         w.Fork(id=2, as_=["a"]),
-        w.Generate(id=3, max_tokens=4000),
+        w.Generate(id=3, max_tokens=400),
         w.Generate(id=4, branch="a", max_tokens=5, deadline_ms=500),
         w.Generate(id=5, branch="a", max_tokens=5),
     )
@@ -46,7 +46,7 @@ def test_behind_another_op_on_its_branch(sim: Callable[..., Any]) -> None:
     """It has not begun: an error, and what the frame builds on it is skipped."""
     engine = sim(eos_every=0, context=4096)
     client = engine.session()
-    client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=4000))
+    client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=400))
     engine.pump(30)
     client.send(
         w.Generate(id=3, deadline_ms=500), w.Append(id=4, text="y"), w.Append(id=5, branch="z", text="z")
@@ -72,7 +72,7 @@ def test_behind_another_op_on_its_branch(sim: Callable[..., Any]) -> None:
 def test_children_that_are_not_made_yet(sim: Callable[..., Any]) -> None:
     engine = sim(eos_every=0, context=4096)
     client = engine.session()
-    client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=4000))
+    client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=400))
     engine.pump(30)
     client.send(w.Generate(id=3, n=3, deadline_ms=500), replies={3: 3})
     engine.pump(30)
@@ -89,7 +89,7 @@ def test_children_that_are_not_made_yet(sim: Callable[..., Any]) -> None:
 def test_while_its_client_is_away_and_it_is_paused(sim: Callable[..., Any]) -> None:
     engine = sim(eos_every=0, context=4096)
     client = engine.session(detach="pause")
-    client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=4000, deadline_ms=60_000))
+    client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=400, deadline_ms=60_000))
     engine.pump(40)
     client.drop()
     engine.pump()
@@ -104,7 +104,7 @@ def test_one_that_the_scheduler_has_is_left_to_it(sim: Callable[..., Any]) -> No
     engine = sim(eos_every=0, context=4096)
     client = engine.session()
     client.send(
-        w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=4000, temperature=0, deadline_ms=300)
+        w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=400, temperature=0, deadline_ms=300)
     )
     engine.pump(40)
     at(engine, 0.3)
@@ -122,3 +122,36 @@ def test_deadlines_of_what_has_ended_do_not_pile_up(sim: Callable[..., Any]) -> 
         client.send(w.Generate(id=ident, max_tokens=1, deadline_ms=3_600_000))
         engine.pump()
     assert len(engine.cores[1]._execution._deadlines) < 100
+
+
+def test_in_a_program(sim: Callable[..., Any]) -> None:
+    """What was said until then is joined; who was too late has lost; who never began is left out."""
+    engine = sim(eos_every=0, context=4096)
+    client = engine.session()
+    client.send(
+        w.Append(id=1, text="x"),
+        w.Fork(id=2, as_=["a", "b", "c", "d"]),
+        w.Generate(id=3, branch=["a", "c"], max_tokens=4000, deadline_ms=500),
+        w.Generate(id=4, branch="b", max_tokens=5),
+        w.Generate(id=5, branch="d", max_tokens=200),
+        w.Generate(id=6, branch="d", max_tokens=5, deadline_ms=500),
+        w.Prune(id=7, from_=["a", "b"], by="first", k=2),
+        w.Join(id=8, from_=["c"], role=None, each="[{text}]"),
+        w.Prune(id=9, from_=["b", "d"], by="logprob", into="e"),
+        w.Generate(id=10, branch="e", max_tokens=3),
+    )
+    engine.pump(120)
+    assert not {3, 7, 8, 9} & set(client.replies)
+    at(engine, 0.6)
+    (late, _) = client.replies[3]
+    assert late.reason == "deadline"
+    assert client.replies[6][0].code == "deadline"
+    assert [kept["from"] for kept in client.replies[7][0].result["kept"]] == ["b", "a"]
+    said = client.said["c"]
+    assert said
+    assert engine.cores[1].state.branches["main"].text() == f"x[{said}]"
+    assert client.replies[5][0].reason == "length"
+    result = client.replies[9][0].result
+    assert (result["kept"][0]["from"], list(result["scores"])) == ("b", ["b"])
+    assert client.replies[10][0].reason == "length"
+    assert engine.cache.referenced == 0

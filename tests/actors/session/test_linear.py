@@ -12,6 +12,7 @@ import pytest
 
 from ramify.actors.session import tasks
 from ramify.actors.session.program import Program
+from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 
@@ -136,6 +137,49 @@ def test_a_branch_that_is_named_many_times_is_looked_at_once(sim: Callable[..., 
         core, client = running(sim, start)
         cancel: list[w.ClientMessage] = [w.Cancel(id=1000, branch=["main"] * n)]
         return n + lines_of(lambda: core.frame(client.socket, cancel, 101.0))
+
+    assert grows_linearly(work)
+
+
+@pytest.mark.parametrize("kind", ["join", "race", "vote"])
+def test_joining_and_pruning_many_branches(sim: Callable[..., Any], kind: str) -> None:
+    """The op comes in, hears of each of its branches, and ends."""
+
+    def work(n: int) -> int:
+        names = [f"b{i}" for i in range(n)]
+        op: w.Op = w.Join(id=4, from_=names)
+        if kind != "join":
+            by: Any = "first" if kind == "race" else "vote"
+            op = w.Prune(id=4, from_=names, by=by, k=n // 2, into=[f"c{i}" for i in range(n // 2)])
+        core, client = running(sim, [w.Append(id=1, text="hello"), w.Fork(id=2, as_=names)], running=n)
+        core.frame(client.socket, [w.Generate(id=3, branch=names, max_tokens=5)], 101.0)
+
+        def run() -> None:
+            core.frame(client.socket, [op], 101.0)
+            core.frame(client.socket, [w.Cancel(id=5)], 102.0)
+
+        ended = core.generations.finished
+        requests = [each.request for each in core.state.out.scheduler if isinstance(each, m.Submit)]
+        lines = lines_of(run)
+        ends = [
+            m.Finished(
+                request=request,
+                reason="cancelled",
+                output=0,
+                prompt=3,
+                cached=0,
+                computed=0,
+                arrived=0.0,
+                started=0.0,
+                first_token=0.0,
+                ended=0.0,
+            )
+            for request in requests
+        ]
+        lines += lines_of(lambda: [ended(end) for end in ends])
+        lines += lines_of(core._execution.judge)
+        assert not core._execution._program.on(), "it has not ended"
+        return lines
 
     assert grows_linearly(work)
 

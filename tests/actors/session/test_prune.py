@@ -72,6 +72,8 @@ def clean(engine: Any) -> None:
         ("9" * 400, None),
         ("1e999", None),
         ("5" + "x " * READ, None),
+        ("x " * READ + "12 of them" + " y" * 100, 12),
+        ("1 " * READ + "7/10", 7),
         ("\u0663", None),
     ],
 )
@@ -94,10 +96,9 @@ def test_equal_answers_are_the_same_vote(one: str, other: str) -> None:
 
 
 def test_votes_are_counted_and_ties_go_to_the_first() -> None:
-    texts = ["x", "y", " X.", "", "y"]
-    scores = votes(texts)
+    said = [vote_of(text) for text in ("x", "y", " X.", "", "y")]
+    scores = votes(said)
     assert scores == [2, 2, 2, None, 2]
-    said = [vote_of(text) for text in texts]
     assert best_first(scores, said) == [0, 1, 2, 4, 3]  # one child for each answer comes first
     assert best_first([1.0, None, 3.0, 3.0]) == [2, 3, 0, 1]
 
@@ -314,16 +315,27 @@ def test_the_winner_waits_for_its_place(sim: Sim) -> None:
     assert only(client, 11).code == "skipped"
 
 
+def test_who_says_nothing_does_not_win(sim: Sim) -> None:
+    engine, client = racing(
+        sim,
+        w.Fork(id=10, as_=["idle"]),
+        w.Prune(id=11, from_=["idle", *NAMES], by="first", into="main"),
+    )
+    engine.pump()
+    assert only(client, 11).result["kept"][0]["from"] == "b"
+
+
 def test_a_race_in_short() -> None:
-    race = Race(["a", "b", "c"], ["a", "b", "c", "main"], 2)
+    race = Race(["a", "b", "c"], ["main", "c"], 2)
     race.through("c", 1.0, whole=True)
     race.through("b", 1.0, whole=False)
     race.through("main", 1.0, whole=True)
     assert not race.decide(())
     race.through("a", 2.0, whole=True)
+    assert not race.decide({"main"})  # the prune will be skipped
     assert race.decide(())
     assert not race.decide(())
-    assert (race.decided, race.losers) == (["c", "a"], {"b"})
+    assert (race.decided, race.losers) == (["c", "a"], ["b"])
 
 
 # --- failures ------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from ramify.protocol.config import Limits
 
 NAMES = ["main", "a", "b", "c"]
 KINDS = {
-    "append": 3, "message": 3, "generate": 6, "fork": 3, "rollback": 2, "drop": 1, "cancel": 2,
-    "root": 1, "list": 1, "join": 1, "prune": 2,
+    "append": 3, "message": 3, "generate": 6, "select": 2, "fork": 3, "rollback": 2, "drop": 1,
+    "cancel": 2, "root": 1, "list": 1, "join": 1, "prune": 2,
 }  # fmt: skip
 
 
@@ -50,6 +50,22 @@ def random_op(rng: random.Random, client: Any) -> w.Op:
                 temperature=0,
                 stop=rng.choice([[], [], ["e"], ["ab", "th"]]),
                 quiet=rng.random() < 0.1,
+                tool_choice=rng.choice(["auto", "auto", "auto", "none", "required", "f"]),
+            )
+        case "select":
+            return w.Select(
+                id=ident,
+                branch=rng.choice([name, name, ["main", "b"]]),
+                choices=rng.sample(
+                    ["e", "hi", "one", " two three", "ld", "é", "東"], rng.randrange(1, 5)
+                ),
+                method=rng.choice(
+                    [
+                        "token_length_normalized",
+                        "greedy_token_selection",
+                        "unconditional_likelihood_normalized",
+                    ]
+                ),
             )
         case "fork":
             return w.Fork(id=ident, branch=name, as_=rng.sample(NAMES, rng.randrange(1, 3)))
@@ -121,7 +137,14 @@ def test_random_sessions(
         seed=seed,
         in_flight=in_flight,
     )
-    clients = [engine.session(detach=rng.choice(["run", "pause", "cancel"])) for _ in range(3)]
+    clients = [
+        engine.session(
+            detach=rng.choice(["run", "pause", "cancel"]),
+            parts=rng.random() < 0.5,
+            tools=rng.choice([None, [{"name": "f"}]]),
+        )
+        for _ in range(3)
+    ]
     for client in clients:
         client.send(w.Append(id=client.id(), tokens=[5, 6, 7]))
     engine.pump()  # sessions have their keys
@@ -138,7 +161,7 @@ def test_random_sessions(
             client.connect()
     engine.pump()
     for client in clients:
-        engine.check_outputs(client.number)
+        engine.check_outputs(client.number, client.chosen)
         check_client(engine, client)
         client.send(
             *(
@@ -158,7 +181,8 @@ def test_a_broken_engine_answers_every_op_once(sim_class: Any, tokenizer: Tokeni
     rng = random.Random(seed)
     limits = Limits(running=rng.choice([1, 2, 16]))
     engine = sim_class(tokenizer, context=128, step_tokens=24, max_rows=4, seed=seed, limits=limits)
-    client = engine.session(detach=rng.choice(["run", "pause"]))
+    tools = rng.choice([None, [{"name": "f"}]])
+    client = engine.session(detach=rng.choice(["run", "pause"]), parts=rng.random() < 0.5, tools=tools)
     client.send(w.Append(id=client.id(), tokens=[5, 6, 7]))
     engine.pump()
     resent: set[int] = set()

@@ -107,7 +107,7 @@ def test_what_the_branch_has_is_not_computed_again(sim: Callable[..., Any]) -> N
     encoded = [engine.tokenizer.encode(choice) for choice in choices]
     tree = ChoiceTree(encoded)
     # one path runs the prompt's last token, each other path its own tokens only
-    run = 1 + sum(len(path.tokens) - max(0, path.depths[0] - 1) for path in tree.paths())
+    run = 1 + sum(len(path.tokens) - max(0, path.depths[0] - 1) for path in tree.paths)
     assert engine.computed - before <= run
     assert done(client, 2).usage.computed == engine.computed - before
 
@@ -152,6 +152,29 @@ def test_a_word_that_a_choice_completes(sim: Callable[..., Any]) -> None:
     event = next(e for e in watcher.events if e.op == "select")
     assert event.details == {"position": reply.position, "reason": "stop"}
     assert watcher.text == {"main": "rld"}  # from where the delta says
+    at_rest(engine)
+
+
+def test_a_choice_that_changes_nothing_is_only_appended(sim: Callable[..., Any]) -> None:
+    """Another one would have: both are scored from there, and the branch is not moved back."""
+    engine = sim()
+    client = engine.session()
+    names = [f"b{i}" for i in range(20)]
+    client.send(w.Fork(id=1, branch=None, as_=names))
+    for i, name in enumerate(names):
+        client.send(w.Append(id=2 + 2 * i, branch=name, text=f"{i} hello wor"))
+        client.send(w.Select(id=3 + 2 * i, branch=name, choices=["ld", " one"]))
+    engine.pump()
+    replies = [done(client, 3 + 2 * i) for i in range(20)]
+    assert {reply.choice for reply in replies} == {0, 1}
+    for i, reply in enumerate(replies):
+        text = engine.tokenizer.decode(tokens(engine, reply.branch))
+        assert text == f"{i} hello wor" + ["ld", " one"][reply.choice]
+        assert (reply.rebased is None) == (reply.choice == 1)
+        if reply.choice == 1:
+            before = len(engine.tokenizer.encode(f"{i} hello wor"))
+            assert reply.position == before + reply.usage.output
+            assert client.text(reply.branch) == " one"
     at_rest(engine)
 
 
@@ -442,3 +465,38 @@ def test_tree_and_rollback(sim: Callable[..., Any]) -> None:
     client.send(w.Rollback(id=5, to=state.branches[0].turns[1].start))
     engine.pump()
     assert engine.tokenizer.decode(tokens(engine)) == "one two"
+
+
+def test_a_prune_compares_what_was_selected(sim: Callable[..., Any]) -> None:
+    """By the mean log-probability of the appended tokens, and by text."""
+    engine = sim()
+    client = engine.session()
+    names = ["a", "b", "c"]
+    client.send(w.Append(id=1, text="Capital of France?"), w.Fork(id=2, as_=names))
+    for i, name in enumerate(names):
+        client.send(w.Select(id=3 + i, branch=name, choices=CHOICES[i : i + 1]))
+    client.send(w.Prune(id=6, from_=names, into="main", by="logprob"))
+    engine.pump()
+    means = {name: done(client, 3 + i).mean_logprob for i, name in enumerate(names)}
+    assert [means[name] for name in names] == [done(client, 3 + i).scores[0] for i in range(3)]
+    (reply,) = client.replies[6]
+    assert reply.result["scores"] == pytest.approx(means)
+    best = max(means, key=means.__getitem__)
+    text = engine.tokenizer.decode(tokens(engine))
+    assert text == "Capital of France?" + CHOICES[names.index(best)]
+    at_rest(engine)
+
+
+def test_a_join_takes_what_was_chosen(sim: Callable[..., Any]) -> None:
+    """Not the end of a word that the choice completed."""
+    engine = sim()
+    client = engine.session()
+    client.send(
+        w.Append(id=1, text="hello wor"),
+        w.Fork(id=2, as_=["a", "b"]),
+        w.Select(id=3, branch=["a", "b"], choices=["ld"]),
+        w.Join(id=4, from_=["a", "b"], role=None, each="<{text}>"),
+    )
+    engine.pump()
+    assert engine.tokenizer.decode(tokens(engine)) == "hello wor<ld><ld>"
+    at_rest(engine)

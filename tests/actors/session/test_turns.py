@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.template import as_dicts
+from ramify.actors.session.messages import as_dicts
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
 from tests.actors.session.test_conversations import STRIPS, Chat, bytewise, user

@@ -106,6 +106,13 @@ def test_every_flag() -> None:
     assert (made.schedule.itl_target_ms, made.schedule.quantum_steps) == (12.5, 9)
 
 
+def test_how_tool_calls_are_written() -> None:
+    assert config().model.tool_parser == "auto"
+    assert config("--tool-parser", "llama3").model.tool_parser == "llama3"
+    with pytest.raises(SystemExit):
+        config("--tool-parser", "gpt")
+
+
 @pytest.mark.parametrize("name", Limits.__struct_fields__)
 def test_every_limit_is_a_flag(name: str) -> None:
     flag = f"--limit-{name.replace('_', '-')}"

@@ -1,0 +1,74 @@
+"""How one model speaks: what its outputs are read with, and how a call is forced. Sessions share it."""
+
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.calls.dialects import Dialect
+from ramify.actors.session.calls.labels import Labels
+from ramify.actors.session.calls.openings import Openings, Render
+from ramify.actors.session.calls.reader import PRIMED_MOST, Reader
+from ramify.actors.session.calls.toolbox import Toolbox
+from ramify.actors.session.pieces import OutputPiece, Tail
+from ramify.protocol.wire import ChatMessage
+
+_NO_TOOLS = Toolbox(None)
+
+
+class Speech:
+    """See the module's top."""
+
+    def __init__(self, render: Render, dialect: Dialect, *, control: bool) -> None:
+        """`control`: the marks of calls are control tokens, which a message's text cannot hold."""
+        self.dialect = dialect
+        self._control = control
+        self._openings = Openings(render, dialect)
+
+    def opening(self, choice: str, tools: Toolbox, *, chat: bool) -> str:
+        """What `tool_choice` puts into the model's mouth; "" for nothing. Raises BadRequest."""
+        self._openings.check(choice, tools, chat=chat)
+        return "" if choice in ("auto", "none") else self._openings.text(choice)
+
+    def labels(self, branch: Branch, choice: str, tools: Toolbox) -> Labels | None:
+        """For an output that begins at the end of `branch`; None if there is nothing to tell apart."""
+        if choice == "none":
+            tools = _NO_TOOLS
+        if not tools and self.dialect.thought is None:
+            return None
+        reader = Reader(self.dialect, tools, branch.position)
+        reader.prime(*_turn_so_far(branch))
+        return Labels(reader)
+
+    def spoken(self, reader: Reader, branch: Branch, piece: OutputPiece) -> ChatMessage | None:
+        """The turn that ends with `piece`, if the template has to be told its calls as calls."""
+        if not self._control or not reader.calls:
+            return None
+        prompt, said = _turn_so_far(branch, piece)
+        if len(said) > PRIMED_MOST:
+            return None
+        whole = Reader(self.dialect, reader.tools, reader.position)
+        whole.prime(prompt, "")
+        whole.feed(said + piece.text)
+        whole.finish()
+        return ChatMessage(
+            role="assistant",
+            content=whole.content,
+            tool_calls=whole.calls,
+            reasoning=whole.reasoning or None,
+        )
+
+
+def _turn_so_far(branch: Branch, before: OutputPiece | None = None) -> tuple[str, str]:
+    """(the generation prompt, what was said since) of the assistant's turn that is open, if one is.
+
+    `before`: a piece of the turn, where it has gone on since.
+    """
+    said: list[str] = []
+    pieces = reversed(branch.pieces)
+    while before is not None and next(pieces, before) is not before:
+        pass
+    for piece in pieces:
+        if piece.tail is Tail.PROMPT:
+            return piece.text, "".join(reversed(said))
+        written = isinstance(piece, OutputPiece) or not piece.chat
+        if piece.tail is not Tail.OPEN or piece.role != "assistant" or not written:
+            break
+        said.append(piece.text)
+    return "", "".join(reversed(said))

@@ -1,0 +1,108 @@
+"""The tools of a session, and what counts as a call of one of them. Pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ramify.protocol.json_value import json_fault
+from ramify.protocol.wire import JsonObject
+
+MAX_CALLS = 1024  # in one output: a message may carry as many back
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+_DECODER = json.JSONDecoder(strict=False)  # models write line breaks inside strings
+
+
+class Call(NamedTuple):
+    """A complete call. `arguments`: JSON text of an object."""
+
+    name: str
+    arguments: str
+
+
+class Toolbox:
+    """The tools that `open` declared: OpenAI's shape, or the bare function."""
+
+    def __init__(self, tools: Sequence[JsonObject] | None) -> None:
+        self._properties: dict[str, Mapping[str, Any]] = {}
+        for tool in tools or ():
+            function = tool.get("function", tool)
+            if isinstance(function, dict) and isinstance(name := function.get("name"), str):
+                self._properties[name] = _properties(function.get("parameters"))
+
+    def __bool__(self) -> bool:
+        return bool(self._properties)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._properties
+
+    @property
+    def names(self) -> list[str]:
+        """In the order in which they were declared."""
+        return list(self._properties)
+
+    def typed(self, name: str, parameter: str, text: str) -> Any:
+        """The value of a parameter that a model wrote as plain text, by the type that is declared.
+
+        Text that is no such value stays text.
+        """
+        schema = self._properties[name].get(parameter)
+        kind = schema.get("type") if isinstance(schema, dict) else None
+        if kind == "string":
+            return text
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+
+    def as_call(self, value: Any) -> Call | None:
+        """The call that an object like `{"name": ..., "arguments": {...}}` stands for, if it is one."""
+        if not isinstance(value, dict):
+            return None
+        return self.call(value.get("name"), value.get("arguments", value.get("parameters", {})))
+
+    def call(self, name: Any, arguments: Any) -> Call | None:
+        """A call of one of the tools that anybody can read, and send back; else None."""
+        if isinstance(arguments, str):
+            arguments = decode(arguments)
+        if not isinstance(name, str) or name not in self or not isinstance(arguments, dict):
+            return None
+        if json_fault(arguments) is not None:
+            return None
+        return Call(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def decode(text: str) -> Any:
+    """The JSON value that `text` is, with blanks around it; None if it is none."""
+    try:
+        value, end = _DECODER.raw_decode(text, len(text) - len(text.lstrip()))
+    except (ValueError, RecursionError):
+        return None
+    return None if text[end:].strip() else value
+
+
+def shaped(call: Call, ident: str) -> JsonObject:
+    """As in OpenAI's API."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": ident, "type": "function", "function": function}
+
+
+def call_id(position: int, index: int) -> str:
+    """Nine letters and digits (what Mistral's templates insist on), unique in the branch.
+
+    It follows from where the output starts: a replay gives the same ids, two turns never do.
+    """
+    return f"c{_base36(position, 6)}{_base36(index, 2)}"
+
+
+def _base36(number: int, width: int) -> str:
+    digits: list[str] = []
+    while number or len(digits) < width:
+        number, digit = divmod(number, 36)
+        digits.append(_ALPHABET[digit])
+    return "".join(reversed(digits))
+
+
+def _properties(parameters: Any) -> Mapping[str, Any]:
+    """The schemas of a tool's parameters, whatever the client declared."""
+    found = parameters.get("properties") if isinstance(parameters, dict) else None
+    return found if isinstance(found, dict) else {}

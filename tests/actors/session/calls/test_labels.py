@@ -1,0 +1,74 @@
+"""Labels beside chunks: however a piece is cut into deltas, the parts of a delta are its text."""
+
+import random
+
+from ramify.actors.session.calls.dialects import THOUGHTS, dialect_of
+from ramify.actors.session.calls.labels import Labels, kind_of, label_bytes, merged
+from ramify.actors.session.calls.reader import Reader
+from ramify.actors.session.calls.toolbox import Toolbox
+from ramify.actors.session.pieces import OutputPiece
+
+TEXT = (
+    "<think>Hm, a < b.</think>\n\nSo: <tool_call>\n"
+    '{"name": "add", "arguments": {"a": [1, "x"]}}\n</tool_call> and <tool_call>broken</tool_call>.'
+)
+DIALECT = dialect_of("")._replace(thought=THOUGHTS[0])
+TOOLS = Toolbox([{"name": "add"}])
+
+
+def chunked(rng: random.Random) -> list[str]:
+    cuts = sorted(rng.choices(range(len(TEXT)), k=25))
+    return [TEXT[a:b] for a, b in zip([0, *cuts], [*cuts, len(TEXT)], strict=True)]
+
+
+def test_parts_of_any_deltas_are_their_text() -> None:
+    for seed in range(50):
+        rng = random.Random(seed)
+        piece = OutputPiece(5)
+        piece.read(Labels(Reader(DIALECT, TOOLS, 5)))
+        for count, chunk in enumerate(chunked(rng), 1):
+            piece.tokens.append(count)
+            piece.release(count, chunk)
+            assert piece.labelled <= len(piece.chunks)
+        piece.ends()
+        assert piece.labelled == len(piece.chunks)
+        assert piece.reading is None
+        seen = []
+        first = 0
+        while first < len(piece.chunks):
+            last = rng.randint(first + 1, len(piece.chunks))
+            parts = piece.parts(first, last)
+            assert "".join(part.text for part in parts) == "".join(piece.chunks[first:last])
+            seen += parts
+            first = last
+        assert "".join(p.text for p in seen if p.kind == "reasoning") == "Hm, a < b."
+        assert "".join(p.text for p in seen if p.kind == "text") == (
+            "So:  and <tool_call>broken</tool_call>."
+        )
+        assert [p.name for p in seen if p.name] == ["add"]
+        assert "".join(p.arguments or "" for p in seen) == '{"a": [1, "x"]}'
+
+
+def test_a_piece_that_is_cut_keeps_its_labels() -> None:
+    piece = OutputPiece(0)
+    piece.read(Labels(Reader(DIALECT, TOOLS, 0)))
+    chunks = ["<think>", "Hm", ", so", "</think>", "Yes"]
+    for count, chunk in enumerate(chunks, 1):
+        piece.tokens.extend([count, count])
+        piece.release(2 * count, chunk)
+    piece.ends()
+    cut = piece.cut(5, lambda tokens: ", ")
+    assert [part.kind for part in cut.parts(0, 3)] == ["markup", "reasoning"]
+    assert cut.labelled == len(cut.chunks) == 3
+
+
+def test_plain_chunks_take_no_room() -> None:
+    labels = Labels(Reader(DIALECT, TOOLS, 0))
+    plain = labels.add("Well, ") + labels.add("then")
+    assert plain == ["text", "text"]
+    assert sum(map(label_bytes, plain)) == 16
+    assert [part.text for part in merged(plain, ["Well, ", "then"])] == ["Well, then"]
+    assert [kind_of(each) for each in plain] == ["text", "text"]
+    assert labels.grown() > 0
+    labels.finish()
+    assert labels.grown() < 0

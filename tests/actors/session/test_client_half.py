@@ -1,0 +1,153 @@
+"""The client's half of the protocol (`clients.session`) against the session's, in memory.
+
+A program in one frame is played with the connection lost at each frame in turn: every op ends as without
+a loss, the text of each generation is whole, and both halves know the same branches.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ramify.clients.session import Phase, SessionCore
+from ramify.clients.stream import Ticket
+from ramify.protocol import messages as m
+from ramify.protocol import wire as w
+
+Sim = Callable[..., Any]
+NAMES = ["a", "b", "c"]
+
+
+class Half:
+    """The client's half, attached to the first session of an engine."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.core = SessionCore(w.Open(client="half", session="s_1", key="key"))
+        self.socket = 0
+        self.frames = 0
+        self.read: dict[int, str] = {}  # what a reader has of each stream, by id()
+
+    def connect(self) -> None:
+        self.engine.sockets += 1
+        self.socket = self.engine.sockets
+        self.engine.clients[self.socket] = self
+        (opened,) = self.core.connected()
+        self.engine.post_session(1, m.Attach(self.socket, opened, [], True))
+
+    def drop(self) -> None:
+        del self.engine.clients[self.socket]
+        self.engine.post_session(1, m.Detached(self.socket))
+        self.core.disconnected(None)
+
+    def receive(self, messages: list[w.ServerMessage]) -> None:
+        self.frames += 1
+        for message in messages:
+            self.core.receive(message)
+        while self.core.phase is Phase.OPEN and (frame := self.core.next_frame()):
+            self.engine.post_session(1, m.Frame(self.socket, list(frame)))
+
+    def look(self, tickets: Sequence[Ticket]) -> None:
+        """Read all that is new, as somebody does who shows it."""
+        for ticket in tickets:
+            for stream in ticket.streams.values():
+                while (delta := stream.take()) is not None:
+                    shown = self.read.get(id(stream), "")
+                    self.read[id(stream)] = shown[: len(shown) - delta.cut] + delta.text
+
+
+def thoughts() -> list[w.Op]:
+    """Three thoughts, the best of which becomes `main`; drafts of it that are joined."""
+    return [
+        w.Append(id=0, text="hello"),
+        w.Generate(id=0, max_tokens=3, temperature=0),
+        w.Fork(id=0, as_=NAMES),
+        *(w.Append(id=0, branch=name, tokens=[20 + i]) for i, name in enumerate(NAMES)),
+        w.Generate(id=0, branch=NAMES, max_tokens=6, temperature=0),
+        w.Prune(id=0, from_=NAMES, into="main"),
+        w.Generate(id=0, max_tokens=5, temperature=0),
+        w.Generate(id=0, n=2, as_=["a", "x"], max_tokens=4, temperature=0.9, seed=1, hidden=True),
+        w.Join(id=0, from_=["a", "x"], role=None, each="<{text}>"),
+        w.Generate(id=0, max_tokens=5, temperature=0, quiet=True),
+        w.Fork(id=0, as_=["p", "q"]),
+        w.Append(id=0, branch="p", tokens=[10**6]),
+        w.Generate(id=0, branch=["p", "q"], max_tokens=4, temperature=0),
+        w.Prune(id=0, from_=["p", "q"], by="vote", into="best"),
+        w.Generate(id=0, branch="best", max_tokens=3, temperature=0),
+        w.Join(id=0, from_=["best", "p"]),
+        w.Generate(id=0, max_tokens=3, temperature=0),
+    ]
+
+
+def race() -> list[w.Op]:
+    """The first one wins, the others stop: which one that is does not depend on the connection."""
+    lengths = zip(NAMES, (300, 4, 300), strict=True)
+    return [
+        w.Append(id=0, text="hello"),
+        w.Fork(id=0, as_=NAMES),
+        *(w.Generate(id=0, branch=n, max_tokens=k, temperature=0.9, seed=3) for n, k in lengths),
+        w.Prune(id=0, from_=NAMES, by="first", into=["b"]),
+        w.Generate(id=0, branch="b", max_tokens=30, temperature=0),
+    ]
+
+
+def play(sim: Sim, ops: list[w.Op], cut: int | None, away: int) -> tuple[Half, list[Ticket]]:
+    engine = sim(eos_every=0, seed=1)
+    maker = engine.session("maker")
+    engine.pump()
+    maker.drop()
+    half = Half(engine)
+    half.connect()
+    tickets = half.core.submit(ops)
+    while not all(ticket.settled for ticket in tickets):
+        engine.pump(1)
+        half.look(tickets)
+        if half.frames == cut:
+            half.drop()
+            engine.pump(away)
+            half.connect()
+            cut = None
+    engine.pump()
+    half.look(tickets)
+    return half, tickets
+
+
+def outcome(half: Half, tickets: list[Ticket]) -> list[Any]:
+    return [
+        (
+            getattr(ticket.error, "code", None),
+            {name: (s.text, half.read.get(id(s), "")) for name, s in ticket.streams.items()},
+        )
+        for ticket in tickets
+    ]
+
+
+@pytest.mark.parametrize("away", [0, 25, 100_000])
+def test_a_program_survives_a_loss_at_each_frame(sim: Sim, away: int) -> None:
+    half, tickets = play(sim, thoughts(), None, 0)
+    whole = outcome(half, tickets)
+    assert half.frames > 20
+    assert [code for code, _ in whole].count("skipped") == 3  # on "p", the last join, and behind it
+    assert all(read == text for _, streams in whole for text, read in streams.values())
+    for cut in range(1, half.frames + 1):
+        again, tickets = play(sim, thoughts(), cut, away)
+        assert outcome(again, tickets) == whole, cut
+        branches = again.engine.cores[1].state.branches
+        heads = again.core.heads.by_name
+        assert {n: h.position for n, h in heads.items()} == {
+            n: b.position for n, b in branches.items()
+        }, cut
+
+
+@pytest.mark.parametrize("away", [0, 25, 100_000])
+def test_a_race_survives_a_loss_at_each_frame(sim: Sim, away: int) -> None:
+    half, tickets = play(sim, race(), None, 0)
+    texts = outcome(half, tickets)
+    for cut in range(1, half.frames + 1):
+        again, tickets = play(sim, race(), cut, away)
+        found = outcome(again, tickets)
+        assert [code for code, _ in found] == [None] * len(tickets), cut
+        assert [found[3], found[6]] == [texts[3], texts[6]], cut  # the winner, before and after
+        branches = again.engine.cores[1].state.branches
+        assert set(again.core.heads.by_name) == set(branches) == {"main", "b"}, cut
+        assert again.core.heads.by_name["b"].position == branches["b"].position

@@ -1,0 +1,67 @@
+"""What one `select` asks to be scored, and what it makes of the scores."""
+
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ramify.actors.session.choices import Choices, ChoiceTree
+from ramify.actors.session.drafts import Joined
+from ramify.actors.session.selection import Selection
+from ramify.protocol import wire as w
+from ramify.protocol.messages import Finished
+from ramify.protocol.plan import pack_floats
+
+TOKENS = [[7], [7, 8], [9]]
+CHOICES = Choices(
+    Joined(5, array("i"), "", [array("i", tokens) for tokens in TOKENS]), ChoiceTree(TOKENS)
+)
+
+
+def selection(method: Any) -> Selection:
+    op = w.Select(id=1, choices=["a", "ab", "c"], method=method)
+    task: Any = SimpleNamespace(arrived=10.0)
+    made = Selection(op, task, None, chat=False, before=5)  # type: ignore[arg-type]
+    assert made.tokenized(CHOICES) > 0
+    return made
+
+
+def finished(scores: list[float], cached: int, computed: int) -> Finished:
+    return Finished(
+        1, "length", 0, cached + computed, cached, computed, 10.0, 10.5, 0.0, 11.0,
+        scores=pack_floats(scores),
+    )  # fmt: skip
+
+
+def test_behind_the_branch() -> None:
+    made = selection("token_length_normalized")
+    (scoring,) = made.behind_the_branch()
+    assert (list(scoring.path.tokens), scoring.length) == ([7], 6)
+    assert (list(scoring.places), list(scoring.path.targets)) == ([4, 4, 5], [7, 9, 8])
+    made.scored(scoring, finished([-1.0, -3.0, -2.0], 4, 2))
+    assert made.unconditionally(1) == []
+    assert made.best() == (0, [-1.0, -1.5, -3.0])
+    assert [made.mean(i) for i in range(3)] == [-1.0, -1.5, -3.0]
+    usage = made.usage(1, 12.0)
+    assert (usage.prompt, usage.cached, usage.computed, usage.output) == (6, 4, 2, 1)
+    assert (usage.queue_ms, usage.ttft_ms, usage.total_ms) == (500.0, None, 2000.0)
+
+
+@pytest.mark.parametrize(
+    ("start", "places", "targets"), [(1, [0, 0, 1], [7, 9, 8]), (2, [1, 1, 2], [7, 9, 8]), (0, [0], [8])]
+)
+def test_unconditionally(start: int, places: list[int], targets: list[int]) -> None:
+    """Behind what begins every text; without that, a first token has no score, which counts as 0."""
+    made = selection("unconditional_likelihood_normalized")
+    (behind,) = made.behind_the_branch()
+    made.scored(behind, finished([-1.0, -3.0, -2.0], 4, 2))
+    (alone,) = made.unconditionally(start)
+    assert (list(alone.places), list(alone.path.targets)) == (places, targets)
+    assert alone.length == start + 1
+    less = {7: -0.5, 9: -4.0, 8: -6.0}
+    made.scored(alone, finished([less[target] for target in targets], 0, 2))
+    seven, nine = (-0.5, -4.0) if start else (0.0, 0.0)
+    index, scores = made.best()
+    assert scores == pytest.approx([-1.0 - seven, (-1.0 - seven - 2.0 + 6.0) / 2, -3.0 - nine])
+    assert index == 1
