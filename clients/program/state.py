@@ -249,7 +249,9 @@ class AsyncState:
 
         async def text() -> str:
             if own:
-                return (await own[-1].result()).text
+                result = await own[-1].result()
+                thought = result.reasoning is not None and result.content is not None
+                return (result.content or "").lstrip() if thought else result.text
             return await past.answer() if past is not None else ""
 
         return text
