@@ -281,6 +281,8 @@ class Session:
     `keep`: leave it on the server at its end, so that it can be resumed.
     """
 
+    frames = True  # ops of several branches may come in one frame (for programs)
+
     def __init__(self, link: "Link", *, keep: bool = False) -> None:
         self.link = link
         self.core = link.core

@@ -12,20 +12,27 @@
 
     print(tips.run("sleep").value)
 
-`expressions` are what programs add, `writer` turns them into ops, `state` sends them and holds what
-comes back, `sync` is the state without `await`, `program` runs it.
+`expressions` are what programs add, `writer` turns them into ops, `steps` sends them one by one or as a
+frame, `state` and `forks` hold what comes back, `sync` is the same without `await`, `program` runs it,
+`graph` draws it.
 """
 
 from ramify.clients.program.batch import Failed, Run
 from ramify.clients.program.expressions import assistant, gen, select, system, tool, user
+from ramify.clients.program.forks import Forks
+from ramify.clients.program.graph import Graph
 from ramify.clients.program.program import Program, program
-from ramify.clients.program.state import AsyncState, Forks, Piece, Value
+from ramify.clients.program.state import AsyncState
+from ramify.clients.program.steps import NotCompiled
 from ramify.clients.program.sync import State, SyncForks
+from ramify.clients.program.value import Piece, Value
 
 __all__ = [
     "AsyncState",
     "Failed",
     "Forks",
+    "Graph",
+    "NotCompiled",
     "Piece",
     "Program",
     "Run",

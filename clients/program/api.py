@@ -18,25 +18,30 @@ tokens.
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
 from ramify.clients.generation import Result
+from ramify.clients.program.api_branch import ApiBranch, ApiGeneration, ApiReply, Segment
 from ramify.clients.program.api_select import BEST, by_echo, by_next_tokens, next_tokens
+from ramify.clients.program.api_tree import joined, pruned
 from ramify.clients.program.expressions import TurnRole
-from ramify.clients.stream import TextDelta
 from ramify.protocol.errors import BadRequest, NoBranch, RamifyError, Unsupported
 from ramify.protocol.wire import (
     Append,
+    Cancel,
+    ChatMessage,
     Drop,
     Fork,
     Generate,
     Hit,
+    Join,
     Ok,
     Op,
+    Prune,
     Rollback,
     Select,
     Usage,
@@ -54,118 +59,6 @@ _PASSED = (  # fields of `generate` that endpoints know under the same name
 _REFUSED = ("constraint", "stop_token_ids", "deadline_ms", "top_k", "min_p", "repetition_penalty")
 
 
-class Segment(NamedTuple):
-    """A part of a branch. `role` None: it goes on in the turn before, or is raw text."""
-
-    role: TurnRole | None
-    text: str
-    open: bool  # an assistant's turn that goes on
-
-
-class ApiBranch:
-    """A branch that is kept here. `position` counts its segments."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.segments: list[Segment] = []
-        self.guess = ""  # what the model said beyond the last gap
-
-    @property
-    def position(self) -> int:
-        return len(self.segments)
-
-    @property
-    def open(self) -> bool:
-        """Whether an assistant's turn goes on at the end."""
-        return bool(self.segments) and self.segments[-1].open
-
-    def copy(self, name: str) -> "ApiBranch":
-        branch = ApiBranch(name)
-        branch.segments, branch.guess = list(self.segments), self.guess
-        return branch
-
-    def cut(self, to: int) -> None:
-        del self.segments[to:]
-        self.guess = ""
-
-    def follow(self, text: str, *, chat: bool) -> None:
-        """The program's own text: the guess holds as far as it says the same."""
-        self.guess = self.guess.removeprefix(text) if self.guess.startswith(text) else ""
-        answers = chat and bool(self.segments) and self.segments[-1].role in ("user", "tool")
-        self.segments.append(Segment("assistant" if answers else None, text, answers or self.open))
-
-    def turns(self) -> list[tuple[TurnRole | None, str]]:
-        """The segments, those of one turn joined."""
-        joined: list[tuple[TurnRole | None, str]] = []
-        for role, text, _ in self.segments:
-            if role is None and joined:
-                joined[-1] = joined[-1][0], joined[-1][1] + text
-            else:
-                joined.append((role, text))
-        return joined
-
-
-class ApiReply:
-    """The answer to an op without text."""
-
-    def __init__(self, future: "asyncio.Future[Ok]") -> None:
-        self._future = future
-
-    def __await__(self) -> Generator[Any, None, list[Ok]]:
-        return self._wait().__await__()
-
-    async def _wait(self) -> list[Ok]:
-        return [await asyncio.shield(self._future)]
-
-
-class ApiGeneration:
-    """A gap that is being filled: awaitable for the `Result`, an async iterator of deltas."""
-
-    def __init__(self, branch: str) -> None:
-        self.branch = branch
-        self.text = ""
-        self._read = 0
-        self._result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._result.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._more = asyncio.Event()
-
-    def __await__(self) -> Generator[Any, None, Result]:
-        return self._wait().__await__()
-
-    async def _wait(self) -> Result:
-        return await asyncio.shield(self._result)
-
-    def __aiter__(self) -> "ApiGeneration":
-        return self
-
-    async def __anext__(self) -> TextDelta:
-        while True:
-            if len(self.text) > self._read:
-                text, self._read = self.text[self._read :], len(self.text)
-                return TextDelta(self.branch, 0, text)
-            if self._result.done():
-                self._result.result()
-                raise StopAsyncIteration
-            await self.progress()
-
-    async def progress(self) -> None:
-        """Wait until there is more of it."""
-        if not self._result.done():
-            self._more.clear()
-            await self._more.wait()
-
-    def add(self, text: str) -> None:
-        self.text += text
-        self._more.set()
-
-    def end(self, result: Result | None, error: BaseException | None = None) -> None:
-        if error is not None:
-            self._result.set_exception(error)
-        elif result is not None:
-            self._result.set_result(result)
-        self._more.set()
-
-
 class ApiSession:
     """What a program needs of a session, over an OpenAI client (`openai.AsyncOpenAI` or one like it).
 
@@ -176,6 +69,7 @@ class ApiSession:
     """
 
     error: RamifyError | None = None
+    frames = False  # a frame is of one branch
 
     def __init__(
         self,
@@ -195,7 +89,8 @@ class ApiSession:
         self._continues = continues
         self._branches: dict[str, ApiBranch] = {}
         self._count = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers = 0
+        self._tasks: dict[asyncio.Task[None], str | None] = {}  # of which branch
 
     def fresh_names(self, parent: str, count: int) -> list[str]:
         """Names for new branches."""
@@ -225,8 +120,9 @@ class ApiSession:
                 work.append((op, future))
                 handles.append(ApiReply(future))
         task = loop.create_task(self._run(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        branch = getattr(ops[0], "branch", None)
+        self._tasks[task] = branch if isinstance(branch, str) else None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
         return handles
 
     async def _run(self, work: list[tuple[Op, "asyncio.Future[Ok] | ApiGeneration"]]) -> None:
@@ -269,12 +165,33 @@ class ApiSession:
                 self._branches.update((name, parent.copy(name)) for name in made)
             case Rollback(to=int(to)):
                 self.branch(op.branch).cut(to)
+            case Join():
+                target = self.branch(op.branch)
+                text = joined(op, self._branches)
+                if op.role is None:
+                    target.follow(text, chat=self._chat)
+                else:
+                    turn = ChatMessage(role=op.role, content=text)
+                    self._apply(Append(id=0, branch=op.branch, messages=[turn]))
+            case Prune():
+                return Ok(id=0, result=pruned(op, self._branches))
+            case Cancel():
+                self._cancel(names(op.branch) if op.branch is not None else None)
             case Drop():
                 for name in names(op.branch):
                     self._branches.pop(name, None)
             case _:
                 raise Unsupported(f"an endpoint without branches has no {type(op).__name__.lower()!r}")
         return Ok(id=0)
+
+    def _cancel(self, roots: list[str] | None) -> None:
+        """Stop the calls of these branches and of what was forked off them; None: all."""
+        for task, name in list(self._tasks.items()):
+            while roots is not None and name is not None and name not in roots:
+                branch = self._branches.get(name)
+                name = None if branch is None else branch.parent
+            if task is not asyncio.current_task() and (roots is None or name is not None):
+                task.cancel()
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -302,11 +219,14 @@ class ApiSession:
                 elif reason == "stop":
                     text = said
             if not ahead or reason == "length":  # or neither its stop nor its end came in time
-                text, reason, usage = await self._call(branch, op, generation, 0)
-        generation.add(text[len(generation.text) :])
+                heard = None if op.hidden else generation
+                text, reason, usage = await self._call(branch, op, heard, 0)
         role: TurnRole | None = "assistant" if self._chat and not branch.open else None
-        branch.segments.append(Segment(role, text, self._chat and op.keep_open))
-        return _result(branch, text, reason, stop, usage)
+        segment = Segment(role, text, self._chat and op.keep_open)
+        self._answers += 1
+        shown = branch.answers(segment, self._answers, hidden=op.hidden)
+        generation.add(shown[len(generation.text) :])
+        return _result(branch, shown, reason, stop, usage)
 
     async def _select(self, op: Select, generation: ApiGeneration) -> Result:
         branch = self.branch(generation.branch)
@@ -327,7 +247,8 @@ class ApiSession:
         text, branch.guess = op.choices[index], ""
         generation.add(text)
         role: TurnRole | None = "assistant" if self._chat and not branch.open else None
-        branch.segments.append(Segment(role, text, self._chat))
+        self._answers += 1
+        branch.answers(Segment(role, text, self._chat), self._answers)
         result = _result(branch, text, "stop", None, None)
         return msgspec.structs.replace(result, choice=index, scores=scores)
 

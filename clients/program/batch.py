@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ramify.clients.errors import SessionLost
 from ramify.clients.generation import Result
-from ramify.clients.program.state import Backend
+from ramify.clients.program.steps import Backend
 from ramify.protocol.wire import ChatMessage
 
 if TYPE_CHECKING:

@@ -24,8 +24,13 @@ import msgspec
 from ramify.clients.connect import connect
 from ramify.clients.handles import GenerateOptions
 from ramify.clients.program.batch import Batch, Failed, Item, Run
-from ramify.clients.program.state import AsyncState, Backend, Family, Listener, Piece
+from ramify.clients.program.family import Family
+from ramify.clients.program.graph import Graph, Recorder
+from ramify.clients.program.state import AsyncState
+from ramify.clients.program.steps import Backend, Compiled, Sender, Step, all_of
 from ramify.clients.program.sync import State, in_thread
+from ramify.clients.program.tracing import NeedsText
+from ramify.clients.program.value import Listener, Piece
 from ramify.clients.program.writer import Writer
 from ramify.clients.sync import LoopThread
 from ramify.protocol.errors import RamifyError
@@ -44,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     session: Backend | None = None
     connect: dict[str, Any] = {}
     options: dict[str, Any] = {}
+    compiled: Compiled = "auto"
 
 
 class Program(Generic[P, T]):
@@ -76,6 +82,7 @@ class Program(Generic[P, T]):
         *,
         session: Backend | None = None,
         connect: Mapping[str, Any] | None = None,
+        compiled: Compiled | None = None,
         **options: Unpack[GenerateOptions],
     ) -> "Program[P, T]":
         """The same program with other settings.
@@ -83,6 +90,11 @@ class Program(Generic[P, T]):
         `url`: the server (default: `RAMIFY_URL`, else this machine). `session`: one that is open
         already, or an `ApiSession`, for the asynchronous calls. `connect`: arguments of `connect`,
         like a token. `options`: of `generate`, for gaps that do not say otherwise.
+
+        `compiled`: "auto" sends what was added as one frame when the program waits (a plain function
+        waits for texts only), so one that reads nothing before its end takes one round trip; True raises
+        `NotCompiled` where a second frame would be needed; False sends each step by itself, as soon as
+        the one before it is done.
         """
         now = self.settings
         return Program(
@@ -92,6 +104,7 @@ class Program(Generic[P, T]):
                 session=session or now.session,
                 connect={**now.connect, **(connect or {})},
                 options={**now.options, **options},
+                compiled=now.compiled if compiled is None else compiled,
             ),
         )
 
@@ -179,19 +192,50 @@ class Program(Generic[P, T]):
         self, session: Backend, listener: Listener | None, *args: P.args, **kwargs: P.kwargs
     ) -> Run[T]:
         """Run it on a branch of its own in `session`; `listener` hears the text of all gaps."""
-        (name,) = session.fresh_names("program", 1)
-        for reply in await session.send([Fork(id=0, branch=None, as_=[name])]):
-            await reply
-        family = Family(session, listener)
-        state = AsyncState(family, Writer(name, cast(GenerateOptions, self.settings.options)))
+        sender = Sender(session, self.settings.compiled, yields=iscoroutinefunction(self.function))
+        family = Family(sender, listener)
+        state = self._root(family)
         try:
             value = await self._call(state, *args, **kwargs)
+            family.at = "at its end"
             for each in family.states:
                 await each.finish()
             results = {each: await state[each].result() for each in state.names()}
             return Run(value, results, await state.messages())
         finally:
-            await _end(family)
+            await _end(family, state.branch)
+
+    def _root(self, family: Family) -> AsyncState:
+        """A state on a new branch without a parent."""
+        (name,) = family.sender.session.fresh_names("program", 1)
+        state = AsyncState(family, Writer(name, cast(GenerateOptions, self.settings.options)))
+        ops = [Fork(id=0, branch=None, as_=[name])]
+        state.birth = Step(lambda: ops, all_of, writes=[state])
+        state.add(state.birth)
+        return state
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Graph:
+        """What `run` would send, as a graph, without a server. See `Graph`.
+
+        Texts of gaps are holes that may be passed on and returned; where Python needs one the trace
+        ends, and so does the frame that `run` sends.
+        """
+        with _loop() as thread:
+            return thread.run(self.atrace(*args, **kwargs))
+
+    async def atrace(self, *args: P.args, **kwargs: P.kwargs) -> Graph:
+        """`trace` for asynchronous code."""
+        recorder = Recorder(self.__name__)
+        family = Family(recorder, None, tracing=True)
+        state = self._root(family)
+        why: str | None = None
+        try:
+            await self._call(state, *args, **kwargs)
+        except NeedsText as needed:
+            why = f"{needed.place}: {needed}"
+        for each in family.states:
+            await each.finish()
+        return recorder.graph(why)
 
     async def _call(self, state: AsyncState, *args: P.args, **kwargs: P.kwargs) -> T:
         if iscoroutinefunction(self.function):
@@ -219,14 +263,16 @@ def program(function: Callable[..., Any], /) -> Program[..., Any]:
     return Program(function)
 
 
-async def _end(family: Family) -> None:
-    """Stop what still runs, and drop every branch."""
-    await asyncio.gather(*(state.stop() for state in family.states))
-    session = family.session
+async def _end(family: Family, root: str) -> None:
+    """Stop what still runs, and drop every branch. A compiled run that went well does not wait."""
+    sender = family.sender
+    stopped = await sender.stop(root)
+    waits = sender.eager or stopped or any(state.error is not None for state in family.states)
     names = [state.branch for state in family.states if state.born]
     for start in range(0, len(names), DROPPED):
         with contextlib.suppress(RamifyError):  # the session is over, and its branches with it
-            for reply in await session.send([Drop(id=0, branch=names[start : start + DROPPED])]):
+            replies = await sender.session.send([Drop(id=0, branch=names[start : start + DROPPED])])
+            for reply in replies if waits else ():
                 await reply
 
 

@@ -7,13 +7,18 @@ there and waits for it. Adding never waits for the model, reading does.
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from ramify.clients.generation import Result
-from ramify.clients.program.expressions import Expression
-from ramify.clients.program.state import AsyncState, Forks, Mark, Value
+from ramify.clients.handles import GenerateOptions, PruneBy
+from ramify.clients.program.expressions import Expression, TurnRole
+from ramify.clients.program.family import Mark
+from ramify.clients.program.forks import Forks
+from ramify.clients.program.places import place
+from ramify.clients.program.state import AsyncState
+from ramify.clients.program.value import Value
 from ramify.clients.sync import LoopThread
 from ramify.protocol.wire import ChatMessage
 
@@ -29,87 +34,158 @@ class State:
 
     def __init__(self, thread: LoopThread, state: AsyncState) -> None:
         self._thread = thread
-        self._state = state
+        self.state = state
+
+    def _call(self, function: Callable[[], T]) -> T:
+        self.state.family.at = place()
+        return self._thread.call(function)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        self.state.family.at = place()
+        return self._thread.run(work)
 
     def __iadd__(self, expression: Expression) -> "State":
         def add() -> None:
-            state = self._state
+            state = self.state
             state += expression
 
-        self._thread.call(add)
+        self._call(add)
         return self
 
     def __getitem__(self, name: str) -> str:
-        return self.result(name).text
+        value = self._value(name)
+
+        async def text() -> str:
+            return await value
+
+        return self._run(text())
 
     def __contains__(self, name: str) -> bool:
-        return self._thread.call(lambda: name in self._state)
+        return self._call(lambda: name in self.state)
 
     def names(self) -> list[str]:
         """The names of the gaps so far, each once."""
-        return self._thread.call(self._state.names)
+        return self._call(self.state.names)
 
     def result(self, name: str) -> Result:
         """All about the generation of a gap: text, reason, usage. Raises what went wrong."""
-        return self._thread.run(self._value(name).result())
+        return self._run(self._value(name).result())
+
+    def read(self, name: str, kind: type[T]) -> T:
+        """The text of a gap as a value: a number, a truth value, an enum, or what its JSON says.
+
+        Raises ValueError for a text that is none.
+        """
+        return self._run(self.state.read(name, kind))
 
     def stream(self, name: str) -> Iterator[str]:
         """The text of a gap as it comes."""
         deltas = aiter(self._value(name))
-        while (text := self._thread.run(_next(deltas))) is not None:
+        while (text := self._run(_next(deltas))) is not None:
             yield text
 
     def text(self) -> str:
         """Everything so far, without the chat template's marks."""
-        return self._thread.run(self._state.text())
+        return self._run(self.state.text())
 
     def messages(self) -> list[ChatMessage]:
         """Everything so far as chat turns; text outside of turns counts as a user's."""
-        return self._thread.run(self._state.messages())
+        return self._run(self.state.messages())
 
-    def fork(self, count: int = 2) -> "SyncForks":
-        """Children that share this state up to here. What is computed of it is computed once."""
-        return SyncForks(self._thread, self._thread.call(lambda: self._state.fork(count)))
+    def fork(self, count: int = 2, **options: Unpack[GenerateOptions]) -> "SyncForks":
+        """Children that share this state up to here. What is computed of it is computed once.
+
+        `options`: for their gaps that do not say otherwise. With `hidden=True` their text stays on the
+        server, for a join or a prune.
+        """
+        return SyncForks(self._thread, self._call(lambda: self.state.fork(count, **options)))
 
     def flush(self) -> None:
-        """Send what waits for a gap now, so that it is computed while the program does other things."""
-        self._thread.call(self._state.flush)
+        """Send what was held back, so that it is computed while the program does something else."""
+        self._call(self.state.flush)
 
     def mark(self) -> Mark:
         """This place, for `rollback`."""
-        return self._thread.call(self._state.mark)
+        return self._call(self.state.mark)
 
     def rollback(self, mark: Mark) -> None:
         """Forget what was added since `mark`."""
-        self._thread.call(lambda: self._state.rollback(mark))
+        self._call(lambda: self.state.rollback(mark))
 
     def finish(self) -> None:
         """Wait until everything added here is done. Raises what went wrong."""
-        self._thread.run(self._state.finish())
+        self._run(self.state.finish())
 
     def apply(self, work: Callable[[AsyncState], Coroutine[Any, Any, T]]) -> T:
         """Run `work` on the asynchronous state, and wait for it."""
-        return self._thread.run(work(self._state))
+        return self._run(work(self.state))
 
     def _value(self, name: str) -> Value:
-        return self._thread.call(lambda: self._state[name])
+        return self._call(lambda: self.state[name])
 
 
 class SyncForks(list[State]):
-    """The children of a fork."""
+    """The children of a fork. See `Forks`."""
 
     def __init__(self, thread: LoopThread, forks: Forks) -> None:
         super().__init__(State(thread, child) for child in forks)
         self._thread = thread
         self._forks = forks
 
+    def _call(self, function: Callable[[], T]) -> T:
+        self._forks.parent.family.at = place()
+        return self._thread.call(function)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        self._forks.parent.family.at = place()
+        return self._thread.run(work)
+
     def values(self, name: str) -> list[str]:
         """What the gap `name` got in each child, in order."""
-        return self._thread.run(self._forks.values(name))
+        return self._run(self._forks.values(name))
 
     def finish(self) -> None:
         """Wait until every child is done."""
-        self._thread.run(self._forks.finish())
+        self._run(self._forks.finish())
+
+    def join(
+        self,
+        *,
+        prefix: str = "",
+        each: str = "{text}\n",
+        suffix: str = "",
+        role: TurnRole | None = "user",
+        keep: bool = False,
+    ) -> None:
+        """What each child generated last becomes input of the state that was forked; then they are over.
+
+        The text is `prefix`, `each` for each child ({i}, {name}, {text}) and `suffix`, as a turn of
+        `role`, None: as raw text. `keep`: the children live on.
+        """
+        self._call(
+            lambda: self._forks.join(prefix=prefix, each=each, suffix=suffix, role=role, keep=keep)
+        )
+
+    def prune(
+        self, k: int = 1, *, by: PruneBy = "logprob", judges: Sequence[State] | None = None
+    ) -> "SyncForks":
+        """The best `k` children, the best first: a beam. They go on as the states that this returns.
+
+        `by`: the `first` that are through, the mean `logprob` of what each generated last, the last
+        `number` in it, or the answer that most give (`vote`). `judges`: states whose answers are
+        compared instead, one for each child.
+        """
+        others = _states(judges)
+        return SyncForks(self._thread, self._call(lambda: self._forks.prune(k, by=by, judges=others)))
+
+    def adopt(self, *, by: PruneBy = "logprob", judges: Sequence[State] | None = None) -> None:
+        """The state that was forked goes on as the best child. See `prune`."""
+        others = _states(judges)
+        self._call(lambda: self._forks.adopt(by=by, judges=others))
+
+
+def _states(judges: Sequence[State] | None) -> list[AsyncState] | None:
+    return None if judges is None else [judge.state for judge in judges]
 
 
 async def _next(deltas: AsyncIterator[str]) -> str | None:

@@ -14,10 +14,17 @@ and so the same tokens. Whole turns become messages of one `append`; text outsid
 
 from collections.abc import Iterable
 from itertools import groupby
+from typing import Protocol
 
 from ramify.clients.handles import GenerateOptions
 from ramify.clients.program.expressions import Begin, Choose, End, Gap, Gen, Step, Text, TurnRole
 from ramify.protocol.wire import Append, ChatMessage, Generate, Op, Select
+
+
+class Inserted(Protocol):
+    """Text of a record that the server makes: what a join appends."""
+
+    async def text(self) -> str: ...
 
 
 class Writer:
@@ -30,19 +37,44 @@ class Writer:
     def __init__(self, branch: str, defaults: GenerateOptions | None = None) -> None:
         self.branch = branch
         self._defaults: GenerateOptions = defaults or {}
-        self.record: list[tuple[int, TurnRole | None, str | Gap]] = []
+        self.record: list[tuple[int, TurnRole | None, str | Gap | Inserted]] = []
         self._turn = 0
         self._pending: list[ChatMessage | str] = []  # whole turns, and text that is not in one
         self._text: list[str] = []  # of the turn that is being written
         self._role: TurnRole | None = None
         self._open = False  # the turn has begun on the branch, because it holds a gap
 
-    def fork(self, branch: str) -> "Writer":
-        """The writer of a child that was forked after `flush`."""
-        child = Writer(branch, self._defaults)
+    def fork(self, branch: str, options: GenerateOptions | None = None) -> "Writer":
+        """The writer of a child that was forked after `flush`. `options`: of its gaps."""
+        child = Writer(branch, {**self._defaults, **(options or {})})
         child.record = list(self.record)
         child._role, child._open, child._turn = self._role, self._open, self._turn
         return child
+
+    def insert(self, role: TurnRole | None, item: Inserted) -> None:
+        """Something else appends to the branch, after `flush`. Raises TypeError inside a turn."""
+        if role is not None:
+            self._begin(role)
+        self.record.append((self._turn, self._role, item))
+        if role is not None:
+            self._role = None
+            self._turn += 1
+
+    @property
+    def turn(self) -> int:
+        """The number of the present turn."""
+        return self._turn
+
+    @property
+    def place(self) -> tuple[TurnRole | None, bool]:
+        """Whether a turn goes on."""
+        return self._role, self._open
+
+    def follow(self, other: "Writer") -> None:
+        """The branch is now what that of `other` is, after its `flush`; what it held is forgotten."""
+        self.rewind(0)
+        self._role, self._open = other.place
+        self._turn = other.turn
 
     def rewind(self, record: int) -> None:
         """Forget what was written since the record had this length, and had been flushed."""

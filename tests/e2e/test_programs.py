@@ -201,3 +201,23 @@ async def test_runs_without_await_from_a_thread(serving: Any) -> None:
         assert run.value == (await here.arun("Why?")).value
         pieces = await asyncio.to_thread(lambda: list(here.stream("Why?")))
         assert {p.name for p in pieces} == {"way", "end"}
+
+
+async def test_a_batch_that_was_stopped_goes_on(serving: Any, tmp_path: Path) -> None:
+    async with serving(fake={"step_seconds": 0.001}) as served:
+        here = turns.using(at(served), temperature=0.0)
+        items: list[dict[str, Any]] = [{"count": 1 + i % 3} for i in range(40)]
+        file = tmp_path / "results.jsonl"
+        batch = asyncio.create_task(here.arun_batch(items, concurrency=4, sockets=2, results=file))
+        while not file.exists() or len(file.read_bytes().splitlines()) < 5:
+            await asyncio.sleep(0)
+        batch.cancel()
+        await asyncio.gather(batch, return_exceptions=True)
+        done = file.read_bytes().splitlines()
+        assert 5 <= len(done) < len(items)
+        results = await here.arun_batch(items, concurrency=4, sockets=2, results=file)
+        lines = file.read_bytes().splitlines()
+        assert lines[: len(done)] == done
+        assert len(lines) == len(items)  # nothing ran twice
+        assert all(isinstance(result, Run) for result in results)
+        await served.deserted()

@@ -1,20 +1,13 @@
 """`join`: what several branches generated last becomes input of another one; then they are dropped."""
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.drafts import Shared
 from ramify.actors.session.ops.home import Desk, Faults, Home
 from ramify.actors.session.tasks import FrameRun, Task
-from ramify.protocol.errors import LimitExceeded
+from ramify.protocol.joining import FIELDS, fields, join_texts
 from ramify.protocol.wire import Append, ChatMessage, Join, Ok
-
-MOST = 1 << 22  # characters that a join makes: `each` may name a long text many times
-FIELDS = 64  # how often it may
-
-_FIELD = re.compile(r"\{(i|name|text)\}")
 
 
 def _check(op: Join, faults: Faults) -> None:
@@ -22,7 +15,7 @@ def _check(op: Join, faults: Faults) -> None:
         faults.fail("from", "A branch is named twice")
     if op.branch in op.from_:
         faults.fail("branch", f"branch {op.branch!r} cannot be joined into itself")
-    faults.limit("each", len(_FIELD.findall(op.each)), FIELDS, "fields")
+    faults.limit("each", fields(op.each), FIELDS, "fields")
 
 
 def _tasks(op: Join, frame: FrameRun) -> list[Task]:
@@ -54,23 +47,6 @@ def _run(desk: Desk, op: Join, task: Task) -> Ok | None:
 def _answer(branch: Branch) -> str:
     answer = branch.answer()
     return answer.said if answer is not None else ""
-
-
-def join_texts(op: Join, texts: Sequence[str]) -> str:
-    """What the join appends. Raises LimitExceeded before it is made, if that would be too long."""
-    pattern = _FIELD.split(op.each)  # text, field, text, field, ..., text
-    parts, size = [op.prefix], len(op.prefix) + len(op.suffix)
-    for i, (name, text) in enumerate(zip(op.from_, texts, strict=True), 1):
-        values = {"i": str(i), "name": name, "text": text}
-        each = [values[part] if at % 2 else part for at, part in enumerate(pattern)]
-        size += sum(map(len, each))
-        if size > MOST:
-            raise LimitExceeded(
-                f"the join would make more than {MOST} characters: join fewer or shorter texts",
-                details={"max": MOST},
-            )
-        parts += each
-    return "".join([*parts, op.suffix])
 
 
 HOME = Home(_tasks, _run, _check)

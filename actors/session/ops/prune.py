@@ -10,10 +10,10 @@ from typing import Any
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.ops.home import Desk, Faults, Home
 from ramify.actors.session.ops.race import Race
-from ramify.actors.session.ops.ranking import best_first, number_in, vote_of, votes
 from ramify.actors.session.replies import Skipped
 from ramify.actors.session.tasks import FrameRun, Task
 from ramify.protocol.errors import BadRequest
+from ramify.protocol.ranking import best_first, number_in, vote_of, votes
 from ramify.protocol.wire import Ok, Prune
 
 _LACKING = {

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.ops.join import MOST, join_texts
 from ramify.actors.session.pieces import OutputPiece
 from ramify.protocol import wire as w
 from ramify.protocol.errors import LimitExceeded
+from ramify.protocol.joining import MOST, join_texts
 
 Sim = Callable[..., Any]
 

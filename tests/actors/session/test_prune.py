@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from ramify.actors.session.ops.race import Race
-from ramify.actors.session.ops.ranking import READ, best_first, number_in, vote_of, votes
 from ramify.actors.session.pieces import OutputPiece
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
+from ramify.protocol.ranking import READ, best_first, number_in, vote_of, votes
 
 Sim = Callable[..., Any]
 NAMES = ["a", "b", "c", "d"]

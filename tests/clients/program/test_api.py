@@ -4,8 +4,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import pytest
 from openai import AsyncOpenAI
 
@@ -180,3 +181,93 @@ async def test_what_the_endpoint_does_not_know_is_refused() -> None:
         with pytest.raises(Exception, match="onnection"):
             await profile.using(session=ApiSession(gone, "m", chat=False)).arun()
         await gone.close()
+
+
+@program
+async def merged(s: AsyncState, by: Any) -> list[str]:
+    s += user("Q")
+    forks = s.fork(3, hidden=by is None)
+    for i, fork in enumerate(forks):
+        fork += assistant(gen("a", max_tokens=4 + i // 2))
+    if by is None:
+        forks.join(prefix="All: ", each="{i}={text};", suffix="!")
+    else:
+        forks.adopt(by=by)
+    s += user("More") + assistant(gen("b", max_tokens=3))
+    return [m.content for m in await s.messages()] + [await s["b"]]
+
+
+async def test_joins_and_prunes_are_done_by_the_client() -> None:
+    api = FakeApi(PROFILE)
+    async with served(api) as client:
+        session = ApiSession(client, "m")
+        run = await merged.using(session=session).arun("vote")
+        assert run.value == ["Q", "Name", "More", "Nam", "Nam"]
+        run = await merged.using(session=session).arun(None)
+        sent = [m["content"] for m in api.requests[-1]["messages"]]
+        assert sent == ["Q", "All: 1=Name;2=Name;3=Name:;!", "More"]
+        assert run["b"] == "Nam"
+        await merged.using(session=session).arun("first")
+        with pytest.raises(RamifyError, match="has an answer that counts"):
+            await merged.using(session=session).arun("number")
+        with pytest.raises(RamifyError, match=r"logprobs=1|log-probability"):
+            await merged.using(session=session).arun("logprob")
+        with pytest.raises(RamifyError, match="compiled=False"):
+            await merged.using(session=session, compiled=True).arun("vote")
+
+
+async def test_leaving_a_program_early_stops_its_calls() -> None:
+    api = FakeApi(PROFILE)
+    going, closed = asyncio.Event(), asyncio.Event()
+
+    async def hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        going.set()
+        while await reader.read(1000):
+            pass
+        closed.set()
+        writer.close()
+
+    api.serve = hangs  # type: ignore[method-assign]
+    async with served(api) as client:
+        task = asyncio.create_task(merged.using(session=ApiSession(client, "m")).arun("vote"))
+        await going.wait()
+        task.cancel()
+        await asyncio.wait_for(closed.wait(), 30)
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class Person(msgspec.Struct):
+    """What a gap is read as."""
+
+    name: str
+    born: int
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        (" 12\n", int, 12),
+        ("1.5", float, 1.5),
+        ("true", bool, True),
+        ("Rome", str, "Rome"),
+        ("Rome", Literal["Rome", "Oslo"], "Rome"),
+        ('{"name": "Ada", "born": 1815}', Person, Person("Ada", 1815)),
+        ("twelve", int, None),
+        ("Lima", Literal["Rome", "Oslo"], None),
+        ('{"name": "Ada"}', Person, None),
+    ],
+)
+async def test_texts_are_read_as_values(text: str, kind: Any, value: Any) -> None:
+    @program
+    async def reads(s: AsyncState) -> Any:
+        s += gen("x", max_tokens=99)
+        return await s.read("x", kind)
+
+    async with served(FakeApi(text)) as client:
+        here = reads.using(session=ApiSession(client, "m", chat=False))
+        if value is None:
+            with pytest.raises(ValueError, match="the gap 'x' got"):
+                await here.arun()
+        else:
+            assert (await here.arun()).value == value

@@ -1,6 +1,7 @@
 """How `prune` compares what branches generated: numbers, votes, log-probabilities. Pure.
 
-What it reads of a text is bounded, so that many long ones cost little.
+The server uses it, and clients whose endpoint has no `prune`. What it reads of a text is bounded,
+so that many long ones cost little.
 """
 
 import math

@@ -1,0 +1,41 @@
+"""What the states of one run share: who sends, who listens, and each other."""
+
+from typing import TYPE_CHECKING
+
+from ramify.clients.program.places import place
+from ramify.clients.program.steps import Sender
+from ramify.clients.program.value import Listener
+
+if TYPE_CHECKING:
+    from ramify.clients.program.forks import Past
+    from ramify.clients.program.state import AsyncState
+
+
+class Family:
+    """The states of one run. `tracing`: there is no model, and texts are holes."""
+
+    def __init__(self, sender: Sender, listener: Listener | None, *, tracing: bool = False) -> None:
+        self.sender = sender
+        self.listener = listener
+        self.tracing = tracing
+        self.states: list[AsyncState] = []
+        self.at: str | None = None  # where the program is, if it runs in a thread of its own
+
+    def where(self) -> str:
+        """Where the program is, as `at file.py:12`."""
+        return self.at or place()
+
+    def reads(self) -> None:
+        """Somebody is about to wait: what was held back is sent."""
+        self.sender.barrier(self.where)
+
+
+class Mark:
+    """A place on a branch to go back to. `position`: once the server has said it."""
+
+    def __init__(self, state: "AsyncState", record: int, gaps: int, past: "Past | None") -> None:
+        self.state = state
+        self.record = record
+        self.gaps = gaps
+        self.past = past
+        self.position = 0
