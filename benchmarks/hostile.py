@@ -45,7 +45,9 @@ MIXES = [(60, 30, 10, 0), (30, 60, 10, 0), (20, 40, 40, 0), (30, 30, 30, 10)]
 NEW_NAMES = frozenset({"as", "name"})  # fields for branches that are not there yet
 BRANCHES = frozenset({"branch", "as", "from", "into", "score_from", "name", "have"})
 POSITIONS = frozenset({"at", "to", "expect", "upto", "have"})
-FREQUENT = {"append": 12, "generate": 12, "fork": 6, "rollback": 5, "cancel": 3}  # beside 2
+FREQUENT = {
+    "append": 12, "generate": 12, "fork": 6, "rollback": 5, "cancel": 3, "join": 4, "prune": 6,
+}  # beside 2  # fmt: skip
 UNSUPPORTED = frozenset({"constraint", "persist"})
 FREE = frozenset({"meta", "tools", "tool_calls"})  # JSON of the client's own
 
@@ -160,7 +162,7 @@ class Hostile:
             wanted = each.required or each is forced or self.random.random() < 0.2
             if chosen is not None and name in one_of:
                 wanted = name == chosen
-            if each is not forced and name in UNSUPPORTED | {"n", "expect"}:
+            if each is not forced and name in UNSUPPORTED | {"n", "expect", "k", "score_from"}:
                 wanted = self.random.random() < 0.03
             if wanted:
                 message[name] = self._value(each.type, name, mood if each is forced else "plain")

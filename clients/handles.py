@@ -5,8 +5,19 @@ Every method queues one frame and waits for the replies of its own ops. Nothing 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, overload
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 import msgspec
 
@@ -29,8 +40,11 @@ from ramify.protocol.wire import (
     Event,
     Fork,
     Generate,
+    Join,
+    JsonObject,
     Ok,
     Op,
+    Prune,
     Role,
     Rollback,
     Set,
@@ -43,6 +57,9 @@ if TYPE_CHECKING:
 
 _CLOSE_S = 5.0  # how long `close` waits for the server's answer
 Messages = Sequence[ChatMessage | Mapping[str, Any]]
+
+PruneBy = Literal["first", "logprob", "number", "vote"]
+B = TypeVar("B")
 
 TREE_TRIES = 5  # a tree that does not fit into one answer may change between two
 
@@ -67,8 +84,21 @@ class GenerateOptions(TypedDict, total=False):
     priority: int
     deadline_ms: int
     quiet: bool
+    hidden: bool
     keep_open: bool
     expect: int
+
+
+class Pruned(NamedTuple, Generic[B]):
+    """What a prune came to. `branches`: the winners where they are now, the best first.
+
+    `kept`: the sources that they were; `scores`: of each source, None without one (by "first": empty).
+    """
+
+    branches: list[B]
+    kept: list[str]
+    dropped: list[str]
+    scores: dict[str, float | None]
 
 
 class Branch:
@@ -170,9 +200,48 @@ class Branch:
         """Release the branch."""
         return await self.session.ok(Drop(id=0, branch=self.name))
 
-    async def cancel(self) -> Ok:
-        """Stop what runs or waits on this branch. Its generations end with what they have."""
-        return await self.session.ok(Cancel(id=0, branch=self.name))
+    async def join(
+        self,
+        *sources: "Branch | str",
+        prefix: str = "",
+        each: str = "{text}\n",
+        suffix: str = "",
+        role: Role | None = "user",
+        keep: bool = False,
+    ) -> Ok:
+        """Append what each source generated last, once it has; then the sources are dropped.
+
+        `each` may name {i}, {name} and {text}. `role`: of the turn, None: raw text. `keep`: the sources.
+        """
+        return await self.session.ok(
+            Join(
+                id=0,
+                from_=branch_names(sources),
+                branch=self.name,
+                prefix=prefix,
+                each=each,
+                suffix=suffix,
+                role=role,
+                keep=keep,
+            )
+        )
+
+    async def prune(
+        self,
+        *sources: "Branch | str",
+        by: PruneBy = "logprob",
+        score_from: "Sequence[Branch | str] | None" = None,
+        keep: bool = False,
+    ) -> "Pruned[Branch]":
+        """The best source takes this branch's place; all sources go. See `Session.prune`."""
+        return await self.session.prune(sources, into=[self], by=by, score_from=score_from, keep=keep)
+
+    async def cancel(self, *, subtree: bool = False) -> Ok:
+        """Stop the generations of this branch, which end with what they have.
+
+        `subtree`: and all that runs or waits on it and on what was forked off it.
+        """
+        return await self.session.ok(Cancel(id=0, branch=self.name, subtree=subtree))
 
     async def tree(self, *, text: bool = False, tokens: bool = False) -> BranchState:
         """The branch as the server sees it; `text` and `tokens` add its turns."""
@@ -269,9 +338,36 @@ class Session:
                 return whole(pages)
         raise Conflict("the tree changes faster than it can be shown: ask for one branch of it")
 
-    async def cancel(self) -> Ok:
-        """Stop every generation that this session runs or waits for."""
-        return await self.ok(Cancel(id=0))
+    async def prune(
+        self,
+        sources: "Sequence[Branch | str]",
+        *,
+        into: "Sequence[Branch | str] | None" = None,
+        by: PruneBy = "logprob",
+        k: int | None = None,
+        score_from: "Sequence[Branch | str] | None" = None,
+        keep: bool = False,
+    ) -> "Pruned[Branch]":
+        """Keep the best `k` (1) of the sources, once their generations have ended, and drop the others.
+
+        By: who is `first`, the mean `logprob`, the last `number` in the text, or `vote`. `into`: names
+        for the winners, the best first; branches that exist are moved there. `score_from`: the branches
+        that are compared instead, one for each source. `keep`: drop nobody.
+        """
+        op = Prune(
+            id=0,
+            from_=branch_names(sources),
+            into=None if into is None else branch_names(into),
+            by=by,
+            k=k,
+            score_from=None if score_from is None else branch_names(score_from),
+            keep=keep,
+        )
+        return pruned((await self.ok(op)).result or {}, self.branch)
+
+    async def cancel(self, *, subtree: bool = False) -> Ok:
+        """Stop every generation that this session runs or waits for; `subtree`: every op."""
+        return await self.ok(Cancel(id=0, subtree=subtree))
 
     async def set(
         self,
@@ -345,6 +441,22 @@ class Session:
             if name not in self.core.heads.by_name:
                 names.append(name)
         return names
+
+
+def branch_names(branches: Sequence[Branch | str]) -> list[str]:
+    """The names of branches, or of branches that an op of the same frame makes."""
+    return [branch if isinstance(branch, str) else branch.name for branch in branches]
+
+
+def pruned(result: JsonObject, branch: Callable[[str], B]) -> Pruned[B]:
+    """The result of a `prune`, with handles that `branch` makes."""
+    kept = result.get("kept", ())
+    return Pruned(
+        [branch(one["into"]) for one in kept],
+        [one["from"] for one in kept],
+        list(result.get("dropped", ())),
+        dict(result.get("scores", {})),
+    )
 
 
 def chat_messages(messages: Messages) -> list[ChatMessage]:

@@ -5,7 +5,20 @@ Pure bookkeeping of replies. What a branch holds is the server's business.
 
 from collections.abc import Iterable
 
-from ramify.protocol.wire import BranchState, Done, Drop, Event, Fork, Join, Ok, Op, Rollback, Set, names
+from ramify.protocol.wire import (
+    BranchState,
+    Done,
+    Drop,
+    Event,
+    Fork,
+    JsonObject,
+    Ok,
+    Op,
+    Prune,
+    Rollback,
+    Set,
+    names,
+)
 
 
 class Head:
@@ -82,9 +95,8 @@ class Heads:
                     self.by_name.pop(name, None)
             case Set(name=str() as name) if op.branch in self.by_name:
                 self.by_name[name] = self.by_name.pop(op.branch)
-            case Join() if not op.keep:
-                for name in op.from_:
-                    self.by_name.pop(name, None)
+            case Prune():
+                pass  # its result says which branches moved
             case _ if head is not None and ok.position is not None:
                 rebased = (ok.result or {}).get("rebased")  # the strict template moved the branch back
                 if rebased is None:
@@ -92,6 +104,15 @@ class Heads:
                 else:
                     head.position = ok.position
                     head.received = min(head.received, rebased)
+        self._placed(ok.result or {})
+
+    def _placed(self, result: JsonObject) -> None:
+        """Branches that a prune moved: their text is known by another name. Then those that went."""
+        for kept in result.get("kept", ()):
+            if kept["into"] != kept["from"]:
+                self.by_name[kept["into"]] = Head(kept["position"], kept["position"])
+        for name in result.get("dropped", ()):
+            self.by_name.pop(name, None)
 
     def _forked(self, op: Fork, ok: Ok) -> None:
         parent = self.by_name.get(op.branch) if op.branch is not None else None
@@ -117,7 +138,7 @@ class Heads:
             return position
         if event.op == "drop":
             self.by_name.pop(event.branch, None)
-        elif position is not None:
+        elif event.op != "prune" and position is not None:
             if details.get("from") in self.by_name:  # renamed
                 self.by_name[event.branch] = self.by_name.pop(details["from"])
             head = self.get(event.branch)
@@ -129,4 +150,5 @@ class Heads:
                 head.position = position
             for child in details.get("as", ()):
                 self.by_name.setdefault(child, Head(position, position))
+        self._placed(details)
         return position

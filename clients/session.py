@@ -41,6 +41,7 @@ from ramify.protocol.wire import (
     Op,
     Open,
     Pong,
+    Prune,
     ServerInfo,
     ServerMessage,
     Set,
@@ -93,8 +94,9 @@ class SessionCore:
         self.phase = Phase.OPENING
         have = self.settings.have
         if self.known:
-            self._guessed = self._unborn()
-            have = self.heads.have() | dict.fromkeys(self._guessed, 0)
+            unborn = self._unborn()
+            have = self.heads.have() | dict.fromkeys(unborn, 0)
+            self._guessed = unborn | self._moving()
         return [
             msgspec.structs.replace(
                 self.settings,
@@ -118,7 +120,12 @@ class SessionCore:
                 made.update(ticket.op.as_ or ())
             elif isinstance(ticket.op, Set) and ticket.op.name is not None:
                 made.add(ticket.op.name)
-        return made - self.heads.by_name.keys()
+        return (made | self._moving()) - self.heads.by_name.keys()
+
+    def _moving(self) -> set[str]:
+        """Branches that a prune without a reply moves to where a winner is, if it has run."""
+        prunes = (ticket.op for ticket in self._sent.values() if isinstance(ticket.op, Prune))
+        return {name for op in prunes for name in op.targets}
 
     def disconnected(self, code: int | None, reason: str = "") -> tuple[Verdict, list[CoreEvent]]:
         """The connection ended with a close code (None: without one). Says what to do now.
@@ -333,7 +340,8 @@ class SessionCore:
         later = running[running.index((ticket, stream)) + 1 :]
         over = stream.finish(done, done.text)
         error = from_done(done)
-        if error is None and done.text is None and self._lacks(ticket, stream):
+        hidden = isinstance(ticket.op, Generate) and ticket.op.hidden
+        if error is None and done.text is None and not hidden and self._lacks(ticket, stream):
             error = Conflict(
                 "the branch was cut back, renamed or dropped before this text was delivered",
                 details={"branch": done.branch, "text": stream.text},

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 from ramify.clients.connect import Settings, connect
 from ramify.clients.generation import Generation, Reply, Result
-from ramify.clients.handles import Branch, GenerateOptions, Messages, Session
+from ramify.clients.handles import Branch, GenerateOptions, Messages, PruneBy, Pruned, Session
 from ramify.clients.stream import TextDelta
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import BranchState, Ok, Op, Role, State
@@ -233,8 +233,36 @@ class SyncBranch:
     def drop(self) -> Ok:
         return self._thread.run(self._branch.drop())
 
-    def cancel(self) -> Ok:
-        return self._thread.run(self._branch.cancel())
+    def join(
+        self,
+        *sources: "SyncBranch | str",
+        prefix: str = "",
+        each: str = "{text}\n",
+        suffix: str = "",
+        role: Role | None = "user",
+        keep: bool = False,
+    ) -> Ok:
+        return self._thread.run(
+            self._branch.join(
+                *_names(sources), prefix=prefix, each=each, suffix=suffix, role=role, keep=keep
+            )
+        )
+
+    def prune(
+        self,
+        *sources: "SyncBranch | str",
+        by: PruneBy = "logprob",
+        score_from: "Sequence[SyncBranch | str] | None" = None,
+        keep: bool = False,
+    ) -> "Pruned[SyncBranch]":
+        judges = None if score_from is None else _names(score_from)
+        found = self._thread.run(
+            self._branch.prune(*_names(sources), by=by, score_from=judges, keep=keep)
+        )
+        return _pruned(self._thread, found)
+
+    def cancel(self, *, subtree: bool = False) -> Ok:
+        return self._thread.run(self._branch.cancel(subtree=subtree))
 
     def tree(self, *, text: bool = False, tokens: bool = False) -> BranchState:
         return self._thread.run(self._branch.tree(text=text, tokens=tokens))
@@ -296,8 +324,30 @@ class SyncSession:
     def tree(self, *, branch: str | None = None, text: bool = False, tokens: bool = False) -> State:
         return self._thread.run(self._session.tree(branch=branch, text=text, tokens=tokens))
 
-    def cancel(self) -> Ok:
-        return self._thread.run(self._session.cancel())
+    def prune(
+        self,
+        sources: "Sequence[SyncBranch | str]",
+        *,
+        into: "Sequence[SyncBranch | str] | None" = None,
+        by: PruneBy = "logprob",
+        k: int | None = None,
+        score_from: "Sequence[SyncBranch | str] | None" = None,
+        keep: bool = False,
+    ) -> Pruned[SyncBranch]:
+        found = self._thread.run(
+            self._session.prune(
+                _names(sources),
+                into=None if into is None else _names(into),
+                by=by,
+                k=k,
+                score_from=None if score_from is None else _names(score_from),
+                keep=keep,
+            )
+        )
+        return _pruned(self._thread, found)
+
+    def cancel(self, *, subtree: bool = False) -> Ok:
+        return self._thread.run(self._session.cancel(subtree=subtree))
 
     def send(
         self, ops: Sequence[Op | Mapping[str, Any]]
@@ -322,6 +372,15 @@ class SyncSession:
             self._thread.run(self._session.close(keep=keep))
         finally:
             self._thread.stop()
+
+
+def _names(branches: Sequence[SyncBranch | str]) -> list[str]:
+    return [branch if isinstance(branch, str) else branch.name for branch in branches]
+
+
+def _pruned(thread: LoopThread, found: Pruned[Branch]) -> Pruned[SyncBranch]:
+    winners = [SyncBranch(thread, branch) for branch in found.branches]
+    return Pruned(winners, found.kept, found.dropped, found.scores)
 
 
 def connect_sync(url: str, **settings: Unpack[Settings]) -> SyncSession:

@@ -196,7 +196,8 @@ class Generate(Op, kw_only=True, frozen=True):
     as_: BranchNames | None = msgspec.field(default=None, name="as")
     priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
     deadline_ms: Count | None = None
-    quiet: bool = False
+    quiet: bool = False  # no deltas: the text comes in `done`
+    hidden: bool = False  # nor there: for what a `join` or `prune` reads
     keep_open: bool = False
     expect: Position | None = None
 
@@ -222,6 +223,8 @@ class Fork(Op, kw_only=True, frozen=True):
 
 
 class Join(Op, kw_only=True, frozen=True):
+    """`each` may name {i}, {name} and {text} of a source. `role`: None appends raw text."""
+
     branch_fields = ("branch", "from_")
 
     from_: BranchNames = msgspec.field(name="from")
@@ -229,19 +232,31 @@ class Join(Op, kw_only=True, frozen=True):
     prefix: LongText = ""
     each: LongText = "{text}\n"
     suffix: LongText = ""
-    role: Role = "user"
+    role: Role | None = "user"
     keep: bool = False
 
 
 class Prune(Op, kw_only=True, frozen=True):
+    """`into`: None: the winners keep their names. `k`: None: as many as `into` names, else one."""
+
     branch_fields = ("into", "from_", "score_from")
 
     from_: BranchNames = msgspec.field(name="from")
-    into: Targets
+    into: Targets | None = None
     by: Literal["first", "logprob", "number", "vote"] = "logprob"
     score_from: BranchNames | None = None
-    k: Annotated[int, Meta(ge=1, le=MAX_NAMES)] = 1
+    k: Annotated[int, Meta(ge=1, le=MAX_NAMES)] | None = None
     keep: bool = False
+
+    @property
+    def targets(self) -> list[str]:
+        """The names in `into`."""
+        return [] if self.into is None else names(self.into)
+
+    @property
+    def winners(self) -> int:
+        """How many sources are kept."""
+        return self.k if self.k is not None else len(self.targets) or 1
 
 
 class Rollback(Op, kw_only=True, frozen=True):
@@ -280,8 +295,11 @@ class Tree(Op, kw_only=True, frozen=True):
 
 
 class Cancel(Op, kw_only=True, frozen=True):
+    """`subtree`: with all descendants of the branches, and every op that waits on one of them."""
+
     branch: Targets | None = None
     ops: Annotated[list[OpId], Meta(max_length=MAX_NAMES)] | None = None
+    subtree: bool = False
 
 
 class Credit(ClientBase, kw_only=True, frozen=True):

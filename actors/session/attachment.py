@@ -74,6 +74,13 @@ class Attachment:
                 (min(upto, to), message, children) for upto, message, children in held
             )
 
+    def place(self, branch: Branch) -> None:
+        """`branch`, which was settled, is now where another one was that was settled too."""
+        self.begin(branch, branch.position)
+        truncate = self._truncate.pop(branch.name, None)
+        if truncate is not None:
+            self.out.append(Delta(branch=branch.name, position=truncate, text="", truncate=truncate))
+
     def rename(self, branch: Branch, new: str) -> None:
         """`branch` is about to be called `new`."""
         self.settle(branch)

@@ -13,6 +13,7 @@ from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.protocol.wire import Done, Event, JsonObject, Ok, ServerMessage
 
+TOLD = frozenset({"rebased", "dropped", "kept"})  # of a reply's result, to those who did not ask
 LEDGERS_KEPT = 64  # clients of one session whose op ids are remembered
 
 
@@ -57,9 +58,9 @@ class Audience:
         details: JsonObject = {"position": reply.position}
         if isinstance(reply, Done):
             details["reason"] = reply.reason
-        elif reply.result and "rebased" in reply.result:  # text behind it is gone
-            details["rebased"] = reply.result["rebased"]
-        if task.children:
+        else:
+            details.update((key, value) for key, value in (reply.result or {}).items() if key in TOLD)
+        if task.children and task.kind in ("fork", "spawn"):
             details["as"] = list(task.children)
         if task.kind == "set" and reply.branch != task.branch:
             details["from"] = task.branch  # the name that it had
@@ -102,6 +103,16 @@ class Audience:
         """The branch was moved back to `to`."""
         for attachment in self.attachments.values():
             attachment.cut(branch, to)
+
+    def settle(self, branch: Branch) -> None:
+        """The branch is about to hold something else: what is due of it is sent."""
+        for attachment in self.attachments.values():
+            attachment.settle(branch)
+
+    def place(self, branch: Branch) -> None:
+        """The branch was moved to where another one is, whose text is known."""
+        for attachment in self.attachments.values():
+            attachment.place(branch)
 
     def rename(self, branch: Branch, name: str) -> None:
         """The branch is about to get another name."""

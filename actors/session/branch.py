@@ -16,12 +16,25 @@ CUTS_KEPT = 64  # moves backwards that are told apart; a resume from before them
 
 
 class Label:
-    """A branch's name, which its children share: a rename changes one object."""
+    """A branch's name, which its children share: a rename changes one object.
 
-    __slots__ = ("name",)
+    `above`: the label of the branch that it was forked off. `gone`: its branch was dropped.
+    """
 
-    def __init__(self, name: str) -> None:
+    __slots__ = ("above", "gone", "name")
+
+    def __init__(self, name: str, above: "Label | None" = None) -> None:
         self.name = name
+        self.above = above
+        self.gone = False
+        if above is not None:
+            above.ancestor()  # so that dropped branches do not pile up behind one that lives on
+
+    def ancestor(self) -> "Label | None":
+        """The nearest one above it whose branch is there. It does not look at the others again."""
+        while self.above is not None and self.above.gone:
+            self.above = self.above.above
+        return self.above
 
 
 class Branch:
@@ -35,6 +48,7 @@ class Branch:
         "label",
         "meta",
         "of",
+        "own",
         "pieces",
         "prefill",
         "reason",
@@ -44,10 +58,11 @@ class Branch:
     def __init__(
         self, name: str, handle: int, *, of: Label | None = None, at: int = 0, born: int = 0
     ) -> None:
-        self.label = Label(name)
+        self.label = Label(name, of)
         self.handle = handle
         self.of = of  # the label of the branch that it is a fork of
         self.at = at
+        self.own = at  # what begins here or later was made on this branch
         self.pieces = Pieces()
         self.born = born  # the revision since which this branch has its name
         self.cuts: list[tuple[int, int]] = []  # moves backwards: (revision, position), both rising
@@ -108,10 +123,29 @@ class Branch:
         """Another child of the same parent at the same position as this one, which is new. O(1)."""
         twin = Branch(name, handle, of=self.of, at=self.at, born=self.born)
         twin.pieces = self.pieces.copy()
+        twin.own, twin.reason = self.own, self.reason
         return twin
+
+    def become(self, other: "Branch") -> int:
+        """Hold what `other` holds, by its handle. Returns the position up to which it did before."""
+        shared = self._common(other)
+        same = self.pieces[shared - 1].end if shared else 0
+        self.handle, self.pieces, self.reason = other.handle, other.pieces.copy(), other.reason
+        self.own = min(self.own, same)
+        return same
+
+    def answer(self) -> OutputPiece | None:
+        """Its last generation, if there was one since it was forked. O(pieces since)."""
+        for piece in reversed(self.pieces):
+            if piece.start < self.own:
+                break
+            if isinstance(piece, OutputPiece):
+                return piece
+        return None
 
     def truncate(self, to: int, decode: Decode) -> None:
         """Cut back to position `to` (<= position). A piece that is cut becomes a new object."""
+        self.own = min(self.own, to)
         pieces = self.pieces
         pieces.cut(to)
         if pieces and pieces[-1].end > to:
@@ -164,7 +198,11 @@ class Branch:
         """How many pieces it has in common with the branch that it was forked off. O(log pieces)."""
         if parent.handle > self.handle:  # another one, that got the name later
             return 0
-        mine, theirs = self.pieces, parent.pieces
+        return self._common(parent)
+
+    def _common(self, other: "Branch") -> int:
+        """How many pieces both begin with. O(log pieces)."""
+        mine, theirs = self.pieces, other.pieces
         low, high = 0, min(len(mine), len(theirs))
         while low < high:  # branches that part never share a piece again
             middle = (low + high + 1) // 2

@@ -101,11 +101,13 @@ class SessionCore:
         """A client opened this session."""
         self.audience.now = now
         self._presence.attach(message)
+        self._execution.judge()
 
     def detached(self, socket: int, now: float) -> None:
         """The socket is gone."""
         self.audience.now = now
         self._presence.detach(socket)
+        self._execution.judge()
 
     def throttled(self, socket: int, held: bool, now: float) -> None:
         """The socket's queue is full (`held`), or short again."""
@@ -119,6 +121,7 @@ class SessionCore:
         """The time has come that was asked for with `state.out.wake`."""
         self.audience.now = now
         self._execution.expire()
+        self._execution.judge()
         if self._presence.tick():
             self.ended = "expired"
 
@@ -126,6 +129,7 @@ class SessionCore:
         """Ops of one frame from a socket."""
         self.audience.now = now
         self._presence.frame(socket, ops)
+        self._execution.judge()
 
     def encoded(
         self, ticket: int, prepared: Prepared | None, error: BaseException | None, now: float
@@ -133,6 +137,7 @@ class SessionCore:
         """Long text was tokenized (or could not be)."""
         self.audience.now = now
         self._execution.encoded(ticket, prepared, error)
+        self._execution.judge()
 
     def tokens(self, message: Tokens, now: float) -> None:
         """What this session's requests sampled in one step, and which of them ended."""
@@ -141,13 +146,15 @@ class SessionCore:
             self.generations.progress(item)
         for finished in message.finished:
             self.generations.finished(finished)
+        self._execution.judge()
         if message.finished:
             self.generations.submit_ready()
 
     def inspected(self, message: Inspected, now: float) -> None:
         """The cache has said what is warm."""
         self.audience.now = now
-        self._inspections.answered(message)
+        self._inspections.answered(message)  # a socket that has its `state` now may bring ops
+        self._execution.judge()
 
     def fail(self, error: RamifyError, now: float) -> None:
         """The engine is broken: every op that has no terminal reply gets one; the session is over."""
@@ -250,7 +257,8 @@ class SessionCore:
                 if not self._execution.expects(name):
                     self._refuse(client, op, NoBranch(f"there is no branch {name!r}"), name)
                     return
-            tasks = self._execution.cancel_generations(where)
+            cancel = self._execution.cancel_subtree if op.subtree else self._execution.cancel_generations
+            tasks = cancel(where)
         cancelled = sorted({task.op.id for task in tasks})
         reply = Ok(id=op.id, revision=self.state.revision, result={"cancelled": cancelled})
         self.audience.reply(client, op.id, reply, None)

@@ -19,6 +19,7 @@ from ramify.actors.session.generations import Generations
 from ramify.actors.session.ops.home import Desk
 from ramify.actors.session.ops.registry import HOMES
 from ramify.actors.session.program import Program
+from ramify.actors.session.races import Races
 from ramify.actors.session.replies import (
     Cancelled,
     DeadlinePassed,
@@ -62,7 +63,8 @@ class Execution:
             on_done=self._generation_done,
             on_refused=self.end,
         )
-        self._desk = Desk(state, turns, self.generations, audience)
+        self._races = Races(self._program, state.branches)
+        self._desk = Desk(state, turns, self.generations, audience, self._races.scored)
 
     def __len__(self) -> int:
         return len(self._program)
@@ -83,6 +85,7 @@ class Execution:
         for task in tasks:
             task.arrived = self._audience.now
             self._program.add(task)
+            self._races.add(task, task.arrived)
             op = task.op
             if task.kind == "generate" and isinstance(op, Generate) and op.deadline_ms is not None:
                 self._watch(task, task.arrived + op.deadline_ms / 1e3)
@@ -96,7 +99,9 @@ class Execution:
             bill.left -= 1
             if not bill.left:
                 self._hold(-bill.size)
-        return self._program.finish(task)
+        freed = self._program.finish(task)
+        self._races.finished(task, self._audience.now)
+        return freed
 
     def _hold(self, count: int) -> None:
         self._queued += count
@@ -125,7 +130,7 @@ class Execution:
                     self._prefill(task)
 
     def _run(self, task: Task) -> Ok | None:
-        failed = [name for name in task.touched if name in task.frame.failed]
+        failed = [n for n in task.touched if n in task.frame.failed and n not in task.spared]
         if failed:
             cause = task.frame.failed[failed[0]]
             if cause is not None and task.kind == "generate":  # of the spawn that was to make its branch
@@ -174,8 +179,11 @@ class Execution:
         if done.reason == "error":
             for name in task.touched:
                 task.frame.failed[name] = None
-        # A client that was away may find the branch dropped: the repeated reply has the text.
-        self.end(task, done, again=msgspec.structs.replace(done, text=text))
+        op = task.op
+        if isinstance(op, Generate) and op.hidden:
+            self.end(task, done)
+        else:  # a client that was away may find the branch dropped: the repeated reply has the text
+            self.end(task, done, again=msgspec.structs.replace(done, text=text))
 
     # --- ahead of their turn ---------------------------------------------------------------------
 
@@ -204,11 +212,37 @@ class Execution:
         mine = [task for task in self._program.on() if task.frame.client == client]
         self._cancel([task for task in mine if task.kind in ("generate", "spawn")])
 
-    def _cancel(self, tasks: list[Task]) -> list[Task]:
+    def cancel_subtree(self, branches: Set[str] | None) -> list[Task]:
+        """All ops that wait or run on these branches or their descendants, None: on all.
+
+        But `drop`s, which clean up. What else waits for an op that is cancelled is skipped.
+        """
+        known = self._state.branches
+        roots = [known[name] for name in branches or () if name in known]
+        below = self._state.below(roots) if branches is not None else [*known.values()]
+        inside = {branch.name for branch in below} | set(branches or ())
+        tasks: list[Task] = []
+        for task in self._program.on():
+            makes = task.kind in ("fork", "spawn")
+            where = [task.branch] if makes else task.touched
+            if task.kind != "drop" and (branches is None or not inside.isdisjoint(where)):
+                tasks.append(task)
+                inside.update(task.children if makes else ())
+        for branch in below:
+            self.generations.cancel_prefill(branch)
+        return self._cancel(tasks, within=inside if branches is not None else None)
+
+    def judge(self) -> None:
+        """All that has happened is taken in: where a prune has its winners, the others stop."""
+        for losers, late in self._races.losing():
+            self._cancel(late, within=losers)
+
+    def _cancel(self, tasks: list[Task], *, within: Set[str] | None = None) -> list[Task]:
         """Answer tasks that wait, then stop generations that run.
 
         In this order: a generation that is not submitted yet ends at once, and what is behind it
-        starts.
+        starts. `within`: the branches on which all is cancelled; ops on other branches that wait for one
+        of the tasks are skipped.
         """
         running = [task for task in tasks if self._program.running(task)]
         done: list[Task] = []
@@ -218,6 +252,8 @@ class Execution:
                 continue
             freed += self._finish(task)
             done.append(task)
+            if within is not None:
+                task.frame.failed.update((name, None) for name in task.touched if name not in within)
             if task.kind != "spawn":
                 self._refuse(task, Cancelled("cancelled before it ran"))
         done += [task for task in running if self.generations.cancel(task, self._audience.now)]

@@ -97,16 +97,18 @@ class Generation:
         return False
 
     def _add_logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> None:
-        if self.piece.logprobs is None:
+        shown = self.op.logprobs > 0  # else only their mean is wanted
+        if shown and self.piece.logprobs is None:
             self.piece.logprobs = []
         for token, entry in zip(tokens, logprobs, strict=True):
             if entry is None:
                 raise ValueError(f"request {self.request} asked for log-probabilities and got none")
-            self.piece.grow(LOGPROB * (1 + len(entry.top_ids)))
-            top = list(zip(entry.top_ids, entry.top_logprobs, strict=True))
-            self.piece.logprobs.append(TokenLogprob(token=token, logprob=entry.logprob, top=top))
             self.logprob_sum += entry.logprob
             self.logprob_count += 1
+            if shown and self.piece.logprobs is not None:
+                self.piece.grow(LOGPROB * (1 + len(entry.top_ids)))
+                top = list(zip(entry.top_ids, entry.top_logprobs, strict=True))
+                self.piece.logprobs.append(TokenLogprob(token=token, logprob=entry.logprob, top=top))
 
     def keep(self, count: int) -> None:
         """Cut the output to its first `count` tokens."""

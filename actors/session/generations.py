@@ -85,8 +85,11 @@ class Generations:
 
     # --- start -----------------------------------------------------------------------------
 
-    def start(self, task: Task, branch: Branch, now: float) -> None:
-        """Begin the generation of `task`. Raises RamifyError, and then nothing has changed."""
+    def start(self, task: Task, branch: Branch, now: float, *, scored: bool = False) -> None:
+        """Begin the generation of `task`. Raises RamifyError, and then nothing has changed.
+
+        `scored`: somebody wants to know its mean log-probability.
+        """
         op = task.op
         assert isinstance(op, Generate)
         if op.constraint is not None:
@@ -100,7 +103,7 @@ class Generations:
         self._state.meter.require(PIECE)
         self._turns.open_turn(branch, task.frame.opened.tools)
         piece = OutputPiece(branch.position, op=op.id, client=task.frame.client)
-        piece.quiet = op.quiet
+        piece.quiet = op.quiet or op.hidden
         piece.charge(self._state.meter, PIECE)
         if not chat:
             piece.tail, piece.role = Tail.RAW, None
@@ -109,7 +112,7 @@ class Generations:
             branch,
             piece,
             self._detokenizer.stream(task.frame.stops(op)),
-            sampling=self._sampling(op, task.index),
+            sampling=self._sampling(op, task.index, scored),
             stop_token_ids=self._stop_ids(op),
             max_tokens=min(op.max_tokens, self._state.context - branch.position),
             deadline=task.arrived + op.deadline_ms / 1e3 if op.deadline_ms is not None else None,
@@ -158,7 +161,7 @@ class Generations:
             )
         )
 
-    def _sampling(self, op: Generate, index: int) -> SamplingParams:
+    def _sampling(self, op: Generate, index: int, scored: bool) -> SamplingParams:
         given = self._turns.tokenizer.generation_defaults
         seed = op.seed if op.seed is not None else self._random_seed()
         return SamplingParams(
@@ -170,7 +173,7 @@ class Generations:
             presence_penalty=op.presence_penalty,
             repetition_penalty=_either(op.repetition_penalty, given.repetition_penalty),
             seed=(seed + index) % 2**63,  # branches of one op differ
-            logprobs=op.logprobs,
+            logprobs=max(op.logprobs, scored),
         )
 
     def _stop_ids(self, op: Generate) -> list[int]:
@@ -323,7 +326,7 @@ class Generations:
                 reason, stop = "stop", generation.stop_token
                 self._settle_stop_token(generation, generation.stop_token)
             self._release_rest(generation)
-        piece.ended = True
+        piece.ended, piece.mean = True, _mean(generation)
         if piece.tail is Tail.OPEN and reason == "stop" and not generation.op.keep_open:
             self._turns.close_turn(branch)
         branch.reason = reason
@@ -341,10 +344,10 @@ class Generations:
                 revision=self._state.revision,
                 reason="tool" if parsed else reason,
                 usage=generation.usage(finished, output),
-                text=text if generation.op.quiet else None,
+                text=text if generation.op.quiet and not generation.op.hidden else None,
                 tool_calls=parsed.calls if parsed else None,
                 stop=stop,
-                mean_logprob=_mean(generation),
+                mean_logprob=piece.mean,
                 error=finished.error,
                 message=finished.message or None,
             ),

@@ -163,6 +163,7 @@ class OutputPiece(Held):
         "ended",
         "eos_text",
         "logprobs",
+        "mean",
         "op",
         "quiet",
         "role",
@@ -177,9 +178,10 @@ class OutputPiece(Held):
         self.counts: list[int] = []
         self.chunks: list[str] = []
         self.logprobs: list[TokenLogprob] | None = None
+        self.mean: float | None = None  # of all its tokens' log-probabilities, once it has ended
         self.op = op
         self.client = client  # whose op it was: ids are numbered per client
-        self.quiet = False  # its text travels in `done`, not in deltas
+        self.quiet = False  # its text travels in `done`, if at all, not in deltas
         self.ended = False
         self.tail = Tail.OPEN
         self.role: Role | None = "assistant"

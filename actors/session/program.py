@@ -7,6 +7,7 @@ of the same frame uses. Pure; this file does not know what a task does.
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
 
 
@@ -88,6 +89,15 @@ class Program(Generic[T]):
     def behind(self, name: str) -> int:
         """How many tasks are queued on the branch, the running one included."""
         return len(self._queues.get(name, ()))
+
+    def first(self, name: str) -> T | None:
+        """The task that is first in the queue of a branch."""
+        queue = self._queues.get(name)
+        return next(iter(queue.values())) if queue else None
+
+    def ahead(self, task: T, name: str) -> list[T]:
+        """The tasks before `task`, which touches the branch, in its queue."""
+        return list(takewhile(lambda other: other is not task, self._queues[name].values()))
 
     def on(self, names: Iterable[str] | None = None) -> list[T]:
         """Tasks that touch the branches (None: any), each once, in queue order."""

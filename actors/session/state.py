@@ -4,10 +4,10 @@ Pure. Every change of a branch goes through here, so that the session's pieces a
 handle move together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ramify.actors.session.branch import Branch, input_piece
+from ramify.actors.session.branch import Branch, Label, input_piece
 from ramify.actors.session.meter import BRANCH, Holdings, Meter
 from ramify.actors.session.outbox import Outbox
 from ramify.actors.session.pieces import Decode, Piece
@@ -111,6 +111,48 @@ class SessionState:
         self.out.cache.append(ForkBranch(branch.handle, [child.handle for child in children], at))
         return children
 
+    def place(self, placements: Sequence[tuple[Branch, str]]) -> list[int | None]:
+        """Each name becomes what its branch is, all at once, so that names may be swapped.
+
+        A branch of that name is moved there, else one is made beside it; new names were checked with
+        `check_new`. Returns of each moved branch up to where it was the same before.
+        """
+        twins: list[tuple[Branch, Branch | None]] = []
+        for source, name in placements:
+            twin = source.twin(name, self.next_id())
+            twin.born = self.revision
+            self.out.cache.append(ForkBranch(source.handle, [twin.handle], source.position))
+            twins.append((twin, self.branches.get(name)))
+        same: list[int | None] = []
+        for twin, there in twins:
+            if there is None:
+                self.branches[twin.name] = twin
+                self.meter.add(BRANCH)
+                same.append(None)
+                continue
+            self.out.retained.pop(there.handle, None)
+            self.out.cache.append(DropBranches([there.handle]))
+            same.append(there.become(twin))
+        return same
+
+    def below(self, roots: Iterable[Branch]) -> list[Branch]:
+        """These branches and all their descendants. O(branches)."""
+        known: dict[Label | None, bool] = {None: False}
+        known.update((branch.label, True) for branch in roots)
+        found: list[Branch] = []
+        for branch in self.branches.values():
+            way: list[Label] = []
+            at: Label | None = branch.label
+            while at not in known:
+                assert at is not None
+                way.append(at)
+                at = at.ancestor()
+            inside = known[at]
+            known.update((label, inside) for label in way)
+            if inside:
+                found.append(branch)
+        return found
+
     def room(self, branch: Branch, count: int, *, at_least: bool = False) -> None:
         """Raises TooLong if `count` more tokens pass the context length. `at_least`: or even more."""
         if branch.position + count > self.context:
@@ -148,6 +190,7 @@ class SessionState:
 
     def drop(self, branch: Branch) -> None:
         del self.branches[branch.name]
+        branch.label.gone = True
         self.meter.add(-BRANCH)
         self.annotate(branch, None)
         self.out.retained.pop(branch.handle, None)  # told after the drop, and nobody has it then

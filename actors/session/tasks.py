@@ -5,10 +5,11 @@ generation for each child. Tasks of one frame share a `FrameRun`, which remember
 that failed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Literal
 
 from ramify.actors.session.drafts import Shared
+from ramify.actors.session.ops.race import Race
 from ramify.actors.session.stops import StopSet
 from ramify.actors.session.toolcalls import tool_names
 from ramify.protocol.errors import RamifyError
@@ -69,6 +70,8 @@ class Task:
 
     `branch`: the target, which its terminal reply names. A "spawn" is the fork inside a
     `generate` with `n`: it sends no reply; its failure is reported by the generations.
+    `spared`: branches whose failure does not skip it. `race`, `scored`: what a `prune` that waits wants
+    to know: who ends first, and the log-probabilities of what is generated on which branches.
     """
 
     __slots__ = (
@@ -80,7 +83,10 @@ class Task:
         "index",
         "kind",
         "op",
+        "race",
+        "scored",
         "shared",
+        "spared",
         "touched",
     )
 
@@ -95,6 +101,7 @@ class Task:
         index: int = 0,
         children: Sequence[str] = (),
         shared: Shared | None = None,
+        spared: Set[str] = frozenset(),
     ) -> None:
         self.kind = kind
         self.op = op
@@ -103,6 +110,9 @@ class Task:
         self.touched = tuple(dict.fromkeys(touched))
         self.index = index  # place among the op's targets: varies the seed
         self.children = tuple(children)
-        self.shared = shared  # an append: what its branches have in common
+        self.shared = shared  # input: what its branches have in common
+        self.spared = spared
+        self.race: Race | None = None
+        self.scored: tuple[str, ...] = ()
         self.arrived = 0.0
         self.bill: Bill | None = None

@@ -23,7 +23,6 @@ from ramify.protocol.wire import (
     Select,
     ServerMessage,
     Set,
-    names,
 )
 
 MESSAGE = 600
@@ -65,7 +64,7 @@ def op_bytes(op: ClientMessage) -> int:
         case Join():
             size += TARGET * len(op.from_) + len(op.prefix) + len(op.each) + len(op.suffix)
         case Prune():
-            size += TARGET * (len(op.from_) + len(op.score_from or ()) + len(names(op.into)))
+            size += TARGET * (len(op.from_) + len(op.score_from or ()) + len(op.targets))
         case _:
             pass
     return size

@@ -248,10 +248,19 @@ export class Core {
     } else if (op.type === "set" && op.name && head) {
       this.heads.delete(op.branch);
       this.heads.set(op.name, head);
-    } else if (head && position !== undefined) {
+    } else if (op.type !== "prune" && head && position !== undefined) {
       head.position = position;
       head.received = Math.min(head.received, result?.rebased ?? position);
     }
+    this.#placed(result ?? {});
+  }
+
+  /** Branches that a prune moved, whose text is known by another name; then those that are gone. */
+  #placed({ kept = [], dropped = [] }) {
+    for (const { from, into, position } of kept) {
+      if (into !== from) this.heads.set(into, { position, received: position });
+    }
+    for (const name of dropped) this.heads.delete(name);
   }
 
   #error({ id, code, message, branch, details, retry_ms: retryMs }) {
@@ -274,7 +283,7 @@ export class Core {
     const head = this.heads.get(branch);
     if (op === "drop") {
       this.heads.delete(branch);
-    } else if (head && op !== "fork" && details.position !== undefined) {
+    } else if (head && op !== "fork" && op !== "prune" && details.position !== undefined) {
       head.position = details.position;
       if (op === "rollback" || details.rebased !== undefined) {
         head.received = Math.min(head.received, details.rebased ?? details.position);
@@ -283,6 +292,7 @@ export class Core {
     for (const name of details.as ?? []) {
       if (!this.heads.has(name)) this.heads.set(name, { position: details.position, received: details.position });
     }
+    this.#placed(details);
     if (op !== "generate") return;
     for (const { ticket, stream } of this.running()) { // one of another client that was adopted
       if (stream.branch === branch && ticket.frame === null) this.#ended(ticket, branch, details.reason);

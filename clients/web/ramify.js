@@ -138,9 +138,20 @@ export class Session extends EventTarget {
     return this.#send({ type: "rollback", branch, to, turns });
   }
 
-  /** Stop generations on branches, or ops by id; without both: all of this session's. */
-  cancel({ branch, ops } = {}) {
-    return this.#send({ type: "cancel", branch, ops });
+  /** Stop generations on branches, or ops by id; without both: all of this session's. `subtree`: with all
+   * that was forked off the branches, and every op that waits there. */
+  cancel({ branch, ops, subtree } = {}) {
+    return this.#send({ type: "cancel", branch, ops, subtree });
+  }
+
+  /** What the branches `from` generated last becomes input of `branch`. Options: prefix, each, suffix, role, keep. */
+  join(from, { branch = "main", ...options } = {}) {
+    return this.#send({ type: "join", from, branch, ...options });
+  }
+
+  /** Keep the best of the branches `from`. Options: into, by, k, score_from, keep. `result` says who that is. */
+  prune(from, options = {}) {
+    return this.#send({ type: "prune", from, ...options });
   }
 
   /** The branches, with `text` all turns of each. Resolves to a `state` message. */

@@ -7,7 +7,7 @@ that lost, doubled or mixed text shows. It knows no sockets; the fixture `url` p
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -32,11 +32,13 @@ from ramify.protocol.wire import (
     Fork,
     Generate,
     Hit,
+    Join,
     Ok,
     Op,
     Open,
     Ping,
     Pong,
+    Prune,
     Rollback,
     ServerInfo,
     ServerMessage,
@@ -54,6 +56,7 @@ class Piece:
 
     def __init__(self, start: int, texts: list[str], op: int | None, ended: bool) -> None:
         self.start, self.texts, self.op, self.ended = start, texts, op, ended
+        self.hidden = False
 
     @property
     def end(self) -> int:
@@ -169,7 +172,7 @@ class ModelServer:
         cursor = self._cursors.setdefault(name, branch.position)
         for piece in branch.pieces:
             end = min(piece.end, upto)
-            if piece.op is None or end <= cursor or piece.start >= upto:
+            if piece.op is None or piece.hidden or end <= cursor or piece.start >= upto:
                 continue
             first = max(cursor, piece.start)
             text = "".join(piece.texts[first - piece.start : end - piece.start])
@@ -301,6 +304,22 @@ class ModelServer:
                 assert name is not None
                 del self.branches[name]
                 return Ok(id=op.id, branch=name, revision=self.revision)
+            case Join():
+                assert branch is not None
+                texts = [self._said(source) for source in op.from_]
+                pieces = [op.each.replace("{text}", text) for text in texts]
+                text = op.prefix + "".join(pieces) + op.suffix
+                branch.pieces.append(Piece(branch.position, list(text), None, True))
+                dropped = self._gone(op)
+                return Ok(
+                    id=op.id,
+                    branch=name,
+                    position=branch.position,
+                    revision=self.revision,
+                    result={"dropped": dropped},
+                )
+            case Prune():
+                return self._prune(op)
             case Set(name=str() as new):
                 assert name is not None
                 self.branches[new] = self.branches.pop(name)
@@ -312,10 +331,42 @@ class ModelServer:
                 return Ok(id=op.id, branch=name, revision=self.revision)
         return Ok(id=op.id, branch=name, position=branch.position, revision=self.revision)
 
+    def _said(self, name: str) -> str:
+        outputs = [piece for piece in self.branches[name].pieces if piece.op is not None]
+        return "".join(outputs[-1].texts) if outputs else ""
+
+    def _gone(self, op: Join | Prune, into: Sequence[str] = ()) -> list[str]:
+        gone = [] if op.keep else [name for name in op.from_ if name not in into]
+        for each in gone:
+            del self.branches[each]
+        return gone
+
+    def _prune(self, op: Prune) -> Ok:
+        """The longest texts win."""
+        ranked = sorted(op.from_, key=lambda name: -len(self._said(name)))[: op.winners]
+        into = op.targets or ranked
+        held = {name: list(self.branches[name].pieces) for name in ranked}
+        kept = []
+        for source, name in zip(ranked, into, strict=True):
+            branch = self.branches.setdefault(name, ModelBranch())
+            before = branch.position
+            branch.pieces = held[source]
+            self._cursors[name] = branch.position
+            assert before <= branch.position, "only its own children are moved into a branch here"
+            kept.append({"from": source, "into": name, "position": branch.position})
+        return Ok(
+            id=op.id,
+            branch=into[0],
+            position=self.branches[into[0]].position,
+            revision=self.revision,
+            result={"kept": kept, "dropped": self._gone(op, into)},
+        )
+
     def _generate(self, op: Generate, name: str, branch: ModelBranch) -> bool:
         last = branch.pieces[-1] if branch.pieces else None
         if last is None or last.op != op.id or last.ended:
             branch.pieces.append(Piece(branch.position, [], op.id, False))
+            branch.pieces[-1].hidden = op.hidden
             return True
         if len(last.texts) < op.max_tokens:
             last.texts.append(f"<{last.end}:{op.seed}>")
@@ -349,7 +400,8 @@ class ModelServer:
             revision=self.revision,
         )
         full = msgspec.structs.replace(done, text="".join(piece.texts))
-        self._replies.setdefault(op.id, []).append(full if op.quiet or self.kept_text else done)
+        kept = full if op.quiet or (self.kept_text and not op.hidden) else done
+        self._replies.setdefault(op.id, []).append(kept)
         self._send(full if op.quiet else done)
 
     def _cancel(self, op: Cancel) -> None:

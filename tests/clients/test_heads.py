@@ -11,7 +11,9 @@ from ramify.protocol.wire import (
     Event,
     Fork,
     Hit,
+    Join,
     Ok,
+    Prune,
     Rollback,
     Set,
     Usage,
@@ -73,6 +75,42 @@ def test_own_ops_move_their_branch(heads: Heads) -> None:
     heads.applied(Set(id=4, branch="main", name="m"), Ok(id=4, branch="m", position=12, revision=14))
     assert of(heads) == {"m": (12, 6)}
     assert heads.revision == 14
+
+
+def test_joins_and_prunes_move_and_drop_branches(heads: Heads) -> None:
+    heads.applied(Fork(id=1, as_=["a", "b", "c"]), Ok(id=1, branch="main", position=20, revision=11))
+    kept = [{"from": "b", "into": "main", "position": 30, "rebased": 4}]
+    ok = Ok(
+        id=2,
+        branch="main",
+        position=30,
+        revision=12,
+        result={"kept": kept, "dropped": ["a", "b"], "scores": {"a": None, "b": 2}},
+    )
+    heads.applied(Prune(id=2, from_=["a", "b"], into="main"), ok)
+    assert of(heads) == {"c": (20, 20), "main": (30, 30)}
+    joined = Ok(id=3, branch="main", position=44, revision=13, result={"dropped": ["c"], "rebased": 28})
+    heads.applied(Join(id=3, from_=["c"]), joined)
+    assert of(heads) == {"main": (44, 28)}
+
+
+def test_joins_and_prunes_of_others(heads: Heads) -> None:
+    heads.noted(Event(revision=11, op="fork", branch="main", details={"as": ["a", "b"], "position": 20}))
+    kept = [{"from": "a", "into": "a", "position": 24}, {"from": "b", "into": "c", "position": 25}]
+    heads.get("a").position = 24
+    heads.noted(
+        Event(
+            revision=12,
+            op="prune",
+            branch="a",
+            details={"position": 24, "kept": kept, "dropped": ["b"]},
+        )
+    )
+    assert of(heads) == {"main": (20, 20), "a": (24, 20), "c": (25, 25)}
+    heads.noted(
+        Event(revision=13, op="join", branch="main", details={"position": 33, "dropped": ["a", "c"]})
+    )
+    assert of(heads) == {"main": (33, 20)}
 
 
 def test_forks_begin_where_they_leave_their_parent(heads: Heads) -> None:

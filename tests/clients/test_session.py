@@ -24,9 +24,11 @@ from ramify.protocol.wire import (
     Event,
     Fork,
     Generate,
+    Join,
     Ok,
     Op,
     Open,
+    Prune,
     Rollback,
     Set,
 )
@@ -134,6 +136,34 @@ PROGRAMS: dict[str, list[list[Op]]] = {
     "drop at once": [[append("abc"), Fork(id=0, as_=["x"]), generate(4, "x"), Drop(id=0, branch="x")]],
     "rollback at once": [[append("abc"), generate(4), Rollback(id=0, to=5), generate(2, seed=1)]],
     "rename at once": [[append("abc"), generate(4), Set(id=0, branch="main", name="other")]],
+    "join": [
+        [
+            append("abc"),
+            Fork(id=0, as_=["x", "y"]),
+            generate(3, "x", 5),
+            generate(2, "y", 6, hidden=True),
+            Join(id=0, from_=["x", "y"], each="{text};", suffix="!"),
+            generate(3, seed=7),
+        ],
+        [append("d"), generate(2, seed=8)],
+    ],
+    "prune": [
+        [
+            append("abc"),
+            generate(2),
+            Fork(id=0, as_=["x", "y"]),
+            generate(2, "x", 5),
+            generate(4, "y", 6),
+            Prune(id=0, from_=["x", "y"], into="main", by="vote"),
+            generate(3, seed=7),
+        ],
+        [append("d"), generate(2, seed=8)],
+    ],
+    "beam": [
+        [append("abc"), generate(2, n=3, as_=["x", "y", "z"], seed=5), append("q", "y")],
+        [Prune(id=0, from_=["x", "y", "z"], into=["p", "q"], by="vote"), generate(2, ["p", "q"], 7)],
+        [Prune(id=0, from_=["p", "q"], k=1, by="vote")],
+    ],
     "rename": [[append("a"), Set(id=0, branch="main", name="other")], [generate(3, "other", 9)]],
 }
 

@@ -52,6 +52,96 @@ async def test_drops_lose_and_double_nothing(serving: Any, executor: str) -> Non
             assert text == oracle.text(oracle.output(oracle.turn("a long story"), 400))
 
 
+async def test_a_program_in_a_frame(serving: Any, executor: str) -> None:
+    """Fork, generate, join and prune: one frame, whatever happens to the connection."""
+    async with (
+        serving(executor=executor, fake=SLOW) as served,
+        ramify.clients.connect(served.engine.url) as session,
+    ):
+        names = ["a", "b", "c"]
+        handles = await session.send(
+            [
+                {"type": "append", "text": "hello"},
+                {"type": "fork", "as": names},
+                {"type": "append", "branch": "b", "text": " you"},
+                {"type": "generate", "branch": names, **GREEDY},
+                {"type": "join", "from": ["a", "b"], "role": None, "each": "[{i}:{text}]"},
+                {"type": "generate", **GREEDY},
+            ]
+        )
+        thoughts, last = handles[3], handles[5]
+        assert isinstance(thoughts, list)
+        assert isinstance(last, ramify.Generation)
+        served.drop_connections()
+        texts = {each.branch: each.text for each in await asyncio.gather(*thoughts)}
+        result = await last
+        state = await session.main.tree(text=True)
+        said = "".join(turn.text or "" for turn in state.turns or [])
+        joined = f"[1:{texts['a']}][2:{texts['b']}]"
+        assert said == f"hello{joined}{result.text}"
+        assert sorted(branch.name for branch in session.branches) == ["c", "main"]
+
+
+async def test_the_best_of_a_beam(serving: Any) -> None:
+    async with serving() as served, ramify.connect(served.engine.url) as session:
+        await session.main.append("hello")
+        thoughts = session.main.generate(n=4, max_tokens=4, temperature=1.0, seed=1, logprobs=1)
+        results = await asyncio.gather(*thoughts)
+        means = {result.branch: result.mean_logprob for result in results}
+        beam = await session.prune([*means], into=["one", "two"])
+        assert beam.scores == means
+        assert [branch.name for branch in beam.branches] == ["one", "two"]
+        assert beam.kept == sorted(means, key=lambda name: -(means[name] or 0.0))[:2]
+        assert sorted(beam.dropped) == sorted(means)
+        best = await session.main.prune(*beam.branches, by="vote")
+        assert [branch.name for branch in best.branches] == ["main"]
+        assert session.main.position == 7
+        assert (await session.main.generate(**GREEDY)).reason == "length"
+
+    async with serving() as served:
+
+        def again() -> list[str]:
+            with ramify.connect_sync(served.engine.url) as session:
+                session.main.append("hello")
+                children = session.main.fork("a", "b")
+                for child in children:
+                    child.generate(max_tokens=4).result()
+                session.main.prune(*children, by="first")
+                children = session.main.fork("a", "b")
+                session.main.join(*children, role=None, prefix="x", each="")
+                session.cancel(subtree=True)
+                return [branch.name for branch in session.branches]
+
+        assert await asyncio.to_thread(again) == ["main"]
+
+
+async def test_a_subtree_is_cancelled(serving: Any) -> None:
+    async with serving(fake=SLOW) as served, ramify.connect(served.engine.url) as session:
+        await session.main.append("hello")
+        handles = await session.send(
+            [
+                {"type": "fork", "as": ["a", "b"]},
+                {"type": "generate", "branch": ["a", "b"], "max_tokens": 2000, "ignore_eos": True},
+                {"type": "prune", "from": ["a", "b"], "into": "main"},
+                {"type": "generate"},
+            ]
+        )
+        running = handles[1]
+        assert isinstance(running, list)
+        await anext(running[0])
+        await session.main.cancel(subtree=True)
+        assert [(await each).reason for each in running] == ["cancelled", "cancelled"]
+        codes = []
+        for handle in handles[2:]:
+            assert not isinstance(handle, list)
+            try:
+                await handle
+            except RamifyError as error:
+                codes.append(error.code)
+        assert codes == ["cancelled", "cancelled"]
+        assert (await session.branch("a").generate(max_tokens=2, ignore_eos=True)).reason == "length"
+
+
 async def test_errors_of_the_server_are_exceptions(serving: Any) -> None:
     async with serving() as served, ramify.clients.connect(served.engine.url) as session:
         caught = None

@@ -85,7 +85,7 @@ async def test_bad_requests_to_branches(serving: Any) -> None:
         await peer.send({"type": "fork", "id": 11, "branch": None, "as": ["void"]})
         await peer.terminal(11)
         await refused(peer, {"type": "generate", "id": 12, "branch": "void"}, "bad_request")
-        await refused(peer, {"type": "join", "id": 13, "from": ["void"]}, "unsupported")
+        await refused(peer, {"type": "join", "id": 13, "from": ["nowhere"]}, "no_branch")
         await refused(peer, {"type": "select", "id": 14, "choices": ["a"]}, "unsupported")
         await refused(peer, {"type": "generate", "id": 15, "constraint": {"regex": "a+"}}, "unsupported")
         await refused(peer, {"type": "set", "id": 16, "branch": "main", "persist": True}, "unsupported")

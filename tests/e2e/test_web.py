@@ -196,6 +196,36 @@ console.log(JSON.stringify({ have, session, key, text, again, next }));
 
 
 @needs_node
+def test_the_table_of_branches_follows_joins_and_prunes(modules: Path) -> None:
+    script = """
+const heads = () =>
+  [...core.heads].map(([name, { position, received }]) => [name, position, received]).sort();
+const run = (op, reply) => {
+  const { id } = core.submit(op, 9).op;
+  core.receive({ type: "ok", id, ...reply });
+  return heads();
+};
+run({ type: "fork", as: ["a", "b", "c", "d"] }, { branch: "main", position: 4, revision: 2 });
+const kept = [{ from: "b", into: "main", position: 9 }];
+const pruned = run({ type: "prune", from: ["a", "b"], into: ["main"] },
+  { branch: "main", position: 9, revision: 3, result: { kept, dropped: ["a", "b"], scores: { a: 1 } } });
+const joined = run({ type: "join", from: ["c"] },
+  { branch: "main", position: 12, revision: 4, result: { dropped: ["c"], rebased: 8 } });
+core.receive({ type: "event", op: "prune", branch: "e", revision: 5, by: "x",
+  details: { position: 7, kept: [{ from: "d", into: "e", position: 7 }], dropped: ["d"] } });
+core.receive({ type: "event", op: "join", branch: "main", revision: 6, by: "x",
+  details: { position: 20, dropped: ["e"] } });
+console.log(JSON.stringify({ pruned, joined, told: heads(), left: core.tickets.size - 1 }));
+"""
+    assert node(modules, OPENED + script) == {
+        "pruned": [["c", 4, 4], ["d", 4, 4], ["main", 9, 9]],
+        "joined": [["d", 4, 4], ["main", 12, 8]],
+        "told": [["main", 20, 8]],
+        "left": 0,
+    }
+
+
+@needs_node
 def test_a_conversation_can_be_built_again_from_its_text(modules: Path) -> None:
     """Replayed into an empty tree, the ops give the same branches, turns and children."""
     script = """

@@ -52,7 +52,8 @@ def _run(desk: Desk, op: Generate, task: Task) -> Ok | None:
         branch = desk.target(task, expect=op.expect)
         return make_children(desk, task, branch, branch.position)
     expect = op.expect if op.as_ is None and op.n == 1 else None
-    desk.generations.start(task, desk.target(task, expect=expect), desk.audience.now)
+    branch = desk.target(task, expect=expect)
+    desk.generations.start(task, branch, desk.audience.now, scored=desk.scored(branch.name))
     return None
 
 

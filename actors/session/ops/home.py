@@ -45,15 +45,24 @@ class Faults:
 
 
 class Desk:
-    """What the ops of one session work with. The time is `audience.now`."""
+    """What the ops of one session work with. The time is `audience.now`.
+
+    `scored(branch)`: whether an op that waits wants the mean log-probability of what is generated there.
+    """
 
     def __init__(
-        self, state: SessionState, turns: Turns, generations: Generations, audience: Audience
+        self,
+        state: SessionState,
+        turns: Turns,
+        generations: Generations,
+        audience: Audience,
+        scored: Callable[[str], bool],
     ) -> None:
         self.state = state
         self.turns = turns
         self.generations = generations
         self.audience = audience
+        self.scored = scored
         self.texts = Texts(state, turns, generations, audience)
 
     def target(self, task: Task, *, expect: int | None = None) -> Branch:

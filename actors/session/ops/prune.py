@@ -1,21 +1,138 @@
-"""`prune`: typed in the protocol, and not served yet."""
+"""`prune`: keep the best branches of several, by what they generated last; the others are dropped.
 
-from ramify.actors.session.ops.home import Desk, Home
+The winners stay, or move into other names: a beam's, or that of the branch they were forked off. A
+source on which an op of the frame failed has lost; where too few are left, the prune is skipped.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.ops.home import Desk, Faults, Home
+from ramify.actors.session.ops.race import Race
+from ramify.actors.session.ops.ranking import best_first, number_in, vote_of, votes
+from ramify.actors.session.replies import Skipped
 from ramify.actors.session.tasks import FrameRun, Task
-from ramify.protocol.errors import Unsupported
-from ramify.protocol.wire import Ok, Prune, names
+from ramify.protocol.errors import BadRequest
+from ramify.protocol.wire import Ok, Prune
+
+_LACKING = {
+    "logprob": "has log-probabilities of its last generation: send the `prune` in the frame of the "
+    "generations, or generate with `logprobs`",
+    "number": "has a number in its last generation",
+    "vote": "has said anything in its last generation",
+}
+
+
+def _check(op: Prune, faults: Faults) -> None:
+    for field, given in (("from", op.from_), ("into", op.targets)):
+        if len(set(given)) != len(given):
+            faults.fail(field, "A branch is named twice")
+    if op.targets and op.winners != len(op.targets):
+        faults.fail("into", f"`into` has {len(op.targets)} names for k = {op.winners}")
+    if op.winners > len(op.from_):
+        faults.fail("k", f"{op.winners} of {len(op.from_)} branches cannot be kept")
+    if op.score_from is not None:
+        if op.by == "first":
+            faults.fail("score_from", "The first ones that end are kept: nothing is scored")
+        if len(op.score_from) != len(op.from_):
+            faults.fail(
+                "score_from", f"`score_from` has {len(op.score_from)} names for {len(op.from_)} branches"
+            )
 
 
 def _tasks(op: Prune, frame: FrameRun) -> list[Task]:
-    into = names(op.into)
-    return [Task("prune", op, frame, into[0], [*into, *op.from_])]
+    judges = op.score_from or op.from_
+    sources = [*op.from_, *judges]
+    touched = [*op.targets, *sources]
+    task = Task("prune", op, frame, touched[0], touched, spared=frozenset(sources) - {*op.targets})
+    if op.by == "first":
+        task.race = Race(op.from_, touched, op.winners)
+    elif op.by == "logprob":
+        task.scored = tuple(dict.fromkeys(judges))
+    return [task]
 
 
-def _run(desk: Desk, op: Prune, task: Task) -> Ok | None:
-    raise Unsupported(
-        "this server does not run `prune` yet: do it in the client with `append`, `generate`, `fork` "
-        "and `drop`"
-    )
+def _run(desk: Desk, op: Prune, task: Task) -> Ok:
+    failed = task.frame.failed
+    judges = op.score_from or op.from_
+    left = [(n, j) for n, j in zip(op.from_, judges, strict=True) if n not in failed and j not in failed]
+    if len(left) < op.winners:
+        lost = next(name for name in [*op.from_, *judges] if name in failed)
+        raise Skipped(
+            f"an earlier op of this frame failed on branch {lost!r}: too few are left",
+            details={"branch": lost},
+        )
+    branches = [(desk.state.branch(name), desk.state.branch(judge)) for name, judge in left]
+    if task.race is not None:
+        task.race.decide(failed)  # all are through
+        assert task.race.decided is not None
+        winners, scores = [desk.state.branch(name) for name in task.race.decided], None
+    else:
+        order, found = _rank(op, [judge for _, judge in branches])
+        winners = [branches[i][0] for i in order[: op.winners]]
+        scores = {name: found[i] for i, (name, _) in enumerate(left)}
+    return _settle(desk, op, task, winners, scores)
 
 
-HOME = Home(_tasks, _run)
+def _rank(op: Prune, judges: Sequence[Branch]) -> tuple[list[int], Sequence[float | None]]:
+    """The order of the branches that speak for the sources, and their scores. Raises BadRequest."""
+    answers = [judge.answer() for judge in judges]
+    texts = [answer.text if answer is not None else "" for answer in answers]
+    said: list[str] = []
+    scores: Sequence[float | None]
+    match op.by:
+        case "number":
+            scores = [number_in(text) for text in texts]
+        case "vote":
+            scores, said = votes(texts), [vote_of(text) for text in texts]
+        case _:
+            scores = [answer.mean if answer is not None else None for answer in answers]
+    if all(score is None for score in scores):
+        raise BadRequest(f"no branch of `prune` by {op.by!r} {_LACKING[op.by]}")
+    return best_first(scores, said), scores
+
+
+def _settle(
+    desk: Desk, op: Prune, task: Task, winners: Sequence[Branch], scores: dict[str, float | None] | None
+) -> Ok:
+    """Move the winners, drop the rest."""
+    state, audience = desk.state, desk.audience
+    into = op.targets or [winner.name for winner in winners]
+    moves = [(winner, name) for winner, name in zip(winners, into, strict=True) if winner.name != name]
+    going: list[Branch] = []
+    if not op.keep:
+        named = dict.fromkeys([*op.from_, *(op.score_from or ())])
+        going = [branch for name in named if name not in into and (branch := state.branches.get(name))]
+    new = [name for _, name in moves if name not in state.branches]
+    state.check_new(new, moved=min(len(new), len(going)))
+    sources = [winner.name for winner in winners]
+    old = {name: state.branches[name].position for _, name in moves if name in state.branches}
+    for branch in [*winners, *(state.branches[name] for name in old)]:  # before it holds something else
+        desk.generations.cancel_prefill(branch)
+        audience.settle(branch)
+    revision = state.bump()
+    rebased: dict[str, int] = {}
+    for (_, name), same in zip(moves, state.place(moves), strict=True):
+        branch = state.branches[name]
+        if same is not None and same < old[name]:
+            rebased[name] = same
+            branch.cut_back(revision, same)
+        audience.place(branch)
+        if branch.retain_s is not None:
+            state.out.retained[branch.handle] = audience.now + branch.retain_s
+    for branch in going:
+        desk.drop(branch)
+    task.branch = into[0]
+    task.children = tuple(into[1:])
+    kept: list[dict[str, Any]] = []
+    for source, name in zip(sources, into, strict=True):
+        one: dict[str, Any] = {"from": source, "into": name, "position": state.branches[name].position}
+        kept.append(one | ({"rebased": rebased[name]} if name in rebased else {}))
+    result: dict[str, Any] = {"kept": kept, "dropped": [branch.name for branch in going]}
+    if scores is not None:
+        result["scores"] = scores
+    return desk.ok(task, state.branches[into[0]], result)
+
+
+HOME = Home(_tasks, _run, _check)

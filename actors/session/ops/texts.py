@@ -30,6 +30,7 @@ class _Waiting(NamedTuple):
     task: Task
     branch: Branch
     finish: Finish
+    held: int
 
 
 class Texts:
@@ -45,16 +46,24 @@ class Texts:
         self._encoding: dict[int, tuple[Hashable, list[_Waiting]]] = {}
 
     def put(
-        self, task: Task, branch: Branch, op: Append, targets: Iterable[str], finish: Finish
+        self,
+        task: Task,
+        branch: Branch,
+        op: Append,
+        targets: Iterable[str],
+        finish: Finish,
+        *,
+        held: int = 0,
     ) -> Ok | None:
         """Append what `op` says to `branch`: the reply, or None if it ends later, with `encoded`.
 
         `targets`: all branches that get it. `finish(cut)` is called when it is done and makes the reply;
-        `cut`: where the branch was moved back to first, if it was. Raises RamifyError.
+        `cut`: where the branch was moved back to first, if it was. `held`: bytes of `op` that nobody
+        counts yet. Raises RamifyError.
         """
         shared, turns = task.shared, self._turns
         assert shared is not None
-        waiting = _Waiting(task, branch, finish)
+        waiting = _Waiting(task, branch, finish, held)
         strict = task.frame.opened.template == "strict"
         situation = turns.situation(branch, op, strict=strict)
         known = shared.prepared.get(situation)
@@ -75,6 +84,7 @@ class Texts:
         if task.frame.worked + size > ON_THE_LOOP:
             ticket = shared.tickets[situation] = self._state.next_id()
             self._encoding[ticket] = (situation, [waiting])
+            self._state.meter.add(held)
             self._state.out.encode.append(EncodeText(ticket, size, prepare))
             return None
         task.frame.worked += size
@@ -95,6 +105,7 @@ class Texts:
         assert shared is not None
         del shared.tickets[situation]
         shared.prepared[situation] = result
+        self._state.meter.add(-entries[0].held)
         ends: list[tuple[Task, Ok | RamifyError]] = []
         for waiting in entries:
             try:
@@ -110,7 +121,7 @@ class Texts:
     def _apply(self, waiting: _Waiting, prepared: Prepared | RamifyError) -> Ok:
         if isinstance(prepared, RamifyError):
             raise prepared
-        task, branch, finish = waiting
+        task, branch = waiting.task, waiting.branch
         if prepared.draft.over_prompt or prepared.draft.cut is not None:
             self._generations.cancel_prefill(branch)
         cut = self._turns.apply(branch, prepared, task.op.id)
@@ -118,7 +129,7 @@ class Texts:
         if cut is not None:
             branch.cut_back(revision, cut)
             self._audience.cut(branch, cut)
-        return finish(cut)
+        return waiting.finish(cut)
 
 
 def _cannot_encode(error: BaseException | None) -> RamifyError:

@@ -56,6 +56,7 @@ class SimClient:
         self.revision = 0
         self.have: dict[str, int] = {}
         self.chunks: dict[str, list[tuple[int, str]]] = {}  # branch -> (position, text)
+        self.said: dict[str, str] = {}  # the text of branches that are gone
         self.replies: dict[int, list[w.ServerMessage]] = {}
         self.unanswered: dict[int, tuple[w.Op, int]] = {}
         self.frames = 0
@@ -141,8 +142,16 @@ class SimClient:
         op, count = self.unanswered[message.id]
         if isinstance(message, w.Ok) and isinstance(op, w.Rollback) and message.position is not None:
             self._cut(op.branch, message.position)
-        if isinstance(message, w.Ok) and isinstance(op, w.Append) and message.result:
-            self._cut(message.branch or "", message.result["rebased"])
+        result = message.result or {} if isinstance(message, w.Ok) else {}
+        if "rebased" in result:
+            self._cut(message.branch or "", result["rebased"])
+        for kept in result.get("kept", ()):
+            self._cut(kept["into"], kept.get("rebased", kept["position"]))
+            self.have[kept["into"]] = kept["position"]
+        for name in result.get("dropped", ()):
+            self.said[name] = self.text(name)
+            self.have.pop(name, None)
+            self.chunks.pop(name, None)
         if isinstance(message, w.Ok) and isinstance(op, w.Drop):
             self.have.pop(message.branch or "", None)
             self.chunks.pop(message.branch or "", None)

@@ -150,6 +150,35 @@ class Conversation:
             revision=3,
         )
         await world.settle()
+        names = ["p", "q", "r"]
+        world.send(
+            again,
+            w.Fork(id=17, as_=names),
+            w.Append(id=18, branch=["p", "q"], text="so 5"),
+            w.Generate(id=19, branch=names, max_tokens=4, temperature=0, ignore_eos=True),
+            w.Prune(id=20, from_=names, by="logprob", k=2, into=["p", "x"], keep=True),
+            w.Prune(id=21, from_=["q", "p", "r"], by="vote", into="main"),
+            w.Fork(id=22, branch=None, as_=["y", "z"]),
+            w.Append(id=23, branch="y", text="1 " * 1000),
+            w.Append(id=24, branch="z", text="2 " * 1000),
+            w.Generate(id=25, n=2, as_=["s", "t"], max_tokens=4, temperature=1, seed=3, hidden=True),
+            w.Join(id=26, from_=["s", "t"], prefix="long " * 50, suffix="end"),  # off the loop by now
+            w.Generate(id=27, n=2, as_=["v", "w"], max_tokens=4, temperature=1, seed=4),
+            w.Generate(id=28, branch="v", max_tokens=90, temperature=1, seed=3, ignore_eos=True),
+            w.Prune(id=29, from_=["v", "w"], by="first", into="main"),
+            w.Prune(id=30, from_=["x", "main"], by="vote", k=2, into=["main", "x"]),
+            w.Prune(id=31, from_=["x"], by="vote", into="main"),
+        )
+        await world.settle()
+        world.send(
+            again,
+            w.Generate(id=40, n=2, as_=["x1", "x2"], max_tokens=90, temperature=0, ignore_eos=True),
+            w.Join(id=41, from_=["x1"], role=None),
+            w.Generate(id=42, max_tokens=2, temperature=0),
+        )
+        await asyncio.sleep(0)
+        world.send(again, w.Cancel(id=43, branch="main", subtree=True))
+        await world.settle()
         world.notice(m.Detached(two))
         world.notice(m.Detached(again))
         await world.settle()

@@ -20,14 +20,18 @@ from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 
 NAMES = ["main", "a", "b", "c"]
+KINDS = {
+    "append": 3, "message": 3, "generate": 6, "fork": 3, "rollback": 2, "drop": 1, "cancel": 2,
+    "root": 1, "list": 1, "join": 1, "prune": 2,
+}  # fmt: skip
 
 
 def random_op(rng: random.Random, client: Any) -> w.Op:
     name = rng.choice(NAMES)
     ident = client.id()
     kind = rng.choices(
-        ["append", "message", "generate", "fork", "rollback", "drop", "cancel", "root", "list"],
-        [3, 3, 6, 3, 2, 1, 2, 1, 1],
+        [*KINDS],
+        [*KINDS.values()],
     )[0]
     match kind:
         case "append":
@@ -56,9 +60,18 @@ def random_op(rng: random.Random, client: Any) -> w.Op:
         case "drop":
             return w.Drop(id=ident, branch=name)
         case "cancel":
-            return w.Cancel(id=ident)
+            return w.Cancel(id=ident, subtree=rng.random() < 0.3, branch=rng.choice([None, "main"]))
         case "root":
             return w.Fork(id=ident, branch=None, as_=[name])
+        case "join":
+            into, *sources = rng.sample(NAMES, rng.randrange(2, 4))
+            role = rng.choice(["user", None])
+            return w.Join(id=ident, from_=sources, branch=into, role=role, keep=rng.random() < 0.5)
+        case "prune":
+            sources = rng.sample(NAMES, rng.randrange(1, 4))
+            by = rng.choice(["first", "logprob", "number", "vote"])
+            into = rng.choice([None, rng.choice(NAMES)])
+            return w.Prune(id=ident, from_=sources, by=by, into=into, keep=rng.random() < 0.5)
         case _:
             return w.Generate(id=ident, branch=["main", "a"], max_tokens=5, temperature=0)
 
@@ -190,6 +203,73 @@ def program(client: Any) -> None:
         w.Append(id=5, messages=user),
         w.Generate(id=6, max_tokens=15, temperature=0.7, seed=9, logprobs=0),
     )
+
+
+def tree_of_thought(client: Any) -> None:
+    """Children that race, vote and are joined, in one frame; an op in the middle fails."""
+    names = ["a", "b", "c"]
+    client.send(
+        w.Append(id=1, messages=[w.ChatMessage(role="user", content="Plan a trip.")]),
+        w.Fork(id=2, as_=names),
+        *(w.Append(id=3 + i, branch=name, tokens=[20 + i]) for i, name in enumerate(names)),
+        w.Generate(id=6, branch=names, max_tokens=6, temperature=0),
+        w.Prune(id=7, from_=names, by="logprob", into="main"),
+        w.Generate(id=8, n=2, as_=names[:2], max_tokens=8, temperature=0.9, seed=4),
+        w.Join(id=9, from_=["a", "b"], each="{i}) {text}\n", role=None),
+        w.Generate(id=10, max_tokens=5, temperature=0),
+        w.Fork(id=11, as_=["d", "e"]),
+        w.Append(id=12, branch="d", tokens=[10**6]),
+        w.Generate(id=13, branch=["d", "e"], max_tokens=5, temperature=0),
+        w.Prune(id=14, from_=["d", "e"], by="vote", into=["best"]),
+        w.Join(id=15, from_=["best", "d"]),
+        w.Generate(id=16, max_tokens=3, temperature=0),
+        replies={16: 1},
+    )
+
+
+@pytest.mark.parametrize("policy", ["run", "pause", "cancel"])
+def test_resume_at_every_frame_of_a_program(sim: Callable[..., Any], policy: str) -> None:
+    """Each op has its reply, each branch its text, wherever the connection was lost."""
+    engine = sim(eos_every=0, seed=1)
+    whole = engine.session(detach=policy)
+    tree_of_thought(whole)
+    engine.pump()
+    assert whole.unanswered == {}
+    ends = {ident: [_end(reply) for reply in replies] for ident, replies in whole.replies.items()}
+    assert [ends[i] for i in (12, 14, 15, 16)] == [
+        ["bad_request"],
+        ["ok"],
+        ["skipped"],
+        ["skipped"],
+    ]
+    state = engine.cores[1].state
+    texts = {name: branch.text() for name, branch in state.branches.items()}
+    assert set(texts) == {"main", "best"}
+    for cut in range(1, whole.frames + 1):
+        engine = sim(eos_every=0, seed=1)
+        client = engine.session(detach=policy)
+        tree_of_thought(client)
+        while client.frames < cut:
+            engine.pump(1)
+        client.drop()
+        engine.pump(cut % 7)
+        client.connect()
+        engine.pump()
+        assert client.unanswered == {}, cut
+        assert set(client.have) == set(engine.cores[1].state.branches), cut
+        if policy == "cancel":  # what ran then was cut short, and the rest worked with it
+            continue
+        for name, branch in engine.cores[1].state.branches.items():
+            assert client.have[name] == branch.position, (cut, name)
+        assert {name: b.text() for name, b in engine.cores[1].state.branches.items()} == texts, cut
+        found = {ident: [_end(reply) for reply in replies] for ident, replies in client.replies.items()}
+        assert found == ends, cut
+
+
+def _end(reply: Any) -> str:
+    if isinstance(reply, w.Error):
+        return str(reply.code)
+    return reply.reason if isinstance(reply, w.Done) else "ok"
 
 
 @pytest.mark.parametrize("policy", ["run", "pause"])

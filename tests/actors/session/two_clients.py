@@ -148,12 +148,13 @@ class Sharer:
                 self._learn(child, details["position"] or 0)
         if event.op == "rollback":
             self._cut(name, details["position"])
-        elif event.op == "append" and details.get("rebased") is not None:
+        elif event.op in ("append", "join") and details.get("rebased") is not None:
             self._cut(name, details["rebased"])
         elif event.op == "drop":
             self._forget(name)
         elif event.op == "set" and details.get("from") is not None:
             self._rename(details["from"], name, details["position"])
+        self._placed(details)
 
     def _reply(self, reply: w.Ok | w.Done | w.Error) -> None:
         assert reply.id is not None
@@ -188,6 +189,14 @@ class Sharer:
                 self._cut(name, reply.position)
             case w.Append() if isinstance(reply, w.Ok) and reply.result:
                 self._cut(name, reply.result["rebased"])
+            case w.Join() | w.Prune():
+                assert isinstance(reply, w.Ok)
+                assert reply.result is not None
+                kind = f"{type(op).__name__.lower()}, done"
+                self.counts[kind] = self.counts.get(kind, 0) + 1
+                if "rebased" in reply.result:
+                    self._cut(name, reply.result["rebased"])
+                self._placed(reply.result)
             case w.Drop():
                 assert isinstance(reply, w.Ok)
                 self._forget(name)
@@ -204,6 +213,16 @@ class Sharer:
                 pass
 
     # --- what it keeps -------------------------------------------------------------------------------
+
+    def _placed(self, result: dict[str, Any]) -> None:
+        """Branches that a prune moved, whose text was known by another name; and those that went."""
+        for kept in result.get("kept", ()):
+            name, position = kept["into"], kept["position"]
+            if name != kept["from"]:
+                self._cut(name, kept.get("rebased", position))
+                self.have[name] = self.since[name] = position
+        for name in result.get("dropped", ()):
+            self._forget(name)
 
     def _learn(self, name: str, position: int) -> None:
         """A branch that is new to it begins at `position`, as far as it is concerned."""
@@ -281,6 +300,7 @@ def _targets(op: w.Op) -> int:
 KINDS = {
     "append": 4, "message": 3, "generate": 8, "many": 2, "fork": 3, "root": 1, "rollback": 3,
     "rename": 1, "drop": 1, "cancel": 1, "cancel branch": 1, "credit": 1, "tree": 1, "meta": 1,
+    "join": 1, "prune": 2,
 }  # fmt: skip
 
 
@@ -337,11 +357,66 @@ def random_message(rng: random.Random, client: Sharer) -> w.ClientMessage:
             ops = list(client.waiting)[-3:]
             return w.Cancel(id=ident, ops=rng.sample(ops, rng.randrange(len(ops) + 1)))
         case "cancel branch":
-            return w.Cancel(id=ident, branch=rng.choice([None, name]))
+            return w.Cancel(id=ident, branch=rng.choice([None, name]), subtree=rng.random() < 0.5)
+        case "join":
+            return random_join(rng, ident)
+        case "prune":
+            return random_prune(rng, ident)
         case "tree":
             return w.Tree(id=ident, text=rng.random() < 0.3)
         case _:
             return w.Set(id=ident, branch=rng.choice([None, name]), meta={"n": ident})
+
+
+def random_join(rng: random.Random, ident: int) -> w.Join:
+    """A join of branches that may be there."""
+    into, *sources = rng.sample(NAMES, rng.randrange(2, 4))
+    role = rng.choice(["user", None])
+    return w.Join(id=ident, from_=sources, branch=into, role=role, keep=rng.random() < 0.4)
+
+
+def random_prune(rng: random.Random, ident: int) -> w.Prune:
+    """A prune of branches that may be there, perhaps into some of them."""
+    sources = rng.sample(NAMES, rng.randrange(1, 5))
+    count = rng.randrange(1, len(sources) + 1)
+    by = rng.choice(["first", "first", "logprob", "number", "vote"])
+    judges = rng.choices(NAMES, k=len(sources)) if by != "first" and rng.random() < 0.2 else None
+    return w.Prune(
+        id=ident,
+        from_=sources,
+        by=by,
+        k=count,
+        into=rng.choice([None, rng.sample(NAMES, count)]),
+        score_from=judges,
+        keep=rng.random() < 0.3,
+    )
+
+
+def random_frames(rng: random.Random, client: Sharer) -> list[list[w.ClientMessage]]:
+    """Ops that have nothing to do with each other; or a program in a frame, and room for it before."""
+    if not client.write or rng.random() < 0.8:
+        return [[random_message(rng, client) for _ in range(rng.randrange(1, 5))]]
+    parent, *children = rng.sample(NAMES, rng.randrange(3, 5))
+    parent = rng.choice(list(client.have) or [parent])
+    children = [name for name in children if name != parent] + ["x", "y"]
+    room: list[w.ClientMessage] = [w.Drop(id=client.id(), branch=name) for name in children]
+    ids = [client.id() for _ in range(8)]
+    into = rng.choice([parent, None, children[:1]])
+    last: list[w.ClientMessage] = [
+        w.Join(id=ids[6], from_=children, branch=parent, keep=rng.random() < 0.3)
+        if rng.random() < 0.3
+        else w.Prune(id=ids[6], from_=children, into=into, by=rng.choice(["first", "logprob", "vote"]))
+    ]
+    program = [
+        w.Append(id=ids[1], branch=parent, tokens=[7, 8, 9]),
+        w.Fork(id=ids[2], branch=parent, as_=children),
+        w.Append(id=ids[3], branch=children[0], tokens=[10]),
+        w.Append(id=ids[4], branch=children[1], tokens=[11]),
+        w.Generate(id=ids[5], branch=children, max_tokens=rng.randrange(1, 20), temperature=0),
+        *last,
+        w.Generate(id=ids[7], branch=parent, max_tokens=4, temperature=0),
+    ]
+    return [room, program]
 
 
 def run_program(
@@ -386,7 +461,8 @@ def run_program(
         elif client.socket is None:
             client.connect()
         if client.socket is not None:
-            client.send(*(random_message(rng, client) for _ in range(rng.randrange(1, 5))))
+            for frame in random_frames(rng, client):
+                client.send(*frame)
             if rng.random() < 0.1:  # it reads slowly
                 message = m.Drained if client.socket in held else m.Throttled
                 engine.post_session(1, message(client.socket))

@@ -1,0 +1,68 @@
+"""What prunes that wait have to hear of the branches they wait for. Pure.
+
+By "first": which of them are through, so that the others can be stopped. By "logprob": nothing, but
+what is generated there has to be scored. Both cost as much as the tasks touch that start and end.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.program import Program
+from ramify.actors.session.tasks import Task
+
+_CUT_SHORT = ("cancelled", "deadline", "error")
+
+
+class Races:
+    """Those of one session. `branches`: by name."""
+
+    def __init__(self, program: Program[Task], branches: dict[str, Branch]) -> None:
+        self._program = program
+        self._branches = branches
+        self._running: dict[int, Task] = {}  # by id()
+        self._due: dict[int, Task] = {}  # those that have heard something
+        self._scored: Counter[str] = Counter()  # by how many prunes
+
+    def scored(self, branch: str) -> bool:
+        """Whether a prune waits for the mean log-probability of what is generated there."""
+        return branch in self._scored
+
+    def add(self, task: Task, now: float) -> None:
+        """The task was queued."""
+        self._scored.update(task.scored)
+        if task.race is not None:
+            self._running[id(task)] = task
+            self._tell(task.touched, now)
+
+    def finished(self, task: Task, now: float) -> None:
+        """The task has left its queues."""
+        for name in task.scored:
+            self._scored[name] -= 1
+            if not self._scored[name]:
+                del self._scored[name]
+        self._running.pop(id(task), None)
+        self._due.pop(id(task), None)
+        if self._running:
+            self._tell(task.touched, now)
+
+    def _tell(self, names: Collection[str], now: float) -> None:
+        for name in names:
+            task = self._program.first(name)
+            if task is not None and task.race is not None:
+                branch = self._branches.get(name)
+                whole = branch is None or branch.reason not in _CUT_SHORT
+                task.race.through(name, now, whole=whole)
+                self._due[id(task)] = task
+
+    def losing(self) -> Iterator[tuple[set[str], list[Task]]]:
+        """The sources of a race that have just lost it, and the tasks it still waits for there."""
+        while self._due:
+            _, task = self._due.popitem()
+            failed = task.frame.failed
+            if any(name in failed and name not in task.spared for name in task.touched):
+                continue  # it will be skipped
+            if task.race is not None and task.race.decide(failed):
+                losers = task.race.losers
+                late = {id(t): t for name in losers for t in self._program.ahead(task, name)}
+                yield losers, list(late.values())
