@@ -175,6 +175,10 @@ class Tokenizer:
             return None
         return token if token in self._strips or self._continuing is not self._backend else None
 
+    def is_added(self, token: int) -> bool:
+        """Whether text is always split before and behind it: a control token, or one that was added."""
+        return token in self._contents or token in self.special_ids
+
     def least_tokens(self, text: str) -> int:
         """A lower bound on the tokens of `text` (rendered or raw), in a fraction of the time.
 

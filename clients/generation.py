@@ -21,9 +21,10 @@ T = TypeVar("T")
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A generation that ended. `position`: the branch's length after it, in tokens.
+    """A generation that ended, or a choice that was selected.
 
-    `tokens`: where the session was opened with `tokens=True`; `logprobs`: where asked for.
+    `position`: the branch's length after it, in tokens. `tokens`: where the session was opened with
+    `tokens=True`; `logprobs`: where asked for.
     """
 
     branch: str
@@ -35,7 +36,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TokenLogprob] | None = None
     tool_calls: list[dict[str, Any]] | None = None
     stop: str | int | None = None
-    scores: list[float] | None = None
+    choice: int | None = None  # of a `select`: which of its choices
+    scores: list[float] | None = None  # of all its choices
     mean_logprob: float | None = None
 
 
@@ -233,6 +235,7 @@ def result_of(stream: Stream) -> Result:
         logprobs=[entry for part in stream.parts for entry in part.logprobs or ()] or None,
         tool_calls=done.tool_calls,
         stop=done.stop,
+        choice=done.choice,
         scores=done.scores,
         mean_logprob=done.mean_logprob,
     )

@@ -42,11 +42,13 @@ from ramify.protocol.wire import (
     Generate,
     Join,
     JsonObject,
+    Method,
     Ok,
     Op,
     Prune,
     Role,
     Rollback,
+    Select,
     Set,
     State,
     Tree,
@@ -99,6 +101,15 @@ class Pruned(NamedTuple, Generic[B]):
     kept: list[str]
     dropped: list[str]
     scores: dict[str, float | None]
+
+
+class SelectOptions(TypedDict, total=False):
+    """The fields of `select` beside its choices."""
+
+    method: Method
+    priority: int
+    deadline_ms: int
+    expect: int
 
 
 class Branch:
@@ -165,6 +176,16 @@ class Branch:
             return generation
         children = list(names) if names is not None else self.session.fresh_names(self.name, n)
         return self.session.start([Generate(id=0, branch=self.name, n=n, as_=children, **options)])
+
+    def select(self, choices: Sequence[str], **options: Unpack[SelectOptions]) -> Generation:
+        """Append the one of `choices` that the model finds most likely.
+
+        The result's `text` is that choice, `choice` its index, `scores` are those of all. `method`: see
+        docs/protocol.md. The assistant's turn, if there is one, stays open.
+        """
+        op = Select(id=0, branch=self.name, choices=list(choices), **options)
+        (selection,) = self.session.start([op])
+        return selection
 
     def chat(self, text: str, *, role: Role = "user", **options: Unpack[GenerateOptions]) -> Generation:
         """Append a chat turn and generate the answer, in one frame."""

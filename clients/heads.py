@@ -126,6 +126,8 @@ class Heads:
         """A generation is over. Its branch may have gone since, if `done` is sent again."""
         if self.news(done.revision) or done.branch in self.by_name:
             head = self.get(done.branch)
+            if done.rebased is not None:  # a choice that begins with the branch's last text
+                head.position = head.received = done.position
             head.position = max(head.position, done.position)
             head.received = max(head.received, done.position)
 

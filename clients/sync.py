@@ -17,7 +17,15 @@ from typing import Any, TypeVar, Unpack, overload
 
 from ramify.clients.connect import Settings, connect
 from ramify.clients.generation import Generation, Reply, Result
-from ramify.clients.handles import Branch, GenerateOptions, Messages, PruneBy, Pruned, Session
+from ramify.clients.handles import (
+    Branch,
+    GenerateOptions,
+    Messages,
+    PruneBy,
+    Pruned,
+    SelectOptions,
+    Session,
+)
 from ramify.clients.stream import TextDelta
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import BranchState, Ok, Op, Role, State
@@ -205,6 +213,11 @@ class SyncBranch:
             )
         many = self._thread.call(lambda: self._branch.generate(n=n, names=names, **options))
         return [SyncGeneration(self._thread, generation) for generation in many]
+
+    def select(self, choices: Sequence[str], **options: Unpack[SelectOptions]) -> SyncGeneration:
+        """See `handles.Branch.select`."""
+        selection = self._thread.call(lambda: self._branch.select(choices, **options))
+        return SyncGeneration(self._thread, selection)
 
     def chat(
         self, text: str, *, role: Role = "user", **options: Unpack[GenerateOptions]

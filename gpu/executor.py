@@ -11,7 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
+import numpy as np
+
+from ramify.gpu.rows import Ints, StepRows
+from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan, StepResult
 
 Progress = Callable[[str, float], None]
 """Told what is happening and how much of it is done, 0..1."""
@@ -21,8 +24,8 @@ class BadLogits(Exception):
     """The model gave NaN or infinite logits to some rows; the other rows' tokens are good.
 
     `rows` and `requests` name the bad ones, `result` is the whole step's result, in which the
-    tokens of the bad rows are -1. The executor goes on: the caller ends these requests, and what
-    their own steps wrote into the KV pool must not be reused.
+    tokens of the bad rows are -1, and their scores NaN. The executor goes on: the caller ends these
+    requests, and what their own steps wrote into the KV pool must not be reused.
     """
 
     def __init__(self, rows: list[int], requests: list[int], result: StepResult) -> None:
@@ -33,6 +36,18 @@ class BadLogits(Exception):
         self.rows = rows
         self.requests = requests
         self.result = result
+
+
+def bad_logits(step: StepRows, requests: Ints, result: StepResult) -> BadLogits | None:
+    """What is wrong with `result`: rows that got no token, or no score. `requests`: of all rows."""
+    sampling = step.rows[step.sampling]
+    bad = sampling[np.frombuffer(result.tokens, dtype=np.int32) == NO_TOKEN]
+    if step.scored is not None:
+        scores = np.frombuffer(result.scores, dtype=np.float32)
+        bad = np.concatenate([bad, np.unique(step.scored.rows[np.isnan(scores)])])
+    if not len(bad):
+        return None
+    return BadLogits(bad.tolist(), requests[bad].tolist(), result)
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ramify.gpu.executor import BadLogits, Counters
-from ramify.gpu.rows import Ints, RowTable, StepRows
+from ramify.gpu.executor import BadLogits, Counters, bad_logits
+from ramify.gpu.rows import Ints, RowTable, Scored, StepRows
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan, StepResult
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
@@ -73,6 +73,24 @@ class FakeModel:
         if self.eos_every:
             tokens[(mixed >> np.uint64(40)) % np.uint64(self.eos_every) == 0] = self.eos
         return tokens
+
+    def scores(self, chain: Hashes, targets: Hashes) -> npt.NDArray[np.float32]:
+        """The log-probability of each target behind its chain: -15 to 0. float32[K]."""
+        mixed = _mix(self.advance(chain, targets)) >> np.uint64(48)
+        return -(mixed.astype(np.float32) / np.float32(4369.0))
+
+    def expected_scores(
+        self, tokens: Sequence[int], places: Sequence[int], targets: Sequence[int]
+    ) -> list[float]:
+        """What `Submit` of a branch of `tokens` is told of these targets behind these places."""
+        chains: list[np.uint64] = []
+        chain: Hashes = np.zeros(1, dtype=np.uint64)
+        for token in tokens:
+            chain = self.advance(chain, np.array([token], dtype=np.uint64))
+            chains.append(chain[0])
+        behind = np.array([chains[place] for place in places], dtype=np.uint64)
+        scores: list[float] = self.scores(behind, np.array(targets, dtype=np.uint64)).tolist()
+        return scores
 
     def salts(self, seeds: Ints, draws: Ints, greedy: npt.NDArray[np.bool_]) -> Hashes:
         """What makes a sampled request differ: a function of its seed and output index."""
@@ -192,7 +210,7 @@ class FakeExecutor:
         result = self._sample(plan.step, step, chain)
         self.counters.count(step.computed)
         self._done_at = max(begin, self._done_at) + self._step_seconds
-        return FakePendingStep(result, self._done_at, self._bad_logits(step, result))
+        return FakePendingStep(result, self._done_at, bad_logits(step, self.rows.requests, result))
 
     def close(self) -> None:
         """Nothing to release."""
@@ -253,13 +271,6 @@ class FakeExecutor:
             self.faults[token] = left - 1
         return left > 0
 
-    def _bad_logits(self, step: StepRows, result: StepResult) -> BadLogits | None:
-        bad = np.flatnonzero(np.frombuffer(result.tokens, dtype=np.int32) == NO_TOKEN)
-        if not len(bad):
-            return None
-        rows = step.rows[step.sampling][bad]
-        return BadLogits(rows.tolist(), self.rows.requests[rows].tolist(), result)
-
     def _intact(self, row: int) -> bool:
         """True if each slot's hash follows from the slot before it and its own token."""
         slots = self.rows.slots(row, 0, int(self.rows.lengths[row]))
@@ -289,7 +300,19 @@ class FakeExecutor:
             computed=step.computed,
             elapsed_us=int(self._step_seconds * 1e6),
             logprobs=logprobs,
+            scores=self._score(step, step.scored) if step.scored is not None else b"",
         )
+
+    def _score(self, step: StepRows, scored: Scored) -> bytes:
+        counts = step.counts[: step.extends]
+        firsts = np.cumsum(counts) - counts
+        lines = scored.lines[scored.which]
+        extend = np.searchsorted(firsts, lines, "right") - 1
+        positions = step.starts[extend] + lines - firsts[extend]
+        slots = self.rows.slots_at(scored.rows, positions)
+        scores = self.model.scores(self._chain[slots], scored.targets.astype(np.uint64))
+        scores[self._spoiled[slots]] = np.nan
+        return scores.tobytes()
 
     def _token_logprobs(self, token: int, k: int) -> TokenLogprobs | None:
         """The sampled token at one half, the ids after it at a quarter, an eighth, ..."""

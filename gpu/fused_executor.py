@@ -27,13 +27,16 @@ from ramify.gpu.buckets import (
     tailored,
 )
 from ramify.gpu.executor import BadLogits, Counters, Progress
+from ramify.gpu.fused_logprobs import WORDS
 from ramify.gpu.fused_sampling import sample_into
 from ramify.gpu.graphs import StepGraphs
 from ramify.gpu.kv_pool import KVPool
+from ramify.gpu.layers.triton_linear import Rows
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.models.fused import FusedDecoder
 from ramify.gpu.row_sampler import RowSampler, token_logprobs
-from ramify.gpu.rows import Ints, RowTable, StepRows
+from ramify.gpu.rows import Ints, RowTable, Scored, StepRows
+from ramify.gpu.scoring import arrays, score, slice_lines
 from ramify.gpu.staging import RING, Array, Download, Frame, Int32s, StepClock, Upload, frame_bytes
 from ramify.protocol.plan import ExecutorInfo, OpenRow, StepPlan, StepResult
 from ramify.protocol.sampling import SamplingParams
@@ -46,12 +49,13 @@ class LaunchedStep:
     number: int
     computed: int
     rows: Ints  # [S] that sample
-    requests: Ints  # [S]
+    requests: dict[int, int]  # by row, of those that sample or score
     clock: StepClock
     asked: Ints  # [S] how many log-probabilities, 0: none
+    scored: Ints  # [K] rows of the targets
     # both of the ring slot: good once the step is over
     tokens: Int32s  # [>= S]
-    words: Int32s | None  # as of `logprobs_into`, of the rows that asked
+    more: Int32s | None  # lines of `logprobs_into`, of the rows that asked; then float32[K] scores
     _elapsed_us: int | None = None
 
     def ready(self) -> bool:
@@ -62,23 +66,27 @@ class LaunchedStep:
         if self._elapsed_us is None:
             self.clock.wait()
             self.tokens = self.tokens[: len(self.rows)].copy()
-            self.words = None if self.words is None else self.words.copy()
+            self.more = None if self.more is None else self.more.copy()
             self._elapsed_us = self.clock.elapsed_us()
         return self._elapsed_us
 
     def result(self) -> StepResult:
         elapsed_us = self.settle()
+        more = np.empty(0, dtype=np.int32) if self.more is None else self.more
+        words, scores = np.split(more, [len(more) - len(self.scored)])
         result = StepResult(
             step=self.number,
             rows=self.rows.astype(np.int32).tobytes(),
             tokens=self.tokens.tobytes(),
             computed=self.computed,
             elapsed_us=elapsed_us,
-            logprobs=[] if self.words is None else token_logprobs(self.words, self.asked),
+            logprobs=token_logprobs(words.reshape(-1, WORDS), self.asked) if len(words) else [],
+            scores=scores.tobytes(),
         )
-        bad = np.flatnonzero(self.tokens < 0)
+        unscored = np.unique(self.scored[np.isnan(scores.view(np.float32))])
+        bad = np.concatenate([self.rows[self.tokens < 0], unscored])
         if len(bad):
-            raise BadLogits(self.rows[bad].tolist(), self.requests[bad].tolist(), result)
+            raise BadLogits(bad.tolist(), [self.requests[row] for row in bad.tolist()], result)
         return result
 
 
@@ -114,6 +122,8 @@ class FusedExecutor:
         self._lines = Upload(self._device, fixed=max(sizes))
         self._extras = Upload(self._device)
         self._page_uploads = Upload(self._device)
+        self._targets = Upload(self._device)
+        self._slice = min(info.max_rows, slice_lines(info.vocab_size))
         self._download = Download(self._tokens)
         self._clocks = [StepClock(self._device) for _ in range(RING)]
         self._ring: list[LaunchedStep | None] = [None] * RING
@@ -154,23 +164,31 @@ class FusedExecutor:
         clock = self._clocks[slot]
         step = self._apply(slot, plan)
         rows = step.rows[step.sampling]
-        words = None
+        scored = step.rows[:0] if step.scored is None else step.scored.rows
+        more = None
         clock.start()
         self._upload_pages(slot)
         if len(step.rows):
-            self._run(slot, step)
-            words = self._resample(slot, rows, step.draws)
-        clock.stop(fetched=len(rows) > 0)
+            final = self._run(slot, step)
+            more = self._resample(slot, rows, step.draws)
+            if step.scored is not None and final is not None:
+                scores = self._score(slot, step.scored, final)
+                more = scores if more is None else torch.cat((more, scores))
+        arrives = len(rows) + len(scored) > 0
+        clock.stop(fetched=arrives)
         tokens, fetched = np.empty(0, dtype=np.int32), None
-        if len(rows):
-            tokens, fetched = self._download.fetch(slot, clock, words)
-        asked, requests = self._sampler.logprobs_asked(rows), self.rows.requests[rows]
-        launched = LaunchedStep(plan.step, step.computed, rows, requests, clock, asked, tokens, fetched)
+        if arrives:
+            tokens, fetched = self._download.fetch(slot, clock, more)
+        asked = self._sampler.logprobs_asked(rows)
+        requests = {row: int(self.rows.requests[row]) for row in {*rows.tolist(), *scored.tolist()}}
+        launched = LaunchedStep(
+            plan.step, step.computed, rows, requests, clock, asked, scored, tokens, fetched
+        )
         self._ring[slot] = launched
         return launched
 
     def forward(self, plan: StepPlan) -> tuple[StepRows, Tensor | None]:
-        """Apply the plan and run the model without sampling: for tests and for scoring.
+        """Apply the plan and run the model without sampling: for tests.
 
         Returns what ran and float32 logits [S, vocabulary], None if no row samples.
         """
@@ -199,17 +217,20 @@ class FusedExecutor:
         """
         if self._device.type == "cuda":
             self._sampler.warm(self._logits.dtype, self._spare, self._last, self._tokens)
+            self._score_padding(1)
+            torch.cuda.synchronize()  # the ring slot is used again
             for bucket in buckets:
                 self._warm(bucket)
 
     @torch.inference_mode()
     def sample_the_slowest(self) -> None:
-        """Sample as the most demanding step there can be; the executor cannot serve afterwards."""
+        """Sample and score as the most demanding step can; the executor cannot serve afterwards."""
         sampling = SamplingParams(top_p=0.5, presence_penalty=0.5, logprobs=1)
         rows = np.arange(self.info.max_rows)
         self._sampler.apply(0, [], [OpenRow(row, 0, b"", 0, sampling) for row in rows.tolist()])
         self._logits.zero_()  # the flattest distribution: half of the vocabulary stays
         self._resample(0, rows, rows)
+        self._score_padding(self._slice)
 
     @property
     def device(self) -> torch.device:
@@ -260,18 +281,21 @@ class FusedExecutor:
         frame.send()
         self._pages.view(-1).index_copy_(0, *frame.views)
 
-    def _run(self, slot: int, step: StepRows) -> None:
-        """Upload the step and issue it, by a graph if one holds it."""
-        bucket = self._graphs.find(step)
+    def _run(self, slot: int, step: StepRows) -> Rows | None:
+        """Upload the step and issue it, by a graph if one holds it.
+
+        Returns the model's output if targets are to be scored, which no graph keeps.
+        """
+        bucket = self._graphs.find(step) if step.scored is None else None
         if bucket is not None:
             bucket, plan = self._plan(step, bucket, captured=True)
             self._fill(self._frame(slot, bucket), bucket, step, plan)
             self._download.settle()
             self._graphs.replay(bucket)
-        else:
-            bucket, frame = self._tailor(slot, step)
-            self._download.settle()
-            self._issue(bucket, frame.views)
+            return None
+        bucket, frame = self._tailor(slot, step)
+        self._download.settle()
+        return self._issue(bucket, frame.views)
 
     def _tailor(self, slot: int, step: StepRows) -> tuple[Bucket, Frame]:
         """Upload the step as large as it is."""
@@ -329,15 +353,16 @@ class FusedExecutor:
         """What the graph of `bucket` holds."""
         self._issue(bucket, self._frame(0, bucket).views)
 
-    def _issue(self, bucket: Bucket, views: list[Tensor], abridged: bool = False) -> None:
+    def _issue(self, bucket: Bucket, views: list[Tensor], abridged: bool = False) -> Rows:
         """Issue a step's kernels, its sampler included; `views` as of `fields`."""
-        self._compute(bucket, views, abridged)
+        final = self._compute(bucket, views, abridged)
         if bucket.sampling:
             rows = views[6] if bucket.extended else views[1]
             logits = self._logits[: bucket.sampling]
             sample_into(logits, rows, views[3], views[4], self._last, self._tokens)
+        return final
 
-    def _compute(self, bucket: Bucket, views: list[Tensor], abridged: bool = False) -> None:
+    def _compute(self, bucket: Bucket, views: list[Tensor], abridged: bool = False) -> Rows:
         """Run the model; the logits of the lines that sample come to `_logits`."""
         codes, rows, positions = views[:3]
         sampling = views[5] if bucket.extended else None
@@ -351,8 +376,25 @@ class FusedExecutor:
             sampling=sampling,
             groups=plan if bucket.grouped else [],
         )
-        self._decoder.forward(inputs, self._logits[: bucket.sampling], abridged)
+        return self._decoder.forward(inputs, self._logits[: bucket.sampling], abridged)
 
     def _resample(self, slot: int, rows: Ints, draws: Ints) -> Tensor | None:
         """Sample again the lines that ask for more than a temperature; their log-probabilities."""
         return self._sampler.resample(slot, self._logits, rows, draws, self._last, self._tokens)
+
+    def _score(self, slot: int, scored: Scored, final: Rows) -> Tensor:
+        """int32[K], the bits of the targets' log-probabilities. What was sampled from is overwritten."""
+
+        def logits_of(lines: Tensor) -> Tensor:
+            logits = self._logits[: len(lines)]
+            self._decoder.logits_of(final, lines, logits)
+            return logits
+
+        views = self._targets.send(slot, arrays(scored))
+        return score(scored, views, logits_of, self._slice).view(torch.int32)
+
+    def _score_padding(self, lines: int) -> None:
+        """Score as a step would that has targets at so many positions."""
+        places = np.arange(lines)
+        scored = Scored(places, places, np.zeros(lines, dtype=np.int32), places)
+        self._score(0, scored, self._decoder.no_rows(lines))

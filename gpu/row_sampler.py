@@ -62,7 +62,7 @@ class RowSampler:
     ) -> Tensor | None:
         """Replace the tokens int32[S] (and last[rows]) of the rows that ask for more than heat.
 
-        logits [S or more, V] of `rows` int64[S]. Returns int32[N, WORDS], the log-probabilities of
+        logits [S or more, V] of `rows` int64[S]. Returns int32[N * WORDS], the log-probabilities of
         the N rows that ask for them, in order; None if none does.
         """
         kinds = self._kinds[rows]
@@ -82,7 +82,7 @@ class RowSampler:
             return None
         output = self._words[: len(asked)]
         logprobs_into(logits, views[1], tokens, output)
-        return output
+        return output.view(-1)
 
     def logprobs_asked(self, rows: Ints) -> Ints:
         """int64[S]: how many of the best tokens each row wants, 0: no log-probabilities."""

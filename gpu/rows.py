@@ -30,6 +30,20 @@ class PlanError(Exception):
 
 
 @dataclass(slots=True)
+class Scored:
+    """The targets of a step's extends, K of them.
+
+    Their logits are those of L of the T tokens: the model's head runs once for each, however many
+    targets it has.
+    """
+
+    lines: Ints  # [L] indices into the T tokens, ascending
+    which: Ints  # [K] indices into `lines`, ascending
+    targets: Tokens  # [K]
+    rows: Ints  # [K]
+
+
+@dataclass(slots=True)
 class StepRows:
     """What one plan runs, sequence by sequence: first its extends, then its decodes.
 
@@ -46,6 +60,7 @@ class StepRows:
     sampling: Ints  # [S] indices into the B sequences, in the order of the result
     draws: Ints  # [S] index of the output token that is sampled now
     given: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    scored: "Scored | None" = None
 
     @property
     def computed(self) -> int:
@@ -60,7 +75,7 @@ class StepRows:
         line of a step of decodes does.
         """
         n = self.extends
-        if not n:
+        if not n or self.scored is not None:  # whose lines would be others
             return self
         samples = np.zeros(len(self.rows), dtype=np.bool_)
         samples[self.sampling] = True
@@ -273,7 +288,40 @@ class RowTable:
                 [np.array(sampling, dtype=np.int64), np.arange(len(runs), len(all_rows))]
             ),
             draws=all_rows,
+            scored=self._scored(extends, runs),
         )
+
+    def _scored(self, extends: list[ExtendRow], runs: list[Tokens]) -> Scored | None:
+        """What the extends want to know of given tokens; None if nothing."""
+        lines: list[Ints] = []
+        targets: list[Tokens] = []
+        rows: list[Ints] = []
+        first = 0  # line of the extend's first token
+        for extend, run in zip(extends, runs, strict=True):
+            if extend.places or extend.targets:
+                places = np.frombuffer(extend.places, dtype=np.int32).astype(np.int64)
+                wanted = np.frombuffer(extend.targets, dtype=np.int32)
+                self._check_targets(extend, len(run), places, wanted)
+                lines.append(places - extend.start + first)
+                targets.append(wanted)
+                rows.append(np.full(len(wanted), extend.row, dtype=np.int64))
+            first += len(run)
+        if not lines:
+            return None
+        unique, which = np.unique(np.concatenate(lines), return_inverse=True)
+        return Scored(unique, which.reshape(-1), np.concatenate(targets), np.concatenate(rows))
+
+    def _check_targets(self, extend: ExtendRow, count: int, places: Ints, targets: Tokens) -> None:
+        if len(places) != len(targets):
+            raise PlanError(f"row {extend.row} has {len(places)} places for {len(targets)} targets")
+        if places[0] < extend.start or places[-1] >= extend.start + count:
+            raise PlanError(f"row {extend.row} scores behind positions {places[0]} to {places[-1]}, but "
+                            f"runs {extend.start} to {extend.start + count - 1}")  # fmt: skip
+        if (np.diff(places) < 0).any():
+            raise PlanError(f"row {extend.row} has targets whose places do not ascend")
+        if targets.min() < 0 or targets.max() >= self.vocab_size:
+            raise PlanError(f"row {extend.row} scores tokens {targets.min()} to {targets.max()}: "
+                            f"the vocabulary has {self.vocab_size}")  # fmt: skip
 
     def _check_extend(self, extend: ExtendRow, run: Tokens) -> None:
         self._require_open(extend.row, "extends")

@@ -156,10 +156,10 @@ class Download:
     def fetch(
         self, slot: int, clock: StepClock, more: Tensor | None = None
     ) -> tuple[Int32s, Int32s | None]:
-        """Start copying the tokens of the step that `clock` saw end, and `more` int32[m, words].
+        """Start copying the tokens of the step that `clock` saw end, and `more` int32[m].
 
-        Returns int32[n] and int32[m, words], good once `clock.arrived` and until the ring slot is
-        used again.
+        Returns int32[n] and int32[m], good once `clock.arrived` and until the ring slot is used
+        again.
         """
         host = self._hosts[slot]
         room = None if more is None else self._room(slot, more)
@@ -175,6 +175,7 @@ class Download:
             host.copy_(self._tokens, non_blocking=True)
             if room is not None and more is not None:
                 room.copy_(more, non_blocking=True)
+                more.record_stream(self._copies)
         finally:
             torch.cuda.set_stream(self._steps)
         clock.arrived.record(self._copies)
@@ -186,7 +187,7 @@ class Download:
         if room is None or len(room) < more.numel():
             room = torch.empty(2 * more.numel(), dtype=more.dtype, pin_memory=self._cuda)
             self._more[slot] = room
-        return room[: more.numel()].view(more.shape)
+        return room[: more.numel()]
 
     def settle(self) -> None:
         """Let the coming step overwrite the tokens only once they are copied."""

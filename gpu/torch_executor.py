@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.batch import make_batch
-from ramify.gpu.executor import BadLogits, Counters
+from ramify.gpu.executor import BadLogits, Counters, bad_logits
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.rows import RowTable, StepRows
+from ramify.gpu.rows import RowTable, Scored, StepRows
 from ramify.gpu.sampler import Sampled, Sampler
+from ramify.gpu.scoring import arrays, score, slice_lines
 from ramify.gpu.threads import ThreadChoice
 from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
 from ramify.protocol.sampling import TokenLogprobs
@@ -71,21 +72,27 @@ class TorchExecutor:
 
     def _launch(self, plan: StepPlan) -> DoneStep:
         begin = time.perf_counter()
-        step, logits = self.forward(plan)
-        if logits is None:
-            return DoneStep(self._result(plan.step, step, None, begin), None)
-        rows = step.rows[step.sampling]
-        sampled = self._sampler.sample(logits, rows, step.draws)
-        self._last[torch.from_numpy(rows).to(self._last.device)] = sampled.tokens
-        result = self._result(plan.step, step, sampled, begin)
-        return DoneStep(result, self._bad_logits(step, sampled, result))
+        step, hidden, lines = self._run(plan)
+        sampled, scores = None, None
+        if len(step.sampling):
+            rows = step.rows[step.sampling]
+            sampled = self._sampler.sample(self._model.logits(hidden, lines), rows, step.draws)
+            self._last[torch.from_numpy(rows).to(self._last.device)] = sampled.tokens
+        if step.scored is not None:
+            scores = self._score(step.scored, hidden)
+        result = self._result(plan.step, step, sampled, scores, begin)
+        return DoneStep(result, bad_logits(step, self.rows.requests, result))
 
     def forward(self, plan: StepPlan) -> tuple[StepRows, Tensor | None]:
         """Apply the plan and run the model, without sampling.
 
-        Returns what ran and float32 logits [S, vocabulary], None if no row samples. Meant for
-        tests and for scoring; `launch` goes on from here.
+        Returns what ran and float32 logits [S, vocabulary], None if no row samples. Meant for tests.
         """
+        step, hidden, lines = self._run(plan)
+        return step, self._model.logits(hidden, lines) if len(step.sampling) else None
+
+    def _run(self, plan: StepPlan) -> tuple[StepRows, Tensor, Tensor | None]:
+        """What ran, the model's output [T, hidden], the lines of it that sample (None: all)."""
         step = self.rows.apply(plan)
         for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
             self._sampler.close(row)
@@ -93,18 +100,34 @@ class TorchExecutor:
             self._sampler.open(opened)
         self.counters.count(step.computed)
         if not len(step.rows):
-            return step, None
+            return step, torch.empty(0), None
         with torch.inference_mode():
             batch = make_batch(step, self.rows, self._last)
             self._attention.plan(batch)
-            logits = self._model.forward(batch, self._attention)
-        return step, logits if len(step.sampling) else None
+            return step, self._model.forward(batch, self._attention), batch.sample_positions
+
+    def _score(self, scored: Scored, hidden: Tensor) -> Tensor:
+        model = self._model
+        views = [torch.from_numpy(array).to(hidden.device) for array in arrays(scored)]
+        return score(
+            scored,
+            views,
+            lambda lines: model.logits(hidden, lines),
+            slice_lines(self.info.vocab_size),
+        )
 
     def close(self) -> None:
         """Drop the weights and the pool."""
         del self._model, self._attention
 
-    def _result(self, number: int, step: StepRows, sampled: Sampled | None, begin: float) -> StepResult:
+    def _result(
+        self,
+        number: int,
+        step: StepRows,
+        sampled: Sampled | None,
+        scores: Tensor | None,
+        begin: float,
+    ) -> StepResult:
         tokens, logprobs = b"", list[TokenLogprobs | None]()
         if sampled is not None:
             marked = torch.where(sampled.finite, sampled.tokens, -1)
@@ -117,14 +140,8 @@ class TorchExecutor:
             computed=step.computed,
             elapsed_us=int((time.perf_counter() - begin) * 1e6),
             logprobs=logprobs,
+            scores=b"" if scores is None else scores.cpu().numpy().tobytes(),
         )
-
-    def _bad_logits(self, step: StepRows, sampled: Sampled, result: StepResult) -> BadLogits | None:
-        if bool(sampled.finite.all()):
-            return None
-        bad = np.flatnonzero(~sampled.finite.cpu().numpy())
-        rows = step.rows[step.sampling][bad]
-        return BadLogits(rows.tolist(), self.rows.requests[rows].tolist(), result)
 
 
 def plan_tokens(plan: StepPlan) -> int:

@@ -11,9 +11,8 @@ from typing import Literal
 import msgspec
 
 from ramify.protocol.credentials import CredentialLimits, check_token
-from ramify.protocol.wire import MOST_PRIORITY
 from ramify.protocol.errors import ConfigError
-from ramify.protocol.wire import MAX_NAMES
+from ramify.protocol.wire import MAX_NAMES, MOST_PRIORITY
 
 MOST = 2**31 - 1  # of any number that nothing else bounds
 DAY_S = 86_400.0

@@ -111,6 +111,8 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tokens. `history`: also return the whole branch's tokens (penalties need them).
     `prompt`: where the scheduler believes that the branch ends (0: wherever it does). It is denied
     as "gone" where the session has changed the branch meanwhile.
+    `rerun`: positions from there on are computed again even if they have KV, because the logits at
+    them are wanted (None: the last one only).
     """
 
     request: int
@@ -118,6 +120,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     extra: int
     history: bool = False
     prompt: int = 0
+    rerun: int | None = None
 
 
 class Grow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -173,7 +176,8 @@ class Granted(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     """`request` may run. Positions [0, cached) are resident; `tokens` are [cached, prompt).
 
     `pages`: the page table (int32) for [0, prompt + extra), rounded up to pages. The pages of
-    [cached, ...) belong to the request until it commits them. `cached <= prompt - 1`.
+    [cached, ...) belong to the request until it commits them. `cached <= prompt - 1`, and at most
+    what `Acquire.rerun` says.
     `history`: all tokens [0, prompt) if asked for. `proven`: see `Commit.finite`; False: some of the
     cached KV was only computed, nothing has been sampled over it yet.
     """
@@ -229,6 +233,9 @@ class Submit(Base, frozen=True):
     of the same generation sampled (a pause); they count for the random stream, and penalties,
     not for `max_tokens`. `deadline`: clock seconds. `arrived`: clock seconds.
     `owner`: the credential that the session belongs to; all its sessions share one turn.
+    `places`, `targets`: tokens to score, as in `ExtendRow`, by positions of the branch; not with
+    `max_tokens`. Their log-probabilities come with `Finished`. Somebody waits for them, so the
+    request is scheduled as a generation is.
     """
 
     request: int
@@ -242,6 +249,8 @@ class Submit(Base, frozen=True):
     arrived: float = 0.0
     sampled: int = 0
     owner: str = ""
+    places: bytes = b""
+    targets: bytes = b""
 
 
 class Cancel(Base, frozen=True):
@@ -285,6 +294,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `output`: tokens of this request that are in the branch now. `reason` "length": max_tokens
     or the context is used up; "error": `error` says what happened.
     Times in seconds on the engine's clock; `first_token` 0.0: there was none.
+    `scores`: float32, one for each of `Submit.targets`; all of them with reason "length" only.
     """
 
     request: int
@@ -299,6 +309,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ended: float
     error: Code | None = None
     message: str = ""
+    scores: bytes = b""
 
 
 class Tokens(Base, frozen=True):

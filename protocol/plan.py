@@ -47,6 +47,18 @@ def unpack(data: bytes) -> "array[int]":
     return values
 
 
+def pack_floats(values: Iterable[float]) -> bytes:
+    """Pack numbers as little-endian float32."""
+    return array("f", values).tobytes()
+
+
+def unpack_floats(data: bytes) -> "array[float]":
+    """The inverse of `pack_floats`. Raises ValueError if `data` is not a whole number of float32."""
+    values: array[float] = array("f")
+    values.frombytes(data)
+    return values
+
+
 class OpenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request begins to run in row `row` (which is closed at this point).
 
@@ -80,12 +92,17 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `start` equals the row's length (a check, not an instruction). With `sample`, a token is
     sampled after the last one: the prompt is complete. Without, it is a chunk of a prefill.
+    `places`, `targets`: int32 of one length, the tokens whose log-probabilities are wanted: that of
+    targets[i] behind position places[i]. Places are among those that run, in ascending order;
+    several targets may stand at one.
     """
 
     row: int
     start: int
     tokens: bytes
     sample: bool
+    places: bytes = b""
+    targets: bytes = b""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
@@ -111,7 +128,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     `sample` in plan order, then the decodes in plan order; NO_TOKEN where the logits were not
     finite (the KV of that step is not to be trusted; other rows are fine). `logprobs`: empty if no
     row asked, else S entries. `computed`: tokens that went through the model. `elapsed_us`: from
-    the step's start to its end on the device.
+    the step's start to its end on the device. `scores`: float32, the log-probabilities of the
+    extends' targets in plan order: the model's raw ones; NaN where the logits were not finite.
     """
 
     step: int
@@ -120,6 +138,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     computed: int
     elapsed_us: int
     logprobs: list[TokenLogprobs | None] = []
+    scores: bytes = b""
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -206,12 +206,18 @@ class Generate(Op, kw_only=True, frozen=True):
         check_temperature(self.temperature)
 
 
+Method = Literal[
+    "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+]
+
+
 class Select(Op, kw_only=True, frozen=True):
     branch: Targets = "main"
     choices: Choices
-    method: Literal[
-        "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
-    ] = "token_length_normalized"
+    method: Method = "token_length_normalized"
+    priority: Annotated[int, Meta(ge=-8, le=8)] = 0
+    deadline_ms: Count | None = None
+    expect: Position | None = None
 
 
 class Fork(Op, kw_only=True, frozen=True):
@@ -470,7 +476,9 @@ class Done(ServerBase, kw_only=True, frozen=True):
     text: str | None = None
     tool_calls: list[JsonObject] | None = None
     stop: str | int | None = None  # the stop string or token id that ended it
-    scores: list[float] | None = None
+    choice: int | None = None  # of a `select`: which of its choices; `text` is that choice
+    scores: list[float] | None = None  # of all its choices
+    rebased: int | None = None  # the branch was moved back to there before the choice was appended
     mean_logprob: float | None = None
     error: Code | None = None  # with reason "error"
     message: str | None = None

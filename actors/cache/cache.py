@@ -117,15 +117,17 @@ class RadixCache:
             return m.Denied(request, "gone")
         if tip.end == 0:
             raise ValueError(f"request {request:#x}: branch {message.branch:#x} has no tokens")
+        last = tip.end - 1 if message.rerun is None else min(message.rerun, tip.end - 1)
         node, on = tip, 0
         while node.pages is None or node.suspect:
-            on = node.owner or on
+            if node.start < last:  # what is computed again in any case is nobody's to wait for
+                on = node.owner or on
             assert node.parent is not None
             node = node.parent
         resident = self._whole(node.end)
         if on:
             return m.Denied(request, "shared", resident=resident, on=on)
-        cached = self._whole(min(resident, tip.end - 1))
+        cached = self._whole(min(resident, last))
         anchor = self._anchor(node, cached)
         self.residency.lock(anchor)
         first = cached // self.page_size

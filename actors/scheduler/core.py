@@ -14,7 +14,7 @@ from collections import Counter
 from ramify.actors.scheduler.admission import Admission, Cause
 from ramify.actors.scheduler.ledger import Ledger
 from ramify.actors.scheduler.outbox import Outbox
-from ramify.actors.scheduler.planner import Planner
+from ramify.actors.scheduler.planner import Planner, scored
 from ramify.actors.scheduler.preemption import for_growth
 from ramify.actors.scheduler.request import (
     Account,
@@ -26,6 +26,7 @@ from ramify.actors.scheduler.request import (
     State,
     output_limit,
 )
+from ramify.actors.scheduler.targets import Targets, targets_of
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import (
@@ -41,7 +42,14 @@ from ramify.protocol.messages import (
     Tokens,
     session_of,
 )
-from ramify.protocol.plan import NO_TOKEN, ExecutorDown, ExecutorInfo, StepPlan, StepResult
+from ramify.protocol.plan import (
+    NO_TOKEN,
+    ExecutorDown,
+    ExecutorInfo,
+    StepPlan,
+    StepResult,
+    unpack_floats,
+)
 
 PLACES = 8  # of the waiting queue that a client may have, for each that is free
 
@@ -144,8 +152,15 @@ class Scheduler:
         limit = output_limit(submit, self._info)
         account = self._account(session_of(submit.request), submit.owner)
         self._count += 1
-        request = Request(submit, account, self._count, self._batch, self._planner.processed, limit)
-        refusal = self._refusal(submit, account.client)
+        refusal: tuple[Code, str] | None = None
+        targets: Targets | None = None
+        try:
+            targets = targets_of(submit, self._info.vocab_size)
+        except ValueError as error:  # a bug of that session, which must not stop the executor
+            refusal = "internal", f"request {submit.request}: {error}"
+        processed = self._planner.processed
+        request = Request(submit, account, self._count, self._batch, processed, limit, targets)
+        refusal = refusal or self._refusal(request)
         self._requests[submit.request] = account.requests[submit.request] = request
         account.client.requests += 1
         if refusal is not None:
@@ -160,13 +175,14 @@ class Scheduler:
             self._planner.pace.lacks(request, request.prompt)
         self._admission.enqueue(request)
 
-    def _refusal(self, submit: Submit, client: Client) -> tuple[Code, str] | None:
+    def _refusal(self, request: Request) -> tuple[Code, str] | None:
         """Why a request can never run, or not now; the error code and message.
 
         The queue's places are shared by a dynamic threshold (Choudhury and Hahne 1998): a client may
         have `PLACES` times as many as are free. So one that fills it finds no more while there is
         still room for those who have few.
         """
+        submit, client = request.submit, request.account.client
         info, pool = self._info, self._info.pages * self._info.page_size
         if self.down is not None:
             return "internal", "the model executor failed"
@@ -180,7 +196,8 @@ class Scheduler:
         if submit.prompt > pool:
             return "too_long", f"the branch has {submit.prompt} tokens, the KV cache holds {pool}"
         most = self._config.max_waiting
-        if self.waiting >= (most if submit.max_tokens > 0 else most // 2):  # the rest: generations'
+        waited_for = submit.max_tokens > 0 or request.targets is not None
+        if self.waiting >= (most if waited_for else most // 2):  # the rest: for those
             return "overloaded", f"{self.waiting} requests wait already: try again later"
         if client.waiting > PLACES * (most - self.waiting):
             return "overloaded", f"{client.waiting} of your requests wait already: try again later"
@@ -248,10 +265,17 @@ class Scheduler:
             for run, token in zip(step.bound, tokens, strict=True):
                 if token == NO_TOKEN and run.live:
                     self._not_finite(run, now)
+        scores = unpack_floats(result.scores)
+        if any(score != score for score in scores):
+            for run, _, taken in scored(step.chunks, scores):
+                if run.live and any(score != score for score in taken):
+                    self._not_finite(run, now)
         over: list[Run] = []
-        for run, end in step.chunks:
+        for run, end, taken in scored(step.chunks, scores):
             if run.live:
                 run.computed = end
+                if run.request.targets is not None:
+                    run.request.targets.scores.extend(taken)
                 self._ledger.commit(run)
                 self._admission.wake(run)
                 if end == run.prompt:
@@ -290,6 +314,8 @@ class Scheduler:
         request = run.request
         if not run.out:
             run.bad = True
+            if request.targets is not None:
+                del request.targets.scores[:]  # what they came from is computed anew
             if not run.proven and not request.repeated:
                 request.repeated = True
                 self._retract(run, "not finite")

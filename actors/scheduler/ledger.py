@@ -40,8 +40,8 @@ class Ledger:
         return request in self._commits or any(request in commits for _, _, commits in self._sent)
 
     def commit(self, run: Run) -> None:
-        """A prefill chunk of `run` has been computed; the last one was sampled from, finite logits."""
-        finite = True if run.limit and run.computed == run.prompt else None
+        """A prefill chunk of `run` has been computed; behind the last one, logits may have been seen."""
+        finite = True if run.seen else None
         self._commits[run.ident] = Commit(run.ident, run.computed, finite=finite)
 
     def final(self, commit: Commit) -> None:
@@ -63,6 +63,7 @@ class Ledger:
                     request.extra(self._lookahead),
                     request.submit.sampling.penalized and request.limit > 0,
                     request.prompt,
+                    request.targets.rerun if request.targets else None,
                 )
                 for request in acquires
             ],

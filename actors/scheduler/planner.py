@@ -11,8 +11,9 @@ nothing per request and the packed row array is reused.
 This file knows rows and slots, not what the cache does, nor the clock, nor what a token means.
 """
 
+from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ramify.actors.scheduler.pace import FIRST_ON_CPU, Pace
 from ramify.actors.scheduler.prompts import Prompts
@@ -29,6 +30,8 @@ from ramify.protocol.plan import (
     unpack,
 )
 
+Chunk = tuple[Run, int, int]  # of a prefill: the run, its length after it, how many targets it has
+
 
 class Step:
     """A plan that was sent. `bound`: the runs whose tokens come back, in the result's order."""
@@ -40,14 +43,14 @@ class Step:
         step: int,
         bound: list[Run],
         rows: bytes,
-        chunks: list[tuple[Run, int]],
+        chunks: list[Chunk],
         firsts: int,
         prompts: int,
     ) -> None:
         self.step = step
         self.bound = bound
         self.rows = rows
-        self.chunks = chunks  # prefill chunks: the run, and its length after the chunk
+        self.chunks = chunks
         self.firsts = firsts  # so many leading entries of `bound` completed their prompt
         self.prompts = prompts  # tokens of all chunks
 
@@ -153,7 +156,7 @@ class Planner:
         bound, rows = self._decoding, self._decode_rows
         opens: list[OpenRow] = []
         extends: list[ExtendRow] = []
-        chunks: list[tuple[Run, int]] = []
+        chunks: list[Chunk] = []
         firsts: list[Run] = []
         prompts = 0
         for run, start, end in self._prompts.take(len(bound)):
@@ -161,7 +164,7 @@ class Planner:
                 run.opened = True
                 opens.append(self._open(run))
             extends.append(self._extend(run, start, end))
-            chunks.append((run, end))
+            chunks.append((run, end, len(extends[-1].targets) // 4))
             prompts += end - start
             if extends[-1].sample:
                 firsts.append(run)
@@ -206,6 +209,10 @@ class Planner:
         if result.logprobs and len(result.logprobs) != len(step.bound):
             counts = f"{len(result.logprobs)} logprobs for {len(step.bound)} tokens"
             raise SchedulerError(f"step {step.step}: {counts}")
+        targets = sum(count for _, _, count in step.chunks)
+        if len(result.scores) != 4 * targets:
+            counts = f"{len(result.scores) // 4} scores for {targets} targets"
+            raise SchedulerError(f"step {step.step}: {counts}")
         self.pace.learn(step.prompts, len(step.bound) - step.firsts, result.elapsed_us * 1e-6)
         return step, unpack(result.tokens)
 
@@ -214,7 +221,11 @@ class Planner:
         tokens = run.tokens[4 * (start - run.cached) : 4 * (end - run.cached)]
         if end == run.prompt:
             run.tokens = b""
-        return ExtendRow(run.row, start, tokens, end == run.prompt and run.limit > 0)
+        places, wanted, targets = b"", b"", run.request.targets
+        if targets is not None:
+            places, wanted, run.target = targets.take(run.target, end)
+        sample = end == run.prompt and run.limit > 0
+        return ExtendRow(run.row, start, tokens, sample, places, wanted)
 
     def _open(self, run: Run) -> OpenRow:
         submit = run.request.submit
@@ -259,3 +270,11 @@ class Planner:
         self._joining = []
         self._decode_rows = pack(run.row for run in self._decoding)
         self._changed = False
+
+
+def scored(chunks: Iterable[Chunk], scores: "array[float]") -> Iterator[tuple[Run, int, "array[float]"]]:
+    """Each chunk's run, its length after it, and the chunk's part of the step's scores."""
+    at = 0
+    for run, end, count in chunks:
+        yield run, end, scores[at : at + count]
+        at += count

@@ -20,6 +20,7 @@ from array import array
 from enum import Enum
 from typing import Literal
 
+from ramify.actors.scheduler.targets import Targets
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import Commit, Finished, Progress, Submit
 from ramify.protocol.plan import ExecutorInfo
@@ -149,11 +150,22 @@ class Request:
         "state",
         "stops",
         "submit",
+        "targets",
         "ticket",
     )
 
-    def __init__(self, submit: Submit, account: Account, seq: int, batch: int, mark: int, limit: int):
+    def __init__(
+        self,
+        submit: Submit,
+        account: Account,
+        seq: int,
+        batch: int,
+        mark: int,
+        limit: int,
+        targets: Targets | None = None,
+    ):
         self.submit = submit
+        self.targets = targets
         self.account = account
         self.seq = seq  # order of arrival
         self.batch = batch  # requests that were submitted together have the same
@@ -189,11 +201,11 @@ class Request:
     @property
     def ahead(self) -> bool:
         """It only computes a prompt, for a generation that may come."""
-        return self.limit == 0
+        return self.limit == 0 and self.targets is None
 
     @property
     def level(self) -> Level:
-        return self.limit > 0, self.submit.priority
+        return not self.ahead, self.submit.priority
 
     def extra(self, lookahead: int) -> int:
         """Slots to ask for beyond the prompt: the last output token never needs one."""
@@ -213,6 +225,7 @@ class Request:
             ended=now,
             error=error,
             message=message,
+            scores=b"" if self.targets is None else self.targets.scores.tobytes(),
         )
 
 
@@ -250,6 +263,7 @@ class Run:
         "slots",
         "stop_at",
         "stops",
+        "target",
         "tokens",
         "turn",
         "waiters",
@@ -286,6 +300,7 @@ class Run:
         self.proven = proven  # the KV that it found
         self.slots = len(pages) // 4 * page_size
         self.out = array("i")  # accepted
+        self.target = len(request.targets.scores) if request.targets else 0  # the next to plan
         self.planned = 0  # output tokens planned; while decoding: tick + offset
         self.offset = 0
         self.stop_at = 0  # it cannot decode further once this many are planned
@@ -314,6 +329,13 @@ class Run:
         """Every token it may ever compute is planned already: its pages come back by themselves."""
         return not self.decoding and self.filled == self.prompt and self.planned >= self.limit
 
+    @property
+    def seen(self) -> bool:
+        """Finite logits were seen behind its prompt, once that is computed: of a sample, or a target."""
+        targets = self.request.targets
+        sees = self.limit > 0 or (targets is not None and targets.end == self.prompt)
+        return sees and self.computed == self.prompt
+
     def final(self, keep: int | None) -> tuple[Commit, int]:
         """The final commit if `keep` output tokens of this run are kept, and how many are."""
         if self.bad:
@@ -321,7 +343,7 @@ class Run:
         accepted = len(self.out)
         kept = accepted if keep is None else max(0, min(keep, accepted))
         computed = self.prompt + min(kept, accepted - 1) if accepted else self.computed
-        finite = True if accepted else None
+        finite = True if accepted or (not self.limit and self.seen) else None
         return Commit(self.ident, computed, self.out[:kept].tobytes(), True, finite), kept
 
 

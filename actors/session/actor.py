@@ -17,7 +17,7 @@ from typing import Any
 from ramify.actors.kit.clock import Clock, Timer
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.session.core import SessionCore
-from ramify.actors.session.drafts import Prepared
+from ramify.actors.session.drafts import Joined, Prepared
 from ramify.actors.session.encoder import Encoder, Job
 from ramify.actors.session.outbox import Encoded, EncodeText
 from ramify.protocol.errors import Overloaded, RamifyError
@@ -168,7 +168,7 @@ class SessionActor:
         self._tell(Tick())
 
     def _encode(self, job: EncodeText) -> None:
-        def done(prepared: Prepared | None, error: BaseException | None) -> None:
+        def done(prepared: Prepared | Joined | None, error: BaseException | None) -> None:
             self._tell(Encoded(job.ticket, prepared, error))
 
         state = self.core.state

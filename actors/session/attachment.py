@@ -81,6 +81,12 @@ class Attachment:
         if truncate is not None:
             self.out.append(Delta(branch=branch.name, position=truncate, text="", truncate=truncate))
 
+    def rewrite(self, branch: Branch, to: int) -> None:
+        """The branch was moved back to `to`: the next delta says so, if the socket has seen more."""
+        if self._cursors.get(branch.name, 0) > to:
+            self._truncate[branch.name] = min(to, self._truncate.get(branch.name, to))
+        self.cut(branch, to)
+
     def rename(self, branch: Branch, new: str) -> None:
         """`branch` is about to be called `new`."""
         self.settle(branch)

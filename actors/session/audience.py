@@ -114,6 +114,11 @@ class Audience:
         for attachment in self.attachments.values():
             attachment.place(branch)
 
+    def rewrite(self, branch: Branch, to: int) -> None:
+        """Text that ends the branch since it was moved back to `to` says anew what stood there."""
+        for attachment in self.attachments.values():
+            attachment.rewrite(branch, to)
+
     def rename(self, branch: Branch, name: str) -> None:
         """The branch is about to get another name."""
         for attachment in self.attachments.values():

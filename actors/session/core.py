@@ -15,7 +15,7 @@ from collections.abc import Callable
 from ramify.actors.session.attachment import Attachment
 from ramify.actors.session.audience import Audience
 from ramify.actors.session.detokenizer import Detokenizer
-from ramify.actors.session.drafts import Prepared
+from ramify.actors.session.drafts import Joined, Prepared
 from ramify.actors.session.execution import Execution
 from ramify.actors.session.inspections import Inspections
 from ramify.actors.session.intake import take_apart
@@ -132,7 +132,11 @@ class SessionCore:
         self._execution.judge()
 
     def encoded(
-        self, ticket: int, prepared: Prepared | None, error: BaseException | None, now: float
+        self,
+        ticket: int,
+        prepared: Prepared | Joined | None,
+        error: BaseException | None,
+        now: float,
     ) -> None:
         """Long text was tokenized (or could not be)."""
         self.audience.now = now
@@ -145,7 +149,8 @@ class SessionCore:
         for item in message.progress:
             self.generations.progress(item)
         for finished in message.finished:
-            self.generations.finished(finished)
+            if not self._execution.selects.finished(finished, now):
+                self.generations.finished(finished)
         self._execution.judge()
         if message.finished:
             self.generations.submit_ready()

@@ -74,3 +74,14 @@ class Shared:
     def __init__(self) -> None:
         self.prepared: dict[Hashable, Prepared | RamifyError] = {}
         self.tickets: dict[Hashable, int] = {}
+
+
+class Joined(NamedTuple):
+    """Texts behind a branch, tokenized together with its end: all begin at position `at`.
+
+    `tail`: the branch's own text from there on, which all of them begin with.
+    """
+
+    at: int
+    tail: str
+    tokens: "list[array[int]]"

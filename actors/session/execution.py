@@ -14,7 +14,7 @@ import msgspec
 from ramify.actors.session.audience import Audience
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import Detokenizer
-from ramify.actors.session.drafts import Prepared
+from ramify.actors.session.drafts import Joined, Prepared
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.ops.home import Desk
 from ramify.actors.session.ops.registry import HOMES
@@ -27,12 +27,14 @@ from ramify.actors.session.replies import (
     bare,
     error_message,
 )
+from ramify.actors.session.selects import Selects
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.actors.session.turns import Turns
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.wire import Done, Generate, Ok, ServerMessage
+from ramify.protocol.wire import Done, Generate, Ok, Select, ServerMessage
 
+GENERATES = frozenset({"generate", "select"})  # output
 ADDS = frozenset({"append", "join"})  # input, which a generation will want computed
 
 
@@ -63,8 +65,9 @@ class Execution:
             on_done=self._generation_done,
             on_refused=self.end,
         )
+        self.selects = Selects(state, turns, self.generations, audience, on_end=self._selected)
         self._races = Races(self._program, state.branches)
-        self._desk = Desk(state, turns, self.generations, audience, self._races.scored)
+        self._desk = Desk(state, turns, self.generations, self.selects, audience, self._races.scored)
 
     def __len__(self) -> int:
         return len(self._program)
@@ -73,6 +76,11 @@ class Execution:
     def queued(self) -> int:
         """Bytes that the ops hold which wait or run."""
         return self._queued
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs that a session without sockets lives on for."""
+        return self.generations.busy or self.selects.busy
 
     def expects(self, name: str) -> bool:
         """Whether there is a branch of this name, or an op that may be going to make it."""
@@ -87,8 +95,9 @@ class Execution:
             self._program.add(task)
             self._races.add(task, task.arrived)
             op = task.op
-            if task.kind == "generate" and isinstance(op, Generate) and op.deadline_ms is not None:
-                self._watch(task, task.arrived + op.deadline_ms / 1e3)
+            late = op.deadline_ms if isinstance(op, Generate | Select) else None
+            if task.kind in GENERATES and late is not None:
+                self._watch(task, task.arrived + late / 1e3)
         if tasks and tasks[0].bill is not None:  # one for all tasks of the op
             self._hold(tasks[0].bill.size)
 
@@ -155,8 +164,13 @@ class Execution:
 
     # --- what ends later -------------------------------------------------------------------------
 
-    def encoded(self, ticket: int, prepared: Prepared | None, error: BaseException | None) -> None:
+    def encoded(
+        self, ticket: int, prepared: Prepared | Joined | None, error: BaseException | None
+    ) -> None:
         """Long text was tokenized (or could not be), for all branches that the op waits on."""
+        if self.selects.encoded(ticket, prepared, error):
+            return
+        assert not isinstance(prepared, Joined)
         for task, end in self._desk.texts.encoded(ticket, prepared, error):
             self.end(task, end)
 
@@ -185,6 +199,9 @@ class Execution:
         else:  # a client that was away may find the branch dropped: the repeated reply has the text
             self.end(task, done, again=msgspec.structs.replace(done, text=text))
 
+    def _selected(self, task: Task, end: Done | RamifyError) -> None:
+        self.end(task, end)
+
     # --- ahead of their turn ---------------------------------------------------------------------
 
     def cancel(self, client: str, ids: Set[int]) -> list[Task]:
@@ -198,7 +215,7 @@ class Execution:
         tasks = [
             task
             for task in self._program.on(branches)
-            if task.kind == "generate"
+            if task.kind in GENERATES
             or (task.kind == "spawn" and (branches is None or task.branch in branches))
         ]
         spawned = {id(task.op) for task in tasks if task.kind == "spawn"}
@@ -210,7 +227,7 @@ class Execution:
     def cancel_generations_of(self, client: str) -> None:
         """The client is gone, and nobody else wants them."""
         mine = [task for task in self._program.on() if task.frame.client == client]
-        self._cancel([task for task in mine if task.kind in ("generate", "spawn")])
+        self._cancel([task for task in mine if task.kind in GENERATES or task.kind == "spawn"])
 
     def cancel_subtree(self, branches: Set[str] | None) -> list[Task]:
         """All ops that wait or run on these branches or their descendants, None: on all.
@@ -256,7 +273,10 @@ class Execution:
                 task.frame.failed.update((name, None) for name in task.touched if name not in within)
             if task.kind != "spawn":
                 self._refuse(task, Cancelled("cancelled before it ran"))
-        done += [task for task in running if self.generations.cancel(task, self._audience.now)]
+        now = self._audience.now
+        done += [
+            task for task in running if self.generations.cancel(task, now) or self.selects.cancel(task)
+        ]
         self.start(freed)
         return done
 
@@ -280,7 +300,8 @@ class Execution:
         while late and (late[0][0] <= now or late[0][2] not in self._program):
             task = heapq.heappop(late)[2]
             if self._program.running(task):
-                self.generations.expire(task, now)
+                if not self.selects.expire(task):
+                    self.generations.expire(task, now)
             elif task in self._program:
                 waiting.append(task)
         if late:
@@ -302,6 +323,7 @@ class Execution:
     def fail(self, error: RamifyError) -> None:
         """After `refuse`: what runs ends with `error`, and so does what waits for it, or is skipped."""
         self.generations.fail(error, self._audience.now)
+        self.selects.fail(error)
         for task in self._desk.texts.waiting():
             self.end(task, error)
 

@@ -312,7 +312,7 @@ class Generations:
         if finished.reason == "error" and not piece.tokens:
             branch.pieces.remove(piece)
             del self._by_task[id(task)]
-            self._on_refused(task, _refusal(finished))
+            self._on_refused(task, refusal(finished))
             return
         reason = finished.reason
         stop: str | int | None = None
@@ -395,7 +395,8 @@ def _either(given: float | None, default: float) -> Any:
     return default if given is None else given
 
 
-def _refusal(finished: Finished) -> RamifyError:
+def refusal(finished: Finished) -> RamifyError:
+    """What a request that failed tells its client."""
     match finished.error:
         case "overloaded":
             return Overloaded(finished.message, retry_ms=RETRY_MS)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ramify.actors.session.drafts import Prepared
+from ramify.actors.session.drafts import Joined, Prepared
 from ramify.protocol.messages import (
     Cancel,
     DropBranches,
@@ -31,14 +31,14 @@ class EncodeText(msgspec.Struct, frozen=True):
 
     ticket: int
     size: int  # characters, about
-    run: Callable[[], Prepared]
+    run: Callable[[], Prepared | Joined]
 
 
 class Encoded(msgspec.Struct, frozen=True):
     """What the `run` of an `EncodeText` returned, or why it could not."""
 
     ticket: int
-    prepared: Prepared | None
+    prepared: Prepared | Joined | None
     error: BaseException | None = None
 
 

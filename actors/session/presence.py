@@ -217,7 +217,7 @@ class Presence:
         if self._expires is None:
             return False
         if now >= self._expires:
-            if not self._execution.generations.busy:
+            if not self._execution.busy:
                 return True
             self._expires = now + max(self._ttl, LOOK_SECONDS)  # a detached generation may finish
         out.wake(self._expires)

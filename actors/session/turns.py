@@ -322,6 +322,10 @@ class Turns:
         """Raises BadRequest for ids that the model cannot sample."""
         self._check(stop_token_ids, "stop_token_ids")
 
+    def check_known(self, tokens: Sequence[int]) -> None:
+        """Raises BadRequest for ids of the tokenizer that the model does not have."""
+        self._check(tokens)
+
     def end_of_turn(self, token: int) -> str | None:
         """The text of `token` if the template ends an assistant's turn with it, else None."""
         text = self.tokenizer.decode([token], special=True)

@@ -60,7 +60,7 @@ def op_bytes(op: ClientMessage) -> int:
         case Set():
             size += json_bytes(op.meta)
         case Select():
-            size += sum(map(len, op.choices))
+            size += TOKEN * len(op.choices) + sum(map(len, op.choices))
         case Join():
             size += TARGET * len(op.from_) + len(op.prefix) + len(op.each) + len(op.suffix)
         case Prune():
@@ -79,7 +79,8 @@ def reply_bytes(message: ServerMessage) -> int:
     """Of a reply that is kept, or waits for a socket."""
     match message:
         case Done():
-            return 2 * MESSAGE + len(message.text or "") + json_bytes(message.tool_calls)
+            size = 2 * MESSAGE + len(message.text or "") + json_bytes(message.tool_calls)
+            return size + TOKEN * len(message.scores or ())
         case Delta():
             return MESSAGE + len(message.text) + TOKEN * len(message.tokens or ())
         case Ok():

@@ -1,4 +1,4 @@
-"""A small language for programs that call a model: `@program`, `gen`, turns and forks.
+"""A small language for programs that call a model: `@program`, `gen`, `select`, turns and forks.
 
     from ramify.clients.program import State, assistant, gen, program, user
 
@@ -17,7 +17,7 @@ comes back, `sync` is the state without `await`, `program` runs it.
 """
 
 from ramify.clients.program.batch import Failed, Run
-from ramify.clients.program.expressions import assistant, gen, system, tool, user
+from ramify.clients.program.expressions import assistant, gen, select, system, tool, user
 from ramify.clients.program.program import Program, program
 from ramify.clients.program.state import AsyncState, Forks, Piece, Value
 from ramify.clients.program.sync import State, SyncForks
@@ -35,6 +35,7 @@ __all__ = [
     "assistant",
     "gen",
     "program",
+    "select",
     "system",
     "tool",
     "user",

@@ -17,14 +17,31 @@ tokens.
 """
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator, Generator, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+import msgspec
+
 from ramify.clients.generation import Result
+from ramify.clients.program.api_select import BEST, by_echo, by_next_tokens, next_tokens
 from ramify.clients.program.expressions import TurnRole
 from ramify.clients.stream import TextDelta
 from ramify.protocol.errors import BadRequest, NoBranch, RamifyError, Unsupported
-from ramify.protocol.wire import Append, Drop, Fork, Generate, Hit, Ok, Op, Rollback, Usage, names
+from ramify.protocol.wire import (
+    Append,
+    Drop,
+    Fork,
+    Generate,
+    Hit,
+    Ok,
+    Op,
+    Rollback,
+    Select,
+    Usage,
+    names,
+)
 
 Reason: TypeAlias = Literal["stop", "length"]
 _PASSED = (  # fields of `generate` that endpoints know under the same name
@@ -198,7 +215,7 @@ class ApiSession:
         work: list[tuple[Op, asyncio.Future[Ok] | ApiGeneration]] = []
         handles: list[ApiReply | ApiGeneration] = []
         for op in ops:
-            if isinstance(op, Generate):
+            if isinstance(op, Generate | Select):
                 generation = ApiGeneration(names(op.branch)[0])
                 work.append((op, generation))
                 handles.append(generation)
@@ -219,8 +236,11 @@ class ApiSession:
                 if failed is not None:
                     raise failed
                 if isinstance(handle, ApiGeneration):
-                    assert isinstance(op, Generate)
-                    handle.end(await self._generate(op, handle))
+                    assert isinstance(op, Generate | Select)
+                    if isinstance(op, Select):
+                        handle.end(await self._select(op, handle))
+                    else:
+                        handle.end(await self._generate(op, handle))
                 else:
                     handle.set_result(self._apply(op))
             except (Exception, asyncio.CancelledError) as error:
@@ -287,6 +307,58 @@ class ApiSession:
         branch.segments.append(Segment(role, text, self._chat and op.keep_open))
         return _result(branch, text, reason, stop, usage)
 
+    async def _select(self, op: Select, generation: ApiGeneration) -> Result:
+        branch = self.branch(generation.branch)
+        if op.deadline_ms is not None:
+            raise Unsupported("an OpenAI endpoint has no 'deadline_ms': leave it out")
+        scores: list[float] | None = None
+        if self._chat:
+            if op.method != "greedy_token_selection":
+                warnings.warn(
+                    "a chat endpoint does not score given texts: `select` compares first tokens "
+                    '("greedy_token_selection"); ApiSession(chat=False) may do more',
+                    stacklevel=2,
+                )
+            index = await by_next_tokens(op.choices, partial(self._next_tokens, branch))
+        else:
+            prompt = "".join(text for _, text in branch.turns())
+            index, scores = await by_echo(prompt, op.choices, op.method, self._echo)
+        text, branch.guess = op.choices[index], ""
+        generation.add(text)
+        role: TurnRole | None = "assistant" if self._chat and not branch.open else None
+        branch.segments.append(Segment(role, text, self._chat))
+        result = _result(branch, text, "stop", None, None)
+        return msgspec.structs.replace(result, choice=index, scores=scores)
+
+    async def _echo(self, prompts: list[str]) -> Sequence[Any]:
+        """The prompts with their log-probabilities, and one token more: 0 is refused by some."""
+        options = {"model": self._model, "max_tokens": 1, "echo": True, "logprobs": 1}
+        completion = self._count_call(
+            await self._client.completions.create(prompt=prompts, temperature=0, **options)
+        )
+        return sorted(completion.choices, key=lambda choice: choice.index)
+
+    async def _next_tokens(self, branch: ApiBranch, said: str) -> dict[str, float]:
+        """The most likely tokens behind `branch` and then `said`."""
+        at = branch.copy(branch.name)
+        if said:
+            role: TurnRole | None = None if branch.open else "assistant"
+            at.segments.append(Segment(role, said, True))
+        options = self._messages(at) | {"model": self._model, "max_tokens": 1}
+        return next_tokens(
+            self._count_call(
+                await self._client.chat.completions.create(
+                    logprobs=True, top_logprobs=BEST, temperature=0, **options
+                )
+            )
+        )
+
+    def _count_call(self, completion: Any) -> Any:
+        self.calls += 1
+        if completion.usage is not None:
+            self.prompt_tokens += completion.usage.prompt_tokens
+        return completion
+
     async def _call(
         self, branch: ApiBranch, op: Generate, generation: ApiGeneration | None, ahead: int
     ) -> tuple[str, Reason, Any]:
@@ -318,10 +390,15 @@ class ApiSession:
         return said, reason, usage
 
     async def _request(self, branch: ApiBranch, options: dict[str, Any]) -> AsyncIterator[Any]:
-        turns = branch.turns()
         if not self._chat:
-            options["prompt"] = "".join(text for _, text in turns)
+            options["prompt"] = "".join(text for _, text in branch.turns())
             return cast(AsyncIterator[Any], await self._client.completions.create(**options))
+        options |= self._messages(branch)
+        return cast(AsyncIterator[Any], await self._client.chat.completions.create(**options))
+
+    def _messages(self, branch: ApiBranch) -> dict[str, Any]:
+        """The branch as a chat endpoint takes it."""
+        options: dict[str, Any] = {}
         if branch.open:
             if not self._continues:
                 raise Unsupported(
@@ -329,8 +406,10 @@ class ApiSession:
                     "or begin each assistant's turn with its only gap"
                 )
             options["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
-        options["messages"] = [{"role": role or "user", "content": text} for role, text in turns]
-        return cast(AsyncIterator[Any], await self._client.chat.completions.create(**options))
+        options["messages"] = [
+            {"role": role or "user", "content": text} for role, text in branch.turns()
+        ]
+        return options
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:

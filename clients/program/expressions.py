@@ -5,12 +5,12 @@
 `flatten` turns an expression into steps, in order. Nothing here knows branches or sockets.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, TypeAlias, Unpack, cast
 
 import msgspec
 
-from ramify.clients.handles import GenerateOptions
+from ramify.clients.handles import GenerateOptions, SelectOptions
 
 TurnRole: TypeAlias = Literal["system", "user", "assistant", "tool"]
 
@@ -32,6 +32,14 @@ class Gen(_Node, frozen=True):
     options: GenerateOptions
 
 
+class Choose(_Node, frozen=True):
+    """A gap that gets one of several texts."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    options: SelectOptions
+
+
 class Turn(_Node, frozen=True):
     """One turn of a chat."""
 
@@ -45,7 +53,8 @@ class Sequence(_Node, frozen=True):
     parts: "tuple[Expression, ...]"
 
 
-Expression: TypeAlias = str | Gen | Turn | Sequence
+Gap: TypeAlias = Gen | Choose
+Expression: TypeAlias = str | Gap | Turn | Sequence
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -64,7 +73,7 @@ class End(msgspec.Struct, frozen=True):
     """A step: the turn is over."""
 
 
-Step: TypeAlias = Text | Gen | Begin | End
+Step: TypeAlias = Text | Gap | Begin | End
 
 
 def gen(name: str | None = None, /, **options: Unpack[GenerateOptions]) -> Gen:
@@ -76,6 +85,19 @@ def gen(name: str | None = None, /, **options: Unpack[GenerateOptions]) -> Gen:
     if isinstance(stop, str):
         options["stop"] = [stop]
     return Gen(name, options)
+
+
+def select(
+    name: str | None = None, /, choices: Iterable[str] = (), **options: Unpack[SelectOptions]
+) -> Choose:
+    """Let the model choose one of several texts to go on with. `options`: the fields of `select`.
+
+    `s["name"]` is the choice; `s.result("name").scores` are the scores of all.
+    """
+    given = tuple(choices)
+    if isinstance(choices, str) or not given or not all(given):
+        raise TypeError("select() needs `choices`: a list of texts, none of them empty")
+    return Choose(name, given, options)
 
 
 def system(*parts: Expression) -> Turn:
@@ -104,7 +126,7 @@ def flatten(expression: Expression) -> Iterator[Step]:
         case str():
             if expression:
                 yield Text(expression)
-        case Gen():
+        case Gen() | Choose():
             yield expression
         case Sequence(parts):
             for part in parts:
@@ -115,8 +137,9 @@ def flatten(expression: Expression) -> Iterator[Step]:
                 for step in flatten(part):
                     if isinstance(step, Begin):
                         raise TypeError(f"a {step.role!r} turn stands inside a {role!r} turn")
-                    if isinstance(step, Gen) and role != "assistant":
-                        raise TypeError(f"gen() stands in a {role!r} turn: put it into assistant()")
+                    if isinstance(step, Gen | Choose) and role != "assistant":
+                        what = "gen()" if isinstance(step, Gen) else "select()"
+                        raise TypeError(f"{what} stands in a {role!r} turn: put it into assistant()")
                     yield step
             yield End()
         case _:

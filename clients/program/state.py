@@ -16,7 +16,7 @@ import msgspec
 
 from ramify.clients.errors import Cancelled
 from ramify.clients.generation import Result
-from ramify.clients.program.expressions import Expression, Gen, TurnRole, flatten
+from ramify.clients.program.expressions import Expression, Gap, TurnRole, flatten
 from ramify.clients.program.writer import Writer
 from ramify.clients.stream import TextDelta
 from ramify.protocol.errors import RamifyError
@@ -68,7 +68,7 @@ Listener = Callable[[Piece], None]
 class Value:
     """What a gap gets: await it for the text, iterate it for the text as it comes."""
 
-    def __init__(self, gap: Gen) -> None:
+    def __init__(self, gap: Gap) -> None:
         self.gap = gap
         loop = asyncio.get_running_loop()
         self._generation: asyncio.Future[Running] = loop.create_future()

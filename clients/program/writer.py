@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from ramify.clients.handles import GenerateOptions
-from ramify.clients.program.expressions import Begin, End, Gen, Step, Text, TurnRole
-from ramify.protocol.wire import Append, ChatMessage, Generate, Op
+from ramify.clients.program.expressions import Begin, Choose, End, Gap, Gen, Step, Text, TurnRole
+from ramify.protocol.wire import Append, ChatMessage, Generate, Op, Select
 
 
 class Writer:
@@ -30,7 +30,7 @@ class Writer:
     def __init__(self, branch: str, defaults: GenerateOptions | None = None) -> None:
         self.branch = branch
         self._defaults: GenerateOptions = defaults or {}
-        self.record: list[tuple[int, TurnRole | None, str | Gen]] = []
+        self.record: list[tuple[int, TurnRole | None, str | Gap]] = []
         self._turn = 0
         self._pending: list[ChatMessage | str] = []  # whole turns, and text that is not in one
         self._text: list[str] = []  # of the turn that is being written
@@ -52,10 +52,10 @@ class Writer:
         self._role, self._open = None, False
         self._turn += 1
 
-    def write(self, steps: Iterable[Step]) -> list[tuple[list[Op], Gen]]:
+    def write(self, steps: Iterable[Step]) -> list[tuple[list[Op], Gap]]:
         """Take steps. Returns what has to be sent now: for each gap, its ops, the gap's own last."""
-        runs: list[tuple[list[Op], Gen]] = []
-        waiting: Gen | None = None  # whether its end closes the turn depends on the step after it
+        runs: list[tuple[list[Op], Gap]] = []
+        waiting: Gap | None = None  # whether its end closes the turn depends on the step after it
         for step in steps:
             if waiting is not None:
                 runs.append((self._fill(waiting, closes=isinstance(step, End)), waiting))
@@ -68,7 +68,7 @@ class Writer:
                     self._begin(role)
                 case End():
                     self._end()
-                case Gen():
+                case Gen() | Choose():
                     self.record.append((self._turn, self._role, step))
                     waiting = step
         if waiting is not None:
@@ -99,10 +99,13 @@ class Writer:
         self._role, self._open = None, False
         self._turn += 1
 
-    def _fill(self, gap: Gen, *, closes: bool) -> list[Op]:
+    def _fill(self, gap: Gap, *, closes: bool) -> list[Op]:
         self._pending += self._text  # the turn's text before its first gap
         self._text.clear()
         self._open = self._role is not None
+        if isinstance(gap, Choose):  # its turn stays open: whatever turn comes next closes it
+            choices = list(gap.choices)
+            return [*self._take(), Select(id=0, branch=self.branch, choices=choices, **gap.options)]
         keep = self._role is not None and not closes
         options: GenerateOptions = {"keep_open": keep, **self._defaults, **gap.options}
         return [*self._take(), Generate(id=0, branch=self.branch, **options)]

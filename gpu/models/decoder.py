@@ -51,7 +51,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: AttentionBackend) -> Tensor:
-        """Run the batch, write its KV. Returns float32 logits [S, vocabulary] to sample from."""
+        """Run the batch, write its KV. Returns the last layer's output [T, hidden]; see `logits`."""
         config = self.config
         heads, rotated = config.heads, config.heads + config.kv_heads
         cos, sin = self.rotary.angles(batch.positions, self.dtype)
@@ -66,9 +66,13 @@ class Decoder:
             mixed = attention.attend(index, qk[:, :heads], qk[:, heads:], qkv[:, rotated:])
             residual = residual.add_(layer.output(mixed))
             residual = residual.add_(layer.mlp(layer.post_norm(residual)))
-        if batch.sample_positions is not None:
-            residual = residual.index_select(0, batch.sample_positions)
-        logits: Tensor = self.head(self.norm(residual)).float()
+        return residual
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, lines: Tensor | None) -> Tensor:
+        """float32[L, vocabulary] of `lines` int64[L] of what `forward` returned; None: of all."""
+        wanted = hidden if lines is None else hidden.index_select(0, lines)
+        logits: Tensor = self.head(self.norm(wanted)).float()
         return logits
 
     def pack(self) -> None:

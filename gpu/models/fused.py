@@ -53,10 +53,11 @@ class FusedDecoder:
         self._cos_sin = cos[:, 0, :half].contiguous(), signed_sin[:, 0, half:].contiguous()
 
     @torch.inference_mode()
-    def forward(self, inputs: Inputs, logits: Tensor, abridged: bool = False) -> None:
+    def forward(self, inputs: Inputs, logits: Tensor, abridged: bool = False) -> Rows:
         """Run the step, write its KV, and its logits to `logits` [S, vocabulary].
 
         `abridged`: only layers that launch different kernels, to load those; garbage comes out.
+        Returns the last norm's rows [T, hidden], for `logits_of`.
         """
         model, eps = self._model, self._model.config.rms_eps
         layers, products = model.layers, self._products
@@ -73,15 +74,24 @@ class FusedDecoder:
             activated = products.gated(x, layer.mlp.gate_up, eps, tilings.gate_up)
             following = model.norm if layer is layers[-1] else layers[index + 1].input_norm
             x = products.add(activated, layer.mlp.down, residual, following, tilings.down)
-        if not len(logits):
-            return
+        if len(logits):
+            self.logits_of(x, inputs.sampling, logits)
+        return x
+
+    @torch.inference_mode()
+    def logits_of(self, x: Rows, lines: Tensor | None, logits: Tensor) -> None:
+        """Write the logits of `lines` int[S] (None: of all) of what `forward` returned."""
         if x.squares is not None:
-            final = divide_rows(x.values, x.squares, inputs.sampling, eps)
-        elif inputs.sampling is not None:
-            final = x.values.index_select(0, inputs.sampling)
+            final = divide_rows(x.values, x.squares, lines, self._model.config.rms_eps)
+        elif lines is not None:
+            final = x.values.index_select(0, lines)
         else:
             final = x.values
-        products.head(final, model.head, logits)
+        self._products.head(final, self._model.head, logits)
+
+    def no_rows(self, lines: int) -> Rows:
+        """What `forward` may return for so many lines, without their content."""
+        return Rows(self._model.embedding.new_zeros((lines, self._model.config.hidden_size)))
 
     def _attend(self, index: int, layer: DecoderLayer, qkv: Tensor, inputs: Inputs) -> Tensor:
         """[T, (heads + 2 kv_heads) * D] -> [T, heads * D]."""

@@ -46,6 +46,7 @@ class Rows:
 
     def draw(self, logits: torch.Tensor, index: int = 0) -> tuple[list[int], list[Any]]:
         """Tokens and log-probabilities of the fused sampler; -1 if not finite."""
+        from ramify.gpu.fused_logprobs import WORDS
         from ramify.gpu.fused_sampling import sample_into
         from ramify.gpu.row_sampler import token_logprobs
 
@@ -57,7 +58,8 @@ class Rows:
         words = self.fused.resample(0, logits, self.rows, draws, self.last, tokens)
         assert torch.equal(self.last, tokens.clamp(min=0))
         asked = self.fused.logprobs_asked(self.rows)
-        found = [] if words is None else token_logprobs(words.cpu().numpy(), asked)
+        lines = [] if words is None else words.cpu().numpy().reshape(-1, WORDS)
+        found = [] if words is None else token_logprobs(lines, asked)
         return tokens.tolist(), found
 
     def wanted(self, logits: torch.Tensor, index: int = 0) -> tuple[list[int], list[Any]]:

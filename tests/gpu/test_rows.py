@@ -39,6 +39,11 @@ def test_what_the_table_holds(executor: FakeExecutor) -> None:
     assert executor.rows.open_rows == 1
 
 
+def scoring(places: list[int], targets: list[int]) -> ExtendRow:
+    """Two tokens of row 1."""
+    return ExtendRow(1, 2, pack([7, 8]), False, pack(places), pack(targets))
+
+
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
@@ -62,6 +67,13 @@ def test_what_the_table_holds(executor: FakeExecutor) -> None:
         ({"extends": [ExtendRow(1, 2, pack([1, 2, 3]), True)]}, "too few"),
         ({"extends": [ExtendRow(1, 2, pack([1] * 33), True)]}, "at most 32 a step"),
         ({"extends": [ExtendRow(0, 4, pack([1]), True)], "decodes": pack([0])}, "stands twice"),
+        ({"extends": [scoring([2], [3, 4])]}, "1 places for 2 targets"),
+        ({"extends": [scoring([], [3])]}, "0 places for 1 targets"),
+        ({"extends": [scoring([1], [3])]}, "behind positions 1 to 1, but runs 2 to 3"),
+        ({"extends": [scoring([2, 4], [3, 3])]}, "behind positions 2 to 4, but runs 2 to 3"),
+        ({"extends": [scoring([3, 2, 3], [1, 1, 1])]}, "do not ascend"),
+        ({"extends": [scoring([2, 3], [1, 1000])]}, "the vocabulary has 1000"),
+        ({"extends": [scoring([2], [-1])]}, "the vocabulary has 1000"),
         ({"decodes": pack([0, 0])}, "stands twice"),
         ({"decodes": pack([1])}, "decodes row 1, which has no sampled token"),
         ({"decodes": pack([3])}, "decodes row 3, which is not open"),

@@ -11,6 +11,7 @@ from ramify.actors.session.audience import Audience
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.ops.texts import Texts
+from ramify.actors.session.selects import Selects
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import FrameRun, Task
 from ramify.actors.session.turns import Turns
@@ -55,12 +56,14 @@ class Desk:
         state: SessionState,
         turns: Turns,
         generations: Generations,
+        selects: Selects,
         audience: Audience,
         scored: Callable[[str], bool],
     ) -> None:
         self.state = state
         self.turns = turns
         self.generations = generations
+        self.selects = selects
         self.audience = audience
         self.scored = scored
         self.texts = Texts(state, turns, generations, audience)

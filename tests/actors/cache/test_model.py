@@ -128,14 +128,21 @@ class CacheMachine(RuleBasedStateMachine):
     # --- requests
 
     @has_branch
-    @rule(which=picks, extra=st.integers(0, 5), history=st.booleans())
-    def acquire(self, which: int, extra: int, history: bool) -> None:
+    @rule(
+        which=picks,
+        extra=st.integers(0, 5),
+        history=st.booleans(),
+        rerun=st.one_of(st.none(), st.integers(0, 12)),
+    )
+    def acquire(self, which: int, extra: int, history: bool, rerun: int | None = None) -> None:
         branch = self.pick(which)
         namespace, tokens = self.branches[branch]
         if not tokens:
             return
         request = self.new_id()
-        verdict = self.cache.acquire(m.Acquire(request, branch, extra, history), self.now)
+        again = len(tokens) - 1 if rerun is None else min(rerun, len(tokens) - 1)
+        asked = m.Acquire(request, branch, extra, history, rerun=rerun)
+        verdict = self.cache.acquire(asked, self.now)
         size = self.page_size
         need = -(-(len(tokens) + extra) // size)
         if isinstance(verdict, m.Denied):
@@ -148,7 +155,7 @@ class CacheMachine(RuleBasedStateMachine):
                 assert self.rows or need > self.pool, "a request that is alone and fits must run"
             return
         assert verdict.cached % size == 0
-        assert verdict.cached <= len(tokens) - 1
+        assert verdict.cached <= again
         assert tuple(unpack(verdict.tokens)) == tokens[verdict.cached :]
         assert tuple(unpack(verdict.history)) == (tokens if history else ())
         pages = list(unpack(verdict.pages))

@@ -22,7 +22,7 @@ from ramify.protocol.messages import (
     Settled,
     Submit,
 )
-from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult, pack, unpack
+from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult, pack, pack_floats, unpack
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
 VOCAB = 97
@@ -35,6 +35,20 @@ def extend_hash(state, token):
 
 def sample(state, seed, index):
     return (state * 31 + seed * 7919 + index * 104729) // 7 % VOCAB
+
+
+def score(state, target):
+    """The log-probability of `target` behind tokens with that hash. Exact as a float32."""
+    return -((state * 17 + target * 6007) // 11 % 4096) / 256
+
+
+def reference_scores(tokens, places, targets):
+    """What a request is told of these targets, behind these places of its branch."""
+    state, states = ROOT, []
+    for token in tokens:
+        state = extend_hash(state, token)
+        states.append(state)
+    return [score(states[place], target) for place, target in zip(places, targets, strict=True)]
 
 
 def reference(tokens, seed, limit, stops=(), sampled=0):
@@ -107,10 +121,11 @@ class FakeCache:
         resident = 0
         while resident < len(tokens) and prefixes[resident] in self.resident:
             resident += 1
-        owners = [self.computing[p] for p in prefixes[resident:] if p in self.computing]
+        last = len(tokens) - 1 if acquire.rerun is None else min(acquire.rerun, len(tokens) - 1)
+        owners = [self.computing[p] for p in prefixes[resident:last] if p in self.computing]
         if owners:
             return Denied(request, "shared", resident=resident, on=owners[0])
-        cached = min(resident, len(tokens) - 1)
+        cached = min(resident, last)
         for prefix in prefixes[:cached]:
             self.locks[prefix] += 1
         need = len(tokens) + acquire.extra - cached
@@ -193,6 +208,7 @@ class FakeExecutor:
             self.rows[grow.row].pages += unpack(grow.pages)
         work = 0
         sampling = []
+        scores = []
         for extend in plan.extends:
             row = self.rows[extend.row]
             tokens = unpack(extend.tokens)
@@ -201,6 +217,9 @@ class FakeExecutor:
             for token in tokens:
                 self._forward(row, token)
             work += len(tokens)
+            for place, target in zip(unpack(extend.places), unpack(extend.targets), strict=True):
+                assert extend.start <= place < row.length
+                scores.append(score(self._state(row, place + 1), target))
             if extend.sample:
                 sampling.append(extend.row)
         decodes = unpack(plan.decodes).tolist()
@@ -220,7 +239,10 @@ class FakeExecutor:
                 TokenLogprobs(-1.0, [token], [-1.0]) if self.rows[index].sampling.logprobs else None
                 for index, token in zip(sampling, tokens, strict=True)
             ]
-        return StepResult(plan.step, pack(sampling), pack(tokens), work + len(decodes), 1000, logprobs)
+        return StepResult(
+            plan.step, pack(sampling), pack(tokens), work + len(decodes), 1000, logprobs,
+            pack_floats(scores),
+        )  # fmt: skip
 
     def _slot(self, row, position):
         size = self.info.page_size
@@ -232,13 +254,16 @@ class FakeExecutor:
         self.kv[self._slot(row, position)] = (before, extend_hash(before, token))
         row.length += 1
 
-    def _sample(self, row):
+    def _state(self, row, length):
         state = ROOT
-        for position in range(row.length):  # the whole context must be intact
+        for position in range(length):  # the whole context must be intact
             before, after = self.kv[self._slot(row, position)]
             assert before == state, f"position {position} of {row.length} was overwritten"
             state = after
-        row.last = sample(state, row.sampling.seed, row.index)
+        return state
+
+    def _sample(self, row):
+        row.last = sample(self._state(row, row.length), row.sampling.seed, row.index)
         row.index += 1
         return row.last
 
@@ -376,3 +401,8 @@ def world():
 @pytest.fixture
 def expected():
     return reference
+
+
+@pytest.fixture
+def expected_scores():
+    return reference_scores

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.protocol.messages import Cancel, CancelSession, ExtendBranch, OpenBranch
-from ramify.protocol.plan import pack, unpack
+from ramify.protocol.plan import pack, unpack, unpack_floats
 
 
 class RealCache:
@@ -63,8 +63,11 @@ submissions = st.builds(
     st.sampled_from([0, 0, 0, 1, -1]),
     st.sampled_from([None, None, None, 3, 10, 30]),
     st.integers(1, 3),
+    st.one_of(
+        st.none(), st.lists(st.tuples(st.integers(0, 29), st.integers(0, 96)), min_size=1, max_size=9)
+    ),
 )
-FIELDS = ("session", "prompt", "max_tokens", "seed", "stops", "priority", "deadline", "count")
+FIELDS = ("session", "prompt", "max_tokens", "seed", "stops", "priority", "deadline", "count", "scored")
 OWNERS = {1: "", 2: "two", 3: "two"}  # of the sessions
 programs = st.lists(
     st.one_of(
@@ -96,7 +99,7 @@ worlds = st.fixed_dictionaries(
 )
 
 
-def execute(w, program, expected):
+def execute(w, program, expected, expected_scores):
     submitted, gone, count = {}, set(), 0
     closed = set()
     for kind, *arguments in program:
@@ -105,6 +108,12 @@ def execute(w, program, expected):
             (s,) = arguments
             session = s.session + 10 * sum(1 for c in closed if c % 10 == s.session)
             events = []
+            more = {}
+            if s.scored:  # places within the prompt, the last one often behind its end
+                s.max_tokens = 0
+                s.scored = sorted((min(place, len(s.prompt) - 1), target) for place, target in s.scored)
+                places, targets = zip(*s.scored, strict=True)
+                more = {"places": pack(places), "targets": pack(targets)}
             for copy in range(s.count):
                 count += 1
                 event = w.submit(
@@ -117,6 +126,7 @@ def execute(w, program, expected):
                     priority=s.priority,
                     deadline=None if s.deadline is None else w.now + s.deadline,
                     owner=OWNERS[s.session],
+                    **more,
                 )
                 submitted[event.request] = (s, s.seed + copy)
                 events.append(event)
@@ -158,6 +168,10 @@ def execute(w, program, expected):
             assert (finished.reason == "stop") == (bool(want) and want[-1] in s.stops)
             assert finished.cached + finished.computed == finished.prompt
             assert finished.computed >= 1
+            if s.scored:
+                places, targets = zip(*s.scored, strict=True)
+                wanted = expected_scores(s.prompt, places, targets)
+                assert unpack_floats(finished.scores).tolist() == wanted
         elif finished.reason == "error":
             too_long = len(s.prompt) > min(w.info.context, size)
             assert finished.error == ("too_long" if too_long else "overloaded")
@@ -166,17 +180,19 @@ def execute(w, program, expected):
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(worlds, programs)
-def test_random_programs(world, expected, options, program):
-    execute(world(**options), program, expected)
+def test_random_programs(world, expected, expected_scores, options, program):
+    execute(world(**options), program, expected, expected_scores)
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
 @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(worlds, programs)
-def test_random_programs_on_the_real_cache(world, expected, page_size, options, program):
+def test_random_programs_on_the_real_cache(
+    world, expected, expected_scores, page_size, options, program
+):
     options = {**options, "pages": -(-options["pages"] // page_size)}
     cache = RealCache(options["pages"], page_size)
-    execute(world(**options, page_size=page_size, cache=cache), program, expected)
+    execute(world(**options, page_size=page_size, cache=cache), program, expected, expected_scores)
 
 
 pressure = st.fixed_dictionaries(

@@ -32,7 +32,7 @@ from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.view import Identity
 from ramify.actors.tokenizer import Tokenizer
-from ramify.gpu.executor import PendingStep
+from ramify.gpu.executor import BadLogits, PendingStep
 from ramify.gpu.fake import FakeExecutor, FakeModel
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
@@ -290,7 +290,10 @@ class SimEngine:
     def _work(self, key: Any) -> None:
         self.now += 0.001
         if key == "results":
-            result = self._pending.popleft().result()
+            try:
+                result = self._pending.popleft().result()
+            except BadLogits as error:  # as `runner`
+                result = error.result
             self.computed += result.computed
             self._mail["scheduler"].append(result)
             return

@@ -134,7 +134,6 @@ def test_a_failed_spawn_is_reported_by_each_child(sim: Callable[..., Any]) -> No
         ([w.Join(id=1, from_=["a", "a"])], "bad_request"),
         ([w.Join(id=1, from_=["nope"])], "no_branch"),
         ([w.Join(id=1, from_=["a"], each="{i}" * 65)], "limit"),
-        ([w.Select(id=1, choices=["a"])], "unsupported"),
         ([w.Prune(id=1, from_=["main"], by="vote")], "bad_request"),  # nothing was generated
         ([w.Prune(id=1, from_=["main"], k=2)], "bad_request"),
         ([w.Prune(id=1, from_=["a", "a"])], "bad_request"),
@@ -143,6 +142,10 @@ def test_a_failed_spawn_is_reported_by_each_child(sim: Callable[..., Any]) -> No
         ([w.Prune(id=1, from_=["a", "b"], score_from=["c"])], "bad_request"),
         ([w.Prune(id=1, from_=["a"], score_from=["c"], by="first")], "bad_request"),
         ([w.Prune(id=1, from_=["nope"])], "no_branch"),
+        ([w.Select(id=1, choices=["a"])], "bad_request"),  # an empty branch
+        ([w.Select(id=1, choices=["a", ""])], "bad_request"),
+        ([w.Select(id=1, branch=["main", "main"], choices=["a"])], "bad_request"),
+        ([w.Select(id=1, choices=["a"], expect=3)], "conflict"),
         ([w.Cancel(id=1, branch="nope")], "no_branch"),
         ([w.Tree(id=1, branch="nope")], "no_branch"),
     ],

@@ -1,0 +1,53 @@
+"""The tokens that a request wants scored, and the scores that it has so far.
+
+A target is planned with the chunk that runs its place, and its score comes with that chunk's result.
+A run that is retracted takes up at the first target that has no score: what was planned and did not
+come back falls away with the run, so none is lost and none comes twice.
+"""
+
+from array import array
+from bisect import bisect_left
+
+from ramify.protocol.messages import Submit
+from ramify.protocol.plan import pack, unpack
+
+
+class Targets:
+    """See the module's top. `scores`: of the first targets."""
+
+    __slots__ = ("_places", "_targets", "scores")
+
+    def __init__(self, places: "array[int]", targets: "array[int]") -> None:
+        self._places = places
+        self._targets = targets
+        self.scores: array[float] = array("f")
+
+    @property
+    def end(self) -> int:
+        """The position behind the last place."""
+        return self._places[-1] + 1
+
+    @property
+    def rerun(self) -> int | None:
+        """Where the first place is that has to run still; None if there is none."""
+        done = len(self.scores)
+        return self._places[done] if done < len(self._places) else None
+
+    def take(self, first: int, end: int) -> tuple[bytes, bytes, int]:
+        """Places and targets from number `first` on whose places are below `end`; the next number."""
+        stop = bisect_left(self._places, end, first)
+        return pack(self._places[first:stop]), pack(self._targets[first:stop]), stop
+
+
+def targets_of(submit: Submit, vocab_size: int) -> Targets | None:
+    """None if it has none. Raises ValueError for what no executor can run."""
+    if not submit.places and not submit.targets:
+        return None
+    places, targets = unpack(submit.places), unpack(submit.targets)
+    if submit.max_tokens or len(places) != len(targets):
+        raise ValueError("targets need a place each, and no output")
+    if min(places) < 0 or max(places) >= submit.prompt or list(places) != sorted(places):
+        raise ValueError(f"places must ascend and be below {submit.prompt}")
+    if min(targets) < 0 or max(targets) >= vocab_size:
+        raise ValueError(f"targets must be tokens below {vocab_size}")
+    return Targets(places, targets)

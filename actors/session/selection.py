@@ -1,0 +1,110 @@
+"""One `select` on one branch: what is to be scored, the scores so far, what they cost. Pure data.
+
+The scheduler knows it as several requests, one for each path of its choices' tree.
+"""
+
+from array import array
+from typing import NamedTuple
+
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.choices import ChoiceTree, Path, choose
+from ramify.actors.session.drafts import Joined
+from ramify.actors.session.meter import PIECE, TOKEN
+from ramify.actors.session.tasks import Task
+from ramify.protocol.messages import Finished
+from ramify.protocol.plan import unpack_floats
+from ramify.protocol.wire import Hit, Select, Usage
+
+NODE = 150  # bytes in memory of a token in the tree of choices
+
+
+class Scoring(NamedTuple):
+    """A path to run behind `base` tokens, and where the log-probabilities of its nodes go."""
+
+    path: Path
+    base: int
+    into: "array[float]"
+
+    @property
+    def length(self) -> int:
+        """Tokens of its branch."""
+        return self.base + len(self.path.tokens)
+
+    @property
+    def places(self) -> "array[int]":
+        """Positions whose logits are wanted: behind `depth` tokens of the path."""
+        return array("i", [self.base - 1 + depth for depth in self.path.depths])
+
+
+class Selection:
+    """`before`: where the branch ended when the op began; `chat`: whether a turn is open there."""
+
+    def __init__(self, op: Select, task: Task, branch: Branch, *, chat: bool, before: int) -> None:
+        self.op = op
+        self.task = task
+        self.branch = branch
+        self.chat = chat
+        self.before = before
+        self.deadline = task.arrived + op.deadline_ms / 1e3 if op.deadline_ms is not None else None
+        self.ended = False
+        self.size = 0  # bytes that it is metered with
+        self.handles: list[int] = []  # its branches in the cache
+        self.pending: dict[int, Scoring] = {}  # by request
+        self.joined = Joined(0, "", [])
+        self._tree = ChoiceTree([])
+        self._logprobs: array[float] = array("d")
+        self._unconditional: array[float] = array("d")
+        self._parts: list[Finished] = []
+
+    def tokenized(self, joined: Joined) -> int:
+        """The choices' tokens are known. Returns what the scoring takes in memory, in bytes."""
+        self.joined = joined
+        self._tree = ChoiceTree(joined.tokens)
+        count = len(self._tree)
+        self._logprobs = array("d", bytes(8 * count))
+        self._unconditional = array("d", bytes(8 * count))
+        walked = sum(map(len, joined.tokens))
+        return PIECE * len(joined.tokens) + 3 * TOKEN * walked + NODE * count
+
+    def behind_the_branch(self) -> list[Scoring]:
+        """What is scored."""
+        return [Scoring(path, self.joined.at, self._logprobs) for path in self._tree.paths()]
+
+    def unconditionally(self, start: int) -> list[Scoring]:
+        """What is scored a second time, behind nothing but the `start` tokens that begin a text.
+
+        Without any, a choice's first token stands behind nothing: that counts as 0, as in SGLang.
+        """
+        if self.op.method != "unconditional_likelihood_normalized":
+            return []
+        paths = self._tree.paths()
+        if not start:
+            paths = [path.below(1) for path in paths]
+        return [Scoring(path, start, self._unconditional) for path in paths if path.targets]
+
+    def scored(self, scoring: Scoring, finished: Finished) -> None:
+        """One of its requests is done."""
+        self._parts.append(finished)
+        for node, score in zip(scoring.path.nodes, unpack_floats(finished.scores), strict=True):
+            scoring.into[node] = score
+
+    def best(self) -> tuple[int, list[float]]:
+        """The choice, and the score of each, once nothing is pending."""
+        return choose(self.op.method, self._tree.walks, self._logprobs, self._unconditional)
+
+    def usage(self, output: int, now: float) -> Usage:
+        """The bill: the sum over its requests, each of which finds the branch cached."""
+        parts, arrived = self._parts, self.task.arrived
+        cached = sum(part.cached for part in parts)
+        started = min(part.started for part in parts)
+        return Usage(
+            prompt=sum(part.prompt for part in parts),
+            cached=cached,
+            computed=sum(part.computed for part in parts),
+            output=output,
+            forced=0,
+            hit=Hit(gpu=cached),
+            queue_ms=round(max(0.0, started - arrived) * 1e3, 3),
+            ttft_ms=None,
+            total_ms=round((now - arrived) * 1e3, 3),
+        )

@@ -1,0 +1,280 @@
+"""The selections of one session: choices tokenized, scored by requests, the best one appended. Pure.
+
+All requests of a selection are submitted in one go, on temporary branches of the cache that no client
+sees: one for each path of the choices' tree (`choices`). A selection either appends a choice or changes
+nothing: whatever stops it ends its op with an error, and what is left of it is cancelled.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ramify.actors.session.audience import Audience
+from ramify.actors.session.boundary import join_texts
+from ramify.actors.session.branch import Branch
+from ramify.actors.session.drafts import Joined, Prepared
+from ramify.actors.session.generations import Generations, refusal
+from ramify.actors.session.meter import PIECE, TOKEN
+from ramify.actors.session.outbox import EncodeText
+from ramify.actors.session.pieces import OutputPiece, Tail
+from ramify.actors.session.replies import Cancelled, DeadlinePassed, bare
+from ramify.actors.session.selection import Scoring, Selection
+from ramify.actors.session.state import SessionState
+from ramify.actors.session.tasks import Task
+from ramify.actors.session.turns import Turns
+from ramify.protocol.errors import BadRequest, RamifyError, TooLong
+from ramify.protocol.messages import (
+    Cancel,
+    DropBranches,
+    ExtendBranch,
+    Finished,
+    ForkBranch,
+    OpenBranch,
+    Submit,
+)
+from ramify.protocol.plan import pack
+from ramify.protocol.sampling import SamplingParams
+from ramify.protocol.wire import Done, Select
+
+ON_THE_LOOP = 4096  # characters that one frame may have tokenized on the event loop
+AROUND = 64  # characters of the branch's end, about, that each choice is tokenized with
+
+
+class Selects:
+    """See the module's top. `on_end(task, end)`: its terminal reply, or why there is none."""
+
+    def __init__(
+        self,
+        state: SessionState,
+        turns: Turns,
+        generations: Generations,
+        audience: Audience,
+        *,
+        on_end: Callable[[Task, Done | RamifyError], None],
+    ) -> None:
+        self._state = state
+        self._turns = turns
+        self._generations = generations
+        self._audience = audience
+        self._on_end = on_end
+        self._by_task: dict[int, Selection] = {}
+        self._by_request: dict[int, Selection] = {}
+        self._encoding: dict[int, Selection] = {}
+        self._ready: OrderedDict[int, Selection] = OrderedDict()  # by id() of their task
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are any."""
+        return bool(self._by_task)
+
+    # --- start -----------------------------------------------------------------------------------
+
+    def start(self, op: Select, task: Task, branch: Branch) -> None:
+        """Begin the selection of `task`. Raises RamifyError, and then nothing has changed."""
+        if branch.position == 0:
+            raise BadRequest(f"branch {branch.name!r} is empty: append something before `select`")
+        size = sum(map(len, op.choices)) + AROUND * len(op.choices)
+        self._state.meter.require(PIECE + TOKEN * size)
+        self._generations.cancel_prefill(branch)
+        chat, before = branch.tail is not Tail.RAW, branch.position
+        self._turns.open_turn(branch, task.frame.opened.tools)
+        selection = self._by_task[id(task)] = Selection(op, task, branch, chat=chat, before=before)
+        join = partial(join_texts, self._turns.tokenizer, branch, op.choices)
+        if task.frame.worked + size > ON_THE_LOOP:
+            ticket = self._state.next_id()
+            self._encoding[ticket] = selection
+            self._state.out.encode.append(EncodeText(ticket, size, join))
+            return
+        task.frame.worked += size
+        try:
+            self._tokenized(selection, join())
+        except RamifyError:
+            self._forget(selection)
+            raise
+
+    def encoded(
+        self, ticket: int, result: Prepared | Joined | None, error: BaseException | None
+    ) -> bool:
+        """The choices were tokenized, or could not be. False: that was not for a selection."""
+        selection = self._encoding.pop(ticket, None)
+        if selection is None:
+            return False
+        if selection.ended:
+            return True
+        if not isinstance(result, Joined):
+            refused = error if isinstance(error, RamifyError) else None
+            self._fail(selection, refused or BadRequest(f"the choices cannot be tokenized: {error}"))
+            return True
+        try:
+            self._tokenized(selection, result)
+        except RamifyError as failure:
+            self._fail(selection, failure)
+        return True
+
+    def _tokenized(self, selection: Selection, joined: Joined) -> None:
+        """Check what the choices are in tokens, then have them scored. Raises RamifyError."""
+        state = self._state
+        for i, tokens in enumerate(joined.tokens):
+            if not tokens:
+                raise BadRequest(f"choices[{i}] has no tokens: leave it out")
+            if joined.at + len(tokens) > state.context:
+                raise TooLong(
+                    f"choices[{i}] has {len(tokens)} tokens, which pass the context of {state.context} "
+                    f"behind the {joined.at} of branch {selection.branch.name!r}: shorten it, or fork "
+                    "from an earlier position",
+                    details={"max": state.context, "position": joined.at, "tokens": len(tokens)},
+                )
+            self._turns.check_known(tokens)
+        size = selection.tokenized(joined)
+        state.meter.require(size)
+        state.meter.add(size)
+        selection.size = size
+        self._ready[id(selection.task)] = selection
+        self._submit_ready()
+
+    def _submit_ready(self) -> None:
+        """Submit selections that wait, as far as the session's limit allows; each in one go."""
+        while self._ready and len(self._by_request) < self._state.limits.running:
+            _, selection = self._ready.popitem(last=False)
+            self._submit(selection)
+
+    def _submit(self, selection: Selection) -> None:
+        state, out, start = self._state, self._state.out, self._turns.tokenizer.start_ids
+        behind = selection.behind_the_branch()
+        handles = [state.next_id() for _ in behind]
+        out.cache.append(ForkBranch(selection.branch.handle, handles, selection.joined.at))
+        for scoring, handle in zip(behind, handles, strict=True):
+            self._ask(selection, scoring, handle, scoring.path.tokens)
+        for scoring in selection.unconditionally(len(start)):
+            handle = state.next_id()
+            out.cache.append(OpenBranch(handle, state.namespace))
+            self._ask(selection, scoring, handle, [*start, *scoring.path.tokens])
+
+    def _ask(self, selection: Selection, scoring: Scoring, handle: int, tokens: Sequence[int]) -> None:
+        """Submit a request on the new branch `handle`, which `tokens` complete."""
+        state, op = self._state, selection.op
+        selection.handles.append(handle)
+        if tokens:
+            state.out.cache.append(ExtendBranch(handle, pack(tokens)))
+        request = state.next_id()
+        selection.pending[request] = scoring
+        self._by_request[request] = selection
+        state.out.scheduler.append(
+            Submit(
+                request=request,
+                branch=handle,
+                prompt=scoring.length,
+                max_tokens=0,
+                sampling=SamplingParams(),
+                priority=op.priority,
+                deadline=selection.deadline,
+                arrived=selection.task.arrived,
+                owner=state.owner,
+                places=pack(scoring.places),
+                targets=pack(scoring.path.targets),
+            )
+        )
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def finished(self, finished: Finished, now: float) -> bool:
+        """A request ended. False if it was none of a selection."""
+        selection = self._by_request.pop(finished.request, None)
+        if selection is None:
+            return False
+        scoring = selection.pending.pop(finished.request)
+        match finished.reason:
+            case "length":
+                selection.scored(scoring, finished)
+                if not selection.pending:
+                    self._choose(selection, now)
+            case "deadline":
+                self._fail(selection, _late())
+            case _:
+                self._fail(selection, refusal(finished))
+        return True
+
+    def _choose(self, selection: Selection, now: float) -> None:
+        """Append the best choice as output, and reply."""
+        state, branch, joined = self._state, selection.branch, selection.joined
+        index, scores = selection.best()
+        self._forget(selection, chosen=True)
+        tokens, rebased = joined.tokens[index], None
+        if joined.at < branch.position:  # its last tokens are others before this text
+            rebased = joined.at
+            state.truncate(branch, rebased)
+        piece = OutputPiece(branch.position, op=selection.op.id, client=selection.task.frame.client)
+        piece.charge(state.meter, PIECE)
+        if not selection.chat:
+            piece.tail, piece.role = Tail.RAW, None
+        piece.tokens.extend(tokens)
+        piece.release(len(tokens), self._turns.tokenizer.decode(tokens))
+        piece.ended = True
+        branch.pieces.append(piece)
+        state.extend_handle(branch, tokens)
+        branch.reason = "stop"
+        revision = state.bump()
+        if rebased is not None:
+            branch.cut_back(revision, rebased)
+            self._audience.rewrite(branch, rebased)
+        self._audience.flush(branch)
+        done = Done(
+            id=selection.op.id,
+            branch=branch.name,
+            position=branch.position,
+            revision=revision,
+            reason="stop",
+            usage=selection.usage(len(tokens), now),
+            text=selection.op.choices[index],
+            choice=index,
+            scores=scores,
+            rebased=rebased,
+        )
+        self._on_end(selection.task, done)
+        self._submit_ready()
+
+    def cancel(self, task: Task) -> bool:
+        """Stop the selection of `task`, which ends here and now. False if it has none."""
+        return self._stop(task, Cancelled("cancelled before the choices were scored"))
+
+    def expire(self, task: Task) -> bool:
+        """The deadline of `task` has passed. False if it has no selection."""
+        return self._stop(task, _late())
+
+    def fail(self, error: RamifyError) -> None:
+        """The engine is broken."""
+        for selection in list(self._by_task.values()):
+            self._fail(selection, error)
+
+    def _stop(self, task: Task, error: RamifyError) -> bool:
+        selection = self._by_task.get(id(task))
+        if selection is None:
+            return False
+        self._fail(selection, error)
+        return True
+
+    def _fail(self, selection: Selection, error: RamifyError) -> None:
+        """The branch is as it was, and what runs for the selection stops."""
+        self._forget(selection)
+        self._on_end(selection.task, bare(error))
+        self._submit_ready()
+
+    def _forget(self, selection: Selection, *, chosen: bool = False) -> None:
+        """Give everything back. Without `chosen`, a generation prompt that was added goes as well."""
+        state = self._state
+        selection.ended = True
+        del self._by_task[id(selection.task)]
+        self._ready.pop(id(selection.task), None)
+        for request in selection.pending:
+            del self._by_request[request]
+            state.out.scheduler.append(Cancel(request))
+        if selection.handles:
+            state.out.cache.append(DropBranches(selection.handles))
+        state.meter.add(-selection.size)
+        if not chosen and selection.before < selection.branch.position:
+            state.truncate(selection.branch, selection.before)
+            self._audience.cut(selection.branch, selection.before)
+
+
+def _late() -> RamifyError:
+    return DeadlinePassed("the deadline passed before the choices were scored")

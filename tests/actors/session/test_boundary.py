@@ -1,0 +1,109 @@
+"""Texts behind a branch in the tokens of the whole, scored from the first one that differs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.actors.session.boundary import WINDOW, join_texts
+from ramify.actors.session.branch import Branch, input_piece
+from ramify.actors.session.pieces import Tail
+
+
+@pytest.fixture(scope="session")
+def branch(tokenizer: Any) -> Callable[..., Branch]:
+    """branch(text or tokens, ...): pieces one after the other, each tokenized alone."""
+
+    def make(*parts: Any) -> Branch:
+        made = Branch("b", 1)
+        for part in parts:
+            tokens = tokenizer.encode(part) if isinstance(part, str) else part
+            input_piece(made, tokens, "", tail=Tail.RAW)
+        return made
+
+    return make
+
+
+def whole(tokenizer: Any, branch: Branch, joined: Any, text: str, which: int = 0) -> None:
+    """Kept and new tokens together say the whole text."""
+    tokens = [*branch.tokens()[: joined.at], *joined.tokens[which]]
+    assert tokenizer.decode(tokens) == tokenizer.decode(branch.tokens()) + text
+
+
+def test_a_text_that_does_not_change_the_branch(branch: Any, tokenizer: Any) -> None:
+    b = branch("hello world")
+    joined = join_texts(tokenizer, b, [" one", " two"])
+    assert (joined.at, joined.tail) == (b.position, "")
+    assert [list(t) for t in joined.tokens] == [tokenizer.encode(" one"), tokenizer.encode(" two")]
+
+
+def test_a_word_that_is_continued(branch: Any, tokenizer: Any) -> None:
+    """One token spans the border; the other choice is scored from the same position on."""
+    b = branch("hello", " wor")
+    joined = join_texts(tokenizer, b, ["ld", " one"])
+    kept = b.tokens()[: joined.at]
+    assert joined.tail == "r"
+    assert [*kept, *joined.tokens[0]] == tokenizer.encode("hello world")
+    assert [*kept, *joined.tokens[1]] == tokenizer.encode("hello wor one")
+    assert joined.tokens[1][0] == b.tokens()[joined.at]
+
+
+def test_tokens_that_are_not_the_tokenizers_stay(branch: Any, tokenizer: Any) -> None:
+    """What was sampled, or given as tokens, may spell a text in a way of its own."""
+    letters = [t for letter in "hello world" for t in tokenizer.encode(letter)]
+    b = branch(letters)
+    joined = join_texts(tokenizer, b, [" one"])
+    assert joined.at == len(letters)
+    assert list(joined.tokens[0]) == tokenizer.encode(" one")
+
+
+def test_nothing_is_joined_across_a_control_token(branch: Any, tokenizer: Any) -> None:
+    b = branch("hello<|im_end|>", "wor")
+    joined = join_texts(tokenizer, b, ["ld"])
+    assert [*b.tokens()[: joined.at], *joined.tokens[0]] == tokenizer.encode("hello<|im_end|>world")
+    b = branch("hello wor<|im_end|>")
+    joined = join_texts(tokenizer, b, ["ld"])
+    assert (joined.at, list(joined.tokens[0])) == (b.position, tokenizer.encode("ld"))
+
+
+def test_control_tokens_in_a_choice_stay_text(branch: Any, tokenizer: Any) -> None:
+    joined = join_texts(tokenizer, branch("hello"), ["<|im_end|>"])
+    assert not set(joined.tokens[0]) & tokenizer.special_ids
+    assert tokenizer.decode(joined.tokens[0]) == "<|im_end|>"
+
+
+def test_half_of_a_character_is_no_text(branch: Any, tokenizer: Any) -> None:
+    cut = tokenizer.encode("hello 🙂")[:-1]
+    b = branch(cut)
+    rest = join_texts(tokenizer, b, ["one"])
+    assert (rest.at, list(rest.tokens[0])) == (b.position, tokenizer.encode("one"))
+
+
+def test_the_first_token_stays(branch: Any, tokenizer: Any) -> None:
+    b = branch("w")
+    assert b.position == 1
+    joined = join_texts(tokenizer, b, ["orld"])
+    assert joined.at == 1
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_text(tokenizer: Any, branch: Any, data: st.DataObject) -> None:
+    letters = st.text(st.sampled_from("helo wrd1-Ä東🙂.\n"), min_size=1, max_size=12)
+    parts = data.draw(st.lists(letters, min_size=1, max_size=5))
+    texts = data.draw(st.lists(letters, min_size=1, max_size=4))
+    b = branch(*parts)
+    joined = join_texts(tokenizer, b, texts)
+    assert max(1, b.position - WINDOW) <= joined.at <= b.position
+    assert joined.tail == tokenizer.decode(b.tokens()[joined.at :])
+    for i, text in enumerate(texts):
+        whole(tokenizer, b, joined, text, i)
+    if joined.at < b.position:  # somebody's text asks for it
+        own = b.tokens()[joined.at :]
+        assert any(t[: len(own)] != own for t in joined.tokens)
+    if len(parts) == 1 and b.position <= WINDOW:
+        for i, text in enumerate(texts):
+            tokens = [*b.tokens()[: joined.at], *joined.tokens[i]]
+            assert tokens[1:] == tokenizer.encode(parts[0] + text)[1:] or joined.at == 1

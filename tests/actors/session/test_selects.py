@@ -1,0 +1,444 @@
+"""`select` in a session: scores, the branch afterwards, and one reply whatever happens to it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ramify.actors.session.choices import ChoiceTree, choose
+from ramify.protocol import messages as m
+from ramify.protocol import wire as w
+from ramify.protocol.config import Limits
+
+METHODS = [
+    "token_length_normalized",
+    "greedy_token_selection",
+    "unconditional_likelihood_normalized",
+]
+CHOICES = ["Paris", "Paris and Spain", "Madrid", " one two three", "東京", "P"]
+
+
+def tokens(engine: Any, name: str = "main") -> list[int]:
+    return list(engine.cores[1].state.branches[name].tokens())
+
+
+def wanted(
+    engine: Any, before: Sequence[int], choices: Sequence[Sequence[int]], method: Any
+) -> tuple[int, list[float]]:
+    """From the fake model's own definition, choice by choice."""
+
+    def scores(context: Sequence[int], choice: Sequence[int]) -> list[float]:
+        whole = [*context, *choice]
+        places = range(len(context) - 1, len(whole) - 1)
+        known = [(place, token) for place, token in zip(places, choice, strict=True) if place >= 0]
+        found = engine.model.expected_scores(whole, *zip(*known, strict=True)) if known else []
+        return [0.0] * (len(choice) - len(found)) + found
+
+    tree = ChoiceTree(choices)
+    behind, alone = [0.0] * len(tree), [0.0] * len(tree)
+    for choice, walk in zip(choices, tree.walks, strict=True):
+        for into, context in ((behind, before), (alone, engine.tokenizer.start_ids)):
+            for node, score in zip(walk, scores(context, choice), strict=True):
+                into[node] = score
+    return choose(method, tree.walks, behind, alone)
+
+
+def at_rest(engine: Any) -> None:
+    """Nothing of a selection is left anywhere."""
+    core = engine.cores[1]
+    handles = {handle for handle, _ in engine.cache.branches.items()}
+    assert handles == {branch.handle for branch in core.state.branches.values()}
+    assert not engine.cache.runs
+    assert not core._execution.selects.busy
+    assert not core._execution.selects._by_request
+    for name, branch in core.state.branches.items():
+        node = engine.cache.branches.find(branch.handle)
+        assert node.end == branch.position, name
+
+
+def done(client: Any, ident: int, branch: str | None = None) -> Any:
+    (reply,) = [r for r in client.replies[ident] if branch in (None, r.branch)]
+    assert isinstance(reply, w.Done), reply
+    return reply
+
+
+def error(client: Any, ident: int) -> Any:
+    (reply,) = client.replies[ident]
+    assert isinstance(reply, w.Error), reply
+    return reply
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("step_tokens", [16, 64])
+def test_scores_and_the_branch(
+    sim: Callable[..., Any], method: Any, page_size: int, step_tokens: int
+) -> None:
+    engine = sim(page_size=page_size, step_tokens=step_tokens)
+    client = engine.session(tokens=True)
+    client.send(
+        w.Append(id=1, text="Capital of France? And Spain?" * 3),
+        w.Select(id=2, choices=CHOICES, method=method),
+    )
+    engine.pump()
+    reply = done(client, 2)
+    encoded = [engine.tokenizer.encode(choice) for choice in CHOICES]
+    before = tokens(engine)[: reply.position - reply.usage.output]
+    index, scores = wanted(engine, before, encoded, method)
+    assert (reply.choice, reply.text, reply.reason) == (index, CHOICES[index], "stop")
+    assert reply.scores == pytest.approx(scores)
+    assert tokens(engine) == [*before, *encoded[index]]
+    assert client.text("main") == CHOICES[index]
+    assert reply.usage.prompt == reply.usage.cached + reply.usage.computed
+    at_rest(engine)
+
+
+def test_what_the_branch_has_is_not_computed_again(sim: Callable[..., Any]) -> None:
+    """Each choice costs its own tokens: the last of them is not run, the last of the prompt is."""
+    engine = sim()
+    client = engine.session()
+    client.send(w.Append(id=1, text="The quick brown fox jumps over"))
+    engine.pump()
+    before = engine.computed
+    assert before == len(tokens(engine))
+    choices = ["Paris", "Madrid", "seven"]
+    client.send(w.Select(id=2, choices=choices))
+    engine.pump()
+    encoded = [engine.tokenizer.encode(choice) for choice in choices]
+    tree = ChoiceTree(encoded)
+    # one path runs the prompt's last token, each other path its own tokens only
+    run = 1 + sum(len(path.tokens) - max(0, path.depths[0] - 1) for path in tree.paths())
+    assert engine.computed - before <= run
+    assert done(client, 2).usage.computed == engine.computed - before
+
+
+def test_the_next_generation_finds_the_choice_computed(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(
+        w.Append(id=1, text="Capital of France?"),
+        w.Select(id=2, choices=[" Paris and Spain", " Madrid and so on"]),
+        w.Generate(id=3, max_tokens=5, temperature=0.0, ignore_eos=True),
+    )
+    engine.pump()
+    usage = done(client, 3).usage
+    assert (usage.computed, usage.cached) == (1, usage.prompt - 1)
+    before = tokens(engine)[: usage.prompt]
+    assert tokens(engine)[usage.prompt :] == engine.model.expected(before, 5)
+
+
+def test_a_word_that_a_choice_completes(sim: Callable[..., Any]) -> None:
+    """The branch's last token becomes another one; clients see one text."""
+    engine = sim()
+    client = engine.session(tokens=True)
+    other = w.Open(client="d", session="s_1", key="key", have={"main": 0}, revision=0)
+    engine.pump()
+    engine.sockets += 1
+    engine.clients[engine.sockets] = watcher = Watcher()
+    engine.post_session(1, m.Attach(engine.sockets, other, [], True))
+    client.send(w.Append(id=1, text="hello wor"))
+    engine.pump()
+    head = tokens(engine)
+    client.send(w.Select(id=2, choices=["ld"]))
+    engine.pump()
+    reply = done(client, 2)
+    assert tokens(engine) == engine.tokenizer.encode("hello world")
+    assert (reply.rebased, reply.text) == (len(head) - 1, "ld")
+    assert engine.tokenizer.decode(head[: reply.rebased]) + client.text("main") == "hello world"
+    _, scores = wanted(
+        engine, head[: reply.rebased], [tokens(engine)[reply.rebased :]], "token_length_normalized"
+    )
+    assert reply.scores == pytest.approx(scores)
+    event = next(e for e in watcher.events if e.op == "select")
+    assert event.details == {"position": reply.position, "reason": "stop"}
+    assert watcher.text == {"main": "rld"}  # from where the delta says
+    at_rest(engine)
+
+
+class Watcher:
+    """Another client's socket."""
+
+    def __init__(self) -> None:
+        self.events: list[w.Event] = []
+        self.text: dict[str, str] = {}
+
+    def receive(self, messages: list[w.ServerMessage]) -> None:
+        self.events += [message for message in messages if isinstance(message, w.Event)]
+        self.text |= {m.branch: m.text for m in messages if isinstance(m, w.Delta)}
+
+
+def test_in_a_chat_the_turn_stays_open(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(
+        w.Append(id=1, messages=[w.ChatMessage(role="user", content="Capital?")]),
+        w.Select(id=2, choices=["Paris", "Madrid"]),
+        w.Append(id=3, messages=[w.ChatMessage(role="user", content="And?")]),
+    )
+    engine.pump()
+    text = engine.tokenizer.decode(tokens(engine), special=True)
+    said = done(client, 2).text
+    wanted = f"<|im_start|>assistant\n{said}<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n"
+    assert wanted in text
+
+
+def test_after_a_complete_turn_the_prompt_is_added(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(
+        w.Append(id=1, messages=[w.ChatMessage(role="assistant", content="Hello")]),
+        w.Select(id=2, choices=["one", "two"]),
+    )
+    engine.pump()
+    text = engine.tokenizer.decode(tokens(engine), special=True)
+    assert text.endswith("<|im_start|>assistant\n" + done(client, 2).text)
+
+
+def test_many_choices_at_once(sim: Callable[..., Any]) -> None:
+    """1,000 on default limits, in one go."""
+    engine = sim(step_tokens=256, max_rows=64)
+    engine.integrity = False
+    client = engine.session()
+    choices = [f" {i} one two {i * 7919 % 1000}" for i in range(1000)]
+    client.send(w.Append(id=1, text="Merge the best parts."), w.Select(id=2, choices=choices))
+    engine.pump()
+    reply = done(client, 2)
+    encoded = [engine.tokenizer.encode(choice) for choice in choices]
+    before = tokens(engine)[: reply.position - reply.usage.output]
+    index, scores = wanted(engine, before, encoded, "token_length_normalized")
+    assert reply.scores == pytest.approx(scores)
+    assert reply.choice == index
+    at_rest(engine)
+    assert engine.cores[1].state.limits == Limits()
+
+
+def test_on_several_branches_beside_others(sim: Callable[..., Any]) -> None:
+    engine = sim(max_rows=4)
+    client = engine.session()
+    names = ["a", "b", "c"]
+    client.send(
+        w.Append(id=1, text="one two three"),
+        w.Fork(id=2, as_=[*names, "d"]),
+        w.Append(id=3, branch="b", text=" four"),
+        w.Generate(id=4, branch="d", max_tokens=40, temperature=0.0),
+        w.Select(id=5, branch=names, choices=CHOICES),
+        w.Generate(id=6, max_tokens=20, temperature=0.0),
+    )
+    engine.pump()
+    encoded = [engine.tokenizer.encode(choice) for choice in CHOICES]
+    for name in names:
+        reply = done(client, 5, name)
+        before = tokens(engine, name)[: reply.position - reply.usage.output]
+        index, scores = wanted(engine, before, encoded, "token_length_normalized")
+        assert (reply.choice, reply.scores) == (index, pytest.approx(scores))
+    engine.cores[1].state.branches = {
+        name: branch for name, branch in engine.cores[1].state.branches.items() if name in ("main", "d")
+    }
+    engine.check_outputs(1)
+
+
+@pytest.mark.parametrize("steps", range(0, 60, 4))
+def test_cancelled_at_any_time(sim: Callable[..., Any], steps: int) -> None:
+    """By branch or id: the branch is as it was, what follows in the frame is skipped."""
+    engine = sim(step_tokens=16, seed=steps, context=4096)
+    client = engine.session()
+    client.send(w.Append(id=1, messages=[w.ChatMessage(role="assistant", content="Hi. " * 9)]))
+    engine.pump()
+    before = tokens(engine)
+    client.send(
+        w.Select(
+            id=2, choices=[f"{i}, {i}" for i in range(99)], method="unconditional_likelihood_normalized"
+        ),
+        w.Append(id=3, text="never"),
+    )
+    engine.pump(steps)
+    client.send(w.Cancel(id=4, branch="main") if steps % 8 else w.Cancel(id=4, ops=[2]))
+    engine.pump()
+    (reply,) = client.replies[2]
+    if isinstance(reply, w.Done):
+        assert steps > 10
+        return
+    assert reply.code == "cancelled"
+    assert error(client, 3).code == "skipped"
+    assert tokens(engine) == before
+    at_rest(engine)
+    client.send(w.Select(id=5, choices=["Paris"]))  # the session is usable at once
+    engine.pump()
+    assert done(client, 5).choice == 0
+
+
+@pytest.mark.parametrize("steps", [4, 8, 20])
+def test_the_deadline(sim: Callable[..., Any], steps: int) -> None:
+    engine = sim(step_tokens=16, context=4096)
+    client = engine.session()
+    client.send(w.Append(id=1, text="hello " * 100))
+    engine.pump()
+    before = tokens(engine)
+    client.send(w.Select(id=2, choices=[f"{i} one {i}" for i in range(200)], deadline_ms=500))
+    engine.pump(steps)
+    assert 2 not in client.replies
+    engine.now += 0.6
+    engine.post_session(1, m.Tick())
+    engine.pump()
+    assert error(client, 2).code == "deadline"
+    assert tokens(engine) == before
+    at_rest(engine)
+
+
+def test_behind_an_op_that_takes_too_long(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0, context=4096)
+    client = engine.session()
+    client.send(w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=4000))
+    client.send(w.Select(id=3, choices=["a"], deadline_ms=100))
+    engine.pump(40)
+    engine.now += 0.2
+    engine.post_session(1, m.Tick())
+    engine.pump(10)
+    assert error(client, 3).code == "deadline"
+
+
+def test_a_choice_that_does_not_fit(sim: Callable[..., Any]) -> None:
+    """The context: an error that names it, before anything is scored or changed."""
+    engine = sim(context=64)
+    client = engine.session()
+    client.send(w.Append(id=1, tokens=[5] * 60), w.Select(id=2, choices=["a", "x y z u v w"]))
+    engine.pump()
+    reply = error(client, 2)
+    assert (reply.code, reply.details["max"]) == ("too_long", 64)
+    assert "choices[1]" in reply.message
+    assert tokens(engine) == [5] * 60
+    client.send(w.Append(id=3, tokens=[5] * 3), w.Select(id=4, choices=["a", "b"]))
+    engine.pump()
+    assert done(client, 4).position == 64  # to the last place
+    at_rest(engine)
+
+
+def test_a_pool_that_is_too_small(sim: Callable[..., Any]) -> None:
+    engine = sim(pages=16, context=64)
+    client = engine.session()
+    client.send(w.Append(id=1, tokens=[5] * 20), w.Select(id=2, choices=["a", "b"]))
+    engine.pump()
+    assert error(client, 2).code == "too_long"
+    at_rest(engine)
+
+
+@pytest.mark.parametrize("steps", range(0, 40, 5))
+def test_the_engine_breaks(sim: Callable[..., Any], steps: int) -> None:
+    engine = sim(step_tokens=16)
+    client = engine.session()
+    client.send(
+        w.Append(id=1, text="hello " * 20), w.Select(id=2, choices=[f"{i}, {i}" for i in range(99)])
+    )
+    engine.pump(steps)
+    engine.fail(1)
+    (reply,) = client.replies[2]
+    assert reply.code == "internal" if isinstance(reply, w.Error) else steps > 20
+
+
+def test_kv_that_is_not_finite(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    bad = engine.tokenizer.encode("Madrid")[0]
+    engine.executor.faults = {bad: 99}
+    client.send(w.Append(id=1, text="one two"), w.Select(id=2, choices=["Paris", "Madrid"]))
+    engine.pump()
+    assert error(client, 2).code == "internal"
+    at_rest(engine)
+    engine.executor.faults = {}
+    client.send(w.Select(id=3, choices=["Paris", "Madrid"]))
+    engine.pump()
+    reply = done(client, 3)
+    encoded = [engine.tokenizer.encode(choice) for choice in ["Paris", "Madrid"]]
+    before = tokens(engine)[: reply.position - reply.usage.output]
+    assert reply.scores == pytest.approx(wanted(engine, before, encoded, METHODS[0])[1])
+
+
+def test_more_selects_than_a_session_may_run(sim: Callable[..., Any]) -> None:
+    """The rest waits; each begins whole."""
+    engine = sim(limits=Limits(running=2))
+    client = engine.session()
+    names = [f"b{i}" for i in range(6)]
+    client.send(
+        w.Append(id=1, text="one"),
+        w.Fork(id=2, as_=names),
+        w.Select(id=3, branch=names, choices=CHOICES),
+    )
+    engine.pump(30)
+    waiting = engine.cores[1]._execution.selects._ready
+    assert waiting
+    client.send(w.Cancel(id=4, branch=names[-1]))
+    engine.pump()
+    assert {r.branch: type(r).__name__ for r in client.replies[3]} == {
+        name: "Error" if name == names[-1] else "Done" for name in names
+    }
+    at_rest(engine)
+
+
+def test_a_full_session(sim: Callable[..., Any]) -> None:
+    engine = sim(limits=Limits(session_bytes=80_000))
+    client = engine.session()
+    client.send(w.Append(id=1, text="one"), w.Select(id=2, choices=["x" * 60] * 400))
+    engine.pump()
+    assert error(client, 2).code == "limit"
+    assert tokens(engine) == engine.tokenizer.encode("one")
+    at_rest(engine)
+
+
+def test_memory_is_given_back(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(w.Append(id=1, text="one"))
+    engine.pump()
+    held = []
+    for i in range(4):
+        client.send(
+            w.Select(id=2 + 2 * i, choices=[f"{i}, {i}" for i in range(99)]),
+            w.Rollback(id=3 + 2 * i, to=1),
+        )
+        engine.pump()
+        held.append(engine.cores[1].state.meter.held)
+    assert held[3] - held[2] == held[2] - held[1] < 20_000  # replies that are kept
+
+
+def test_a_reply_that_was_missed(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(w.Append(id=1, text="hello wor"))
+    engine.pump()
+    client.send(w.Select(id=2, choices=["ld", " one"]))
+    engine.pump(4)
+    client.drop()
+    engine.pump()
+    client.connect()
+    engine.pump()
+    reply = done(client, 2)
+    text = engine.tokenizer.decode(tokens(engine))
+    assert text == "hello wor" + CHOICES_HERE[reply.choice]
+    if reply.rebased is not None:
+        assert text.endswith(client.text("main"))
+    at_rest(engine)
+
+
+CHOICES_HERE = ["ld", " one"]
+
+
+def test_tree_and_rollback(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(
+        w.Append(id=1, text="one two"),
+        w.Select(id=2, choices=[" three"]),
+        w.Tree(id=3, text=True),
+    )
+    engine.pump()
+    client.send(w.Tree(id=4, text=True))
+    engine.pump()
+    (state,) = client.replies[4]
+    assert [(t.kind, t.text, t.op) for t in state.branches[0].turns] == [
+        ("input", "one two", 1),
+        ("output", " three", 2),
+    ]
+    assert state.branches[0].reason == "stop"
+    client.send(w.Rollback(id=5, to=state.branches[0].turns[1].start))
+    engine.pump()
+    assert engine.tokenizer.decode(tokens(engine)) == "one two"
