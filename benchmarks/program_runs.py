@@ -251,9 +251,7 @@ class Roots:
         prompt = call.whole if self._salt is None else [*next(self._salt), *call.whole]
         ask: Op = Select(id=0, branch=name, choices=list(call.choices))
         if not call.choices:
-            ask = Generate(
-                id=0, branch=name, max_tokens=call.output, temperature=0.0, ignore_eos=True
-            )
+            ask = Generate(id=0, branch=name, max_tokens=call.output, temperature=0.0, ignore_eos=True)
         ops = [Fork(id=0, branch=None, as_=[name]), Append(id=0, branch=name, tokens=prompt), ask]
         _, _, handle, _ = await self._session.send([*ops, Drop(id=0, branch=name)])
         assert isinstance(handle, Generation)

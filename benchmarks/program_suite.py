@@ -76,10 +76,7 @@ def read(path: Path) -> list[Work]:
 
 # --- where texts come from ------------------------------------------------------------------------
 
-WORDS = (
-    "river house green small bird table water story morning doctor garden window paper letter stone "
-    "summer market silver engine winter bridge music island number painter orange valley captain"
-).split()
+WORDS = ["river", "house", "green", "small", "bird", "table", "water", "story", "morning", "doctor", "garden", "window", "paper", "letter", "stone", "summer", "market", "silver", "engine", "winter", "bridge", "music", "island", "number", "painter", "orange", "valley", "captain"]
 
 
 class Source:
@@ -261,7 +258,9 @@ def react(number: int, source: Source) -> list[Call]:
         row = rows[number % len(rows)]
         question = row["question"]
         found = [str(step["observation"])[:400] for step in row["steps"][:STEPS]]
-    text = f"Answer a question with thoughts, actions and observations.\n\n{fit(source, shots, 1100)}\n\n"
+    text = (
+        f"Answer a question with thoughts, actions and observations.\n\n{fit(source, shots, 1100)}\n\n"
+    )
     calls = [Call(text=text), Call(0, f"Question: {question}\nThought 1:", output=32)]
     for step, observation in enumerate(found, 1):
         seen = f"\nObservation {step}: {observation}\nThought {step + 1}:"

@@ -26,36 +26,22 @@ batch   `run_batch` of so many programs, one of which fails, killed half-way and
 
 import argparse
 import asyncio
-import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.resources import files
-from itertools import count as counting
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import msgspec
 from program_optimum import Trie, least
-from program_runs import Asker, Http, Roots, Words, asked, drop, on_branches, on_prompts, width
-from program_suite import PROGRAMS, Source, Work, build, read, write
-from report import headline, machine, percentile, spread, table, write_json
+from program_runs import Words, asked, on_branches
+from program_suite import PROGRAMS, Source, Work, build
+from report import machine, table, write_json
 
 from ramify.actors.engine import Engine, running_engine
 from ramify.actors.executor.spec import FakeSpec
 from ramify.actors.kit.log import LogConfig, configure
 from ramify.clients import connect
-from ramify.clients.bench.execute import make_driver
-from ramify.clients.bench.history import HistorySession
-from ramify.clients.bench.program import Target
-from ramify.clients.bench.server import served
-from ramify.clients.handles import Session
 from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ServerConfig
 
 MODEL = Path(str(files("ramify.gpu") / "default_model"))
@@ -150,7 +136,9 @@ def count(options: argparse.Namespace) -> int:
                 [name, f"{found.programs} {case}", f"{found.sent:,}", f"{found.best:,}",
                  f"{found.computed:,}", f"{over:.4f}", f"{found.hits:.2%}"]
             )  # fmt: skip
-            results.append({"program": name, "case": case, **msgspec.to_builtins(found), "hits": found.hits})
+            results.append(
+                {"program": name, "case": case, **msgspec.to_builtins(found), "hits": found.hits}
+            )
             if case != "a quarter" and found.hits < 0.96:
                 short.append(f"{name}, {case}: {found.hits:.2%}")
         print(f"{name}: {rows[-2][-1]} of what could be found", flush=True)
@@ -162,10 +150,15 @@ def count(options: argparse.Namespace) -> int:
 
 def main() -> int:
     p = argparse.ArgumentParser()
-    p.add_argument("--data", type=Path); p.add_argument("--programs", type=int, default=64)
-    p.add_argument("--only", nargs="+", default=list(PROGRAMS)); p.add_argument("--json")
-    o = p.parse_args(); configure(LogConfig(level="warning")); o.about = machine()
+    p.add_argument("--data", type=Path)
+    p.add_argument("--programs", type=int, default=64)
+    p.add_argument("--only", nargs="+", default=list(PROGRAMS))
+    p.add_argument("--json")
+    o = p.parse_args()
+    configure(LogConfig(level="warning"))
+    o.about = machine()
     return count(o)
+
 
 if __name__ == "__main__":
     sys.exit(main())
