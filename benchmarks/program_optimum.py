@@ -1,9 +1,9 @@
 """The fewest prompt tokens that programs can be computed with: a cache that never forgets. Pure.
 
 A plain trie over token sequences, independent of the engine's own tree. A generation needs the logits
-behind its prompt, so at least the prompt's last token is run, even where all of it is known. Its output is
-decoded, not prefilled, and its last token is sampled and not run. A choice between texts needs the logits
-in front of each of their tokens, so each such place is run once for it, known or not.
+behind its prompt, so at least the prompt's last token is run, even where all of it is known. Its output
+is decoded, not prefilled, and its last token is sampled and not run. A choice between texts needs the
+logits in front of each of their tokens, so each such place is run once for it, known or not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ class Trie:
 
 
 def least(calls: Iterable[Asked], outputs: Iterable[Sequence[int]], trie: Trie) -> tuple[int, int]:
-    """Prompt tokens that must be computed, and that a stateless client sends. `outputs`: of each call."""
+    """Prompt tokens that must be computed, and that stateless clients send. `outputs`: of the calls."""
     computed = sent = 0
     for call, output in zip(calls, outputs, strict=True):
         path = trie.walk(call.prompt)

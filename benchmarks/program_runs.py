@@ -112,7 +112,7 @@ class _Frames:
 
 
 def rounds(work: Work) -> list[list[list[int]]]:
-    """Calls that one frame can hold, by waves: a new one begins where the client waits for an `after`."""
+    """Calls that one frame can hold, by waves. The next begins where the client waits (`after`)."""
     frames: list[list[list[int]]] = []
     sent: dict[int, int] = {}
     for wave in waves(work):

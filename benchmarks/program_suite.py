@@ -1,11 +1,11 @@
-"""The programs of the SGLang paper (arXiv 2312.07104, section 6) as data: calls and what they wait for. Pure.
+"""Programs of the SGLang paper (arXiv 2312.07104, section 6) as data: calls that wait for others.
 
 A `Work` is one program: calls that go on from each other. It says nothing of servers, so the same JSON
-line runs as branches of a session or as prompts that are sent whole. Outputs have a fixed length, so every
-engine does the same work, whatever it says.
+line runs as branches of a session or as prompts that are sent whole. Outputs have a fixed length, so
+every engine does the same work, whatever it says. All of this is pure.
 
-`build(name, number, source)` makes the `number`-th program of a kind from real data sets where `source` has
-a folder of them, else from made-up words of about the same lengths.
+`build(name, number, source)` makes the `number`-th program of a kind from real data sets where `source`
+has a folder of them, else from made-up words of about the same lengths.
 """
 
 import json
@@ -76,7 +76,11 @@ def read(path: Path) -> list[Work]:
 
 # --- where texts come from ------------------------------------------------------------------------
 
-WORDS = ["river", "house", "green", "small", "bird", "table", "water", "story", "morning", "doctor", "garden", "window", "paper", "letter", "stone", "summer", "market", "silver", "engine", "winter", "bridge", "music", "island", "number", "painter", "orange", "valley", "captain"]
+WORDS = (
+    *("river", "house", "green", "small", "bird", "table", "water", "story", "morning", "doctor"),
+    *("garden", "window", "paper", "letter", "stone", "summer", "market", "silver", "engine", "winter"),
+    *("bridge", "music", "island", "number", "painter", "orange", "valley", "captain"),
+)
 
 
 class Source:
@@ -206,13 +210,15 @@ def _exam(row: dict[str, Any], answer: str = "") -> str:
     return "\n".join([f"Question: {row['question']}", *lines, f"Answer:{answer}"])
 
 
+def _made_up(answer: str, *seed: object) -> str:
+    choices = [words(5, *seed, number) for number in range(4)]
+    return _exam({"question": words(24, *seed), "choices": choices}, answer)
+
+
 def mmlu(number: int, source: Source) -> list[Call]:
     """A question of an exam behind five answered ones of its subject."""
     subject = f"subject {number % 8}"
-    shots = [
-        _exam({"question": words(24, subject, i), "choices": [words(5, subject, i, j) for j in range(4)]}, " B")
-        for i in range(5)
-    ]  # fmt: skip
+    shots = [_made_up(" B", subject, i) for i in range(5)]
     asked = {"question": words(24, number), "choices": [words(5, number, j) for j in range(4)]}
     if source.folder is not None:
         # As in a batch of the test set: neighbours are of one subject.
@@ -249,7 +255,10 @@ STEPS = 4
 
 def react(number: int, source: Source) -> list[Call]:
     """Thought and action, then what the look-up found, and so on, behind an example."""
-    shots = [f"Question: {words(15, 'react')}\n" + "".join(f"Thought {i}: {words(20, i)}\nAction {i}: Search[{words(2, i)}]\nObservation {i}: {words(60, i)}\n" for i in range(1, 4))]  # fmt: skip
+    shots = [f"Question: {words(15, 'react')}\n"]
+    for i in range(1, 4):
+        shots.append(f"Thought {i}: {words(20, i)}\nAction {i}: Search[{words(2, i)}]\n")
+        shots.append(f"Observation {i}: {words(60, i)}\n")
     question, found = words(15, number), [words(60, number, i) for i in range(STEPS)]
     if source.folder is not None:
         examples = source.row("react_prompts", 0)["text"].strip().split("\nQuestion:")

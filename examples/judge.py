@@ -1,7 +1,7 @@
 """A judge of many dimensions: they are judged side by side, joined on the server, and graded.
 
 One frame, one round trip: fork, judge quietly on each child, `join` what they said, sum it up, and
-`select` a grade. The client gets the summary and the grade. --data: news articles (`judge_articles.jsonl`).
+`select` a grade. --data: news articles (`judge_articles.jsonl`).
 """
 
 import asyncio
@@ -25,6 +25,7 @@ MADE_UP = [
 def frame(article: str) -> list[dict[str, Any]]:
     """The whole program."""
     task = f"Judge this article.\n\n{article}"
+    greedy = {"type": "generate", "temperature": 0}
     return [
         {"type": "append", "messages": [{"role": "user", "content": task}]},
         {"type": "fork", "as": [*DIMENSIONS, "verdict"]},
@@ -33,13 +34,13 @@ def frame(article: str) -> list[dict[str, Any]]:
             for dimension in DIMENSIONS
             for op in (
                 {"type": "append", "branch": dimension, "text": f"Its {dimension}:"},
-                {"type": "generate", "branch": dimension, "max_tokens": 30, "temperature": 0, "quiet": True},
+                {**greedy, "branch": dimension, "max_tokens": 30, "quiet": True},
             )
         ),
         {"type": "join", "from": list(DIMENSIONS), "branch": "verdict", "each": "{name}: {text}\n",
          "prefix": "This is what was said of the article:\n", "suffix": "Sum it up in one sentence."},
-        {"type": "generate", "branch": "verdict", "max_tokens": 40, "temperature": 0},
-        {"type": "append", "branch": "verdict", "messages": [{"role": "user", "content": "Its grade, A to D?"}]},
+        {**greedy, "branch": "verdict", "max_tokens": 40},
+        {"type": "append", "branch": "verdict", "messages": [{"role": "user", "content": "Its grade?"}]},
         {"type": "append", "branch": "verdict", "text": "Grade:"},
         {"type": "select", "branch": "verdict", "choices": GRADES},
     ]  # fmt: skip

@@ -13,17 +13,17 @@ from ramify.clients.program import Failed, State, program, select
 LETTERS = [" A", " B", " C", " D"]
 MADE_UP_SHOTS: list[dict[str, Any]] = [
     {"subject": "animals", "examples": [
-        {"question": "What does a cow eat?", "choices": ["grass", "stones", "fish", "paper"], "answer": 0},
+        {"question": "What do cows eat?", "choices": ["grass", "stones", "fish", "ink"], "answer": 0},
         {"question": "Which one can fly?", "choices": ["dog", "bird", "cow", "snake"], "answer": 1},
         {"question": "How many legs has a spider?", "choices": ["2", "4", "6", "8"], "answer": 3},
-        {"question": "Which one lives in water?", "choices": ["cat", "hen", "fish", "horse"], "answer": 2},
+        {"question": "Which one can swim?", "choices": ["cat", "hen", "fish", "bee"], "answer": 2},
         {"question": "What is a young dog?", "choices": ["puppy", "calf", "foal", "lamb"], "answer": 0},
     ]},
 ]  # fmt: skip
 MADE_UP_QUESTIONS = [
     {"subject": "animals", "question": "Which one gives milk?", "choices": ["hen", "cow", "frog", "bee"],
      "answer": 1},
-    {"subject": "animals", "question": "What is a young cat?", "choices": ["kitten", "puppy", "calf", "egg"],
+    {"subject": "animals", "question": "A young cat?", "choices": ["kitten", "calf", "egg", "foal"],
      "answer": 0},
     {"subject": "animals", "question": "Which one is a bird?", "choices": ["cat", "bat", "duck", "bee"],
      "answer": 2},

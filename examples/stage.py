@@ -79,7 +79,7 @@ def _server(url: str | None, console: Console) -> Iterator[str]:
         yield url
         return
     console.print(
-        "[dim]The bundled model has 34 million parameters: it shows how things run, its answers are poor.\n"
+        "[dim]The bundled model is tiny: it shows how things run, its answers are poor. "
         "RAMIFY_URL or --url name a server with a better one.[/]"
     )
     with served([], None) as server:

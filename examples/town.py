@@ -1,7 +1,7 @@
 """Generative agents in a small town: each hour everybody acts, then hears what the others did.
 
-People are branches that share the town; `join` puts what the others did into everybody's own story, on the
-server. An hour is one frame. --data: the town of Phandalin (`generative_agents_town.jsonl`).
+People are branches that share the town; `join` puts what the others did into everybody's own story, on
+the server. An hour is one frame. --data: the town of Phandalin (`generative_agents_town.jsonl`).
 """
 
 import asyncio

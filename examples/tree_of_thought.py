@@ -1,8 +1,8 @@
 """Tree of thought for the game of 24: propose steps, judge them, keep the best, three levels deep.
 
-One frame, one round trip: the server forks the states that are left into proposals, has each one judged on a
-fork of its own (`select` a number), and prunes: the best proposals take the places of the states, and the
-next level goes on from there. The client only watches; what all of them say streams into a tree.
+One frame, one round trip: the server forks the states that are left into proposals, has each one judged
+on a fork of its own (`select` a number), and prunes: the best proposals take the places of the states,
+and the next level goes on from there. The client only watches; what all of them say streams into a tree.
 
 --data: the puzzles of the method's authors (`game24.jsonl`), --size: proposals for each state.
 """
@@ -121,6 +121,7 @@ async def think(shown: Stage, numbers: str) -> None:
                 shown.took(*await asyncio.gather(*running))
                 (outcome,) = await pruned
                 view.judged(outcome.result, found)
+        shown.console.print()
         shown.took(*await asyncio.gather(*marks))
 
 

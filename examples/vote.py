@@ -21,12 +21,13 @@ MADE_UP = [
 def frame(question: str, tries: Sequence[str]) -> list[dict[str, Any]]:
     """The whole program."""
     ask = f"{question} Think step by step."
+    again = [{"role": "user", "content": "So, the number?"}]
     return [
         {"type": "append", "messages": [{"role": "user", "content": ask}]},
         {"type": "fork", "as": list(tries)},
         # A list of branches: each has a seed of its own.
         {"type": "generate", "branch": list(tries), "max_tokens": 60, "temperature": 0.8, "seed": 1},
-        {"type": "append", "branch": list(tries), "messages": [{"role": "user", "content": "So, the number?"}]},
+        {"type": "append", "branch": list(tries), "messages": again},
         {"type": "append", "branch": list(tries), "text": "The answer is"},
         {"type": "generate", "branch": list(tries), "max_tokens": 8, "temperature": 0, "stop": ["."]},
         {"type": "prune", "from": list(tries), "by": "vote", "into": "main"},
