@@ -288,7 +288,7 @@ def race(options: argparse.Namespace) -> int:
             ratios = [_ratio(seconds[way], seconds["branches"]) for way in ways[1:]]
             rows.append([name, *[_spread(rates[way]) for way in ways], *ratios])
             results.append({"program": name, "programs": len(some), "seconds": seconds})
-            print(f"{name}: {rows[-1][1]} programs/s", flush=True)
+            print("; ".join(rows[-1]), flush=True)
     over = [f"over {way}" for way in ways[1:]]
     print(table(["programs/s", *ways, *over], rows))
     write_json(options.json, options.about, results)

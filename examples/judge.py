@@ -51,7 +51,8 @@ async def judge(shown: Stage, article: str) -> None:
         ops = frame(article)
         handles = await session.send(ops)
         asked = [h for h, op in zip(handles, ops, strict=True) if op["type"] in ("generate", "select")]
-        *judged, summary, grade = await asyncio.gather(*asked)  # type: ignore[arg-type]
+        results: list[Any] = await asyncio.gather(*asked)  # type: ignore[arg-type]
+        *judged, summary, grade = results
         shown.took(*judged, summary, grade)
     shown.console.print(f"\n[bold]{brief(article, 100)}[/]")
     for dimension, result in zip(DIMENSIONS, judged, strict=True):

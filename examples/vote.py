@@ -41,7 +41,7 @@ async def solve(shown: Stage, tries: int, row: dict[str, Any]) -> None:
         thoughts, answers, pruned = handles[2], handles[5], handles[6]
         results: list[Any] = []
         for several in (thoughts, answers):
-            results.append(await asyncio.gather(*(several if isinstance(several, list) else [several])))  # type: ignore[list-item]
+            results.append(await asyncio.gather(*(several if isinstance(several, list) else [several])))
             shown.took(*results[-1])
         (outcome,) = await pruned  # type: ignore[misc]
     scores = outcome.result["scores"]

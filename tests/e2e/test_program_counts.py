@@ -61,3 +61,28 @@ def test_the_least_is_counted_by_tokens(bench: Any) -> None:
     assert bench.least([asked([1, 2, 3, 7, 8, 9], output=1)], [[5]], trie) == (2, 6)  # 8 was sampled
     choices = asked([1, 2, 3], targets=[[4], [7, 6]])  # the logits behind 3, and behind 7
     assert bench.least([choices], [[4]], trie) == (2, 7)
+
+
+async def test_an_http_endpoint_gets_whole_prompts_and_one_request_a_choice(bench: Any) -> None:
+    class Endpoint:
+        """Notes what it is asked: prompt tokens, output tokens."""
+
+        def __init__(self) -> None:
+            self.asked: list[tuple[int, int]] = []
+            self.now = self.most = 0
+
+        async def generate(self, prompt: list[int], job: Any, *, ids: bool) -> tuple[None, list[int]]:
+            self.asked.append((len(prompt), job.output))
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await bench.asyncio.sleep(0)
+            self.now -= 1
+            return None, [300] * job.output
+
+    endpoint, words = Endpoint(), bench.Words(MODEL)
+    work = bench.build("tree of thought", 0, bench.Source())
+    found = await bench.on_prompts(bench.Http(endpoint), work, words)
+    assert len(found) == sum(call.asks for call in work.calls)
+    assert len(endpoint.asked) == sum(len(call.choices) or 1 for call in work.calls if call.asks)
+    assert endpoint.most <= bench.width(work)
+    assert sum(prompt for prompt, _ in endpoint.asked) > 10_000
