@@ -252,7 +252,7 @@ class Roots:
         ask: Op = Select(id=0, branch=name, choices=list(call.choices))
         if not call.choices:
             ask = Generate(id=0, branch=name, max_tokens=call.output, temperature=0.0, ignore_eos=True)
-        ops = [Fork(id=0, branch=None, as_=[name]), Append(id=0, branch=name, tokens=prompt), ask]
+        ops = [Fork(id=0, branch=None, as_=[name]), Append(id=0, branch=name, tokens=list(prompt)), ask]
         _, _, handle, _ = await self._session.send([*ops, Drop(id=0, branch=name)])
         assert isinstance(handle, Generation)
         result = await handle

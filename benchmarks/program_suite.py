@@ -149,7 +149,8 @@ def tree_of_thought(number: int, source: Source) -> list[Call]:
     if source.folder is not None:
         given = source.row("game24", number)["Puzzles"]
     calls = [Call(text=f"{PROPOSE}Input: {given}\n")]
-    front, judged = [0], ()
+    front: list[int] = [0]
+    judged: tuple[int, ...] = ()
     for _ in range(DEPTH):
         steps = []
         for state in front:
@@ -219,7 +220,10 @@ def mmlu(number: int, source: Source) -> list[Call]:
     """A question of an exam behind five answered ones of its subject."""
     subject = f"subject {number % 8}"
     shots = [_made_up(" B", subject, i) for i in range(5)]
-    asked = {"question": words(24, number), "choices": [words(5, number, j) for j in range(4)]}
+    asked: dict[str, Any] = {
+        "question": words(24, number),
+        "choices": [words(5, number, j) for j in range(4)],
+    }
     if source.folder is not None:
         # As in a batch of the test set: neighbours are of one subject.
         tested = source.rows("mmlu_test_sample")

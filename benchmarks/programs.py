@@ -485,7 +485,6 @@ def main() -> int:
     )
     for kind in ("url", "sglang", "openai"):
         where.add_argument(f"--{kind}", metavar="URL")
-    driving.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of `ramify serve`")
     driving.add_argument("--shape", help="with --serve: random weights in this model's shape")
     driving.add_argument("--model", help="the model's name in requests (--openai)")
     driving.add_argument("--token", help="bearer token")
@@ -499,7 +498,10 @@ def main() -> int:
     other.add_argument("url")
     other.add_argument("file", type=Path)
     other.add_argument("programs", type=int)
-    options = parser.parse_args()
+    given = sys.argv[1:]
+    end = given.index("--") if "--" in given else len(given)
+    options = parser.parse_args(given[:end])
+    options.flags = given[end + 1 :]
     configure(LogConfig(level="warning"))
     if options.run is not client:
         options.about = machine(["ramify", "torch", "transformers", "websockets"])
