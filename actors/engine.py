@@ -324,12 +324,11 @@ async def serve(config: EngineConfig, *, progress: Progress | None = None) -> No
         # What start-up made stays for good: no later collection needs to walk through it.
         gc.collect()
         gc.freeze()
-        if progress is not None:
-            progress(f"ready at {engine.url}", 1.0)
         server = config.server
         files = server.token_file is not None or server.credentials_file is not None
         again = (signal.SIGHUP,) if files else ()  # else a terminal that closes ends its server
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *again) as signals:
+            report(f"ready at {engine.url}", 1.0)  # now: who reads it may send a signal at once
             async for number in signals:
                 if number in again:
                     engine.reload()

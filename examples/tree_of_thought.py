@@ -1,56 +1,134 @@
-"""A tree of thoughts: propose several next steps, keep the likeliest, go on from there.
+"""Tree of thought for the game of 24: propose steps, judge them, keep the best, three levels deep.
 
-Each round forks the best branches, so what they share is computed once; all proposals of a round
-are generated at the same time. The score is the proposal's mean log-probability.
+One frame, one round trip: the server forks the states that are left into proposals, has each one judged
+on a fork of its own (`select` a number), and prunes: the best proposals take the places of the states,
+and the next level goes on from there. The client only watches; what all of them say streams into a tree.
+
+--data: the puzzles of the method's authors (`game24.jsonl`), --size: proposals for each state.
 """
 
-import argparse
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
-from rich.console import Console
+from rich.live import Live
 from rich.tree import Tree
+from stage import Stage, brief, stage
 
-from ramify.clients.program import AsyncState, gen, program, user
+import ramify
+from ramify.clients.generation import Generation
+
+DEPTH, KEPT = 3, 2
+MARKS = [f" {mark}" for mark in range(1, 10)]
+RULES = """Use two of the numbers and + - * / in each step, until 24 is left.
+Numbers: 2 8 8 14
+Step: 2 + 8 = 10 (left: 8 10 14)
+Step: 14 - 10 = 4 (left: 4 8)
+Numbers: 4 9 10 13
+Step: 13 - 10 = 3 (left: 3 4 9)
+"""
+MADE_UP = [{"Puzzles": "4 5 6 10"}]
+Ops = list[dict[str, Any]]
 
 
-@program
-async def tree_of_thought(s: AsyncState, task: str, width: int, keep: int, depth: int) -> Tree:
-    """The tree of all proposals; those that were kept are green."""
-    shown = Tree(task)
-    s += user(f"{task} Think in short steps, one sentence each.")
-    front = [(s, shown)]
-    for level in range(depth):
-        proposals = []
-        for state, node in front:
-            for child in state.fork(width):
-                child += gen(f"step {level}", max_tokens=24, stop=".", logprobs=1, keep_open=True) + ". "
-                proposals.append((child, node))
-        results = await asyncio.gather(*(child[f"step {level}"].result() for child, _ in proposals))
-        ranked = sorted(
-            zip(results, proposals, strict=True), key=lambda each: -(each[0].mean_logprob or 0.0)
+def states(level: int) -> list[str]:
+    """The branches that a level starts from."""
+    return ["main"] if level == 0 else [f"state-{place}" for place in range(KEPT)]
+
+
+def proposals(level: int, width: int) -> dict[str, str]:
+    """The branches of a level's proposals, and the state that each one goes on from."""
+    return {f"{level}.{state}.{i}": state for state in states(level) for i in range(width)}
+
+
+def frame(numbers: str, width: int) -> Ops:
+    """The whole program."""
+    ops: Ops = [{"type": "append", "text": f"{RULES}Numbers: {numbers}\n"}]
+    for level in range(DEPTH):
+        found = proposals(level, width)
+        for state in states(level):
+            children = [name for name in found if found[name] == state]
+            ops.append({"type": "fork", "branch": state, "as": children})
+        names = list(found)
+        judges = [f"{name}.judge" for name in names]
+        ops.append({"type": "append", "branch": names, "text": "Step:"})
+        ops.append(
+            {"type": "generate", "branch": names, "max_tokens": 20, "stop": ["\n"], "temperature": 0.9,
+             "seed": 100 * level}
+        )  # fmt: skip
+        ops += [{"type": "fork", "branch": a, "as": [b]} for a, b in zip(names, judges, strict=True)]
+        ops.append({"type": "append", "branch": judges, "text": "\nChance to reach 24, from 1 to 9:"})
+        ops += [{"type": "select", "branch": judge, "choices": MARKS} for judge in judges]
+        ops.append(
+            {
+                "type": "prune",
+                "from": names,
+                "into": states(level + 1),
+                "by": "number",
+                "score_from": judges,
+            }
         )
-        front = []
-        for rank, (result, (child, node)) in enumerate(ranked):
-            style = "green" if rank < keep else "dim"
-            score = result.mean_logprob or 0.0
-            leaf = node.add(f"[{style}]{score:6.2f} {result.text.strip()}.[/]")
-            if rank < keep:
-                front.append((child, leaf))
-    return shown
+        ops.append({"type": "append", "branch": states(level + 1), "text": "\n"})
+    return ops
 
 
-async def main(url: str, options: argparse.Namespace) -> None:
-    run = tree_of_thought.using(url, temperature=0.9)
-    found = await run.arun(options.task, options.width, options.keep, options.depth)
-    Console().print(found.value)
+class View:
+    """The tree as it grows. Nodes are known by the names of branches."""
+
+    def __init__(self, numbers: str) -> None:
+        self.tree = Tree(f"[bold]24 from {numbers}[/]")
+        self._at = {"main": self.tree}  # where each state stands
+        self._leaves: dict[str, Tree] = {}
+        self._texts: dict[str, str] = {}
+
+    async def follow(self, generation: Generation, name: str, state: str) -> None:
+        """Show a proposal while it is written."""
+        self._texts[name] = ""
+        async for delta in generation:
+            self._texts[name] += delta.text
+            self._leaf(name, state).label = brief(self._texts[name], 60)
+
+    def judged(self, result: dict[str, Any], found: dict[str, str]) -> None:
+        """Mark who was kept: the next level goes on from there."""
+        kept = {one["from"]: one["into"] for one in result["kept"]}
+        for name, state in found.items():
+            leaf = self._leaf(name, state)
+            score = result["scores"][name] or 0
+            style = "green" if name in kept else "dim"
+            leaf.label = f"[{style}]{score:.0f}  {brief(self._texts.get(name, ''), 60)}[/]"
+        self._at = {into: self._leaves[name] for name, into in kept.items()}
+
+    def _leaf(self, name: str, state: str) -> Tree:
+        if name not in self._leaves:
+            self._leaves[name] = self._at[state].add("")
+        return self._leaves[name]
+
+
+async def think(shown: Stage, numbers: str) -> None:
+    view, ops = View(numbers), frame(numbers, shown.size)
+    async with ramify.connect(shown.url) as session:
+        handles = await session.send(ops)
+        sent = list(zip(ops, handles, strict=True))
+        steps: list[Any] = [handle for op, handle in sent if op["type"] == "generate"]
+        prunes: list[Any] = [handle for op, handle in sent if op["type"] == "prune"]
+        marks: list[Any] = [handle for op, handle in sent if op["type"] == "select"]
+        with Live(view.tree, console=shown.console, refresh_per_second=12):
+            for level, (running, pruned) in enumerate(zip(steps, prunes, strict=True)):
+                found = proposals(level, shown.size)
+                running = running if isinstance(running, list) else [running]
+                pairs = zip(running, found.items(), strict=True)
+                await asyncio.gather(*(view.follow(g, name, state) for g, (name, state) in pairs))
+                shown.took(*await asyncio.gather(*running))
+                (outcome,) = await pruned
+                view.judged(outcome.result, found)
+        shown.console.print()
+        shown.took(*await asyncio.gather(*marks))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    with stage(__doc__, arguments, size=5, what="proposals for each state", least=KEPT) as shown:
+        asyncio.run(think(shown, shown.rows("game24", MADE_UP)[0]["Puzzles"]))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("task", nargs="?", default="Tell how a small boat gets home in a storm.")
-    parser.add_argument("--width", type=int, default=4, help="proposals for each branch")
-    parser.add_argument("--keep", type=int, default=2, help="branches that go on")
-    parser.add_argument("--depth", type=int, default=3)
-    parser.add_argument("--url", default="ws://127.0.0.1:8765/v1/ws")
-    chosen = parser.parse_args()
-    asyncio.run(main(chosen.url, chosen))
+    main()

@@ -1,0 +1,70 @@
+"""Every example runs on the bundled model, on one server for all."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ramify.clients.bench.server import served
+
+FOLDER = Path(__file__).parents[2] / "examples"
+DATA = Path(__file__).parents[3] / "shared" / "data" / "workloads"
+SAYS = {  # what stands in its output, beside its head and its costs; its --size
+    "chat": ("Model:", 1),
+    "classify": ("5 right", 9),
+    "hellaswag": ("2 right", 2),
+    "judge": ("verdict", 1),
+    "mmlu": ("3 right", 3),
+    "rag": ("What colour is the boat?", 1),
+    "skeleton_of_thought": ("How can I sleep better?", 1),
+    "town": ("9 o'clock", 2),
+    "tree_of_thought": ("24 from 4 5 6 10", 2),
+    "vote": ("right is 12", 2),
+}
+OLDER = ("best_of", "raw_client", "two_endings")  # they take a server that runs
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served(["--device=cpu", "--threads=1", "--kv-tokens=30000"], None) as server:
+        yield server.url
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """Import an example as if its folder were the working one."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    before = set(sys.modules)
+
+    def take(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield take
+    for name in set(sys.modules) - before:
+        if (
+            getattr(sys.modules[name], "__file__", None)
+            and Path(sys.modules[name].__file__ or "").parent == FOLDER
+        ):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", sorted(SAYS))
+def test_it_runs(name: str, url: str, load: object, capsys: pytest.CaptureFixture[str]) -> None:
+    expected, size = SAYS[name]
+    load(name).main(["--url", url, "--size", str(size)])  # type: ignore[operator]
+    output = " ".join(capsys.readouterr().out.split())
+    assert expected in output
+    assert "prompt tokens together" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="needs the data sets")
+@pytest.mark.parametrize("name", sorted(SAYS))
+def test_it_runs_on_real_data(
+    name: str, url: str, load: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(name).main(["--url", url, "--size", str(SAYS[name][1]), "--data", str(DATA)])  # type: ignore[operator]
+    assert "prompt tokens together" in " ".join(capsys.readouterr().out.split())
