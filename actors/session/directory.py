@@ -197,6 +197,11 @@ class Directory:
         if self._draining is not None:
             raise Overloaded("the server is draining", retry_ms=self._draining.after_ms)
         if opened.session is None:
+            if opened.key is not None:  # a new session instead would look like a lost history
+                raise BadRequest(
+                    "`key` without `session`: give both to resume, none for a new session - at `$.key`",
+                    details={"path": "$.key"},
+                )
             number, entry, write = *self._create(message, group), True
         else:
             number, entry, write = self._find(opened.session, opened, message.owner)

@@ -122,6 +122,7 @@ async def test_only_its_keys_open_a_session(doors: Callable[..., Any]) -> None:
         assert error_of(await each.open(2, session=state.session, key="k"), 2) == "forbidden"
         assert error_of(await each.open(2, session="s_unknown", key=state.key), 2) == "no_session"
         assert error_of(await each.open(2, model="another"), 2) == "bad_request"
+        assert error_of(await each.open(2, key=state.key), 2) == "bad_request"
         assert len(each.directory) == 1
         told = await each.open(3, session=state.session, key=state.key)
         assert number_of(told, 3) == number_of(opened, 1)
