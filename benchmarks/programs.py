@@ -5,6 +5,7 @@
     python benchmarks/programs.py write FILE [--data FOLDER] [--programs 64] [--context 32768]
     python benchmarks/programs.py drive FILE --serve [--shape NAME] | --url WS | --sglang URL
                                            | --openai URL --model NAME
+    python benchmarks/programs.py delay [--ms 80] [--repeat 3] [--json FILE]
     python benchmarks/programs.py batch [--programs 1000]
 
 The programs are those of the SGLang paper (`program_suite.py` says what each one does), with the real
@@ -24,6 +25,8 @@ race    The default model on a CPU, one server for all, programs a second: `bran
 write   Programs as JSON lines, for `drive`.
 drive   The lines of FILE on a GPU or wherever: one alone, and all of a kind at once: seconds, output
         tokens a second. With a Ramify server both as branches and as a stateless client.
+delay   One program alone over a link with so long a round trip, fake model: as branches, as a stateless
+        client; "trips": what the link adds, in round trips, against the same without the link's delay.
 batch   `run_batch` of so many programs, one of which fails, killed half-way and started again.
 """
 
@@ -40,6 +43,7 @@ from importlib.resources import files
 from itertools import count as counting
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from program_optimum import Trie, least
@@ -85,7 +89,7 @@ async def counted(pages: int) -> AsyncIterator[Engine]:
     )
     config = EngineConfig(
         model=ModelConfig(path=MODEL),
-        server=ServerConfig(port=0),
+        server=ServerConfig(port=0, allowed_hosts=("127.0.0.1",)),
         limits=Limits(ops_per_second=FAST, ops_burst=FAST),
         executor="thread",
         gateways=0,
@@ -164,6 +168,88 @@ def count(options: argparse.Namespace) -> int:
     write_json(options.json, options.about, results)
     print("\n".join(["below 96%:", *short]) if short else "every program finds 96% or more")
     return 1 if short else 0
+
+
+# --- delay ----------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def slow_link(url: str, one_way_s: float) -> AsyncIterator[str]:
+    """A WebSocket address whose bytes take `one_way_s` longer in each direction."""
+    address = urlsplit(url)
+    carriers: set[asyncio.Task[None]] = set()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        clock = asyncio.get_running_loop().time
+        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+        async def read() -> None:
+            while data := await reader.read(1 << 16):
+                waiting.put_nowait((clock() + one_way_s, data))
+            waiting.put_nowait((clock(), b""))
+
+        reading = asyncio.create_task(read())
+        try:
+            while True:
+                due, data = await waiting.get()
+                await asyncio.sleep(max(0.0, due - clock()))
+                if not data:
+                    break
+                writer.write(data)
+        finally:
+            reading.cancel()
+            writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, out = await asyncio.open_connection(address.hostname, address.port)
+        for each in (carry(reader, out), carry(back, writer)):
+            carriers.add(asyncio.create_task(each))
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        try:
+            yield f"ws://127.0.0.1:{port}{address.path}"
+        finally:
+            for carrier in carriers:
+                carrier.cancel()
+            await asyncio.gather(*carriers, return_exceptions=True)
+
+
+async def over_link(name: str, options: argparse.Namespace, ms: float, words: Words) -> list[float]:
+    """Seconds of one program as branches and as whole prompts, both warm; medians."""
+    takes: list[list[float]] = [[], []]
+    async with (
+        counted(ROOMY) as engine,
+        slow_link(engine.url, ms / 2e3) as url,
+        connect(url, tokens=True) as session,
+    ):
+        for number in range(options.repeat + 1):
+            (work,) = works(options, 4000, number)[name]
+            begin = time.perf_counter()
+            ran = await on_branches(session, work)
+            takes[0].append(time.perf_counter() - begin)
+            await drop(session, ran)
+            begin = time.perf_counter()
+            await on_prompts(Roots(session), work, words)
+            takes[1].append(time.perf_counter() - begin)
+    return [percentile(each[1:], 50) for each in takes]
+
+
+def delay(options: argparse.Namespace) -> int:
+    words, rows, results = Words(MODEL), [], []
+    options.programs = 1
+    for name in options.only:
+        near = asyncio.run(over_link(name, options, 0.0, words))
+        far = asyncio.run(over_link(name, options, options.ms, words))
+        trips = [(b - a) * 1e3 / options.ms for a, b in zip(near, far, strict=True)]
+        results.append({"program": name, "near_s": near, "far_s": far, "trips": trips})
+        rows.append([name, *(f"{b:.3f} ({a:.3f})" for a, b in zip(near, far, strict=True))])
+        rows[-1] += [f"{count:.1f}" for count in trips]
+        print(f"{name}: {trips[0]:.1f} and {trips[1]:.1f} round trips", flush=True)
+    heads = ["program", "branches s (near)", "prompts s (near)", "trips", "trips"]
+    print(table(heads, rows))
+    write_json(options.json, options.about, results)
+    return 0
 
 
 # --- race -----------------------------------------------------------------------------------------
@@ -470,6 +556,9 @@ def main() -> int:
 
     counting_flags = command("count", count, 64)
     counting_flags.add_argument("--sessions", type=int, help="default: one for each program")
+    delaying = command("delay", delay, 1)
+    delaying.add_argument("--ms", type=float, default=80.0, help="of a round trip")
+    delaying.add_argument("--repeat", type=int, default=3)
     racing = command("race", race, 4)
     racing.add_argument("--repeat", type=int, default=3)
     racing.add_argument("--threads", type=int, default=1)
