@@ -336,4 +336,5 @@ async def serve(config: EngineConfig, *, progress: Progress | None = None) -> No
                     break
         log.info("stopping")
         grace = config.server.grace_s
-        report(f"stopping: running answers get up to {grace:g} s; Ctrl-C again stops at once", 1.0)
+        if engine.metrics.running:  # else there is nothing to wait for
+            report(f"stopping: running answers get up to {grace:g} s; Ctrl-C again stops at once", 1.0)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from ramify.clients.commands import bench, chat, info, serve
-from ramify.protocol.errors import BadRequest, RamifyError
+from ramify.protocol.errors import BadRequest, RamifyError, Unauthorized
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,8 +19,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = args.run(args)
     except RamifyError as error:
+        message = error.message
+        if error.code == Unauthorized.code:  # the server names what its protocol has, not our flags
+            message += " (here: --token TOKEN)"
         # ConfigError and ModelError are bad requests too: what the user can mend.
-        return _fail(error.message, 2 if error.code == BadRequest.code else 1)
+        return _fail(message, 2 if error.code == BadRequest.code else 1)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

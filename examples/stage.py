@@ -40,8 +40,8 @@ class Stage:
     def report(self) -> str:
         prompt, computed, output = (sum(column) for column in zip(*self._usage, strict=True))
         return (
-            f"{len(self._usage)} calls of {prompt:,} prompt tokens together: {computed:,} were computed "
-            f"({computed / max(1, prompt):.0%}), the rest was there; {output:,} tokens of output"
+            f"{len(self._usage)} calls, {prompt:,} prompt tokens: {computed:,} computed "
+            f"({computed / max(1, prompt):.0%}); {output:,} output tokens"
         )
 
 

@@ -50,8 +50,9 @@ async def solve(shown: Stage, tries: int, row: dict[str, Any]) -> None:
     for name, thought, answer in zip(names, *results, strict=True):
         style = "green" if name == kept else "dim"
         votes = scores[name]
+        counted = "1 vote " if votes == 1 else f"{votes} votes"
         shown.console.print(
-            f"  [{style}]{brief(answer.text, 24):24} {votes} votes[/] {brief(thought.text, 90)}"
+            f"  [{style}]{brief(answer.text, 24):24} {counted}[/] {brief(thought.text, 90)}"
         )
     shown.console.print(f"  right is {row['answer'].rsplit('#### ', 1)[-1]}")
 

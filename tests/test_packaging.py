@@ -64,6 +64,11 @@ def test_every_data_file_is_listed(project: dict[str, Any]) -> None:
                 assert path in globs, path
 
 
+def test_the_build_does_not_warn_of_data_folders(project: dict[str, Any]) -> None:
+    """Data that are listed *and* found by themselves are taken for forgotten packages."""
+    assert project["tool"]["setuptools"]["include-package-data"] is False
+
+
 def test_the_top_of_the_package_is_the_client() -> None:
     from ramify import clients
 

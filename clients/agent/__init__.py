@@ -25,6 +25,7 @@ from ramify.clients.agent.replay import Difference, Replay
 from ramify.clients.agent.sync import SyncAgent
 from ramify.clients.agent.tools import Context, Tool, ToolCall, tool
 from ramify.clients.agent.transcript import Transcript
+from ramify.clients.stream import TextDelta
 
 __all__ = [
     "Agent",
@@ -37,6 +38,7 @@ __all__ = [
     "Replay",
     "Returned",
     "SyncAgent",
+    "TextDelta",
     "Tool",
     "ToolCall",
     "Transcript",

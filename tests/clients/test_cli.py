@@ -12,6 +12,7 @@ import pytest
 from ramify.clients import cli
 from ramify.clients.commands import engine, info, serve
 from ramify.protocol.config import EngineConfig
+from ramify.protocol.errors import Unauthorized
 
 
 def run(*argv: str) -> int:
@@ -23,6 +24,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         run("--version")
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith("ramify ")
+
+
+def test_a_missing_token_names_the_flag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> None:
+        raise Unauthorized("this server needs a token")
+
+    monkeypatch.setattr(info, "server_info", refused)
+    assert run("info", "--url", "ws://127.0.0.1:5/v1/ws") == 1
+    assert capsys.readouterr().err == "ramify: this server needs a token (here: --token TOKEN)\n"
 
 
 def test_usage_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def test_it_runs(name: str, url: str, load: object, capsys: pytest.CaptureFixtur
     load(name).main(["--url", url, "--size", str(size)])  # type: ignore[operator]
     output = " ".join(capsys.readouterr().out.split())
     assert expected in output
-    assert "prompt tokens together" in output
+    assert " prompt tokens: " in output
     assert "Traceback" not in output
 
 
@@ -67,4 +67,4 @@ def test_it_runs_on_real_data(
     name: str, url: str, load: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load(name).main(["--url", url, "--size", str(SAYS[name][1]), "--data", str(DATA)])  # type: ignore[operator]
-    assert "prompt tokens together" in " ".join(capsys.readouterr().out.split())
+    assert " prompt tokens: " in " ".join(capsys.readouterr().out.split())

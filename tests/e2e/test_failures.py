@@ -229,6 +229,8 @@ async def test_sigterm_drains_and_the_port_can_be_used_again(peers: Any, llama_f
             assert (done["reason"], done["usage"]["output"]) == ("length", 300)
             assert await peer.closed() == 1001
         assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+        assert process.stdout is not None
+        assert b"running answers get up to 20 s" in await process.stdout.read()
     port = url.rsplit(":", 1)[1].split("/")[0]
     async with command(llama_folder, "--port", port) as (process, again):
         assert again == url
@@ -237,6 +239,8 @@ async def test_sigterm_drains_and_the_port_can_be_used_again(peers: Any, llama_f
             process.send_signal(signal.SIGINT)
             assert (await peer.next("bye"))["type"] == "bye"
         assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+        assert process.stdout is not None
+        assert b"running answers" not in await process.stdout.read()  # there are none
 
 
 async def test_the_first_ctrl_c_says_what_a_second_does(peers: Any, llama_folder: Path) -> None:
