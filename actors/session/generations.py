@@ -183,7 +183,7 @@ class Generations:
             presence_penalty=op.presence_penalty,
             repetition_penalty=_either(op.repetition_penalty, given.repetition_penalty),
             seed=(seed + index) % 2**63,  # branches of one op differ
-            logprobs=max(op.logprobs, scored),
+            logprobs=max(op.logprobs, int(scored)),
         )
 
     def _stop_ids(self, op: Generate) -> list[int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from anyio.abc import TaskGroup
 
@@ -28,6 +29,7 @@ from ramify.actors.scheduler.core import Scheduler
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.directory import Directory
+from ramify.actors.session.outbox import ToCache, ToScheduler
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.view import Identity
@@ -181,6 +183,14 @@ def _targets(op: w.Op) -> int:
     if isinstance(branch, list) and not isinstance(op, w.Cancel):
         return len(branch)
     return 1
+
+
+_TOLD = msgspec.msgpack.Decoder(ToCache | ToScheduler)
+
+
+def carried(message: Any) -> Any:
+    """A session's message as it arrives from a gateway process: one of a wrong type would end that."""
+    return _TOLD.decode(msgspec.msgpack.encode(message))
 
 
 class SimEngine:
@@ -370,9 +380,9 @@ class SimEngine:
         core = self.cores[number]
         out = core.state.out
         out.seal()
-        self._mail["cache"].extend(out.cache)
+        self._mail["cache"].extend(map(carried, out.cache))
         out.cache.clear()
-        self._mail["scheduler"].extend(out.scheduler)
+        self._mail["scheduler"].extend(map(carried, out.scheduler))
         out.scheduler.clear()
         for attachment in list(core.attachments.values()):
             if attachment.out:
