@@ -89,7 +89,7 @@ class Routes:
                     Upgrade="websocket",
                 )
         found = self._static.get(request.path, request.headers.get("if-none-match"))
-        return found or error_response(404, "bad_request", f"nothing is served at {request.path}")
+        return found or error_response(404, "bad_request", f"nothing is served at {request.path[:200]}")
 
     def refuse(self, request: Request) -> Response | None:
         """403 if the Host or the Origin is not allowed; holds for upgrades too."""

@@ -37,6 +37,8 @@ def test_close_codes(code: int | None, action: Action) -> None:
 
 def test_close_codes_as_exceptions() -> None:
     assert isinstance(after_close(4401).error, Unauthorized)
+    assert after_close(4401).error.message.endswith("(close code 4401)")
+    assert "close code" not in after_close(None).error.message
     assert isinstance(after_close(4403).error, Forbidden)
     assert isinstance(after_close(4409).error, Replaced)
     assert isinstance(after_close(4409).error, ConnectionError)

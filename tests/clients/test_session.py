@@ -384,6 +384,22 @@ def server_usage(prompt: int) -> Any:
     )
 
 
+def test_text_behind_a_lost_done_is_that_of_the_next_generation(server: Any) -> None:
+    """After a resume the text of two generations may come before the first one's `done`."""
+    wire = opened(server)
+    first, second = wire.submit(generate(3), generate(3))
+    wire.core.next_frame()
+    wire.core.receive(Delta(branch="main", position=4, text="abcd"))
+    wire.core.receive(Delta(branch="main", position=7, text="efg"))
+    wire.core.receive(Done(id=1, branch="main", position=4, reason="stop", usage=server_usage(0)))
+    assert [each.streams["main"].text for each in (first, second)] == ["abcd", "efg"]
+
+
+def test_a_frame_without_ops_is_refused(server: Any) -> None:
+    with pytest.raises(BadRequest, match="at least one op"):
+        opened(server).core.submit([])
+
+
 def test_text_of_others_is_not_mine(server: Any) -> None:
     """Another client's generation streams on the branch while mine waits behind it."""
     wire = opened(server)
