@@ -68,3 +68,8 @@ def test_it_runs_on_real_data(
 ) -> None:
     load(name).main(["--url", url, "--size", str(SAYS[name][1]), "--data", str(DATA)])  # type: ignore[operator]
     assert " prompt tokens: " in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_program_on_the_stage_is_run() -> None:
+    sources = {path.stem: path.read_text() for path in FOLDER.glob("*.py")}
+    assert {name for name, source in sources.items() if "from stage import" in source} == set(SAYS)
