@@ -298,14 +298,12 @@ class Execution:
         One that the scheduler has is ended by the scheduler.
         """
         now, late = self._audience.now, self._deadlines
+        running: list[Task] = []
         waiting: list[Task] = []
         while late and (late[0][0] <= now or late[0][2] not in self._program):
             task = heapq.heappop(late)[2]
-            if self._program.running(task):
-                if not self.selects.expire(task):
-                    self.generations.expire(task, now)
-            elif task in self._program:
-                waiting.append(task)
+            if task in self._program:
+                (running if self._program.running(task) else waiting).append(task)
         if late:
             self._state.out.wake(late[0][0])
         spawns = {id(task.op) for task in waiting}
@@ -316,6 +314,9 @@ class Execution:
             freed += self._finish(task)
             if task.kind != "spawn":
                 self._fail(task, DeadlinePassed("the deadline passed before the generation could begin"))
+        for task in running:  # now: what is not submitted ends at once, and what is behind it starts
+            if not self.selects.expire(task):
+                self.generations.expire(task, now)
         self.start(freed)
 
     def refuse(self, error: RamifyError) -> None:

@@ -42,6 +42,29 @@ def test_behind_the_sessions_other_generations(sim: Callable[..., Any]) -> None:
     assert client.replies[5][0].reason == "length"
 
 
+def test_two_that_wait_for_each_other(sim: Callable[..., Any]) -> None:
+    """The second one's deadline is the earlier: ending the first must not start the second."""
+    engine = sim(eos_every=0, limits=Limits(running=1))
+    client = engine.session()
+    client.send(
+        w.Append(id=1, text="x"),
+        w.Fork(id=2, as_=["a"]),
+        w.Generate(id=3, max_tokens=100),
+        w.Generate(id=4, branch="a", max_tokens=5, deadline_ms=500),
+    )
+    client.send(w.Generate(id=5, branch="a", max_tokens=5, deadline_ms=400))
+    client.send(w.Generate(id=6, branch="a", max_tokens=5))
+    engine.pump(40)
+    assert not {3, 4, 5} & set(client.replies)
+    engine.now += 0.5
+    engine.cores[1].tick(engine.now)
+    engine._flush(1)
+    assert [reply.reason for reply in client.replies[4]] == ["deadline"]
+    assert [reply.code for reply in client.replies[5]] == ["deadline"]
+    engine.pump()
+    assert client.replies[3][0].reason == client.replies[6][0].reason == "length"
+
+
 def test_behind_another_op_on_its_branch(sim: Callable[..., Any]) -> None:
     """It has not begun: an error, and what the frame builds on it is skipped."""
     engine = sim(eos_every=0, context=4096)
