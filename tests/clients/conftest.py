@@ -475,16 +475,24 @@ def url(server: Any) -> Iterator[str]:
     stop: list[Callable[[], None]] = []
     urls: list[str] = []
 
+    latest: list[ServerConnection] = []
+
     async def handle(socket: ServerConnection) -> None:
         codec = Codec("json")
+        latest[:] = [socket]
+        server.disconnect()  # nothing that was for an earlier connection reaches this one
         server.closing = None
 
         async def read() -> None:
             async for data in socket:
-                server.receive(codec.decode_client(data))
+                if latest == [socket]:
+                    server.receive(codec.decode_client(data))
 
         reader = asyncio.create_task(read())
         while not reader.done():
+            if latest != [socket]:
+                await asyncio.sleep(0)
+                continue
             server.step()
             while server.out:
                 await socket.send(codec.encode(server.out.popleft()), text=True)
