@@ -63,7 +63,7 @@ class SimClient:
         self.unanswered: dict[int, tuple[w.Op, int]] = {}
         self.frames = 0
         self.events: list[w.ServerMessage] = []
-        self.chosen: set[int] = set()  # ids of `select`s
+        self.chosen: set[tuple[str, int]] = set()  # its name and the ids of its `select`s
         self.deltas: list[w.Delta] = []
 
     def connect(self) -> None:
@@ -92,7 +92,7 @@ class SimClient:
     def send(self, *ops: w.ClientMessage, replies: dict[int, int] | None = None) -> None:
         for op in ops:
             if isinstance(op, w.Select):
-                self.chosen.add(op.id)
+                self.chosen.add((self.name, op.id))
             if isinstance(op, w.Op):
                 count = (replies or {}).get(op.id) or _targets(op)
                 self.unanswered[op.id] = (op, count)
@@ -404,17 +404,21 @@ class SimEngine:
 
     # --- checking ------------------------------------------------------------------------------
 
-    def check_outputs(self, number: int, chosen: Container[int] = ()) -> None:
+    def check_outputs(self, number: int, chosen: Container[tuple[str | None, int | None]] = ()) -> None:
         """Every complete greedy output is what the model says, whatever happened around it.
 
-        `chosen`: the ids of `select`s, whose output is a client's text.
+        `chosen`: (client, op id) of each `select`, whose output is a client's text.
         """
         from ramify.actors.session.pieces import OutputPiece
 
         for branch in self.cores[number].state.branches.values():
             tokens: list[int] = []
             for piece in branch.pieces:
-                if isinstance(piece, OutputPiece) and piece.ended and piece.op not in chosen:
+                if (
+                    isinstance(piece, OutputPiece)
+                    and piece.ended
+                    and (piece.client, piece.op) not in chosen
+                ):
                     out = list(piece.tokens)
                     expected = self.model.expected(tokens, len(out) + 4)
                     if out != expected[: len(out)]:  # cut inside a token by a stop string

@@ -91,6 +91,24 @@ def race() -> list[w.Op]:
     ]
 
 
+def choices() -> list[w.Op]:
+    """Choices, of which one takes the branch's last token back; on children, pruned; one that fails."""
+    return [
+        w.Append(id=0, text="hello wor"),
+        w.Select(id=0, choices=["ld"]),
+        w.Generate(id=0, max_tokens=3, temperature=0),
+        w.Fork(id=0, as_=NAMES),
+        *(w.Append(id=0, branch=name, tokens=[20 + i]) for i, name in enumerate(NAMES)),
+        w.Select(id=0, branch=NAMES, choices=[" one", " two three", "é"]),
+        w.Prune(id=0, from_=NAMES, into="main"),
+        w.Generate(id=0, max_tokens=5, temperature=0),
+        w.Select(id=0, choices=["hi", "e"], method="greedy_token_selection"),
+        w.Fork(id=0, branch=None, as_=["void"]),
+        w.Select(id=0, branch="void", choices=["hi"]),
+        w.Generate(id=0, branch="void", max_tokens=3, temperature=0),
+    ]
+
+
 def play(sim: Sim, ops: list[w.Op], cut: int | None, away: int) -> tuple[Half, list[Ticket]]:
     engine = sim(eos_every=0, seed=1)
     maker = engine.session("maker")
@@ -131,6 +149,25 @@ def test_a_program_survives_a_loss_at_each_frame(sim: Sim, away: int) -> None:
     assert all(read == text for _, streams in whole for text, read in streams.values())
     for cut in range(1, half.frames + 1):
         again, tickets = play(sim, thoughts(), cut, away)
+        assert outcome(again, tickets) == whole, cut
+        branches = again.engine.cores[1].state.branches
+        heads = again.core.heads.by_name
+        assert {n: h.position for n, h in heads.items()} == {
+            n: b.position for n, b in branches.items()
+        }, cut
+
+
+@pytest.mark.parametrize("away", [0, 25, 100_000])
+def test_choices_survive_a_loss_at_each_frame(sim: Sim, away: int) -> None:
+    half, tickets = play(sim, choices(), None, 0)
+    whole = outcome(half, tickets)
+    (first,) = tickets[1].replies
+    assert isinstance(first, w.Done)
+    assert (first.rebased is not None, first.text) == (True, "ld")
+    assert [code for code, _ in whole] == [None] * 12 + ["bad_request", "skipped"]
+    assert all(read == text for _, streams in whole for text, read in streams.values())
+    for cut in range(1, half.frames + 1):
+        again, tickets = play(sim, choices(), cut, away)
         assert outcome(again, tickets) == whole, cut
         branches = again.engine.cores[1].state.branches
         heads = again.core.heads.by_name

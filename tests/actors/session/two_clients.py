@@ -1,7 +1,7 @@
 """Random programs of several clients on one session, and what each of them must know at the end.
 
-Two writers and, at times, a viewer share the branches of one session: they append, generate, fork, roll
-back, rename, drop, cancel, give credit, stop reading, lose their sockets at any moment and resume. Each
+Two writers and, at times, a viewer share the branches of one session: they append, generate, select, fork,
+roll back, rename, drop, cancel, give credit, stop reading, lose their sockets at any moment and resume. Each
 `Sharer` keeps what docs/protocol.md tells a client to keep: deltas, `truncate`, its own replies, and the
 events that tell what the others did. `run_program` compares that with the session's branches.
 
@@ -46,6 +46,7 @@ class Sharer:
         self.maybe: set[str] = set()  # children of an `n` that failed: they may be there
         self.answered: dict[tuple[int, str | None], int | None] = {}  # by which socket
         self.resent: set[int] = set()
+        self.chosen: set[tuple[str | None, int | None]] = set()  # its name and the ids of its `select`s
         self.counts: dict[str, int] = {}
 
     # --- its connection --------------------------------------------------------------------------
@@ -81,6 +82,8 @@ class Sharer:
         for op in ops:
             if isinstance(op, w.Op):
                 self.waiting[op.id] = (op, set())
+                if isinstance(op, w.Select):
+                    self.chosen.add((self.name, op.id))
                 self.counts[type(op).__name__.lower()] = (
                     self.counts.get(type(op).__name__.lower(), 0) + 1
                 )
@@ -209,6 +212,13 @@ class Sharer:
             case w.Set() if op.branch is not None and op.name is not None:
                 assert isinstance(reply, w.Ok)
                 self._rename(op.branch, op.name, reply.position or 0)
+            case w.Select():
+                assert isinstance(reply, w.Done)
+                assert reply.text == op.choices[reply.choice or 0]
+                assert len(reply.scores or ()) == len(op.choices)
+                kinds = ["select, done", *(["select, rebased"] if reply.rebased is not None else [])]
+                for kind in kinds:
+                    self.counts[kind] = self.counts.get(kind, 0) + 1
             case _:
                 pass
 
@@ -298,7 +308,7 @@ def _targets(op: w.Op) -> int:
 
 
 KINDS = {
-    "append": 4, "message": 3, "generate": 8, "many": 2, "fork": 3, "root": 1, "rollback": 3,
+    "append": 4, "message": 3, "generate": 8, "many": 2, "select": 3, "fork": 3, "root": 1, "rollback": 3,
     "rename": 1, "drop": 1, "cancel": 1, "cancel branch": 1, "credit": 1, "tree": 1, "meta": 1,
     "join": 1, "prune": 2,
 }  # fmt: skip
@@ -340,6 +350,8 @@ def random_message(rng: random.Random, client: Sharer) -> w.ClientMessage:
                 names = rng.sample(NAMES, 2)
                 return w.Generate(id=ident, branch=names, max_tokens=5, temperature=0)
             return w.Generate(id=ident, branch=name, n=2, max_tokens=rng.randrange(1, 9), temperature=0)
+        case "select":
+            return random_select(rng, ident, rng.choice([name, name, rng.sample(NAMES, 2)]), expect)
         case "fork":
             at = rng.randrange(0, 20) if rng.random() < 0.3 else None
             return w.Fork(id=ident, branch=name, as_=rng.sample(NAMES, rng.randrange(1, 3)), at=at)
@@ -368,6 +380,42 @@ def random_message(rng: random.Random, client: Sharer) -> w.ClientMessage:
             return w.Set(id=ident, branch=rng.choice([None, name]), meta={"n": ident})
 
 
+CHOICES = ["e", "hi", "one", " two three", "ld", "é", "東", " the", "th"]
+
+
+def random_select(
+    rng: random.Random, ident: int, branch: str | list[str], expect: int | None = None
+) -> w.Select:
+    """A few choices, some of which join the branch's last token."""
+    return w.Select(
+        id=ident,
+        branch=branch,
+        choices=rng.sample(CHOICES, rng.randrange(1, 5)),
+        method=rng.choice(
+            [
+                "token_length_normalized",
+                "greedy_token_selection",
+                "unconditional_likelihood_normalized",
+            ]
+        ),
+        expect=expect,
+    )
+
+
+def random_choice(rng: random.Random, client: Sharer) -> list[w.ClientMessage]:
+    """Choices behind half a word, of which some change the branch's last token; twice on end, at times."""
+    name = rng.choice(list(client.have) or NAMES)
+    ops: list[w.ClientMessage] = []
+    for _ in range(rng.randrange(1, 3)):
+        if rng.random() < 0.7:
+            ops.append(w.Append(id=client.id(), branch=name, text=rng.choice(["hello wor", " w", "t"])))
+        choices = rng.choice([["ld"], ["ld", "ld "], ["or", "h"], ["ld", " one"]])
+        ops.append(w.Select(id=client.id(), branch=name, choices=choices))
+    if rng.random() < 0.5:
+        ops.append(w.Generate(id=client.id(), branch=name, max_tokens=4, temperature=0))
+    return ops
+
+
 def random_join(rng: random.Random, ident: int) -> w.Join:
     """A join of branches that may be there."""
     into, *sources = rng.sample(NAMES, rng.randrange(2, 4))
@@ -394,6 +442,8 @@ def random_prune(rng: random.Random, ident: int) -> w.Prune:
 
 def random_frames(rng: random.Random, client: Sharer) -> list[list[w.ClientMessage]]:
     """Ops that have nothing to do with each other; or a program in a frame, and room for it before."""
+    if client.write and rng.random() < 0.1:
+        return [random_choice(rng, client)]
     if not client.write or rng.random() < 0.8:
         return [[random_message(rng, client) for _ in range(rng.randrange(1, 5))]]
     parent, *children = rng.sample(NAMES, rng.randrange(3, 5))
@@ -412,7 +462,9 @@ def random_frames(rng: random.Random, client: Sharer) -> list[list[w.ClientMessa
         w.Fork(id=ids[2], branch=parent, as_=children),
         w.Append(id=ids[3], branch=children[0], tokens=[10]),
         w.Append(id=ids[4], branch=children[1], tokens=[11]),
-        w.Generate(id=ids[5], branch=children, max_tokens=rng.randrange(1, 20), temperature=0),
+        random_select(rng, ids[5], children)
+        if rng.random() < 0.3
+        else w.Generate(id=ids[5], branch=children, max_tokens=rng.randrange(1, 20), temperature=0),
         *last,
         w.Generate(id=ids[7], branch=parent, max_tokens=4, temperature=0),
     ]
@@ -478,7 +530,7 @@ def run_program(
     for client in clients:
         client.send(*(w.Credit(branch=name, upto=UNLIMITED) for name in branches))
     engine.pump()
-    engine.check_outputs(1)
+    engine.check_outputs(1, {each for client in clients for each in client.chosen})
     total: dict[str, int] = {}
     for client in clients:
         client.check(branches)
