@@ -1,9 +1,10 @@
 """Random programs of several clients on one session, and what each of them must know at the end.
 
-Two writers and, at times, a viewer share the branches of one session: they append, generate, select, fork,
-roll back, rename, drop, cancel, give credit, stop reading, lose their sockets at any moment and resume. Each
-`Sharer` keeps what docs/protocol.md tells a client to keep: deltas, `truncate`, its own replies, and the
-events that tell what the others did. `run_program` compares that with the session's branches.
+Two writers and, at times, a viewer share the branches of one session: they append, generate, select,
+fork, roll back, rename, drop, cancel, give credit, stop reading, lose their sockets at any moment and
+resume. Each `Sharer` keeps what docs/protocol.md tells a client to keep: deltas, `truncate`, its own
+replies, and the events that tell what the others did. `run_program` compares that with the session's
+branches.
 
 Not a test module: `test_two_clients.py` runs a few programs, `benchmarks/random_programs.py` thousands.
 """
@@ -308,9 +309,9 @@ def _targets(op: w.Op) -> int:
 
 
 KINDS = {
-    "append": 4, "message": 3, "generate": 8, "many": 2, "select": 3, "fork": 3, "root": 1, "rollback": 3,
-    "rename": 1, "drop": 1, "cancel": 1, "cancel branch": 1, "credit": 1, "tree": 1, "meta": 1,
-    "join": 1, "prune": 2,
+    "append": 4, "message": 3, "generate": 8, "many": 2, "select": 3, "fork": 3, "root": 1,
+    "rollback": 3, "rename": 1, "drop": 1, "cancel": 1, "cancel branch": 1, "credit": 1, "tree": 1,
+    "meta": 1, "join": 1, "prune": 2,
 }  # fmt: skip
 
 
@@ -403,7 +404,7 @@ def random_select(
 
 
 def random_choice(rng: random.Random, client: Sharer) -> list[w.ClientMessage]:
-    """Choices behind half a word, of which some change the branch's last token; twice on end, at times."""
+    """Choices behind half a word, of which some change the branch's last token."""
     name = rng.choice(list(client.have) or NAMES)
     ops: list[w.ClientMessage] = []
     for _ in range(rng.randrange(1, 3)):
