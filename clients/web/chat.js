@@ -193,7 +193,8 @@ async function follow(generation) {
   } catch (error) {
     if (!mine()) return;
     live.delete(branch);
-    if (error.code !== "skipped") fail(error); // else the append has said why
+    if (error.done) conversation.answered(branch, error.done); // it failed on its way: what there is stays
+    else if (error.code !== "skipped") fail(error); // else the append has said why
   }
   keep();
   draw();

@@ -10,9 +10,11 @@ import { RamifyError, Stream } from "./ramify-stream.js";
 
 /** A sent op and the branches that still owe its terminal reply. */
 class Ticket {
-  constructor(op, targets, frame) {
+  /** @param {{error: RamifyError | null}} program  what the ops of its frame share: their first failure */
+  constructor(op, targets, frame, program = { error: null }) {
     this.op = op;
     this.frame = frame; // ops of a frame are sent again in a frame; null: adopted, never sent again
+    this.program = program;
     this.waiting = new Set(targets);
     this.replies = [];
     this.error = null;
@@ -28,6 +30,7 @@ class Ticket {
     else this.waiting.delete(branch);
     if (reply) this.replies.push(reply);
     this.error ??= error ?? null;
+    if (error && error.code !== "skipped") this.program.error ??= error;
     for (const stream of error ? this.streams.values() : []) {
       if (!stream.settled && (branch === undefined || stream.branch === branch)) stream.fail(error);
     }
@@ -38,6 +41,8 @@ class Ticket {
 
 /** The protocol state of one client in one session. */
 export class Core {
+  #program = { frame: null, error: null }; // of the frame that ops were submitted for last
+
   /**
    * @param {object} opening fields of `open` that stay the same: client, detach, tick_ms, template, ...
    * @param {{session: string, key: string, op: number} | null} saved what `saved` gave before a page refresh
@@ -89,8 +94,9 @@ export class Core {
     if (op.type === "generate" && op.n > 1) {
       op.as ??= Array.from({ length: op.n }, (_, i) => `${op.branch ?? "main"}.${op.id}.${i}`);
     }
-    const ticket = new Ticket(op, targets(op), frame);
-    if (op.type === "generate") {
+    if (this.#program.frame !== frame) this.#program = { frame, error: null };
+    const ticket = new Ticket(op, targets(op), frame, this.#program);
+    if (op.type === "generate" || op.type === "select") {
       for (const name of ticket.waiting) ticket.streams.set(name, new Stream(name));
     }
     this.tickets.set(op.id, ticket);
@@ -214,11 +220,16 @@ export class Core {
   #done(message) {
     const stream = this.tickets.get(message.id)?.streams.get(message.branch);
     if (!stream || stream.settled) return; // sent again after a resume
-    const over = stream.finish(message);
+    const error = failure(message);
+    const over = stream.finish(message, error);
+    if (error) error.done = { ...message, text: stream.text };
     this.#news(message.revision);
     const head = this.heads.get(message.branch);
-    if (head) head.position = head.received = Math.max(head.received, message.position);
-    this.#settle(message, message);
+    if (head) {
+      const told = message.rebased === undefined ? head.received : 0; // else the choice begins with what was there
+      head.position = head.received = Math.max(told, message.position);
+    }
+    this.#settle(message, message, error);
     const next = this.running().find((each) => each.stream.branch === message.branch);
     if (over.length && next) next.stream.parts.push(...over);
   }
@@ -266,10 +277,7 @@ export class Core {
   #error({ id, code, message, branch, details, retry_ms: retryMs }) {
     const error = new RamifyError(code, message, { branch, details, retryMs });
     if (id === undefined) return true;
-    if (code === "skipped") {
-      const frame = this.tickets.get(id)?.frame;
-      error.cause = [...this.tickets.values()].find((each) => each.frame === frame && each.error)?.error;
-    }
+    if (code === "skipped") error.cause = this.tickets.get(id)?.program.error ?? undefined;
     this.#settle({ id, branch }, null, error);
     return false;
   }
@@ -309,6 +317,12 @@ export class Core {
 /** The branches that each send a terminal reply; [null] for ops that are answered once. */
 function targets(op) {
   if (op.type === "generate" && op.as) return op.as;
-  if (!["generate", "append", "drop"].includes(op.type)) return [null];
+  if (!["generate", "select", "append", "drop"].includes(op.type)) return [null];
   return [op.branch ?? "main"].flat();
+}
+
+/** What a `done` with the reason "error" throws; null for the others. */
+function failure({ reason, error, message, branch }) {
+  if (reason !== "error") return null;
+  return new RamifyError(error ?? "internal", message ?? "the generation failed on the server", { branch });
 }

@@ -11,7 +11,8 @@
 
 /** An error of the server, or of the connection. `code`: see docs/protocol.md. */
 export class RamifyError extends Error {
-  /** @param {string} code @param {string} message @param {object} [more] branch, details, retryMs */
+  /** @param {string} code @param {string} message
+   *  @param {object} [more] branch, details, retryMs; `done`: of a generation that failed on its way */
   constructor(code, message, more = {}) {
     super(message);
     this.name = "RamifyError";
@@ -62,8 +63,8 @@ export class Stream {
     this.parts.splice(0, early);
   }
 
-  /** The generation ended. Returns parts past its end: text of a later generation. */
-  finish(done) {
+  /** The generation ended, perhaps by an error. Returns parts past its end: text of a later generation. */
+  finish(done, error = null) {
     const over = this.cutBack(done.position);
     this.beginAt(done.usage.prompt);
     if (done.text !== undefined && done.text !== this.text) { // quiet, or repeated after a resume: this is all of it
@@ -71,7 +72,8 @@ export class Stream {
       this.parts = [{ position: done.position, text: done.text }];
       this.taken = 0;
     }
-    this.done = done;
+    if (error) this.error = error;
+    else this.done = done;
     this.onchange();
     return over;
   }
@@ -107,7 +109,8 @@ export class Generation {
     this.session = session;
     this.#ticket = ticket;
     this.#stream = stream;
-    /** @type {Promise<object>} the `done` message with the whole `text`; rejects with RamifyError */
+    /** @type {Promise<object>} the `done` message with the whole `text` ("" if it was hidden); rejects with
+     *  RamifyError where the op failed, was skipped (`cause`: what failed), or ended with the reason "error" */
     this.result = new Promise((resolve, reject) => {
       stream.onchange = () => {
         this.#wake();

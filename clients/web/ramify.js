@@ -123,9 +123,19 @@ export class Session extends EventTarget {
    * @returns {Generation | Generation[]}  an array if `branch` is a list or `n` is given
    */
   generate(options = {}) {
-    const ticket = this.#submit({ type: "generate", branch: "main", ...options });
-    const all = [...ticket.streams.values()].map((stream) => this.#generation({ ticket, stream }));
+    const all = this.#start({ type: "generate", branch: "main", ...options });
     return Array.isArray(options.branch) || options.n > 1 ? all : all[0];
+  }
+
+  /**
+   * Append the likeliest of several texts. Its result has `text`, `choice` (its index) and `scores`.
+   * @param {string[]} choices
+   * @param {object} [options]  fields of `select`: branch, method, priority, deadline_ms, expect
+   * @returns {Generation | Generation[]}  an array if `branch` is a list
+   */
+  select(choices, options = {}) {
+    const all = this.#start({ type: "select", branch: "main", choices, ...options });
+    return Array.isArray(options.branch) ? all : all[0];
   }
 
   /** Children named `as` at the head of `branch` or at position `at`; `branch` null: new roots. */
@@ -193,6 +203,11 @@ export class Session extends EventTarget {
     if (this.status === "closed" || this.#socket) return;
     this.#attempt = 0;
     this.#connect();
+  }
+
+  #start(fields) {
+    const ticket = this.#submit(fields);
+    return [...ticket.streams.values()].map((stream) => this.#generation({ ticket, stream }));
   }
 
   #generation({ ticket, stream }) {
