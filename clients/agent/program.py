@@ -1,33 +1,72 @@
 """An agent's turn inside a program: on the program's branch, behind what was added so far."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import overload
 
-from ramify.clients.agent.agent import Agent, Answer
+import msgspec
+
+from ramify.clients.agent.agent import Agent, Answer, Event
 from ramify.clients.handles import Branch
 from ramify.clients.program.state import AsyncState
+from ramify.clients.program.steps import NotCompiled
 from ramify.clients.program.sync import State
+from ramify.clients.program.tracing import NeedsText
+from ramify.clients.program.value import Piece
+from ramify.clients.stream import TextDelta
 
 
 @overload
-def act(s: State, agent: Agent, say: str) -> Answer: ...
+def act(s: State, agent: Agent, say: str, *, name: str | None = None) -> Answer: ...
 @overload
-def act(s: AsyncState, agent: Agent, say: str) -> Awaitable[Answer]: ...
-def act(s: State | AsyncState, agent: Agent, say: str) -> Answer | Awaitable[Answer]:
+def act(s: AsyncState, agent: Agent, say: str, *, name: str | None = None) -> Awaitable[Answer]: ...
+def act(
+    s: State | AsyncState, agent: Agent, say: str, *, name: str | None = None
+) -> Answer | Awaitable[Answer]:
     """Let `agent` take a turn on the state's branch; what the program adds next stands behind it.
 
     The program's session must know the agent's tools: `program.using(connect={"tools": agent.schemas,
-    "parts": True})`. The turn is on the branch, but not in `s.text()`: the answer is what this returns.
-    Raises TypeError on a backend without branches that live on.
+    "parts": True})`. All of the turn is in `s.messages()`, and its words in `s.text()`. `name`: `s[name]` is
+    the answer. What was held back is sent before it, so a frame ends here.
+
+    Raises TypeError on a backend without branches that live on, NotCompiled with `compiled=True`: what
+    tools answer is known to the program alone.
     """
-    return (
-        s.apply(lambda state: _act(state, agent, say)) if isinstance(s, State) else _act(s, agent, say)
-    )
+    if isinstance(s, State):
+        return s.apply(lambda state: _act(state, agent, say, name))
+    return _act(s, agent, say, name)
 
 
-async def _act(s: AsyncState, agent: Agent, say: str) -> Answer:
+async def _act(s: AsyncState, agent: Agent, say: str, name: str | None) -> Answer:
+    s.usable()
+    if s.family.tracing:
+        raise NeedsText("an agent's turn depends on what its tools answer")
+    if s.family.sender.strict:
+        where = s.family.where()
+        raise NotCompiled(f"an agent's turn {where} does not fit into one frame: its tools run here")
     await s.finish()
     branch = s.place
     if not isinstance(branch, Branch):
         raise TypeError("an agent needs a Ramify session: this program runs on another backend")
-    return await agent.run(branch, say)
+    answer = await agent.run(branch, say, listener=_listener(s, name))
+    *before, last = answer.results or [None]
+    if last is not None:
+        last = msgspec.structs.replace(last, text=answer.text)
+    s.note(
+        answer.transcript.messages(),
+        [result for result in (*before, last) if result is not None],
+        name,
+    )
+    return answer
+
+
+def _listener(s: AsyncState, name: str | None) -> Callable[[Event], None] | None:
+    """Whoever listens to the program's gaps hears the agent's words, too."""
+    told = s.family.listener
+    if told is None:
+        return None
+
+    def hear(event: Event) -> None:
+        if isinstance(event, TextDelta):
+            told(Piece(s.branch, name, event.text, event.cut))
+
+    return hear

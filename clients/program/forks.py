@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ramify.clients.handles import PruneBy
 from ramify.clients.program.expressions import TurnRole
 from ramify.clients.program.steps import Step, all_of, wait
+from ramify.clients.program.telling import Part
 from ramify.clients.program.value import Value
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.joining import join_texts
@@ -115,7 +116,7 @@ class Forks(list["AsyncState"]):
             raise TypeError("the forks stand in different turns: prune where all have ended, or none")
         for each in judges if judges is not None else self:
             last = each.gap_before()
-            sent = last is not None and last.step is not None and last.step.flushed
+            sent = last is not None and (last.noted or (last.step is not None and last.step.flushed))
             if by == "logprob" and last is not None and sent and not last.scored:
                 raise BadRequest(
                     f"prune by 'logprob' of the gap {last.name!r}, which was sent before: "
@@ -226,12 +227,12 @@ class Past:
         """The winner's gap."""
         return (await self._winner())[name]
 
-    async def told(self) -> AsyncIterator[tuple[tuple[int, TurnRole | None], str]]:
+    async def told(self) -> AsyncIterator[Part]:
         """The winner's text. Its last turn has the number that goes on."""
         winner = await self._winner()
         shift = self._turn - winner.writer.turn
-        async for (turn, role), text in winner.told():
-            yield (turn + shift, role), text
+        async for part in winner.told():
+            yield part._replace(turn=part.turn + shift)
 
 
 def _settled(states: "Iterable[AsyncState]") -> None:

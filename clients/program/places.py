@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+SOMEWHERE = "somewhere"
 _OWN = str(Path(__file__).parent)
 _CLIENTS = str(Path(__file__).parent.parent)
 
@@ -13,8 +14,8 @@ def place() -> str:
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((_OWN, _CLIENTS)):
-            return "somewhere" if "asyncio" in Path(file).parts else f"at {file}:{frame.f_lineno}"
+            return SOMEWHERE if "asyncio" in Path(file).parts else f"at {file}:{frame.f_lineno}"
         if frame.f_back is None:
             break
         frame = frame.f_back
-    return "somewhere"
+    return SOMEWHERE

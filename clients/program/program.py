@@ -26,6 +26,7 @@ from ramify.clients.handles import GenerateOptions
 from ramify.clients.program.batch import Batch, Failed, Item, Run
 from ramify.clients.program.family import Family
 from ramify.clients.program.graph import Graph, Recorder
+from ramify.clients.program.places import SOMEWHERE
 from ramify.clients.program.state import AsyncState
 from ramify.clients.program.steps import Backend, Compiled, Sender, Step, all_of
 from ramify.clients.program.sync import State, in_thread
@@ -232,7 +233,7 @@ class Program(Generic[P, T]):
         try:
             await self._call(state, *args, **kwargs)
         except NeedsText as needed:
-            why = f"{needed.place}: {needed}"
+            why = f"{family.where() if needed.place == SOMEWHERE else needed.place}: {needed}"
         for each in family.states:
             await each.finish()
         return recorder.graph(why)

@@ -12,11 +12,13 @@ from typing import Any, TypeVar, Unpack, cast
 
 import msgspec
 
+from ramify.clients.generation import Result
 from ramify.clients.handles import GenerateOptions
-from ramify.clients.program.expressions import Expression, TurnRole, flatten
+from ramify.clients.program.expressions import Expression, flatten
 from ramify.clients.program.family import Family, Mark
 from ramify.clients.program.forks import Forks, Joined, Past
 from ramify.clients.program.steps import Place, Step, all_of, wait
+from ramify.clients.program.telling import Part, as_messages, as_text
 from ramify.clients.program.tracing import Hole, NeedsText
 from ramify.clients.program.value import Inherited, Value, named
 from ramify.clients.program.writer import Writer
@@ -175,7 +177,7 @@ class AsyncState:
         """Everything so far, without the chat template's marks. Waits for what is generated."""
         if self.family.tracing:
             return cast(str, Hole("text()"))
-        return "".join([text async for _, text in self.told()])
+        return await as_text(self.told())
 
     async def messages(self) -> list[ChatMessage]:
         """Everything so far as chat turns; text outside of turns counts as a user's.
@@ -184,29 +186,33 @@ class AsyncState:
         """
         if self.family.tracing:
             return cast(list[ChatMessage], Hole("messages()"))
-        turns: list[tuple[object, ChatMessage]] = []
-        async for key, text in self.told():
-            if turns and turns[-1][0] == key:
-                last = turns[-1][1]
-                turns[-1] = key, ChatMessage(role=last.role, content=last.content + text)
-            else:
-                turns.append((key, ChatMessage(role=key[1] or "user", content=text)))
-        return [turn for _, turn in turns]
+        return await as_messages(self.told())
 
-    async def told(self) -> AsyncIterator[tuple[tuple[int, TurnRole | None], str]]:
+    async def told(self) -> AsyncIterator[Part]:
         """The parts of the text, each with the turn it is in."""
-        values = iter(list(self.filled))
+        values = iter([gap for gap in self.filled if not (isinstance(gap, Value) and gap.noted)])
         record = list(self.writer.record)
         if self.past is not None:
             async for part in self.past.told():
                 yield part
         for turn, role, item in record:
-            if isinstance(item, str):
-                yield (turn, role), item
+            if isinstance(item, str | ChatMessage):
+                yield Part(turn, role, item)
             else:
                 value = next(values)
                 text = await value.text() if isinstance(value, Joined) else (await value.result()).text
-                yield (turn, role), text
+                yield Part(turn, role, text)
+
+    def note(self, messages: Sequence[ChatMessage], results: Sequence[Result], name: str | None) -> None:
+        """Something else (an agent) has put `messages` onto the branch, which is where it left it.
+
+        `results`: of what was generated there; the last one is called `name`.
+        """
+        self.writer.note(messages)
+        for i, result in enumerate(results, 1):
+            value = Value(named(name if i == len(results) else None), self.family)
+            value.settle(result)
+            self.filled.append(value)
 
     # --- children -----------------------------------------------------------------------------
 

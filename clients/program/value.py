@@ -51,6 +51,7 @@ class Value:
         self.gap = gap
         self.hidden = False  # its text stays on the server
         self.scored = False  # with log-probabilities
+        self.noted = False  # an agent's: its text is told by a message of the record
         self.step: Step | None = None
         self._readers = readers
         loop = asyncio.get_running_loop()
@@ -84,6 +85,9 @@ class Value:
     async def __aiter__(self) -> AsyncIterator[str]:
         if self._readers.tracing:
             raise NeedsText("reads a text as it comes")
+        if self.noted:
+            yield (await self._result).text
+            return
         self._readers.reads()
         generation = await asyncio.shield(self._generation)
         sent = 0
@@ -104,6 +108,11 @@ class Value:
             async for delta in generation:
                 listener(Piece(branch, self.gap.name, delta.text, delta.cut))
         self._result.set_result(await generation)
+
+    def settle(self, result: Result) -> None:
+        """Something else has filled it, on the program's branch."""
+        self.noted = True
+        self._result.set_result(result)
 
     def fail(self, error: BaseException) -> None:
         """It will never have a text."""
@@ -136,7 +145,7 @@ class Inherited(Value):
             yield text
 
 
-def named(name: str) -> Gap:
+def named(name: str | None) -> Gap:
     """A gap of which the name alone is known."""
     return Gen(name, {})
 

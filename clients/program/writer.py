@@ -14,7 +14,7 @@ and so the same tokens. Whole turns become messages of one `append`; text outsid
 
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from ramify.clients.handles import GenerateOptions
 from ramify.clients.program.expressions import Begin, Choose, End, Gap, Gen, Step, Text, TurnRole
@@ -27,17 +27,20 @@ class Inserted(Protocol):
     async def text(self) -> str: ...
 
 
+Item: TypeAlias = str | Gap | Inserted | ChatMessage
+
+
 class Writer:
     """What one branch has been given, and what of it still waits to be sent.
 
-    `record`: all of it in order, as (turn, role, text or gap); the role is None outside of turns, which
+    `record`: all of it in order, as (turn, role, text or gap, or what others did); the role is None outside of turns, which
     are numbered, so that two of the same role stay apart. `defaults`: options of gaps that do not say.
     """
 
     def __init__(self, branch: str, defaults: GenerateOptions | None = None) -> None:
         self.branch = branch
         self._defaults: GenerateOptions = defaults or {}
-        self.record: list[tuple[int, TurnRole | None, str | Gap | Inserted]] = []
+        self.record: list[tuple[int, TurnRole | None, Item]] = []
         self._turn = 0
         self._pending: list[ChatMessage | str] = []  # whole turns, and text that is not in one
         self._text: list[str] = []  # of the turn that is being written
@@ -59,6 +62,14 @@ class Writer:
         if role is not None:
             self._role = None
             self._turn += 1
+
+    def note(self, messages: Iterable[ChatMessage]) -> None:
+        """Somebody else has put whole turns onto the branch, after `flush`. Raises TypeError inside a turn."""
+        for message in messages:
+            self._begin(message.role)
+            self.record.append((self._turn, self._role, message))
+            self._role = None
+        self._turn += 1
 
     @property
     def turn(self) -> int:

@@ -16,12 +16,10 @@ from ramify.clients.agent import (
     Returned,
     SyncAgent,
     Transcript,
-    act,
     tool,
 )
 from ramify.clients.agent.transcript import Did, Said, Told
 from ramify.clients.connect import connect
-from ramify.clients.program import AsyncState, State, gen, program, user
 from ramify.clients.stream import TextDelta
 from ramify.protocol.wire import Append, Drop, Generate, Set
 
@@ -279,25 +277,3 @@ def test_the_loop_without_await(server: Any, url: str, line: Any) -> None:
         server.line_of = lambda text: line("x")
         assert [a.text for a in agent.delegate(session.main, ["1", "2"])] == ["x", "x"]
     assert threads[0] is not threading.main_thread()
-
-
-async def test_an_agents_turn_in_a_program(server: Any, url: str, line: Any) -> None:
-    agent = Agent([add])
-
-    @program
-    async def later(s: AsyncState) -> str:
-        s += "Before."
-        answer = await act(s, agent, "What is 2 + 3?")
-        s += gen("more")
-        return f"{answer.text} {await s['more']}"
-
-    @program
-    def at_once(s: State) -> str:
-        s += user("Before.")
-        return act(s, agent, "What is 2 + 3?").text
-
-    settings = {"tools": agent.schemas, "parts": True}
-    server.script += [line("", [call("add", '{"a": 2, "b": 3}')]), line("5"), line("and more")]
-    assert (await later.using(url, connect=settings).arun()).value == "5 and more "
-    server.script += [line("five")]
-    assert (await at_once.using(url, connect=settings).arun()).value == "five"
