@@ -36,7 +36,7 @@ from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.files import allow_files
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import Entrance, Mailbox
+from ramify.actors.kit.mailbox import LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.placement import place
 from ramify.actors.scheduler.actor import SchedulerActor
@@ -198,8 +198,8 @@ class Engine:
         await group.start(self._core("scheduler", scheduler.run))
         executor.connect(scheduler)
         core = Core(
-            Entrance(self._to_cache, SESSIONS),
-            Entrance(self._to_scheduler, SESSIONS),
+            LimitedAddress(self._to_cache, SESSIONS),
+            LimitedAddress(self._to_scheduler, SESSIONS),
             server,
             info.context,
             info.vocab_size,

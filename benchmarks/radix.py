@@ -29,8 +29,8 @@ import numpy as np
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
-from ramify.actors.session.branch import Branch, input_piece
-from ramify.actors.session.pieces import Tail
+from ramify.actors.session.branch import Branch, input_segment
+from ramify.actors.session.segments import Tail
 from ramify.protocol import messages as m
 
 DELTA = 100
@@ -269,7 +269,7 @@ def session_forks(turns: int, repeat: int) -> dict[str, list[float]]:
     """900 forks of a session's branch of `turns` turns: what the session keeps, beside the cache."""
     branch = Branch("main", 1)
     for i in range(turns):
-        input_piece(branch, [i, i + 1], "ab", tail=Tail.CLOSED, turn=True)
+        input_segment(branch, [i, i + 1], "ab", tail=Tail.CLOSED, turn=True)
 
     def fork_all() -> None:
         for i in range(900):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ramify.protocol.wire import BranchState, State, Turn
+from ramify.protocol.wire import BranchState, SegmentState, State
 
 
 def whole(pages: Sequence[State]) -> State:
@@ -22,7 +22,7 @@ def whole(pages: Sequence[State]) -> State:
                 more = [turn for turn in branch.turns or () if turn.start > end]
                 branch = replace(branch, turns=[*known.turns, *more])
             branches[branch.branch] = branch
-    complete: dict[str, list[Turn] | None] = {}
+    complete: dict[str, list[SegmentState] | None] = {}
     for name in branches:
         _complete(name, branches, complete)
     shown = [replace(each, turns=complete[each.branch], turns_from=None) for each in branches.values()]
@@ -30,7 +30,7 @@ def whole(pages: Sequence[State]) -> State:
 
 
 def _complete(
-    name: str, branches: dict[str, BranchState], complete: dict[str, list[Turn] | None]
+    name: str, branches: dict[str, BranchState], complete: dict[str, list[SegmentState] | None]
 ) -> None:
     """Note the turns of a branch and of those that it comes from. No recursion: chains may be long."""
     chain = []

@@ -366,8 +366,8 @@ class ServerBase(
     """Base of server messages. Clients ignore fields they do not know."""
 
 
-class Turn(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One piece of a branch, for `tree`: input that was appended, or a generation.
+class SegmentState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One segment of a branch, for `tree`: input that was appended, or a generation.
 
     [start, end) are positions. `text` and `tokens` only where the op asked for them; `messages`, with
     `text`, where input was appended as messages (`text` is what the template made of them).
@@ -402,7 +402,7 @@ class BranchState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     persist: bool | None = None
     reason: str | None = None
     meta: JsonObject | None = None
-    turns: list[Turn] | None = None
+    turns: list[SegmentState] | None = None
     turns_from: int | None = None  # `turns` begin here: those before are `parent`'s
 
 
@@ -453,7 +453,7 @@ PartKind = Literal["text", "reasoning", "call", "markup"]
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A piece of a delta's text, and what it is. `markup`: tags around the others.
+    """A part of a delta's text, and what it is. `markup`: tags around the others.
 
     Of a call: `call` is its number in the generation; `id` and `name` come once, when they are known;
     the `arguments` of all its parts are the JSON text of an object.

@@ -24,8 +24,8 @@ import anyio
 
 from ramify.actors.front.interface import Core, Runner
 from ramify.actors.front.local import LocalFront
+from ramify.actors.front.peer_router import PeerRouter
 from ramify.actors.front.remote import RemoteMetrics, RemoteStatus
-from ramify.actors.front.switch import Switch
 from ramify.actors.front.wire import (
     MAX_FRAME,
     Accept,
@@ -61,7 +61,7 @@ from ramify.actors.kit.console import configure_process
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.link import Link, open_link
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import Entrance, Mailbox, MailboxClosed
+from ramify.actors.kit.mailbox import LimitedAddress, Mailbox, MailboxClosed
 from ramify.protocol.errors import RamifyError
 
 PARTING_SECONDS = 1.0  # for closing handshakes when the engine has gone
@@ -75,7 +75,7 @@ class _EngineGone(Exception):
     """The link has ended."""
 
 
-class GatewayProcess:
+class GatewayChild:
     """A gateway, its sessions, and the link to the core."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class GatewayProcess:
         finally:
             with anyio.move_on_after(PARTING_SECONDS, shield=True):
                 if not link.closed:
-                    await self._core.sent()  # the ends of sessions, to the cache and to neighbours
+                    await self._core.sent()  # the ends of sessions, to the cache and to peers
             link.close()
             with anyio.move_on_after(PARTING_SECONDS, shield=True):
                 await link.wait_closed()
@@ -112,13 +112,13 @@ class GatewayProcess:
         if start.log is not None:
             configure_process(start.log)
         self._core: Bundle[CoreMessage] = Bundle(self._link, Events, self._encoder)
-        self._sessions: Entrance[CoreMessage] = Entrance(self._core, SESSIONS)
+        self._sessions: LimitedAddress[CoreMessage] = LimitedAddress(self._core, SESSIONS)
         self._clock = MonotonicClock()
         self._status = RemoteStatus()
         self._metrics = RemoteMetrics(self._core)
-        self._switch = Switch(
-            start.slot,
-            lambda slot, body: self._core.tell(Forward(slot, body)),
+        self._router = PeerRouter(
+            start.worker,
+            lambda worker, body: self._core.tell(Forward(worker, body)),
             start.config.limits.ops_per_frame,
             self._told,
             behind=lambda: len(self._core) >= SESSIONS,
@@ -128,8 +128,8 @@ class GatewayProcess:
             self._status,
             self._metrics,
             self._clock,
-            post=self._switch,
-            naming=naming(start.slot, start.incarnation, start.first),
+            mailboxes=self._router,
+            naming=naming(start.worker, start.incarnation, start.first),
             listeners=[Listener(fileno=fd) for fd in start.listeners],
             credentials=start.credentials,
             minted=None if start.minted is None else SharedMinted(start.minted, MINTED_MAX),
@@ -172,14 +172,14 @@ class GatewayProcess:
         match message:
             case ToSessions(batch):
                 self._batches += 1  # its credit goes back when the sessions have taken it
-                put = self._switch.fan_out.put
+                put = self._router.fan_out.put
                 for session, inner in batch:
                     put(session, inner)
-                self._switch.fan_out.start()
+                self._router.fan_out.start()
                 return
             case Forwarded(bodies):
                 for body in bodies:
-                    self._switch.receive(body)
+                    self._router.receive(body)
             case Load(load, elsewhere):
                 self._status.now = load
                 self._front.gateway.told(elsewhere)
@@ -189,8 +189,8 @@ class GatewayProcess:
                 self._status.become(message)
                 if message.ready:
                     self._link.tell(Ready())
-            case Peers(slots):
-                self._switch.peers(set(slots))
+            case Peers(workers):
+                self._router.peers(set(workers))
             case MetricsText(ident, text):
                 self._metrics.answered(ident, text)
             case Start():
@@ -231,7 +231,7 @@ def _watch(lifeline: int) -> None:
 
 
 async def _run(fd: int) -> int:
-    return await GatewayProcess().run(fd)
+    return await GatewayChild().run(fd)
 
 
 def main(fd: int, lifeline: int) -> int:

@@ -1,7 +1,7 @@
 """A gateway and the sessions of its sockets, on one event loop.
 
 The whole front of an engine in one process; in an engine with gateway processes, what each of them
-runs. The actors are the same: only the addresses in `Post` differ.
+runs. The actors are the same: only the addresses in `Mailboxes` differ.
 """
 
 import socket
@@ -18,7 +18,7 @@ from ramify.actors.gateway.interfaces import Metrics, Status
 from ramify.actors.gateway.minted import Minted
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Spread
-from ramify.actors.kit.mailbox import Address, Entrance, Mailbox, Router
+from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox, Router
 from ramify.actors.kit.usage import Usage
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
 from ramify.actors.session.meter import Holdings
@@ -45,7 +45,7 @@ class FrontMetrics(Metrics, SessionMetrics, Protocol):
         ...
 
 
-class Post:
+class Mailboxes:
     """The mailboxes of a gateway and a directory, and what their messages are addressed to.
 
     In one process the addresses are the mailboxes.
@@ -54,7 +54,7 @@ class Post:
     def __init__(self) -> None:
         self.to_gateway: Mailbox[GatewayMessage] = Mailbox("gateway", BIG)
         self.to_directory: Mailbox[DirectoryMessage] = Mailbox("directory", OPENS + OWN)
-        self.opens: Entrance[DirectoryMessage] = Entrance(self.to_directory, OPENS)
+        self.opens: LimitedAddress[DirectoryMessage] = LimitedAddress(self.to_directory, OPENS)
         self.sessions: Router[SessionMessage] = Router("sessions")
 
     @property
@@ -86,7 +86,7 @@ class LocalFront:
         metrics: FrontMetrics,
         clock: Clock,
         *,
-        post: Post | None = None,
+        mailboxes: Mailboxes | None = None,
         naming: Naming | None = None,
         listeners: Sequence[socket.socket] = (),
         minted: Minted | None = None,
@@ -95,17 +95,17 @@ class LocalFront:
         self._config = config
         self._metrics = metrics
         self._clock = clock
-        self._post = post if post is not None else Post()
+        self._mailboxes = mailboxes if mailboxes is not None else Mailboxes()
         self._naming = naming if naming is not None else Naming()
         self._tokenizer: Tokenizer | None = None
         self._directory: Directory | None = None
-        self._spread = FanOut(self._post.sessions)
+        self._spread = FanOut(self._mailboxes.sessions)
         self.gateway = GatewayActor(
-            self._post.to_gateway,
+            self._mailboxes.to_gateway,
             config.server,
             config.limits,
-            self._post.directory,
-            self._post.sessions,
+            self._mailboxes.directory,
+            self._mailboxes.sessions,
             status,
             metrics,
             clock,
@@ -136,7 +136,7 @@ class LocalFront:
         )
         self._metrics.watch_held(lambda: holdings.held)
         self._directory = directory = Directory(
-            self._post.to_directory,
+            self._mailboxes.to_directory,
             tokenizer=self._tokenizer,
             server=core.server,
             context=core.context,
@@ -147,8 +147,8 @@ class LocalFront:
             holdings=holdings,
             cache=core.cache,
             scheduler=core.scheduler,
-            gateway=self._post.gateway,
-            sessions=self._post.sessions,
+            gateway=self._mailboxes.gateway,
+            sessions=self._mailboxes.sessions,
             clock=self._clock,
             metrics=self._metrics,
             numbers=self._naming.sessions,
@@ -164,7 +164,7 @@ class LocalFront:
         self.gateway.accept(credentials)
 
     def begin_drain(self, reason: str, grace: float) -> None:
-        self._post.to_directory.tell(Shutdown(reason, RETRY_MS))
+        self._mailboxes.to_directory.tell(Shutdown(reason, RETRY_MS))
         self.gateway.begin_drain(reason, grace)
 
     async def drain(self, grace: float, *, failed: bool = False) -> None:

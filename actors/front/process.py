@@ -54,7 +54,7 @@ class GatewayProcess:
     _relayed: Bundle[bytes]
 
     def __init__(self, start: Start, process: asyncio.subprocess.Process, lifeline: int) -> None:
-        self.slot = start.slot
+        self.worker = start.worker
         self.live: set[int] = set()
         self.first = start.first
         self._process = process
@@ -92,7 +92,7 @@ class GatewayProcess:
         codec = encoder()
         try:
             self._link = link = await open_link(
-                f"gateway {start.slot}",
+                f"gateway {start.worker}",
                 ours,
                 to_core(),
                 codec,
@@ -137,7 +137,7 @@ class GatewayProcess:
             try:
                 self._sessions.put((session, message))
             except CannotEncode as error:
-                log.exception("a session's message is lost", gateway=self.slot, session=session)
+                log.exception("a session's message is lost", gateway=self.worker, session=session)
                 self._sessions.put((session, Lost(str(error))))
         except MailboxFull as error:
             self.hung(str(error))

@@ -5,7 +5,7 @@ what its sessions send back, one frame per turn of that process' loop. Sockets, 
 and sessions cost it nothing, so they cannot delay a plan.
 
 A process that dies takes its sessions along: their requests are cancelled, their branches are
-dropped, its neighbours hear of it, and another one takes its place. Connections that wait on its
+dropped, its peers hear of it, and another one takes its place. Connections that wait on its
 listening socket wait on, because the engine holds that socket too. Processes that keep dying end
 the engine.
 
@@ -22,10 +22,9 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
-from ramify.actors.front.inlet import Inlet
+from ramify.actors.front.dispatcher import Dispatcher
 from ramify.actors.front.interface import Core, Guard
 from ramify.actors.front.process import GatewayProcess
-from ramify.actors.front.slot import GatewayFailed, Slot
 from ramify.actors.front.wire import (
     Accept,
     Drain,
@@ -43,8 +42,9 @@ from ramify.actors.front.wire import (
     StartFailed,
     Status,
     ToCore,
-    slot_of,
+    worker_of,
 )
+from ramify.actors.front.worker import GatewayFailed, Worker
 from ramify.actors.gateway.auth import MINTED_MAX
 from ramify.actors.gateway.interfaces import Status as EngineStatus
 from ramify.actors.gateway.minted import table_bytes
@@ -85,14 +85,14 @@ class ProcessFront:
         self._status = status
         self._metrics = metrics
         self._clock = clock
-        self._slots: list[Slot] = []
-        self._up: dict[int, GatewayProcess] = {}  # those that serve, by slot
-        self._inlet = Inlet(metrics, self._up)
+        self._workers: list[Worker] = []
+        self._up: dict[int, GatewayProcess] = {}  # those that serve, by their worker's number
+        self._dispatcher = Dispatcher(metrics, self._up)
         self._serve = asyncio.Event()
         self._stop = asyncio.Event()
         self._deaths: deque[float] = deque(maxlen=DEATHS + 1)
         self._minted: int | None = None
-        self._told: dict[int, Load] = {}  # by slot
+        self._told: dict[int, Load] = {}  # by the worker's number
         self._credentials = credentials
 
     @property
@@ -101,20 +101,20 @@ class ProcessFront:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes that run, by slot."""
-        return [slot.process.pid for slot in self._slots if slot.process is not None]
+        """The ids of the processes that run, by worker."""
+        return [worker.process.pid for worker in self._workers if worker.process is not None]
 
     # --- Front -----------------------------------------------------------------------------------
 
     async def listen(self, group: TaskGroup, guard: Guard) -> int:
         bound = bind_shared(self._config.server, self._count)
-        self._slots = [Slot(number, sockets) for number, sockets in enumerate(bound)]
+        self._workers = [Worker(number, sockets) for number, sockets in enumerate(bound)]
         if self._count > 1:
             self._minted = os.memfd_create("ramify-minted")
             os.truncate(self._minted, table_bytes(MINTED_MAX))
         async with anyio.create_task_group() as starting:
-            for slot in self._slots:
-                run = guard(f"gateway process {slot.number}", partial(self._keep, slot))
+            for worker in self._workers:
+                run = guard(f"gateway process {worker.number}", partial(self._keep, worker))
                 starting.start_soon(group.start, run)
         port: int = bound[0][0].getsockname()[1]
         return port
@@ -123,15 +123,15 @@ class ProcessFront:
         """The processes do, while the model loads."""
 
     async def serve(self, group: TaskGroup, guard: Guard, core: Core) -> None:
-        self._inlet.core = core
+        self._dispatcher.core = core
         self._serve.set()
-        for slot in self._slots:
-            await slot.serving.wait()
+        for worker in self._workers:
+            await worker.serving.wait()
         await group.start(guard("gateways", self._watch))
 
     async def announced(self) -> None:
-        for slot in self._slots:
-            await slot.ready.wait()
+        for worker in self._workers:
+            await worker.ready.wait()
 
     def accept(self, credentials: list[Credential]) -> None:
         self._credentials = credentials
@@ -147,14 +147,14 @@ class ProcessFront:
         self._close_listeners()
         self._tell_all(Leave(grace, failed))
         with anyio.move_on_after(grace + LEAVE_SECONDS):
-            for slot in self._slots:
-                await slot.ended.wait()
+            for worker in self._workers:
+                await worker.ended.wait()
 
     async def close(self) -> None:
         self._close_listeners()
-        for slot in self._slots:
-            if slot.process is not None:
-                slot.process.kill()
+        for worker in self._workers:
+            if worker.process is not None:
+                worker.process.kill()
         if self._minted is not None:
             os.close(self._minted)
             self._minted = None
@@ -166,7 +166,7 @@ class ProcessFront:
     # --- Spread ----------------------------------------------------------------------------------
 
     def put(self, key: int, message: SessionMessage) -> None:
-        process = self._up.get(slot_of(key))
+        process = self._up.get(worker_of(key))
         if process is not None:
             process.put(key, cast(FromEngine, message))  # all that the core tells them
 
@@ -177,81 +177,81 @@ class ProcessFront:
     def flush(self) -> None:
         self.start()
 
-    # --- the life of a slot ----------------------------------------------------------------------
+    # --- the life of a worker ----------------------------------------------------------------------
 
-    async def _keep(self, slot: Slot, *, task_status: TaskStatus[None]) -> None:
+    async def _keep(self, worker: Worker, *, task_status: TaskStatus[None]) -> None:
         """One process after the other, until the engine stops."""
         try:
             while not self._stop.is_set():
                 try:
-                    process, why = await self._start(slot), ""
+                    process, why = await self._start(worker), ""
                 except OSError as error:  # no memory, no process, no file is left for it
-                    slot.left(None)
+                    worker.left(None)
                     log.error(
-                        "no gateway process can be started", gateway=slot.number, reason=str(error)
+                        "no gateway process can be started", gateway=worker.number, reason=str(error)
                     )
-                    slot.check(str(error))
-                    await slot.back_off(self._stop)
+                    worker.check(str(error))
+                    await worker.back_off(self._stop)
                     continue
                 async with anyio.create_task_group() as watching:
-                    watching.start_soon(self._bring_up, slot, process)
-                    watching.start_soon(slot.announce, task_status)
+                    watching.start_soon(self._bring_up, worker, process)
+                    watching.start_soon(worker.announce, task_status)
                     why = await process.ended()
                     watching.cancel_scope.cancel()
-                self._bury(slot, process, why)
-                await slot.back_off(self._stop)
+                self._ended(worker, process, why)
+                await worker.back_off(self._stop)
         finally:
-            slot.ended.set()
+            worker.ended.set()
 
-    async def _start(self, slot: Slot) -> GatewayProcess:
-        slot.clear()
+    async def _start(self, worker: Worker) -> GatewayProcess:
+        worker.clear()
         start = Start(
             config=self._share,
-            slot=slot.number,
-            incarnation=slot.incarnation,
-            first=slot.first,
-            listeners=[sock.fileno() for sock in slot.listeners],
+            worker=worker.number,
+            incarnation=worker.incarnation,
+            first=worker.first,
+            listeners=[sock.fileno() for sock in worker.listeners],
             minted=self._minted,
             log=configured(),
             credentials=self._credentials,
         )
-        process = await GatewayProcess.start(start, partial(self._receive, slot))
-        slot.incarnation += 1
-        slot.process = process
+        process = await GatewayProcess.start(start, partial(self._receive, worker))
+        worker.incarnation += 1
+        worker.process = process
         process.tell(self._state())
         if self._stop.is_set():  # it came too late to be told
             process.kill()
-        log.info("gateway process started", gateway=slot.number, pid=process.pid)
+        log.info("gateway process started", gateway=worker.number, pid=process.pid)
         return process
 
-    async def _bring_up(self, slot: Slot, process: GatewayProcess) -> None:
+    async def _bring_up(self, worker: Worker, process: GatewayProcess) -> None:
         """Once the core and the process are ready, sessions can be opened there."""
-        if not await slot.listens(process):
+        if not await worker.listens(process):
             return
         await self._serve.wait()
-        core = self._inlet.core
+        core = self._dispatcher.core
         assert core is not None
-        process.tell(Serve(slot.server(core.server), core.context, core.vocab))
+        process.tell(Serve(worker.server(core.server), core.context, core.vocab))
         process.tell(Load(self._status.load()))
-        self._told.pop(slot.number, None)
+        self._told.pop(worker.number, None)
         process.silence = Silence(self._clock.now())
-        self._up[slot.number] = process  # its sessions may be told from now on
-        if await slot.serves(process):
+        self._up[worker.number] = process  # its sessions may be told from now on
+        if await worker.serves(process):
             self._tell_all(Peers(sorted(self._up)))
 
-    def _bury(self, slot: Slot, process: GatewayProcess, why: str) -> None:
+    def _ended(self, worker: Worker, process: GatewayProcess, why: str) -> None:
         """A process has ended: in order, or to be replaced. Raises if there is no use in that."""
-        slot.left(process)
-        if slot.shut and not self._stop.is_set():
-            slot.open_door()
-        self._up.pop(slot.number, None)
-        self._inlet.bury(process)
+        worker.left(process)
+        if worker.shut and not self._stop.is_set():
+            worker.accept_again()
+        self._up.pop(worker.number, None)
+        self._dispatcher.release(process)
         if self._stop.is_set():
             return
-        if slot.failure is None:
+        if worker.failure is None:
             sessions = len(process.live)
-            log.error("a gateway process failed", gateway=slot.number, reason=why, sessions=sessions)
-        slot.check(why)
+            log.error("a gateway process failed", gateway=worker.number, reason=why, sessions=sessions)
+        worker.check(why)
         now = self._clock.now()
         self._deaths.append(now)
         if len(self._deaths) > DEATHS and now - self._deaths[0] < WITHIN_SECONDS:
@@ -260,23 +260,23 @@ class ProcessFront:
 
     # --- messages --------------------------------------------------------------------------------
 
-    def _receive(self, slot: Slot, process: GatewayProcess, message: ToCore) -> None:
+    def _receive(self, worker: Worker, process: GatewayProcess, message: ToCore) -> None:
         process.silence.heard()
-        if slot.shut:  # it has come back, and listens again
-            slot.shut = False
-            log.info("a gateway process goes on", gateway=slot.number)
+        if worker.shut:  # it has come back, and listens again
+            worker.shut = False
+            log.info("a gateway process goes on", gateway=worker.number)
         match message:
             case Events(messages):
-                self._inlet.handle(process, messages, process.consumed)
+                self._dispatcher.handle(process, messages, process.consumed)
                 return
             case Listening():
-                slot.listening.set()
+                worker.listening.set()
             case Serving():
-                slot.serving.set()
+                worker.serving.set()
             case Ready():
-                slot.ready.set()
+                worker.ready.set()
             case StartFailed():
-                slot.failure = message.exception()
+                worker.failure = message.exception()
         process.consumed()
 
     async def _watch(self, *, task_status: TaskStatus[None]) -> None:
@@ -285,19 +285,19 @@ class ProcessFront:
         while True:
             now = self._clock.now()
             load = self._status.load()
-            for slot in self._slots:
-                process = self._up.get(slot.number)
+            for worker in self._workers:
+                process = self._up.get(worker.number)
                 if process is None:
                     continue
                 silent = process.silence.tick(now)
                 if silent > HUNG_SECONDS:
                     process.hung("it was silent for too long")
-                elif silent > DEAF_SECONDS and not slot.shut:
-                    slot.shut_door()
-                    log.warning("a gateway process is silent: no new connections", gateway=slot.number)
-                news = Load(load, self._metrics.sockets_elsewhere(slot.number))
-                if news != self._told.get(slot.number):
-                    self._told[slot.number] = news
+                elif silent > DEAF_SECONDS and not worker.shut:
+                    worker.stop_accepting()
+                    log.warning("a gateway process is silent: no new connections", gateway=worker.number)
+                news = Load(load, self._metrics.sockets_elsewhere(worker.number))
+                if news != self._told.get(worker.number):
+                    self._told[worker.number] = news
                     process.tell(news)
             await self._clock.sleep_until(now + LOAD_SECONDS)
 
@@ -306,15 +306,15 @@ class ProcessFront:
         return Status(status.ready, status.phase, status.info(), status.fault)
 
     def _tell_all(self, message: FromCore) -> None:
-        for slot in self._slots:
-            if slot.process is not None:
-                slot.process.tell(message)
+        for worker in self._workers:
+            if worker.process is not None:
+                worker.process.tell(message)
 
     def _close_listeners(self) -> None:
-        for slot in self._slots:
-            for sock in slot.listeners:
+        for worker in self._workers:
+            for sock in worker.listeners:
                 sock.close()
-            slot.listeners.clear()
+            worker.listeners.clear()
 
 
 def share(config: EngineConfig, count: int) -> EngineConfig:

@@ -13,10 +13,10 @@
     Load, Peers, Accept, MetricsText  ------->
     Drain, Leave      ------->  ends with exit code 0
 
-A number says where its owner lives: sockets and sessions are numbered `count * SLOTS + slot`, and
-the public id of a session begins with its slot. Processes reach each other through the core, which
-hands the bytes on and does not read them; only a client that resumes in another process than its
-session's needs it.
+A number says where its owner lives: sockets and sessions are numbered
+`count * MAX_WORKERS + worker`, and the public id of a session names its worker. Processes reach each
+other through the core, which hands the bytes on and does not read them; only a client that resumes in
+another process than its session's needs it.
 
 This file does not know sockets or processes.
 """
@@ -51,7 +51,7 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.wire import ServerInfo
 
-SLOTS = 64  # most gateway processes
+MAX_WORKERS = 64  # most gateway processes
 MAX_FRAME = 1 << 30  # bytes: what all sockets of a process may have sent in one turn of its loop
 
 
@@ -63,13 +63,15 @@ class _Base(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Start(_Base, frozen=True):
-    """Be gateway `slot`. `incarnation`: how many held the slot before, `first`: session count.
+    """Be the process of gateway worker `worker`.
+
+    `incarnation`: how many processes it had before; `first`: what its sessions are counted from.
 
     `listeners`, `minted`: inherited file descriptors. `minted`: None if nobody shares tokens.
     """
 
     config: EngineConfig
-    slot: int
+    worker: int
     incarnation: int
     first: int
     listeners: list[int]
@@ -126,7 +128,7 @@ class Accept(_Base, frozen=True):
 class Peers(_Base, frozen=True):
     """The gateway processes that serve now. One that is missing has lost its sessions."""
 
-    slots: list[int]
+    workers: list[int]
 
 
 class MetricsText(_Base, frozen=True):
@@ -158,9 +160,9 @@ FromCore = (
 
 
 class Forward(_Base, frozen=True):
-    """Hand `body` to the gateway process `slot`, if it serves."""
+    """Hand `body` to the process of gateway worker `worker`, if it serves."""
 
-    slot: int
+    worker: int
     body: bytes
 
 
@@ -233,29 +235,29 @@ PeerMessages = list[PeerMessage]
 # --- numbers and names --------------------------------------------------------------------------
 
 
-def slot_of(number: int) -> int:
-    """The gateway process that a socket or a session lives in."""
-    return number % SLOTS
+def worker_of(number: int) -> int:
+    """The gateway worker that a socket or a session lives in."""
+    return number % MAX_WORKERS
 
 
 def count_of(session: int) -> int:
-    """How many sessions its slot had opened when it opened this one."""
-    return session // SLOTS
+    """How many sessions its worker had opened when it opened this one."""
+    return session // MAX_WORKERS
 
 
-def naming(slot: int, incarnation: int, first: int) -> Naming:
-    """The numbers of a gateway process, which no earlier one of its slot has used."""
+def naming(worker: int, incarnation: int, first: int) -> Naming:
+    """The numbers of a gateway process, which no earlier process of its worker has used."""
     return Naming(
-        sockets=count((incarnation << 32) * SLOTS + SLOTS + slot, SLOTS),
-        sessions=count(first * SLOTS + slot, SLOTS),
-        prefix=f"s_{slot}_",
+        sockets=count((incarnation << 32) * MAX_WORKERS + MAX_WORKERS + worker, MAX_WORKERS),
+        sessions=count(first * MAX_WORKERS + worker, MAX_WORKERS),
+        prefix=f"s_{worker}_",
     )
 
 
 def owner(session: str) -> int | None:
-    """The slot that a public session id names; None if it is none of ours."""
+    """The worker that a public session id names; None if it is none of ours."""
     parts = session.split("_", 2)
-    if len(parts) != 3 or not parts[1].isdecimal() or len(parts[1]) > len(str(SLOTS)):
+    if len(parts) != 3 or not parts[1].isdecimal() or len(parts[1]) > len(str(MAX_WORKERS)):
         return None  # a client wrote it: it may be anything
     return int(parts[1])
 

@@ -5,7 +5,7 @@ way and only the end of the connection is awaited, with a deadline.
 
 Flow control is the transport's: above `queued_bytes` in its write buffer asyncio calls
 `pause_writing`, below half `resume_writing`. How fast a client is read: `inflow.py`. This file does
-not know sessions: `attachment.py`.
+not know sessions: `binding.py`.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from typing import cast
 from websockets.frames import Frame, Opcode
 from websockets.typing import BytesLike
 
-from ramify.actors.gateway.attachment import Attachment, Stage
+from ramify.actors.gateway.binding import SessionBinding, Stage
 from ramify.actors.gateway.http import RequestParser, Response, error_response
 from ramify.actors.gateway.hub import Hub
 from ramify.actors.gateway.inflow import Inflow
 from ramify.actors.gateway.intake import receive
-from ramify.actors.gateway.limits import Guard
+from ramify.actors.gateway.limits import SocketLimits
 from ramify.actors.gateway.pump import FRAME_WORK
 from ramify.actors.gateway.upgrade import Upgrade, upgrade
 from ramify.actors.gateway.websocket import WebSocket
@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
     """A socket of the gateway. `id` is its number in mailbox messages."""
 
     __slots__ = (
-        "_attachment",
+        "_binding",
         "_bye",
         "_codec",
         "_credential",
@@ -87,9 +87,9 @@ class Connection(asyncio.Protocol):
         self._parser: RequestParser | None = RequestParser()
         self._ws: WebSocket | None = None
         self._codec: Codec = hub.codecs["json"]
-        self._guard = cast(Guard, None)  # this and the next two: from the upgrade on
+        self._guard = cast(SocketLimits, None)  # this and the next two: from the upgrade on
         self._inflow: Inflow | None = None
-        self._attachment: Attachment | None = None
+        self._binding: SessionBinding | None = None
         self._credential: Credential | None = None  # None: it has not shown a token that it needs
         self._message: bytearray | None = None  # a fragmented message, as far as received
         self._utf8 = cast(codecs.IncrementalDecoder, None)  # of a fragmented text message
@@ -134,8 +134,8 @@ class Connection(asyncio.Protocol):
         self._hub.timers.forget(self.id)
         self._out.clear()
         self._parser = None
-        if self._attachment is not None:
-            self._attachment.end()
+        if self._binding is not None:
+            self._binding.end()
         if self._inflow is not None:
             self._inflow.end()
         if self._ws is not None:
@@ -150,13 +150,13 @@ class Connection(asyncio.Protocol):
         # One merged delta can be long; it is what comes on top, unread, that must have an end.
         waiting = self._transport.get_write_buffer_size()
         self._flood = waiting + FLOOD_FACTOR * self._hub.limits.queued_bytes
-        if self._attachment is not None:
-            self._attachment.throttle(True)
+        if self._binding is not None:
+            self._binding.throttle(True)
 
     def resume_writing(self) -> None:
         self._throttled = False
-        if self._attachment is not None:
-            self._attachment.throttle(False)
+        if self._binding is not None:
+            self._binding.throttle(False)
 
     # --- from the actor -----------------------------------------------------------------------
 
@@ -168,15 +168,15 @@ class Connection(asyncio.Protocol):
     @property
     def attached(self) -> bool:
         """True while it has a session, or the directory is asked for one."""
-        return self._attachment is not None and self._attachment.stage in (
+        return self._binding is not None and self._binding.stage in (
             Stage.OPENING,
             Stage.ATTACHED,
         )
 
     def opened(self, session: int) -> None:
         """The directory's answer: the socket belongs to `session`."""
-        if self._attachment is not None:
-            self._reply(self._attachment.opened(session))
+        if self._binding is not None:
+            self._reply(self._binding.opened(session))
             self._pace_reading()
 
     def recheck(self) -> None:
@@ -205,9 +205,9 @@ class Connection(asyncio.Protocol):
 
     def _refused(self) -> None:
         """An error without an id, while the directory is asked, is its answer to `open`."""
-        attachment = self._attachment
-        if attachment is not None and attachment.stage is Stage.OPENING:
-            self._reply(attachment.failed())
+        binding = self._binding
+        if binding is not None and binding.stage is Stage.OPENING:
+            self._reply(binding.failed())
             self._pace_reading()
 
     def flush(self) -> None:
@@ -243,7 +243,7 @@ class Connection(asyncio.Protocol):
 
     def on_timer(self, now: float) -> None:
         """A deadline may have come; sets the next one."""
-        open_by = self._attachment.open_by if self._attachment is not None else None
+        open_by = self._binding.open_by if self._binding is not None else None
         if open_by is not None and now >= open_by:
             self.close(Close.TIMEOUT, f"no open within {self._hub.limits.open_timeout_s} s")
         elif now < self._deadline:
@@ -288,8 +288,8 @@ class Connection(asyncio.Protocol):
         self._parser = None
         self._ws = ws = accepted.ws
         self._codec = accepted.codec
-        self._guard = Guard(hub.limits, now, accepted.share)
-        self._attachment = Attachment(hub, self.id)
+        self._guard = SocketLimits(hub.limits, now, accepted.share)
+        self._binding = SessionBinding(hub, self.id)
         self._inflow = Inflow(
             self._transport, self._guard, hub.clock, hub.pump, self._parse, self._congested
         )
@@ -382,8 +382,8 @@ class Connection(asyncio.Protocol):
                 self._abused(reason)
             else:
                 self.close(code, reason)
-        elif taken.ops and self._attachment is not None:
-            self._reply(self._attachment.route(taken.ops, len(data)))
+        elif taken.ops and self._binding is not None:
+            self._reply(self._binding.route(taken.ops, len(data)))
             self._pace_reading()
 
     def _authorize(self, ops: list[ClientMessage], now: float) -> bool:
@@ -412,8 +412,8 @@ class Connection(asyncio.Protocol):
 
     def _admitted(self, credential: Credential) -> None:
         self._credential = credential
-        if self._attachment is not None:
-            self._attachment.credential = credential
+        if self._binding is not None:
+            self._binding.credential = credential
 
     def _abused(self, why: str) -> None:
         """Close a socket that asks for too much again and again."""
@@ -466,14 +466,14 @@ class Connection(asyncio.Protocol):
 
     def _closing(self) -> None:
         self._phase = Phase.CLOSING
-        if self._attachment is not None:
-            self._attachment.end()
+        if self._binding is not None:
+            self._binding.end()
         self._pace_reading()  # else the peer's close would not be seen
         self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
 
     def _congested(self) -> bool:
         """Too many frames wait for the directory."""
-        return self._attachment is not None and self._attachment.congested
+        return self._binding is not None and self._binding.congested
 
     def _pace_reading(self) -> None:
         if self._inflow is not None:

@@ -11,7 +11,7 @@ This file does not know WebSockets.
 import asyncio
 from collections.abc import Callable
 
-from ramify.actors.gateway.limits import Guard
+from ramify.actors.gateway.limits import SocketLimits
 from ramify.actors.gateway.pump import SLICE, Pump
 from ramify.actors.kit.clock import Clock, Timer
 
@@ -26,7 +26,7 @@ class Inflow:
     def __init__(
         self,
         transport: asyncio.Transport,
-        guard: Guard,
+        guard: SocketLimits,
         clock: Clock,
         pump: Pump,
         parse: Callable[[bytes], int],

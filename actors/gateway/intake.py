@@ -9,7 +9,7 @@ whole frame is refused: all of them the error). At most `ops_per_frame` are answ
 
 import msgspec
 
-from ramify.actors.gateway.limits import Guard
+from ramify.actors.gateway.limits import SocketLimits
 from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Close, LimitExceeded, RamifyError
@@ -25,7 +25,7 @@ class Intake(msgspec.Struct, frozen=True):
     close: tuple[int, str] | None = None
 
 
-def receive(data: bytes, codec: Codec, guard: Guard, limits: Limits, now: float) -> Intake:
+def receive(data: bytes, codec: Codec, guard: SocketLimits, limits: Limits, now: float) -> Intake:
     """Decode and admit one frame."""
     try:
         messages = codec.decode_client(data)
@@ -51,7 +51,7 @@ def refuse(ops: list[ClientMessage], error: RamifyError, most: int) -> list[Serv
 
 
 def _unusable(
-    data: bytes, error: BadRequest, codec: Codec, guard: Guard, limits: Limits, now: float
+    data: bytes, error: BadRequest, codec: Codec, guard: SocketLimits, limits: Limits, now: float
 ) -> Intake:
     """A frame that does not parse is a strike; one that does not validate has its ops answered."""
     details = error.details or {}

@@ -18,7 +18,7 @@ VIOLATIONS = 10  # refused frames at once, then 4429 ...
 FORGIVEN_PER_S = 0.2  # ... one is forgotten every five seconds
 
 
-class Guard:
+class SocketLimits:
     """The limits of one socket. After `abusive` turns true the socket is to be closed.
 
     `share`: what all sockets of its credential share; it counts there as well.

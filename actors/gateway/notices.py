@@ -1,7 +1,7 @@
 """Notices about a socket that a session must not miss, even when its mailbox is full.
 
 A frame can be refused (the client is told and sends it again), but a lost `Detached` would keep
-an attachment for ever. What does not fit is owed, one notice per socket, and told later.
+a binding for ever. What does not fit is owed, one notice per socket, and told later.
 """
 
 from ramify.actors.kit.mailbox import MailboxFull, Router

@@ -89,7 +89,7 @@ class Waiting(Protocol[T_contra]):
     def __len__(self) -> int: ...
 
 
-class Entrance(Generic[T]):
+class LimitedAddress(Generic[T]):
     """An address that is full before the queue behind it is: what clients cause comes in here.
 
     The rest of the queue's room is for the actors that the engine cannot do without, so no client can

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from math import inf
 from typing import Literal
 
-from ramify.actors.scheduler.ledger import Ledger
 from ramify.actors.scheduler.planner import Planner
 from ramify.actors.scheduler.preemption import for_row, for_slots
 from ramify.actors.scheduler.queue import WaitingQueue
 from ramify.actors.scheduler.request import Level, Request, Run, State
+from ramify.actors.scheduler.settlements import Settlements
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import Denied
 from ramify.protocol.plan import ExecutorInfo
@@ -39,12 +39,12 @@ class Admission:
         info: ExecutorInfo,
         config: ScheduleConfig,
         planner: Planner,
-        ledger: Ledger,
+        settlements: Settlements,
         runs: dict[int, Run],
         retract: Callable[[Run, Cause], object],
     ) -> None:
         self._planner = planner
-        self._ledger = ledger
+        self._settlements = settlements
         self._runs = runs
         self._retract = retract
         self._page_size = info.page_size
@@ -62,13 +62,13 @@ class Admission:
     def pick(self) -> list[Request]:
         """Requests to acquire for now; they are ACQUIRING from here on."""
         planner = self._planner
-        if not self.queue or self._ledger.outstanding:
+        if not self.queue or self._settlements.outstanding:
             return []
         if not planner.free_rows and self._nothing_new():
             return []
         if not planner.running:
             self.unblock()
-        available = self._ledger.available
+        available = self._settlements.available
         if available >= self._need[False]:
             self._need[False] = 0
         if available >= self._need[True]:
@@ -105,7 +105,7 @@ class Admission:
         request.resident = verdict.resident
         self.queue.refund(request.account, request.charge)
         request.charge = 0
-        if verdict.reason == "shared" and owner is not None and not self._ledger.owes(verdict.on):
+        if verdict.reason == "shared" and owner is not None and not self._settlements.owes(verdict.on):
             request.state = State.PARKED
             owner.waiters.append(request)
             self._planner.hurry(owner, request.level)
@@ -113,7 +113,7 @@ class Admission:
         self.enqueue(request)
         if verdict.reason == "memory":
             short = max(1, verdict.short)
-            request.need = self._ledger.available + short
+            request.need = self._settlements.available + short
             if request.ahead or not self._make_pages(request, short):
                 self._block(request.need, request.level)
                 self._single = True
@@ -152,7 +152,7 @@ class Admission:
         return not rowless or (not request.ahead and self._ask(request, self._make_row))
 
     def _short_of_pages(self, level: Level) -> bool:
-        available = self._ledger.available
+        available = self._settlements.available
         if available < self._planner.running * self._reserve:
             return True
         if not level[0]:
@@ -183,7 +183,7 @@ class Admission:
 
     def _find_pages(self, request: Request) -> bool:
         """Pages for a request that waits while they are short, by what its last denial said."""
-        short = max(1, request.need - self._ledger.available)
+        short = max(1, request.need - self._settlements.available)
         done = self._make_pages(request, short)
         request.promised = False
         return done

@@ -12,8 +12,7 @@ import heapq
 from collections import Counter
 
 from ramify.actors.scheduler.admission import Admission, Cause
-from ramify.actors.scheduler.ledger import Ledger
-from ramify.actors.scheduler.outbox import Outbox
+from ramify.actors.scheduler.deliveries import Deliveries
 from ramify.actors.scheduler.planner import Planner, scored
 from ramify.actors.scheduler.preemption import for_growth
 from ramify.actors.scheduler.request import (
@@ -26,6 +25,7 @@ from ramify.actors.scheduler.request import (
     State,
     output_limit,
 )
+from ramify.actors.scheduler.settlements import Settlements
 from ramify.actors.scheduler.targets import Targets, targets_of
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.errors import Code
@@ -61,16 +61,18 @@ class Scheduler:
         self._info = info
         self._config = config
         self._planner = Planner(info, config)
-        self._ledger = Ledger(info.pages, info.page_size, config.lookahead)
+        self._settlements = Settlements(info.pages, info.page_size, config.lookahead)
         self._requests: dict[int, Request] = {}
         self._runs: dict[int, Run] = {}
-        self._admission = Admission(info, config, self._planner, self._ledger, self._runs, self._retract)
+        self._admission = Admission(
+            info, config, self._planner, self._settlements, self._runs, self._retract
+        )
         self._accounts: dict[int, Account] = {}
         self._clients: dict[str, Client] = {}  # by the name of their credential
         self._sweep_at = 1024
         self._deadlines: list[tuple[float, int]] = []
         self._hungry: list[Run] = []  # their Grow found no memory
-        self._outbox = Outbox()
+        self._deliveries = Deliveries()
         self._count = 0
         self._batch = 0
         self.down: str | None = None  # the executor failed
@@ -130,19 +132,19 @@ class Scheduler:
         self._batch += 1
         if self._hungry:
             self._relieve(now)
-        if not self._ledger.ready:
+        if not self._settlements.ready:
             return None
         acquires = self._admission.pick()
         wanted, self._planner.wanted = self._planner.wanted, []
         grows = [run for run in wanted if run.live]
         for run in grows:
-            run.account.charge(self._ledger.growth(run))
-        return self._ledger.take(acquires, grows)
+            run.account.charge(self._settlements.growth(run))
+        return self._settlements.take(acquires, grows)
 
     def deliver(self) -> list[tuple[int, Tokens]]:
         """What sessions are to be told now: one message for each, in order of its events."""
         # Once the executor is down the cache is not told anything: nobody waits for it.
-        return self._outbox.take(ends=not self._ledger.finals or self.down is not None)
+        return self._deliveries.take(ends=not self._settlements.finals or self.down is not None)
 
     # --- the life of a request ----------------------------------------------------------------
 
@@ -240,12 +242,12 @@ class Scheduler:
         ident = request.submit.request
         del self._requests[ident], request.account.requests[ident]
         request.account.client.requests -= 1
-        self._outbox.ended(request, reason, now, error, message)
+        self._deliveries.ended(request, reason, now, error, message)
 
     def _stop(self, run: Run, keep: int | None) -> Commit:
         """End a run, finished or retracted: its final commit, and no further plan."""
         commit, kept = run.final(keep)
-        self._ledger.final(commit)
+        self._settlements.final(commit)
         self._planner.drop(run)
         self._admission.wake(run)
         account = run.account
@@ -276,7 +278,7 @@ class Scheduler:
                 run.computed = end
                 if run.request.targets is not None:
                     run.request.targets.scores.extend(taken)
-                self._ledger.commit(run)
+                self._settlements.commit(run)
                 self._admission.wake(run)
                 if end == run.prompt:
                     run.priority = run.request.submit.priority  # nobody waits for its prompt now
@@ -298,7 +300,7 @@ class Scheduler:
                 self._planner.pace.lacks(run.request, 0)
                 run.request.first_token = run.request.first_token or now
         if bound:
-            self._outbox.landed(result, bound, live)
+            self._deliveries.landed(result, bound, live)
         for run in over:
             stopped = bool(run.out) and run.out[-1] in run.stops
             self._end(run.request, "stop" if stopped else "length", now)
@@ -326,7 +328,7 @@ class Scheduler:
     # --- verdicts -----------------------------------------------------------------------------
 
     def _settled(self, message: Settled, now: float) -> None:
-        acquires, grows = self._ledger.settled(message)
+        acquires, grows = self._settlements.settled(message)
         starved: Request | None = None
         waited_for = False
         for request, verdict in zip(acquires, message.verdicts, strict=True):
@@ -349,7 +351,7 @@ class Scheduler:
                 run.account.client.slots += len(grown.pages) // 4 * self._info.page_size
             elif run.live:
                 self._hungry.append(run)
-        pending = self._runs or self._ledger.finals or self._ledger.outstanding
+        pending = self._runs or self._settlements.finals or self._settlements.outstanding
         if starved is not None and not pending:
             # Nobody holds a page, and still it does not fit: it never will.
             if starved.done:
@@ -367,7 +369,7 @@ class Scheduler:
             request.computed = request.prompt - granted.cached
         if request.ending is not None:
             request.account.hold(-1)
-            self._ledger.final(Commit(ident, granted.cached, b"", True))
+            self._settlements.final(Commit(ident, granted.cached, b"", True))
             self._end(request, request.ending, now)
             return
         if 4 * (request.prompt - granted.cached) != len(granted.tokens):
@@ -408,12 +410,12 @@ class Scheduler:
         finds room, since its output limit accounts for the pool; should the cache not agree, it
         ends at its length.
         """
-        ledger = self._ledger
+        settlements = self._settlements
         self._hungry = [run for run in self._hungry if run.live]
-        if self._hungry and not ledger.finals:
-            if ledger.outstanding or any(run.complete for run in self._runs.values()):
+        if self._hungry and not settlements.finals:
+            if settlements.outstanding or any(run.complete for run in self._runs.values()):
                 return
-            if not any(ledger.could_grow(run) for run in self._hungry):
+            if not any(settlements.could_grow(run) for run in self._hungry):
                 if len(self._runs) == 1:
                     self._end(self._hungry[0].request, "length", now)
                 else:

@@ -4,10 +4,10 @@ A thin shell: the order of sending (sockets, cache, scheduler), one frame for ea
 drain, the timer, and the queue for long text (`encoder`).
 
 Back-pressure. What clients cause has a part of the room in the mailboxes of gateway, cache and scheduler
-(`kit.mailbox.Entrance`). When it is used up, a session keeps what it wanted to say and reads nothing
-more until it could say it; its own mailbox (`mailbox`) then refuses frames, and the gateway answers
-`overloaded`. So nothing is lost, and no client fills a mailbox that others need. A session that has
-much to say hands over after each message that it reads, and lets others run.
+(`kit.mailbox.LimitedAddress`). When it is used up, a session keeps what it wanted to say and reads
+nothing more until it could say it; its own mailbox (`mailbox`) then refuses frames, and the gateway
+answers `overloaded`. So nothing is lost, and no client fills a mailbox that others need. A session that
+has much to say hands over after each message that it reads, and lets others run.
 """
 
 import asyncio
@@ -138,10 +138,10 @@ class SessionActor:
         out.seal()
         try:
             # Sockets first: when the engine goes down telling the others raises, and ends must be heard.
-            for attachment in self.core.attachments.values():
-                if attachment.out:
-                    self._gateway.tell(Deliver(attachment.socket, attachment.out))
-                    attachment.out = []
+            for subscriber in self.core.subscribers.values():
+                if subscriber.out:
+                    self._gateway.tell(Deliver(subscriber.socket, subscriber.out))
+                    subscriber.out = []
             if out.notes:
                 _tell_all(self._gateway, out.notes, lambda note: Deliver(note[0], [note[1]]))
             if out.closes:

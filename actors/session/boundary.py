@@ -49,10 +49,10 @@ def _end(tokenizer: Tokenizer, branch: Branch) -> tuple["array[int]", int | None
     """The tokens at the branch's end that a text may change, and the one before them."""
     own: array[int] = array("i")
     before: int | None = None
-    for piece in reversed(branch.pieces):
-        for i in range(len(piece.tokens) - 1, -1, -1):
-            before = piece.tokens[i]
-            if len(own) == WINDOW or piece.start + i == 0 or tokenizer.is_added(before):
+    for segment in reversed(branch.segments):
+        for i in range(len(segment.tokens) - 1, -1, -1):
+            before = segment.tokens[i]
+            if len(own) == WINDOW or segment.start + i == 0 or tokenizer.is_added(before):
                 break
             own.append(before)
         else:

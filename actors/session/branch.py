@@ -1,6 +1,6 @@
-"""A branch: an append-only list of pieces with a position, a template state and a cache handle.
+"""A branch: an append-only list of segments with a position, a template state and a cache handle.
 
-Pure. It changes its own pieces; telling the cache about it is the caller's part.
+Pure. It changes its own segments; telling the cache about it is the caller's part.
 """
 
 from array import array
@@ -8,9 +8,9 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any
 
-from ramify.actors.session.history import Pieces
-from ramify.actors.session.pieces import AnyPiece, Decode, OutputPiece, Piece, Tail
-from ramify.protocol.wire import BranchState, Role, Turn
+from ramify.actors.session.segment_list import SegmentList
+from ramify.actors.session.segments import Decode, InputSegment, OutputSegment, Segment, Tail
+from ramify.protocol.wire import BranchState, Role, SegmentState
 
 CUTS_KEPT = 64  # moves backwards that are told apart; a resume from before them replays more
 
@@ -49,10 +49,10 @@ class Branch:
         "meta",
         "of",
         "own",
-        "pieces",
         "prefill",
         "reason",
         "retain_s",
+        "segments",
     )
 
     def __init__(
@@ -63,7 +63,7 @@ class Branch:
         self.of = of  # the label of the branch that it is a fork of
         self.at = at
         self.own = at  # what begins here or later was made on this branch
-        self.pieces = Pieces()
+        self.segments = SegmentList()
         self.born = born  # the revision since which this branch has its name
         self.cuts: list[tuple[int, int]] = []  # moves backwards: (revision, position), both rising
         self.retain_s: float | None = None
@@ -82,84 +82,87 @@ class Branch:
 
     @property
     def position(self) -> int:
-        return self.pieces[-1].end if self.pieces else 0
+        return self.segments[-1].end if self.segments else 0
 
     @property
     def released(self) -> int:
         """The position that clients may know: a running generation holds a few tokens back."""
-        if not self.pieces:
+        if not self.segments:
             return 0
-        last = self.pieces[-1]
-        return last.released if isinstance(last, OutputPiece) and not last.ended else last.end
+        last = self.segments[-1]
+        return last.released if isinstance(last, OutputSegment) and not last.ended else last.end
 
     @property
     def tail(self) -> Tail:
-        return self.pieces[-1].tail if self.pieces else Tail.RAW
+        return self.segments[-1].tail if self.segments else Tail.RAW
 
     @property
     def role(self) -> Role | None:
         """Role of the last turn, where a template was used."""
-        return self.pieces[-1].role if self.pieces else None
+        return self.segments[-1].role if self.segments else None
 
     def tokens(self) -> "array[int]":
         """All tokens. O(position)."""
         out: array[int] = array("i")
-        for piece in self.pieces:
-            out.extend(piece.tokens)
+        for segment in self.segments:
+            out.extend(segment.tokens)
         return out
 
     def text(self) -> str:
         """All text, special tokens of sampled ends of turn left out. O(position)."""
-        return "".join(piece.text for piece in self.pieces)
+        return "".join(segment.text for segment in self.segments)
 
     def fork(self, name: str, handle: int, at: int, decode: Decode, *, born: int = 0) -> "Branch":
-        """A child at position `at`; shares the complete pieces. O(log pieces), and the piece it cuts."""
+        """A child at position `at`; shares the complete segments.
+
+        O(log segments), and the tokens of the segment that it cuts.
+        """
         child = Branch(name, handle, of=self.label, at=at, born=born)
-        child.pieces = self.pieces.copy()
+        child.segments = self.segments.copy()
         child.truncate(at, decode)
         return child
 
     def twin(self, name: str, handle: int) -> "Branch":
         """Another child of the same parent at the same position as this one, which is new. O(1)."""
         twin = Branch(name, handle, of=self.of, at=self.at, born=self.born)
-        twin.pieces = self.pieces.copy()
+        twin.segments = self.segments.copy()
         twin.own, twin.reason = self.own, self.reason
         return twin
 
     def become(self, other: "Branch") -> int:
         """Hold what `other` holds, by its handle. Returns the position up to which it did before."""
         shared = self._common(other)
-        same = self.pieces[shared - 1].end if shared else 0
-        self.handle, self.pieces, self.reason = other.handle, other.pieces.copy(), other.reason
+        same = self.segments[shared - 1].end if shared else 0
+        self.handle, self.segments, self.reason = other.handle, other.segments.copy(), other.reason
         self.own = min(self.own, same)
         return same
 
-    def answer(self) -> OutputPiece | None:
-        """Its last generation, if there was one since it was forked. O(pieces since)."""
-        for piece in reversed(self.pieces):
-            if piece.start < self.own:
+    def answer(self) -> OutputSegment | None:
+        """Its last generation, if there was one since it was forked. O(segments since)."""
+        for segment in reversed(self.segments):
+            if segment.start < self.own:
                 break
-            if isinstance(piece, OutputPiece):
-                return piece
+            if isinstance(segment, OutputSegment):
+                return segment
         return None
 
     def truncate(self, to: int, decode: Decode) -> None:
-        """Cut back to position `to` (<= position). A piece that is cut becomes a new object."""
+        """Cut back to position `to` (<= position). A segment that is cut becomes a new object."""
         self.own = min(self.own, to)
-        pieces = self.pieces
-        pieces.cut(to)
-        if pieces and pieces[-1].end > to:
-            pieces.append(pieces.pop().cut(to, decode))
+        segments = self.segments
+        segments.cut(to)
+        if segments and segments[-1].end > to:
+            segments.append(segments.pop().cut(to, decode))
 
     def turn_start(self, turns: int) -> int | None:
         """Where the last `turns` appended turns begin.
 
         None if there are fewer, or if the template has joined that one to the turn before it.
         """
-        for piece in reversed(self.pieces):
-            turns -= abs(piece.turn)
-            if piece.turn and turns <= 0:
-                return piece.start if turns == 0 and piece.turn > 0 else None
+        for segment in reversed(self.segments):
+            turns -= abs(segment.turn)
+            if segment.turn and turns <= 0:
+                return segment.start if turns == 0 and segment.turn > 0 else None
         return None
 
     def cut_back(self, revision: int, to: int) -> None:
@@ -181,30 +184,30 @@ class Branch:
         cuts = [to for at, to in self.cuts if revision is None or at > revision]
         return min(cuts, default=None)
 
-    def outputs_from(self, position: int) -> Iterable[OutputPiece]:
-        """The output pieces that end at or after `position`, in order."""
-        pieces = self.pieces
-        if pieces and (last := pieces[-1]).start < position:  # as with each delta of a stream
-            return (last,) if last.end >= position and isinstance(last, OutputPiece) else ()
-        found: list[OutputPiece] = []
-        for piece in reversed(self.pieces):
-            if piece.end < position:
+    def outputs_from(self, position: int) -> Iterable[OutputSegment]:
+        """The output segments that end at or after `position`, in order."""
+        segments = self.segments
+        if segments and (last := segments[-1]).start < position:  # as with each delta of a stream
+            return (last,) if last.end >= position and isinstance(last, OutputSegment) else ()
+        found: list[OutputSegment] = []
+        for segment in reversed(self.segments):
+            if segment.end < position:
                 break
-            if isinstance(piece, OutputPiece):
-                found.append(piece)
+            if isinstance(segment, OutputSegment):
+                found.append(segment)
         return reversed(found)
 
     def shared_with(self, parent: "Branch") -> int:
-        """How many pieces it has in common with the branch that it was forked off. O(log pieces)."""
+        """How many segments it has in common with the branch that it was forked off. O(log segments)."""
         if parent.handle > self.handle:  # another one, that got the name later
             return 0
         return self._common(parent)
 
     def _common(self, other: "Branch") -> int:
-        """How many pieces both begin with. O(log pieces)."""
-        mine, theirs = self.pieces, other.pieces
+        """How many segments both begin with. O(log segments)."""
+        mine, theirs = self.segments, other.segments
         low, high = 0, min(len(mine), len(theirs))
-        while low < high:  # branches that part never share a piece again
+        while low < high:  # branches that part never share a segment again
             middle = (low + high + 1) // 2
             if mine[middle - 1] is theirs[middle - 1]:
                 low = middle
@@ -213,15 +216,15 @@ class Branch:
         return low
 
     def index_at(self, position: int) -> int:
-        """The first piece that begins at or after `position`. O(log pieces)."""
-        return bisect_left(self.pieces, position, key=lambda piece: piece.start)
+        """The first segment that begins at or after `position`. O(log segments)."""
+        return bisect_left(self.segments, position, key=lambda segment: segment.start)
 
     def state(
         self,
-        running: OutputPiece | None,
+        running: OutputSegment | None,
         resident: int,
         *,
-        turns: list[Turn] | None = None,
+        turns: list[SegmentState] | None = None,
         turns_from: int | None = None,
     ) -> BranchState:
         """As `state` messages show it. `resident`: tokens with KV (-1: not known)."""
@@ -242,26 +245,26 @@ class Branch:
         )
 
 
-def turn_of(piece: AnyPiece, text: bool, tokens: bool) -> Turn:
-    """A piece as `tree` shows it: of one that is being written, what is released."""
-    messages = piece.messages if text and not isinstance(piece, OutputPiece) else ()
-    output = isinstance(piece, OutputPiece)
-    end = piece.released if isinstance(piece, OutputPiece) and not piece.ended else piece.end
-    return Turn(
+def segment_state(segment: Segment, text: bool, tokens: bool) -> SegmentState:
+    """A segment as `tree` shows it: of one that is being written, what is released."""
+    messages = segment.messages if text and not isinstance(segment, OutputSegment) else ()
+    output = isinstance(segment, OutputSegment)
+    end = segment.released if isinstance(segment, OutputSegment) and not segment.ended else segment.end
+    return SegmentState(
         kind="output" if output else "input",
-        start=piece.start,
+        start=segment.start,
         end=end,
-        op=piece.op,
-        role=piece.role,
-        text=piece.text if text else None,
-        tokens=piece.tokens[: end - piece.start].tolist() if tokens else None,
+        op=segment.op,
+        role=segment.role,
+        text=segment.text if text else None,
+        tokens=segment.tokens[: end - segment.start].tolist() if tokens else None,
         messages=list(messages) or None,
     )
 
 
-def input_piece(branch: Branch, tokens: Iterable[int], text: str, **fields: Any) -> Piece:
-    """Append input to the branch and return its piece."""
+def input_segment(branch: Branch, tokens: Iterable[int], text: str, **fields: Any) -> InputSegment:
+    """Append input to the branch and return its segment."""
     run = tokens if isinstance(tokens, array) else array("i", tokens)  # several branches share one
-    piece = Piece(branch.position, run, text, **fields)
-    branch.pieces.append(piece)
-    return piece
+    segment = InputSegment(branch.position, run, text, **fields)
+    branch.segments.append(segment)
+    return segment

@@ -2,8 +2,8 @@
 
 A strict template renders the whole conversation at every turn, and may show earlier turns otherwise
 than before (it leaves out reasoning, it moves the tools). So the messages have to be known, however
-often turns were rendered anew: `Conversation.of` reads them off the pieces; where a rendering was
-cut, the piece behind the cut has a `History` that says what was before it.
+often turns were rendered anew: `Conversation.of` reads them off the segments; where a rendering was
+cut, the segment behind the cut has a `History` that says what was before it.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.pieces import AnyPiece, History, OutputPiece, Piece, Tail
+from ramify.actors.session.segments import History, InputSegment, OutputSegment, Segment, Tail
 from ramify.protocol.wire import ChatMessage
 
 
@@ -26,40 +26,42 @@ class Conversation:
     def __init__(self) -> None:
         self.messages: list[ChatMessage] = []
         self.base = 0
-        self.turns: list[tuple[Piece, int]] = []
+        self.turns: list[tuple[InputSegment, int]] = []
         self._open = False  # the last message is an assistant's, and goes on
 
     @staticmethod
     def of(branch: Branch) -> "Conversation":
-        """Read it off the pieces. O(pieces + messages)."""
+        """Read it off the segments. O(segments + messages)."""
         found = Conversation()
-        pieces = branch.pieces
-        first = len(pieces)
-        while first and pieces[first - 1].tail is not Tail.RAW:
+        segments = branch.segments
+        first = len(segments)
+        while first and segments[first - 1].tail is not Tail.RAW:
             first -= 1
-        found.base = pieces[first - 1].end if first else 0
-        for piece in pieces[first:]:
-            found._add(piece)
+        found.base = segments[first - 1].end if first else 0
+        for segment in segments[first:]:
+            found._add(segment)
         return found
 
-    def _add(self, piece: AnyPiece) -> None:
-        if piece.history is not None:
-            self.messages = piece.history.all()
+    def _add(self, segment: Segment) -> None:
+        if segment.history is not None:
+            self.messages = segment.history.all()
             self._open = False
-        if isinstance(piece, OutputPiece) and piece.spoken is not None:
+        if isinstance(segment, OutputSegment) and segment.spoken is not None:
             if self._open:
                 self.messages.pop()
-            self.messages.append(piece.spoken)
+            self.messages.append(segment.spoken)
             self._open = False
             return
-        if isinstance(piece, OutputPiece) or not piece.chat:  # text that is put into its mouth, too
-            self._say(piece.text)
-            self._open = piece.tail is Tail.OPEN
+        if (
+            isinstance(segment, OutputSegment) or not segment.chat
+        ):  # text that is put into its mouth, too
+            self._say(segment.text)
+            self._open = segment.tail is Tail.OPEN
             return
-        if piece.turn:
-            self.turns.append((piece, len(self.messages)))
-        self.messages.extend(piece.messages)
-        self._open = bool(piece.messages) and piece.tail is Tail.OPEN and piece.role == "assistant"
+        if segment.turn:
+            self.turns.append((segment, len(self.messages)))
+        self.messages.extend(segment.messages)
+        self._open = bool(segment.messages) and segment.tail is Tail.OPEN and segment.role == "assistant"
 
     def _say(self, text: str) -> None:
         if self._open:
@@ -74,28 +76,28 @@ def common(
 ) -> tuple[int, int]:
     """(position, characters of `rendered`) up to which the branch's text from `base` is a prefix of it.
 
-    Only borders of pieces and marks of outputs count: elsewhere no position names the text.
+    Only borders of segments and marks of outputs count: elsewhere no position names the text.
     `inside(text, char)`: whether a token that is written in the text spans that character; what the
-    model said may begin like one. Pieces keep their rendered text with its guards, so equal turns
+    model said may begin like one. SegmentList keep their rendered text with its guards, so equal turns
     compare equal.
     """
     position, chars = base, 0
-    for piece in branch.pieces:
-        if piece.start < base or piece.end <= base:
+    for segment in branch.segments:
+        if segment.start < base or segment.end <= base:
             continue
-        raw = piece.raw
+        raw = segment.raw
         if rendered.startswith(raw, chars):
-            position, chars = piece.end, chars + len(raw)
+            position, chars = segment.end, chars + len(raw)
             continue
-        if isinstance(piece, OutputPiece):
+        if isinstance(segment, OutputSegment):
             shared = common_prefix(raw, rendered[chars : chars + len(raw)])
-            mark = piece.offset_mark(shared)
-            end = chars + sum(map(len, piece.chunks[:mark]))
+            mark = segment.offset_mark(shared)
+            end = chars + sum(map(len, segment.chunks[:mark]))
             while mark and inside(rendered, end):
                 mark -= 1
-                end -= len(piece.chunks[mark])
-            position, chars = piece.mark_position(mark), end
-            if piece.eos_text and position == piece.end:  # the last mark is behind the end of turn
+                end -= len(segment.chunks[mark])
+            position, chars = segment.mark_position(mark), end
+            if segment.eos_text and position == segment.end:  # the last mark is behind the end of turn
                 position -= 1
         break
     return position, chars
@@ -103,11 +105,11 @@ def common(
 
 def history_before(branch: Branch, base: int, at: int, messages: Sequence[ChatMessage]) -> History:
     """`messages` as the history of what comes at position `at`; shares what the branch has of it."""
-    for piece in reversed(branch.pieces):
-        if piece.start < base:
+    for segment in reversed(branch.segments):
+        if segment.start < base:
             break
-        if piece.end <= at and piece.history is not None:
-            known = piece.history
+        if segment.end <= at and segment.history is not None:
+            known = segment.history
             return History(known, messages[known.count :])
     return History(None, messages)
 
@@ -128,7 +130,7 @@ class Border(NamedTuple):
 def borders(
     rendered: str,
     begin: tuple[int, int],
-    lost: Sequence[tuple[Piece, int]],
+    lost: Sequence[tuple[InputSegment, int]],
     new: Border,
     end_of: Callable[[int], str],
 ) -> list[Border]:
@@ -142,17 +144,19 @@ def borders(
     found: list[Border] = []
     hidden = 0
     at = char
-    for piece, message in lost:
+    for segment, message in lost:
         place = (
-            char if piece.start == position else _find(rendered, piece, message, at, new.char, end_of)
+            char
+            if segment.start == position
+            else _find(rendered, segment, message, at, new.char, end_of)
         )
         if place >= at:
-            found.append(Border(place, message, abs(piece.turn), piece.op))
-            at = place + (piece.start == position)  # the next one is not there too
+            found.append(Border(place, message, abs(segment.turn), segment.op))
+            at = place + (segment.start == position)  # the next one is not there too
         elif found:
-            found[-1] = found[-1]._replace(turns=found[-1].turns + abs(piece.turn))
+            found[-1] = found[-1]._replace(turns=found[-1].turns + abs(segment.turn))
         else:
-            hidden += abs(piece.turn)
+            hidden += abs(segment.turn)
     found.append(new._replace(char=max(new.char, at - 1 if at > char else at)))
     if found[0].char > char or hidden:  # the rest of a turn whose beginning was left standing
         found.insert(0, Border(char, found[0].message, -hidden))
@@ -160,9 +164,9 @@ def borders(
 
 
 def _find(
-    rendered: str, piece: Piece, message: int, at: int, until: int, end_of: Callable[[int], str]
+    rendered: str, segment: InputSegment, message: int, at: int, until: int, end_of: Callable[[int], str]
 ) -> int:
-    place = rendered.find(piece.raw, at, until) if piece.raw else -1
+    place = rendered.find(segment.raw, at, until) if segment.raw else -1
     if place >= 0 or not message or not (end := end_of(message - 1)):
         return place
     place = rendered.find(end, max(0, at - len(end)), until)

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from ramify.actors.session.pieces import History, Tail
+from ramify.actors.session.segments import History, Tail
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import ChatMessage, Role
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Text that becomes one piece; see `pieces.Piece` for the fields.
+    """Text that becomes one segment; see `segments.InputSegment` for the fields.
 
     `chat`: rendered by the template, brings its own BOS. `op`: None: the op that appends it.
     """
@@ -49,7 +49,7 @@ class Draft(msgspec.Struct, frozen=True):
     least: int = 0
 
 
-class Encoded(NamedTuple):
+class PartTokens(NamedTuple):
     """Tokens of one part; every branch that gets them holds the same two objects."""
 
     tokens: "array[int]"
@@ -60,11 +60,11 @@ class Prepared(msgspec.Struct, frozen=True):
     """`encoded`: of each part; None if they are certainly more than there was room for."""
 
     draft: Draft
-    encoded: list[Encoded] | None
+    encoded: list[PartTokens] | None
 
 
 class Shared:
-    """What the branches of one `append` have in common, by what they end with (`Turns.situation`).
+    """What the branches of one `append` share, by what they end with (`BranchWriter.situation`).
 
     `tickets`: what is being prepared off the event loop.
     """

@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import OutputText
 from ramify.actors.session.meter import LOGPROB
-from ramify.actors.session.pieces import OutputPiece
+from ramify.actors.session.segments import OutputSegment
 from ramify.protocol.messages import Finished
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 from ramify.protocol.wire import Generate, Hit, TokenLogprob, Usage
 
 
-class Generation:
+class GenerationState:
     """State of one `generate` on one branch."""
 
     def __init__(
         self,
         op: Generate,
         branch: Branch,
-        piece: OutputPiece,
+        segment: OutputSegment,
         text: OutputText,
         *,
         sampling: SamplingParams,
@@ -35,7 +35,7 @@ class Generation:
     ) -> None:
         self.op = op
         self.branch = branch
-        self.piece = piece
+        self.segment = segment
         self.text = text
         self.sampling = sampling
         self.stop_token_ids = stop_token_ids
@@ -48,7 +48,7 @@ class Generation:
         self.request = 0
         self.before = 0  # output tokens of earlier requests (a pause)
         self.stopping = False  # a stop string matched: the request is being cut there
-        self.stop_token: int | None = None  # sampled: the last token of the piece, never text
+        self.stop_token: int | None = None  # sampled: the last token of the segment, never text
         self.pausing = False  # its client went away with `detach: pause`
         self.cancelled = False
         self.expired = False  # its deadline has passed
@@ -70,53 +70,53 @@ class Generation:
 
     @property
     def remaining(self) -> int:
-        return self.max_tokens - len(self.piece.tokens)
+        return self.max_tokens - len(self.segment.tokens)
 
     def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> bool:
         """New tokens in order. True if a stop string was completed by them.
 
         After a stop, tokens that were under way are ignored. A stop token ends the output here,
         when it is seen: its request's end may be told much later, and must not be waited for.
-        It becomes the last token of the piece, without text and without a mark.
+        It becomes the last token of the segment, without text and without a mark.
         """
         if self.decided:
             return False
-        piece = self.piece
+        segment = self.segment
         if not self._stops.isdisjoint(tokens):
             at = next(i for i, token in enumerate(tokens) if token in self._stops)
             self.stop_token, tokens, logprobs = tokens[at], tokens[:at], logprobs[:at]
-        piece.tokens.extend(tokens)
+        segment.tokens.extend(tokens)
         if logprobs:
             self._add_logprobs(tokens, logprobs)
         released = self.text.push(tokens) if tokens else None
         if released is not None:
-            piece.release(released.count, released.text)
+            segment.release(released.count, released.text)
         if self.text.stopped is not None:
             self.stopping, self.stop_token = True, None
             return True
         if self.stop_token is not None:
-            piece.tokens.append(self.stop_token)
+            segment.tokens.append(self.stop_token)
         return False
 
     def _add_logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> None:
         shown = self.op.logprobs > 0  # else only their mean is wanted
-        if shown and self.piece.logprobs is None:
-            self.piece.logprobs = []
+        if shown and self.segment.logprobs is None:
+            self.segment.logprobs = []
         for token, entry in zip(tokens, logprobs, strict=True):
             if entry is None:
                 raise ValueError(f"request {self.request} asked for log-probabilities and got none")
             self.logprob_sum += entry.logprob
             self.logprob_count += 1
-            if shown and self.piece.logprobs is not None:
-                self.piece.grow(LOGPROB * (1 + len(entry.top_ids)))
+            if shown and self.segment.logprobs is not None:
+                self.segment.grow(LOGPROB * (1 + len(entry.top_ids)))
                 top = list(zip(entry.top_ids, entry.top_logprobs, strict=True))
-                self.piece.logprobs.append(TokenLogprob(token=token, logprob=entry.logprob, top=top))
+                self.segment.logprobs.append(TokenLogprob(token=token, logprob=entry.logprob, top=top))
 
     def keep(self, count: int) -> None:
         """Cut the output to its first `count` tokens."""
-        del self.piece.tokens[count:]
-        if self.piece.logprobs is not None:
-            del self.piece.logprobs[count:]
+        del self.segment.tokens[count:]
+        if self.segment.logprobs is not None:
+            del self.segment.logprobs[count:]
 
     def usage(self, finished: Finished, output: int) -> Usage:
         """The bill. Times run from the op's arrival; `cached` is what the first request found."""

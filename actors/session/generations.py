@@ -13,15 +13,15 @@ from typing import Any, Literal
 import msgspec
 
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.calls.reader import Reader
 from ramify.actors.session.detokenizer import Detokenizer
-from ramify.actors.session.generation import Generation
-from ramify.actors.session.meter import PIECE
-from ramify.actors.session.pieces import OutputPiece, Tail
+from ramify.actors.session.generation import GenerationState
+from ramify.actors.session.meter import SEGMENT
+from ramify.actors.session.segments import OutputSegment, Tail
+from ramify.actors.session.sizes import json_bytes
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
-from ramify.actors.session.turns import Turns
-from ramify.actors.session.weights import json_bytes
 from ramify.protocol.errors import (
     BadRequest,
     LimitExceeded,
@@ -41,7 +41,7 @@ RETRY_MS = 1000  # when a full queue may be tried again
 log = logging.getLogger(__name__)
 
 # Generations that wait, in order, by id() of their task: any of them may be cancelled.
-_Queue = OrderedDict[int, tuple[Generation, Task]]
+_Queue = OrderedDict[int, tuple[GenerationState, Task]]
 
 
 class Generations:
@@ -54,7 +54,7 @@ class Generations:
     def __init__(
         self,
         state: SessionState,
-        turns: Turns,
+        writer: BranchWriter,
         detokenizer: Detokenizer,
         *,
         random_seed: Callable[[], int],
@@ -64,15 +64,15 @@ class Generations:
         on_refused: Callable[[Task, RamifyError], None],
     ) -> None:
         self._state = state
-        self._turns = turns
+        self._writer = writer
         self._detokenizer = detokenizer
         self._random_seed = random_seed
         self._on_output = on_output
         self._on_done = on_done
         self._on_cut = on_cut
         self._on_refused = on_refused
-        self._by_request: dict[int, tuple[Generation, Task]] = {}
-        self._by_task: dict[int, Generation] = {}
+        self._by_request: dict[int, tuple[GenerationState, Task]] = {}
+        self._by_task: dict[int, GenerationState] = {}
         self._ready: _Queue = OrderedDict()
         self._paused: dict[str, _Queue] = {}  # by client
         self._prefills: dict[int, Branch] = {}
@@ -82,10 +82,10 @@ class Generations:
         """Whether anything is submitted or waits to be."""
         return bool(self._by_request or self._ready)
 
-    def running_piece(self, branch: Branch) -> OutputPiece | None:
-        """The piece that a generation on `branch` is writing, if there is one."""
-        last = branch.pieces[-1] if branch.pieces else None
-        return last if isinstance(last, OutputPiece) and not last.ended else None
+    def running_segment(self, branch: Branch) -> OutputSegment | None:
+        """The segment that a generation on `branch` is writing, if there is one."""
+        last = branch.segments[-1] if branch.segments else None
+        return last if isinstance(last, OutputSegment) and not last.ended else None
 
     # --- start -----------------------------------------------------------------------------
 
@@ -103,23 +103,23 @@ class Generations:
             )
         chat = branch.tail is not Tail.RAW
         self._check(branch, op)
-        self._turns.check_stops(op.stop_token_ids)
-        self._state.meter.require(PIECE)
-        speech, tools = self._turns.speech, task.frame.tools
+        self._writer.check_stops(op.stop_token_ids)
+        self._state.meter.require(SEGMENT)
+        speech, tools = self._writer.speech, task.frame.tools
         opening = speech.opening(op.tool_choice, tools, chat=chat)
-        opened = self._turns.open_turn(branch, task.frame.opened.tools, opening)
-        piece = OutputPiece(branch.position, op=op.id, client=task.frame.client)
-        piece.quiet = op.quiet or op.hidden
-        piece.charge(self._state.meter, PIECE)
+        opened = self._writer.open_turn(branch, task.frame.opened.tools, opening)
+        segment = OutputSegment(branch.position, op=op.id, client=task.frame.client)
+        segment.quiet = op.quiet or op.hidden
+        segment.charge(self._state.meter, SEGMENT)
         reading = speech.labels(branch, op.tool_choice, tools)
         if reading is not None:
-            piece.read(reading)
+            segment.read(reading)
         if not chat:
-            piece.tail, piece.role = Tail.RAW, None
-        generation = Generation(
+            segment.tail, segment.role = Tail.RAW, None
+        generation = GenerationState(
             op,
             branch,
-            piece,
+            segment,
             self._detokenizer.stream(task.frame.stops(op)),
             sampling=self._sampling(op, task.index, scored),
             stop_token_ids=self._stop_ids(op),
@@ -129,7 +129,7 @@ class Generations:
             now=task.arrived,
             opened=opened,
         )
-        branch.pieces.append(piece)
+        branch.segments.append(segment)
         self._by_task[id(task)] = generation
         away = self._paused.get(task.frame.client)
         (self._ready if away is None else away)[id(task)] = generation, task
@@ -151,9 +151,9 @@ class Generations:
             _, (generation, task) = self._ready.popitem(last=False)
             self._submit(generation, task)
 
-    def _submit(self, generation: Generation, task: Task) -> None:
+    def _submit(self, generation: GenerationState, task: Task) -> None:
         generation.request = self._state.next_id()
-        generation.before = len(generation.piece.tokens)
+        generation.before = len(generation.segment.tokens)
         self._by_request[generation.request] = (generation, task)
         self._state.out.scheduler.append(
             Submit(
@@ -172,7 +172,7 @@ class Generations:
         )
 
     def _sampling(self, op: Generate, index: int, scored: bool) -> SamplingParams:
-        given = self._turns.tokenizer.generation_defaults
+        given = self._writer.tokenizer.generation_defaults
         seed = op.seed if op.seed is not None else self._random_seed()
         return SamplingParams(
             temperature=_either(op.temperature, given.temperature),
@@ -187,7 +187,7 @@ class Generations:
         )
 
     def _stop_ids(self, op: Generate) -> list[int]:
-        eos = () if op.ignore_eos else self._turns.tokenizer.eos_ids
+        eos = () if op.ignore_eos else self._writer.tokenizer.eos_ids
         return sorted({*op.stop_token_ids, *eos})
 
     # --- prefill ahead of time -----------------------------------------------------------------
@@ -256,7 +256,7 @@ class Generations:
         if generation.request not in self._by_request:
             self._end_waiting(generation, task, _ended_here(generation, now, reason="deadline"))
 
-    def _end_waiting(self, generation: Generation, task: Task, finished: Finished) -> None:
+    def _end_waiting(self, generation: GenerationState, task: Task, finished: Finished) -> None:
         for queue in (self._ready, *self._paused.values()):
             queue.pop(id(task), None)
         self._close(generation, task, finished)
@@ -314,13 +314,13 @@ class Generations:
             return
         self._close(generation, task, finished)
 
-    def _close(self, generation: Generation, task: Task, finished: Finished) -> None:
-        """Bring piece, handle and text to their final state, and reply."""
-        piece, branch = generation.piece, generation.branch
+    def _close(self, generation: GenerationState, task: Task, finished: Finished) -> None:
+        """Bring segment, handle and text to their final state, and reply."""
+        segment, branch = generation.segment, generation.branch
         if generation.exhausted and not generation.cancelled and finished.reason == "cancelled":
             finished = msgspec.structs.replace(finished, reason="error", error="limit", message=FULL)
-        if finished.reason == "error" and not piece.tokens:
-            branch.pieces.remove(piece)
+        if finished.reason == "error" and not segment.tokens:
+            branch.segments.remove(segment)
             if generation.opened is not None:  # nothing was said: nor was what it had to begin with
                 self._take_back(branch, generation.opened)
             del self._by_task[id(task)]
@@ -338,15 +338,15 @@ class Generations:
                 reason, stop = "stop", generation.stop_token
                 self._settle_stop_token(generation, generation.stop_token)
             self._release_rest(generation)
-        reader = piece.reading.reader if piece.reading is not None else None
-        piece.ends()
-        piece.mean = _mean(generation)
-        if piece.tail is Tail.OPEN and reason == "stop" and not generation.op.keep_open:
-            self._turns.close_turn(branch)
+        reader = segment.reading.reader if segment.reading is not None else None
+        segment.ends()
+        segment.mean = _mean(generation)
+        if segment.tail is Tail.OPEN and reason == "stop" and not generation.op.keep_open:
+            self._writer.close_turn(branch)
         branch.reason = reason
         del self._by_task[id(task)]
         self._state.bump()
-        text = piece.text
+        text = segment.text
         calls = reader.calls if reader is not None and reason == "stop" else []
         if reader is not None and calls and task.frame.opened.template == "strict":
             self._speak(generation, reader)
@@ -365,7 +365,7 @@ class Generations:
                 text=text if generation.op.quiet and not hidden else None,
                 tool_calls=calls or None,
                 stop=stop,
-                mean_logprob=piece.mean,
+                mean_logprob=segment.mean,
                 error=finished.error,
                 message=finished.message or None,
                 content=(text.strip() if reader is None else reader.content) if parts else None,
@@ -374,14 +374,14 @@ class Generations:
             text,
         )
 
-    def _speak(self, generation: Generation, reader: Reader) -> None:
+    def _speak(self, generation: GenerationState, reader: Reader) -> None:
         """The turn has ended with calls: a strict template may have to be told so."""
-        piece = generation.piece
+        segment = generation.segment
         if generation.op.keep_open:
             return
-        piece.spoken = self._turns.speech.spoken(reader, generation.branch, piece)
-        if piece.spoken is not None:
-            piece.grow(len(piece.spoken.content) + json_bytes(piece.spoken.tool_calls))
+        segment.spoken = self._writer.speech.spoken(reader, generation.branch, segment)
+        if segment.spoken is not None:
+            segment.grow(len(segment.spoken.content) + json_bytes(segment.spoken.tool_calls))
 
     def _take_back(self, branch: Branch, to: int) -> None:
         revision = self._state.bump()
@@ -389,40 +389,40 @@ class Generations:
         branch.cut_back(revision, to)
         self._on_cut(branch, to)
 
-    def _cut_at_stop(self, generation: Generation, output: int) -> str:
+    def _cut_at_stop(self, generation: GenerationState, output: int) -> str:
         """The branch ends with exactly the text that was shown."""
         stopped = generation.text.stopped
         assert stopped is not None
-        state, piece, branch = self._state, generation.piece, generation.branch
+        state, segment, branch = self._state, generation.segment, generation.branch
         generation.keep(stopped.keep_tokens)
         if output > stopped.keep_tokens:  # it had ended by itself before the cut arrived
-            state.move_handle(branch, piece.end)
+            state.move_handle(branch, segment.end)
         if stopped.tail_text:
-            tokens = self._turns.continue_output(branch, stopped.tail_text)
+            tokens = self._writer.continue_output(branch, stopped.tail_text)
             state.extend_handle(branch, tokens)
-            piece.tokens.extend(tokens)
-            piece.logprobs = None  # the cut token's do not fit the new ones
-        piece.release(len(piece.tokens), stopped.tail_text)
+            segment.tokens.extend(tokens)
+            segment.logprobs = None  # the cut token's do not fit the new ones
+        segment.release(len(segment.tokens), stopped.tail_text)
         return stopped.stop
 
-    def _settle_stop_token(self, generation: Generation, token: int) -> None:
+    def _settle_stop_token(self, generation: GenerationState, token: int) -> None:
         """Keep a stop token that ends a turn of the template, if it is to end; cut any other."""
-        piece = generation.piece
+        segment = generation.segment
         closes = generation.chat and not generation.op.keep_open
-        end = self._turns.end_of_turn(token) if closes else None
+        end = self._writer.end_of_turn(token) if closes else None
         if end is not None:
-            piece.tail, piece.eos_text = Tail.EOS, end
+            segment.tail, segment.eos_text = Tail.EOS, end
         else:
-            generation.keep(len(piece.tokens) - 1)
-            self._state.move_handle(generation.branch, piece.end)
+            generation.keep(len(segment.tokens) - 1)
+            self._state.move_handle(generation.branch, segment.end)
 
-    def _release_rest(self, generation: Generation) -> None:
-        piece = generation.piece
+    def _release_rest(self, generation: GenerationState) -> None:
+        segment = generation.segment
         released = generation.text.finish()
-        piece.release(len(piece.tokens), released.text if released is not None else "")
+        segment.release(len(segment.tokens), released.text if released is not None else "")
 
 
-def _mean(generation: Generation) -> float | None:
+def _mean(generation: GenerationState) -> float | None:
     return generation.logprob_sum / generation.logprob_count if generation.logprob_count else None
 
 
@@ -444,18 +444,18 @@ def refusal(finished: Finished) -> RamifyError:
 
 
 def _ended_here(
-    generation: Generation,
+    generation: GenerationState,
     now: float,
     error: RamifyError | None = None,
     reason: Literal["cancelled", "deadline"] = "cancelled",
 ) -> Finished:
     """An end that the scheduler does not say: it has not got the generation, or is no more."""
-    piece = generation.piece
+    segment = generation.segment
     return Finished(
         request=generation.request,
         reason=reason if error is None else "error",
-        output=len(piece.tokens) - generation.before,
-        prompt=piece.start,
+        output=len(segment.tokens) - generation.before,
+        prompt=segment.start,
         cached=0,
         computed=0,
         arrived=generation.arrived,

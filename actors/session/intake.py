@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from ramify.actors.session.ledger import Ledger
-from ramify.actors.session.ops.home import Faults
-from ramify.actors.session.ops.registry import HOMES
+from ramify.actors.session.ops.handler import Faults
+from ramify.actors.session.ops.registry import HANDLERS
+from ramify.actors.session.reply_log import ReplyLog
+from ramify.actors.session.sizes import op_bytes
 from ramify.actors.session.tasks import Bill, FrameRun, Task
-from ramify.actors.session.weights import op_bytes
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Forbidden, LimitExceeded
 from ramify.protocol.wire import ClientMessage, CloseSession, Op, Open, Tree
@@ -15,7 +15,7 @@ from ramify.protocol.wire import ClientMessage, CloseSession, Op, Open, Tree
 def take_apart(
     ops: Sequence[ClientMessage],
     opened: Open,
-    ledger: Ledger,
+    reply_log: ReplyLog,
     limits: Limits,
     *,
     write: bool,
@@ -40,13 +40,13 @@ def take_apart(
                     f"the view key does not allow `{what}`: open with the session's key",
                     details={"id": op.id},
                 )
-            home = HOMES.get(type(op))  # of an op that waits
+            home = HANDLERS.get(type(op))  # of an op that waits
             if home is not None:
                 home.check(op, Faults(op, limits, f"$[{i}]" if len(ops) > 1 else "$"))
             ids.append(op.id)
             if isinstance(op, Tree):
                 count += 1
-            if op.id > ledger.last:
+            if op.id > reply_log.last:
                 count += home.count(op) if home is not None else 0
                 if in_flight < count > limits.ops_in_flight:  # `cancel` and `credit` pass always
                     raise LimitExceeded(
@@ -61,7 +61,7 @@ def take_apart(
                     for task in tasks:
                         task.bill = bill
         taken.append((op, tasks))
-    ledger.admit(ids)
+    reply_log.admit(ids)
     if 0 < queued < size > limits.queued_op_bytes:  # a single frame always passes
         raise LimitExceeded(
             f"the ops of this session that wait would hold {size} bytes, at most "

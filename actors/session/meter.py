@@ -2,7 +2,7 @@
 
 What a client makes a session keep is added when it is made and taken off when it goes: input and output
 with their text, branches, what they carry as `meta`, ops that wait, replies that are kept or that nobody
-reads. A piece that branches share counts once: it takes itself off when the last of them lets go
+reads. A segment that branches share counts once: it takes itself off when the last of them lets go
 (`Held`). Numbers are estimates of what the objects take, good to a factor of two.
 
 New work is refused while any of the three is full. Output that is being generated cannot be refused: a
@@ -14,9 +14,9 @@ Pure. It does not know what a session does.
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import LimitExceeded
 
-PIECE = 800  # a piece and what the radix tree needs for it
+SEGMENT = 800  # a segment and what the radix tree needs for it
 TOKEN = 8  # here and in the radix tree
-MARK = 110  # of an output piece: a text and a number
+MARK = 110  # of an output segment: a text and a number
 LOGPROB = 120  # of a token, and of each alternative
 BRANCH = 1_500
 SESSION = 24 << 10

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.program import Program
+from ramify.actors.session.op_queues import OpQueues
 from ramify.actors.session.tasks import Task
 
 _CUT_SHORT = ("cancelled", "deadline", "error")
@@ -17,8 +17,8 @@ _CUT_SHORT = ("cancelled", "deadline", "error")
 class Races:
     """Those of one session. `branches`: by name."""
 
-    def __init__(self, program: Program[Task], branches: dict[str, Branch]) -> None:
-        self._program = program
+    def __init__(self, queues: OpQueues[Task], branches: dict[str, Branch]) -> None:
+        self._queues = queues
         self._branches = branches
         self._running: dict[int, Task] = {}  # by id()
         self._due: dict[int, Task] = {}  # those that have heard something
@@ -48,7 +48,7 @@ class Races:
 
     def _tell(self, names: Collection[str], now: float) -> None:
         for name in names:
-            task = self._program.first(name)
+            task = self._queues.first(name)
             if task is not None and task.race is not None:
                 task.race.through(name, now, whole=_whole(self._branches.get(name)))
                 self._due[id(task)] = task
@@ -59,7 +59,7 @@ class Races:
             _, task = self._due.popitem()
             if task.race is not None and task.race.decide(task.frame.failed):
                 losers = task.race.losers
-                late = {id(t): t for name in losers for t in self._program.ahead(task, name)}
+                late = {id(t): t for name in losers for t in self._queues.ahead(task, name)}
                 yield set(losers), list(late.values())
 
 

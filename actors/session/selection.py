@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.choices import Choices, ChoiceTree, Path, choose
 from ramify.actors.session.drafts import Joined
-from ramify.actors.session.meter import PIECE, TOKEN
+from ramify.actors.session.meter import SEGMENT, TOKEN
 from ramify.actors.session.tasks import Task
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import unpack_floats
@@ -64,7 +64,7 @@ class Selection:
         self._logprobs = array("d", bytes(8 * count))
         self._unconditional = array("d", bytes(8 * count))
         walked = sum(map(len, joined.tokens))
-        return PIECE * len(joined.tokens) + 3 * TOKEN * walked + NODE * count
+        return SEGMENT * len(joined.tokens) + 3 * TOKEN * walked + NODE * count
 
     def behind_the_branch(self) -> list[Scoring]:
         """What is scored."""

@@ -9,20 +9,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ramify.actors.session.audience import Audience
 from ramify.actors.session.boundary import join_texts
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.choices import Choices, ChoiceTree
 from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.generations import Generations, refusal
-from ramify.actors.session.meter import PIECE, TOKEN
+from ramify.actors.session.meter import SEGMENT, TOKEN
 from ramify.actors.session.outbox import EncodeText
-from ramify.actors.session.pieces import OutputPiece, Tail
+from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.replies import Cancelled, DeadlinePassed, bare
+from ramify.actors.session.segments import OutputSegment, Tail
 from ramify.actors.session.selection import Scoring, Selection
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
-from ramify.actors.session.turns import Turns
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import BadRequest, RamifyError, TooLong
 from ramify.protocol.messages import (
@@ -48,16 +48,16 @@ class Selects:
     def __init__(
         self,
         state: SessionState,
-        turns: Turns,
+        writer: BranchWriter,
         generations: Generations,
-        audience: Audience,
+        publisher: Publisher,
         *,
         on_end: Callable[[Task, Done | RamifyError], None],
     ) -> None:
         self._state = state
-        self._turns = turns
+        self._writer = writer
         self._generations = generations
-        self._audience = audience
+        self._publisher = publisher
         self._on_end = on_end
         self._by_task: dict[int, Selection] = {}
         self._by_request: dict[int, Selection] = {}
@@ -76,12 +76,12 @@ class Selects:
         if branch.position == 0:
             raise BadRequest(f"branch {branch.name!r} is empty: append something before `select`")
         size = sum(map(len, op.choices)) + AROUND * len(op.choices)
-        self._state.meter.require(PIECE + TOKEN * size)
+        self._state.meter.require(SEGMENT + TOKEN * size)
         self._generations.cancel_prefill(branch)
         chat, before = branch.tail is not Tail.RAW, branch.position
-        self._turns.open_turn(branch, task.frame.opened.tools)
+        self._writer.open_turn(branch, task.frame.opened.tools)
         selection = self._by_task[id(task)] = Selection(op, task, branch, chat=chat, before=before)
-        prepare = partial(_prepare, self._turns.tokenizer, branch, op.choices)
+        prepare = partial(_prepare, self._writer.tokenizer, branch, op.choices)
         if task.frame.worked + size > ON_THE_LOOP:
             ticket = self._state.next_id()
             self._encoding[ticket] = selection
@@ -126,7 +126,7 @@ class Selects:
                     "from an earlier position",
                     details={"max": state.context, "position": joined.at, "tokens": len(tokens)},
                 )
-            self._turns.check_known(tokens)
+            self._writer.check_known(tokens)
         size = selection.tokenized(choices)
         state.meter.require(size)
         state.meter.add(size)
@@ -141,7 +141,7 @@ class Selects:
             self._submit(selection)
 
     def _submit(self, selection: Selection) -> None:
-        state, out, start = self._state, self._state.out, self._turns.tokenizer.start_ids
+        state, out, start = self._state, self._state.out, self._writer.tokenizer.start_ids
         behind = selection.behind_the_branch()
         handles = [state.next_id() for _ in behind]
         out.cache.append(ForkBranch(selection.branch.handle, handles, selection.joined.at))
@@ -207,22 +207,22 @@ class Selects:
         else:  # the branch's last tokens are others before this text
             rebased, anew = joined.at, _told_from(branch, joined.at)
             state.truncate(branch, rebased)
-        piece = OutputPiece(branch.position, op=selection.op.id, client=selection.task.frame.client)
-        piece.charge(state.meter, PIECE)
+        segment = OutputSegment(branch.position, op=selection.op.id, client=selection.task.frame.client)
+        segment.charge(state.meter, SEGMENT)
         if not selection.chat:
-            piece.tail, piece.role = Tail.RAW, None
-        piece.lead = len(joined.tail) if rebased is not None else 0
-        piece.tokens.extend(tokens)
-        piece.release(len(tokens), self._turns.tokenizer.decode(tokens))
-        piece.ended, piece.mean = True, selection.mean(index)
-        branch.pieces.append(piece)
+            segment.tail, segment.role = Tail.RAW, None
+        segment.lead = len(joined.tail) if rebased is not None else 0
+        segment.tokens.extend(tokens)
+        segment.release(len(tokens), self._writer.tokenizer.decode(tokens))
+        segment.ended, segment.mean = True, selection.mean(index)
+        branch.segments.append(segment)
         state.extend_handle(branch, tokens)
         branch.reason = "stop"
         revision = state.bump()
         if rebased is not None:
             branch.cut_back(revision, rebased)
-            self._audience.rewrite(branch, anew)
-        self._audience.flush(branch)
+            self._publisher.rewrite(branch, anew)
+        self._publisher.flush(branch)
         done = Done(
             id=selection.op.id,
             branch=branch.name,
@@ -233,7 +233,7 @@ class Selects:
             text=selection.op.choices[index],
             choice=index,
             scores=scores,
-            mean_logprob=piece.mean,
+            mean_logprob=segment.mean,
             rebased=rebased,
         )
         self._on_end(selection.task, done)
@@ -279,7 +279,7 @@ class Selects:
         state.meter.add(-selection.size)
         if not chosen and selection.before < selection.branch.position:
             state.truncate(selection.branch, selection.before)
-            self._audience.cut(selection.branch, selection.before)
+            self._publisher.cut(selection.branch, selection.before)
 
 
 def _prepare(tokenizer: Tokenizer, branch: Branch, texts: Sequence[str]) -> Choices:
@@ -291,11 +291,11 @@ def _prepare(tokenizer: Tokenizer, branch: Branch, texts: Sequence[str]) -> Choi
 def _told_from(branch: Branch, at: int) -> int:
     """Where clients can cut their text so that it ends at `at` or before.
 
-    Output that was told in one piece cannot be cut inside it: it is told again.
+    Output that was told in one segment cannot be cut inside it: it is told again.
     """
-    for piece in reversed(branch.pieces):
-        if piece.start < at:
-            return piece.start if isinstance(piece, OutputPiece) and piece.end > at else at
+    for segment in reversed(branch.segments):
+        if segment.start < at:
+            return segment.start if isinstance(segment, OutputSegment) and segment.end > at else at
     return at
 
 

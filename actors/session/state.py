@@ -1,17 +1,17 @@
 """What the parts of a session share: its branches, its outbox, what it knows of the engine.
 
-Pure. Every change of a branch goes through here, so that the session's pieces and the cache's
+Pure. Every change of a branch goes through here, so that the session's segments and the cache's
 handle move together.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ramify.actors.session.branch import Branch, Label, input_piece
+from ramify.actors.session.branch import Branch, Label, input_segment
 from ramify.actors.session.meter import BRANCH, Holdings, Meter
 from ramify.actors.session.outbox import Outbox
-from ramify.actors.session.pieces import Decode, Piece
-from ramify.actors.session.weights import JSON, json_size
+from ramify.actors.session.segments import Decode, InputSegment
+from ramify.actors.session.sizes import JSON, json_size
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Exists, LimitExceeded, NoBranch, TooLong
 from ramify.protocol.messages import DropBranches, ExtendBranch, ForkBranch, MoveBranch, OpenBranch
@@ -165,16 +165,16 @@ class SessionState:
 
     def extend(
         self, branch: Branch, tokens: Sequence[int], text: str, packed: bytes = b"", **fields: Any
-    ) -> Piece:
-        """Append an input piece. `packed`: `tokens` for the cache, where the caller has them."""
+    ) -> InputSegment:
+        """Append an input segment. `packed`: `tokens` for the cache, where the caller has them."""
         if tokens:
             self.out.cache.append(ExtendBranch(branch.handle, packed or pack(tokens)))
-        piece = input_piece(branch, tokens, text, **fields)
-        piece.count(self.meter)
-        return piece
+        segment = input_segment(branch, tokens, text, **fields)
+        segment.count(self.meter)
+        return segment
 
     def extend_handle(self, branch: Branch, tokens: Sequence[int]) -> None:
-        """Tell the cache of tokens that the caller puts into a piece."""
+        """Tell the cache of tokens that the caller puts into a segment."""
         if tokens:
             self.out.cache.append(ExtendBranch(branch.handle, pack(tokens)))
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from ramify.actors.session.calls.dialects import Dialect, dialect_of
 from ramify.actors.session.calls.speech import Speech
-from ramify.actors.session.messages import Shape, as_dicts, shape_of
+from ramify.actors.session.chat_messages import Shape, as_dicts, shape_of
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ChatMessage, JsonObject, Role
 

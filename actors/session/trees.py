@@ -5,12 +5,12 @@ loop nor memory, the next one is looked at when the cache was asked about it, wh
 between, and only while the socket reads.
 """
 
-from ramify.actors.session.attachment import Attachment
-from ramify.actors.session.audience import Audience
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.inspections import Inspections
+from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.replies import error_message
 from ramify.actors.session.state import SessionState
+from ramify.actors.session.subscriber import Subscriber
 from ramify.actors.session.view import View
 from ramify.protocol.errors import BadRequest, RamifyError
 from ramify.protocol.wire import Tree
@@ -20,56 +20,56 @@ class Trees:
     """The `tree` ops of all sockets."""
 
     def __init__(
-        self, state: SessionState, audience: Audience, inspections: Inspections, view: View
+        self, state: SessionState, publisher: Publisher, inspections: Inspections, view: View
     ) -> None:
         self._state = state
-        self._audience = audience
+        self._publisher = publisher
         self._inspections = inspections
         self._view = view
         self._hurry = False
 
-    def ask(self, attachment: Attachment, op: Tree) -> None:
+    def ask(self, subscriber: Subscriber, op: Tree) -> None:
         """Answer `op` when those before it are answered."""
-        attachment.trees.append(op)
-        self.go_on(attachment)
+        subscriber.trees.append(op)
+        self.go_on(subscriber)
 
-    def go_on(self, attachment: Attachment) -> None:
+    def go_on(self, subscriber: Subscriber) -> None:
         """Look at the next one, if the socket can take it."""
-        while attachment.trees and not attachment.looking:
-            if attachment.throttled and not self._hurry:
+        while subscriber.trees and not subscriber.looking:
+            if subscriber.throttled and not self._hurry:
                 return
-            op = attachment.trees.popleft()
+            op = subscriber.trees.popleft()
             try:
                 chosen = self._chosen(op)
             except RamifyError as error:
                 message = error_message(error, ident=op.id, branch=op.branch)
-                self._audience.reply(attachment.client, op.id, message, None, write=attachment.write)
+                self._publisher.reply(subscriber.client, op.id, message, None, write=subscriber.write)
                 continue
-            self._look(attachment, op, chosen)
+            self._look(subscriber, op, chosen)
 
-    def _look(self, attachment: Attachment, op: Tree, chosen: list[Branch]) -> None:
-        attachment.looking = True
+    def _look(self, subscriber: Subscriber, op: Tree, chosen: list[Branch]) -> None:
+        subscriber.looking = True
 
         def show(resident: list[int]) -> None:
-            attachment.looking = False
-            client, write = attachment.client, attachment.write
-            answer = self._view.tree(op, self._audience.ledger(client, write), chosen, resident)
-            self._audience.reply(client, op.id, answer, None, keep=False, write=write)
-            self.go_on(attachment)
+            subscriber.looking = False
+            client, write = subscriber.client, subscriber.write
+            answer = self._view.tree(op, self._publisher.reply_log(client, write), chosen, resident)
+            self._publisher.reply(client, op.id, answer, None, keep=False, write=write)
+            self.go_on(subscriber)
 
         self._inspections.ask(chosen, show)
 
-    def forget(self, attachment: Attachment) -> None:
+    def forget(self, subscriber: Subscriber) -> None:
         """The socket is gone. What it asked is not answered, so it may ask again."""
-        ledger = self._audience.ledger(attachment.client, attachment.write)
-        while attachment.trees:
-            ledger.drop(attachment.trees.popleft().id)
+        reply_log = self._publisher.reply_log(subscriber.client, subscriber.write)
+        while subscriber.trees:
+            reply_log.drop(subscriber.trees.popleft().id)
 
     def hurry(self) -> None:
         """The engine is broken: answer everything now, whoever reads."""
         self._hurry = True
-        for attachment in self._audience.attachments.values():
-            self.go_on(attachment)
+        for subscriber in self._publisher.subscribers.values():
+            self.go_on(subscriber)
 
     def _chosen(self, op: Tree) -> list[Branch]:
         """The branches to show, in order. Raises NoBranch, BadRequest."""

@@ -1,13 +1,13 @@
 """The session as `state` messages show it: to a client that opens it, and to one that asks. Pure."""
 
-from ramify.actors.session.branch import Branch, turn_of
+from ramify.actors.session.branch import Branch, segment_state
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.inspections import UNKNOWN
-from ramify.actors.session.ledger import Ledger
+from ramify.actors.session.reply_log import ReplyLog
+from ramify.actors.session.sizes import json_size
 from ramify.actors.session.state import SessionState
-from ramify.actors.session.weights import json_size
 from ramify.protocol.messages import Attach
-from ramify.protocol.wire import BranchState, Place, ServerInfo, State, Tree, Turn
+from ramify.protocol.wire import BranchState, Place, SegmentState, ServerInfo, State, Tree
 
 BRANCH, TURN, TOKEN = 250, 100, 8  # bytes on the wire, beside names and text
 
@@ -37,13 +37,13 @@ class View:
 
         0 while a generation runs: what that has computed so far is its own.
         """
-        branches, running = self._state.branches.values(), self._generations.running_piece
+        branches, running = self._state.branches.values(), self._generations.running_segment
         return {branch: 0 if running(branch) else branch.released for branch in branches}
 
     def opened(
         self,
         message: Attach,
-        ledger: Ledger,
+        reply_log: ReplyLog,
         resident: dict[Branch, int],
         lengths: dict[Branch, int],
         ttl_s: float,
@@ -57,7 +57,7 @@ class View:
         resumed = message.open.session is not None
         return State(
             session=identity.session,
-            op=ledger.highest,
+            op=reply_log.highest,
             revision=state.revision,
             branches=[self._branch(*each) for each in known],
             client=message.open.who,
@@ -71,7 +71,7 @@ class View:
             ttl_s=ttl_s,
         )
 
-    def tree(self, op: Tree, ledger: Ledger, branches: list[Branch], resident: list[int]) -> State:
+    def tree(self, op: Tree, reply_log: ReplyLog, branches: list[Branch], resident: list[int]) -> State:
         """The answer to `tree`, as far as it goes: about `limits.tree_bytes`, and one turn at least.
 
         A fork's turns begin where its parent's end, unless the op asks for one branch alone.
@@ -87,17 +87,17 @@ class View:
             if op.text or op.tokens:
                 first = self._first(branch) if op.branch is None else 0
                 if first:
-                    start = branch.pieces[first - 1].end
+                    start = branch.segments[first - 1].end
                 if after is not None and after.branch == branch.name:
                     first = max(first, branch.index_at(after.position))
                 turns = pages.take(branch, first, op)
-            running = self._generations.running_piece(branch)
+            running = self._generations.running_segment(branch)
             pages.branches.append(branch.state(running, known, turns=turns, turns_from=start))
             if pages.next is not None:
                 break
         return State(
             session=self._identity.session,
-            op=ledger.highest,
+            op=reply_log.highest,
             revision=self._state.revision,
             branches=pages.branches,
             meta=self._state.meta,
@@ -106,12 +106,12 @@ class View:
         )
 
     def _first(self, branch: Branch) -> int:
-        """The first piece that the branch's parent does not show."""
+        """The first segment that the branch's parent does not show."""
         parent = self._state.branches.get(branch.parent or "")
         return branch.shared_with(parent) if parent is not None else 0
 
     def _branch(self, branch: Branch, resident: int) -> BranchState:
-        return branch.state(self._generations.running_piece(branch), resident)
+        return branch.state(self._generations.running_segment(branch), resident)
 
 
 class _Page:
@@ -128,20 +128,20 @@ class _Page:
     def full(self) -> bool:
         return self.size > self._most
 
-    def take(self, branch: Branch, first: int, op: Tree) -> list[Turn]:
-        """The turns of `branch` from piece `first` on, as many as fit.
+    def take(self, branch: Branch, first: int, op: Tree) -> list[SegmentState]:
+        """The turns of `branch` from segment `first` on, as many as fit.
 
         One without tokens is left out: a position could not tell whether a fork shares it.
         """
-        turns: list[Turn] = []
-        for index in range(first, len(branch.pieces)):
-            piece = branch.pieces[index]
-            turn = turn_of(piece, op.text, op.tokens)
+        turns: list[SegmentState] = []
+        for index in range(first, len(branch.segments)):
+            segment = branch.segments[index]
+            turn = segment_state(segment, op.text, op.tokens)
             if turn.end == turn.start:
                 continue
             self.size += TURN + len(turn.text or "") + TOKEN * len(turn.tokens or ())
             if self._turns and self.full:
-                self.next = Place(branch=branch.name, position=piece.start)
+                self.next = Place(branch=branch.name, position=segment.start)
                 break
             turns.append(turn)
             self._turns += 1

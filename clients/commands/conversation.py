@@ -20,7 +20,7 @@ from ramify.clients.generation import Result
 from ramify.clients.handles import GenerateOptions
 from ramify.clients.sync import SyncBranch, SyncGeneration, SyncReply, SyncSession
 from ramify.protocol.errors import BadRequest, RamifyError
-from ramify.protocol.wire import Append, ChatMessage, Generate, Op, Rollback, Turn
+from ramify.protocol.wire import Append, ChatMessage, Generate, Op, Rollback, SegmentState
 
 ReadLine = Callable[[str], str | None]
 Renew = Callable[[], SyncSession]
@@ -325,7 +325,7 @@ class Conversation:
         self._screen.note(f"{len(messages)} messages from {path}{asks}")
 
 
-def before_answer(branch: str, turns: Sequence[Turn]) -> list[Op]:
+def before_answer(branch: str, turns: Sequence[SegmentState]) -> list[Op]:
     """The ops that bring a branch back to where its last answer begins. Raises BadRequest."""
     end = turns[-1].end if turns else 0
     for i in reversed(range(len(turns))):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import ChatMessage, Turn
+from ramify.protocol.wire import ChatMessage, SegmentState
 
 
 class Entry(NamedTuple):
@@ -43,7 +43,7 @@ class Transcript:
         return Transcript(self.entries, raw=self.raw)
 
 
-def of_turns(turns: Sequence[Turn]) -> Transcript:
+def of_turns(turns: Sequence[SegmentState]) -> Transcript:
     """The messages that `tree` with text shows."""
     found = Transcript()
     for i, turn in enumerate(turns):
@@ -61,7 +61,7 @@ def of_turns(turns: Sequence[Turn]) -> Transcript:
     return found
 
 
-def is_prompt(turns: Sequence[Turn], i: int) -> bool:
+def is_prompt(turns: Sequence[SegmentState], i: int) -> bool:
     """Whether turn `i` is what the template puts before an answer: made by the append before it."""
     turn = turns[i]
     if turn.kind != "input" or turn.messages or turn.role != "assistant" or i == 0:
@@ -70,7 +70,7 @@ def is_prompt(turns: Sequence[Turn], i: int) -> bool:
     return bool(before.messages) and before.op == turn.op
 
 
-def _answers(turns: Sequence[Turn], i: int) -> bool:
+def _answers(turns: Sequence[SegmentState], i: int) -> bool:
     """Whether turn `i` is the first text after a generation prompt."""
     return i > 0 and is_prompt(turns, i - 1)
 

@@ -40,12 +40,12 @@ from ramify.protocol.wire import (
     Pong,
     Prune,
     Rollback,
+    SegmentState,
     ServerInfo,
     ServerMessage,
     Set,
     State,
     Tree,
-    Turn,
     Usage,
     names,
 )
@@ -200,7 +200,9 @@ class ModelServer:
             last = branch.pieces[-1] if branch.pieces else None
             running = last if last is not None and last.op is not None and not last.ended else None
             turns = [
-                Turn(kind="output" if p.op else "input", start=p.start, end=p.end, text="".join(p.texts))
+                SegmentState(
+                    kind="output" if p.op else "input", start=p.start, end=p.end, text="".join(p.texts)
+                )
                 for p in branch.pieces
             ]
             shown.append(

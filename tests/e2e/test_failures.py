@@ -95,7 +95,7 @@ async def test_a_gateway_without_credits_tells_every_end(serving: Any) -> None:
     """It stood still while the executor died: the ends, and what waits behind them, are not lost."""
     engine = Running(serving, executor="process", gateways=1, fake=SLOW, limits={"running": 2})
     async with engine as served:
-        (slot,) = served.engine.front._slots
+        (worker,) = served.engine.front._workers
         async with served.connect() as peer:
             names = [f"b{i}" for i in range(5)]  # three wait in the session for the end of the others
             await peer.open(
@@ -105,16 +105,16 @@ async def test_a_gateway_without_credits_tells_every_end(serving: Any) -> None:
                 peer.user(4, "queued", branch="b4"),
             )
             await peer.next("delta")
-            os.kill(slot.process.pid, signal.SIGSTOP)
+            os.kill(worker.process.pid, signal.SIGSTOP)
             try:
                 async with asyncio.timeout(PATIENCE):
-                    while slot.process._link.credits:
+                    while worker.process._link.credits:
                         await asyncio.sleep(0.01)
                     os.kill(served.engine.executor.pid, signal.SIGKILL)
                     while served.engine.status.phase != "failed":
                         await asyncio.sleep(0.01)
             finally:
-                os.kill(slot.process.pid, signal.SIGCONT)
+                os.kill(worker.process.pid, signal.SIGCONT)
             ends = await peer.terminals(3, names)
             assert all(map(is_internal, ends.values()))
             assert (await peer.terminal(4))["code"] == "skipped"

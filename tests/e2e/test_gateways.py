@@ -233,7 +233,7 @@ async def test_a_silent_process_gets_no_connections_until_it_speaks(
         os.kill(pid, signal.SIGSTOP)
         try:
             async with asyncio.timeout(PATIENCE):
-                while not front._slots[0].shut:
+                while not front._workers[0].shut:
                     await asyncio.sleep(0.01)
             for _ in range(16):
                 async with served.connect() as fresh:
@@ -242,7 +242,7 @@ async def test_a_silent_process_gets_no_connections_until_it_speaks(
         finally:
             os.kill(pid, signal.SIGCONT)
         async with asyncio.timeout(PATIENCE):
-            while front._slots[0].shut:
+            while front._workers[0].shut:
                 await asyncio.sleep(0.01)
         assert front.pids[0] == pid
         async with socket_in(served, 0) as fresh:
@@ -261,7 +261,7 @@ async def test_a_silent_process_that_is_killed_leaves_its_door_to_the_next(
             impatient.setattr("ramify.actors.front.processes.HUNG_SECONDS", 1.5)
             await vanished(pid)
         async with asyncio.timeout(PATIENCE):
-            while served.engine.front._slots[0].shut:
+            while served.engine.front._workers[0].shut:
                 await asyncio.sleep(0.01)
         async with served.connect() as peer:  # waits in the backlog until somebody is there
             await peer.open()
@@ -273,14 +273,14 @@ async def stop_the_next(front: Any, known: set[int]) -> int:
         while not (fresh := [pid for pid in front.pids if pid not in known]):
             await asyncio.sleep(0)
     os.kill(fresh[0], signal.SIGSTOP)
-    assert not front._slots[0].listening.is_set()
+    assert not front._workers[0].listening.is_set()
     return fresh[0]
 
 
 async def test_a_replacement_that_hangs_at_its_start_is_replaced(
     serving: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ramify.actors.front.slot.START_SECONDS", 3.0)
+    monkeypatch.setattr("ramify.actors.front.worker.START_SECONDS", 3.0)
     async with serving(gateways=1) as served:
         front = served.engine.front
         (pid,) = front.pids
@@ -321,7 +321,7 @@ async def test_a_replacement_that_cannot_be_started_is_tried_again(
 async def test_a_first_process_that_hangs_at_its_start_ends_the_start(
     serving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ramify.actors.front.slot.START_SECONDS", 0.0)
+    monkeypatch.setattr("ramify.actors.front.worker.START_SECONDS", 0.0)
     with pytest.raises(EngineFailed, match=r"gateway 0 did not start: its process .* did not listen"):
         async with serving(gateways=1):
             pass
@@ -337,7 +337,7 @@ async def test_replacements_that_all_hang_end_the_engine(
         async with serving(gateways=1, idle_at_end=False) as served:
             front = served.engine.front
             stopped.update(front.pids)
-            monkeypatch.setattr("ramify.actors.front.slot.START_SECONDS", 0.2)
+            monkeypatch.setattr("ramify.actors.front.worker.START_SECONDS", 0.2)
             os.kill(front.pids[0], signal.SIGKILL)
             while True:
                 stopped.add(await stop_the_next(front, stopped))
@@ -355,7 +355,7 @@ async def test_processes_that_keep_dying_end_the_engine(serving: Any, young: boo
             async with asyncio.timeout(PATIENCE):
                 while True:
                     fresh = [pid for pid in front.pids if pid not in killed]
-                    if fresh and (young or front._slots[0].serving.is_set()):
+                    if fresh and (young or front._workers[0].serving.is_set()):
                         os.kill(fresh[0], signal.SIGKILL)
                         killed.add(fresh[0])
                     await asyncio.sleep(0.01)

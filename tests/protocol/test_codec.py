@@ -58,7 +58,9 @@ SERVER: list[wire.ServerMessage] = [
         revision=4,
         branches=[
             wire.BranchState(
-                branch="main", position=7, turns=[wire.Turn(kind="output", start=1, end=7, tokens=[1])]
+                branch="main",
+                position=7,
+                turns=[wire.SegmentState(kind="output", start=1, end=7, tokens=[1])],
             )
         ],
         server=wire.ServerInfo(version=1, epoch="e", model="m"),

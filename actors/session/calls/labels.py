@@ -1,4 +1,4 @@
-"""The labels of one output, chunk by chunk: `OutputPiece.labels` beside `OutputPiece.chunks`. Pure.
+"""The labels of one output, chunk by chunk: `OutputSegment.labels` beside `OutputSegment.chunks`. Pure.
 
 A delta is some chunks, and so its parts are the labels of those. A chunk has its label when all of its
 text has: what may become a mark makes it wait, for sockets that want parts alone.

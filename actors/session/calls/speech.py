@@ -6,7 +6,7 @@ from ramify.actors.session.calls.labels import Labels
 from ramify.actors.session.calls.openings import Openings, Render
 from ramify.actors.session.calls.reader import PRIMED_MOST, Reader
 from ramify.actors.session.calls.toolbox import Toolbox
-from ramify.actors.session.pieces import OutputPiece, Tail
+from ramify.actors.session.segments import OutputSegment, Tail
 from ramify.protocol.wire import ChatMessage
 
 _NO_TOOLS = Toolbox(None)
@@ -36,16 +36,16 @@ class Speech:
         reader.prime(*_turn_so_far(branch))
         return Labels(reader)
 
-    def spoken(self, reader: Reader, branch: Branch, piece: OutputPiece) -> ChatMessage | None:
-        """The turn that ends with `piece`, if the template has to be told its calls as calls."""
+    def spoken(self, reader: Reader, branch: Branch, segment: OutputSegment) -> ChatMessage | None:
+        """The turn that ends with `segment`, if the template has to be told its calls as calls."""
         if not self._control or not reader.calls:
             return None
-        prompt, said = _turn_so_far(branch, piece)
+        prompt, said = _turn_so_far(branch, segment)
         if len(said) > PRIMED_MOST:
             return None
         whole = Reader(self.dialect, reader.tools, reader.position)
         whole.prime(prompt, "")
-        whole.feed(said + piece.text)
+        whole.feed(said + segment.text)
         whole.finish()
         return ChatMessage(
             role="assistant",
@@ -55,20 +55,20 @@ class Speech:
         )
 
 
-def _turn_so_far(branch: Branch, before: OutputPiece | None = None) -> tuple[str, str]:
+def _turn_so_far(branch: Branch, before: OutputSegment | None = None) -> tuple[str, str]:
     """(the generation prompt, what was said since) of the assistant's turn that is open, if one is.
 
-    `before`: a piece of the turn, where it has gone on since.
+    `before`: a segment of the turn, where it has gone on since.
     """
     said: list[str] = []
-    pieces = reversed(branch.pieces)
-    while before is not None and next(pieces, before) is not before:
+    segments = reversed(branch.segments)
+    while before is not None and next(segments, before) is not before:
         pass
-    for piece in pieces:
-        if piece.tail is Tail.PROMPT:
-            return piece.text, "".join(reversed(said))
-        written = isinstance(piece, OutputPiece) or not piece.chat
-        if piece.tail is not Tail.OPEN or piece.role != "assistant" or not written:
+    for segment in segments:
+        if segment.tail is Tail.PROMPT:
+            return segment.text, "".join(reversed(said))
+        written = isinstance(segment, OutputSegment) or not segment.chat
+        if segment.tail is not Tail.OPEN or segment.role != "assistant" or not written:
             break
-        said.append(piece.text)
+        said.append(segment.text)
     return "", "".join(reversed(said))

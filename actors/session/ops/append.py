@@ -1,7 +1,7 @@
 """`append`: input for one or several branches. Text that several of them get is tokenized once."""
 
 from ramify.actors.session.drafts import Shared
-from ramify.actors.session.ops.home import Desk, Faults, Home
+from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.tasks import FrameRun, Task
 from ramify.protocol.wire import Append, Ok, names
 
@@ -18,13 +18,13 @@ def _tasks(op: Append, frame: FrameRun) -> list[Task]:
     return [Task("append", op, frame, name, [name], shared=shared) for name in targets]
 
 
-def _run(desk: Desk, op: Append, task: Task) -> Ok | None:
-    branch = desk.target(task, expect=op.expect)
+def _run(ctx: OpContext, op: Append, task: Task) -> Ok | None:
+    branch = ctx.target(task, expect=op.expect)
 
     def finish(cut: int | None) -> Ok:
-        return desk.ok(task, branch, {"rebased": cut} if cut is not None else None)
+        return ctx.ok(task, branch, {"rebased": cut} if cut is not None else None)
 
-    return desk.texts.put(task, branch, op, names(op.branch), finish)
+    return ctx.texts.put(task, branch, op, names(op.branch), finish)
 
 
-HOME = Home(_tasks, _run, _check, lambda op: len(names(op.branch)))
+HANDLER = OpHandler(_tasks, _run, _check, lambda op: len(names(op.branch)))

@@ -1,6 +1,6 @@
 """`drop`: release branches."""
 
-from ramify.actors.session.ops.home import Desk, Faults, Home
+from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.tasks import FrameRun, Task
 from ramify.protocol.wire import Drop, Ok, names
 
@@ -14,11 +14,11 @@ def _tasks(op: Drop, frame: FrameRun) -> list[Task]:
     return [Task("drop", op, frame, name, [name]) for name in names(op.branch)]
 
 
-def _run(desk: Desk, op: Drop, task: Task) -> Ok:
-    branch = desk.target(task)
-    desk.drop(branch)
-    desk.state.bump()
-    return Ok(id=op.id, branch=branch.name, revision=desk.state.revision)
+def _run(ctx: OpContext, op: Drop, task: Task) -> Ok:
+    branch = ctx.target(task)
+    ctx.drop(branch)
+    ctx.state.bump()
+    return Ok(id=op.id, branch=branch.name, revision=ctx.state.revision)
 
 
-HOME = Home(_tasks, _run, _check, lambda op: len(names(op.branch)))
+HANDLER = OpHandler(_tasks, _run, _check, lambda op: len(names(op.branch)))

@@ -1,7 +1,7 @@
 """`fork`: children at the head of a branch, or further back; or new roots."""
 
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.ops.home import Desk, Faults, Home
+from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.tasks import FrameRun, Task
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Fork, Ok
@@ -18,21 +18,21 @@ def _tasks(op: Fork, frame: FrameRun) -> list[Task]:
     return [Task("fork", op, frame, op.branch, [*source, *op.as_], children=op.as_)]
 
 
-def _run(desk: Desk, op: Fork, task: Task) -> Ok:
+def _run(ctx: OpContext, op: Fork, task: Task) -> Ok:
     if task.branch is None:
-        state = desk.state
+        state = ctx.state
         state.check_new(task.children)
         for name in task.children:
-            desk.audience.begin(state.root(name))
+            ctx.publisher.begin(state.root(name))
         state.bump()
         return Ok(id=op.id, position=0, revision=state.revision)
-    branch = desk.target(task)
-    return make_children(desk, task, branch, branch.position if op.at is None else op.at)
+    branch = ctx.target(task)
+    return make_children(ctx, task, branch, branch.position if op.at is None else op.at)
 
 
-def make_children(desk: Desk, task: Task, branch: Branch, at: int) -> Ok:
+def make_children(ctx: OpContext, task: Task, branch: Branch, at: int) -> Ok:
     """The children of `task`, which share `branch` up to `at`."""
-    state = desk.state
+    state = ctx.state
     if at > branch.position:
         raise BadRequest(
             f"`at` is {at}, but branch {branch.name!r} ends at {branch.position}",
@@ -40,9 +40,9 @@ def make_children(desk: Desk, task: Task, branch: Branch, at: int) -> Ok:
         )
     state.check_new(task.children)
     for child in state.fork(branch, task.children, at):
-        desk.audience.begin(child)
+        ctx.publisher.begin(child)
     state.bump()
     return Ok(id=task.op.id, branch=branch.name, position=at, revision=state.revision)
 
 
-HOME = Home(_tasks, _run, _check)
+HANDLER = OpHandler(_tasks, _run, _check)

@@ -1,7 +1,7 @@
 """`generate`: on branches that there are, or with `n` on children that it forks first (the "spawn")."""
 
 from ramify.actors.session.ops.fork import make_children
-from ramify.actors.session.ops.home import Desk, Faults, Home
+from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.tasks import FrameRun, Task
 from ramify.protocol.wire import Generate, Ok, names
 
@@ -47,14 +47,14 @@ def _tasks(op: Generate, frame: FrameRun) -> list[Task]:
     return tasks
 
 
-def _run(desk: Desk, op: Generate, task: Task) -> Ok | None:
+def _run(ctx: OpContext, op: Generate, task: Task) -> Ok | None:
     if task.kind == "spawn":
-        branch = desk.target(task, expect=op.expect)
-        return make_children(desk, task, branch, branch.position)
+        branch = ctx.target(task, expect=op.expect)
+        return make_children(ctx, task, branch, branch.position)
     expect = op.expect if op.as_ is None and op.n == 1 else None
-    branch = desk.target(task, expect=expect)
-    desk.generations.start(task, branch, desk.audience.now, scored=desk.scored(branch.name))
+    branch = ctx.target(task, expect=expect)
+    ctx.generations.start(task, branch, ctx.publisher.now, scored=ctx.scored(branch.name))
     return None
 
 
-HOME = Home(_tasks, _run, _check, _count)
+HANDLER = OpHandler(_tasks, _run, _check, _count)

@@ -4,7 +4,7 @@ from typing import Any
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.drafts import Shared
-from ramify.actors.session.ops.home import Desk, Faults, Home
+from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.tasks import FrameRun, Task
 from ramify.protocol.joining import FIELDS, fields, join_texts
 from ramify.protocol.wire import Append, ChatMessage, Join, Ok
@@ -22,11 +22,11 @@ def _tasks(op: Join, frame: FrameRun) -> list[Task]:
     return [Task("join", op, frame, op.branch, [op.branch, *op.from_], shared=Shared())]
 
 
-def _run(desk: Desk, op: Join, task: Task) -> Ok | None:
-    branch = desk.target(task)
-    sources = [desk.state.branch(name) for name in op.from_]
+def _run(ctx: OpContext, op: Join, task: Task) -> Ok | None:
+    branch = ctx.target(task)
+    sources = [ctx.state.branch(name) for name in op.from_]
     text = join_texts(op, [_answer(source) for source in sources])
-    desk.state.meter.require(len(text))
+    ctx.state.meter.require(len(text))
     if op.role is None:
         added = Append(id=op.id, text=text)
     else:
@@ -35,13 +35,13 @@ def _run(desk: Desk, op: Join, task: Task) -> Ok | None:
     def finish(cut: int | None) -> Ok:
         going = [] if op.keep else sources
         for source in going:
-            desk.drop(source)
+            ctx.drop(source)
         result: dict[str, Any] = {"dropped": [source.name for source in going]}
         if cut is not None:
             result["rebased"] = cut
-        return desk.ok(task, branch, result)
+        return ctx.ok(task, branch, result)
 
-    return desk.texts.put(task, branch, added, [op.branch], finish, held=len(text))
+    return ctx.texts.put(task, branch, added, [op.branch], finish, held=len(text))
 
 
 def _answer(branch: Branch) -> str:
@@ -49,4 +49,4 @@ def _answer(branch: Branch) -> str:
     return answer.said if answer is not None else ""
 
 
-HOME = Home(_tasks, _run, _check)
+HANDLER = OpHandler(_tasks, _run, _check)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.ops.home import Desk, Faults, Home
+from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.ops.race import Race
 from ramify.actors.session.replies import Skipped
 from ramify.actors.session.tasks import FrameRun, Task
@@ -53,7 +53,7 @@ def _tasks(op: Prune, frame: FrameRun) -> list[Task]:
     return [task]
 
 
-def _run(desk: Desk, op: Prune, task: Task) -> Ok:
+def _run(ctx: OpContext, op: Prune, task: Task) -> Ok:
     failed = task.frame.failed
     judges = op.score_from or op.from_
     left = [(n, j) for n, j in zip(op.from_, judges, strict=True) if n not in failed and j not in failed]
@@ -63,16 +63,16 @@ def _run(desk: Desk, op: Prune, task: Task) -> Ok:
             f"an earlier op of this frame failed on branch {lost!r}: too few are left",
             details={"branch": lost},
         )
-    branches = [(desk.state.branch(name), desk.state.branch(judge)) for name, judge in left]
+    branches = [(ctx.state.branch(name), ctx.state.branch(judge)) for name, judge in left]
     if task.race is not None:
         task.race.decide(failed)  # all are through
         assert task.race.decided is not None
-        winners, scores = [desk.state.branch(name) for name in task.race.decided], None
+        winners, scores = [ctx.state.branch(name) for name in task.race.decided], None
     else:
         order, found = _rank(op, [judge for _, judge in branches])
         winners = [branches[i][0] for i in order[: op.winners]]
         scores = {name: found[i] for i, (name, _) in enumerate(left)}
-    return _settle(desk, op, task, winners, scores)
+    return _settle(ctx, op, task, winners, scores)
 
 
 def _rank(op: Prune, judges: Sequence[Branch]) -> tuple[list[int], Sequence[float | None]]:
@@ -95,10 +95,14 @@ def _rank(op: Prune, judges: Sequence[Branch]) -> tuple[list[int], Sequence[floa
 
 
 def _settle(
-    desk: Desk, op: Prune, task: Task, winners: Sequence[Branch], scores: dict[str, float | None] | None
+    ctx: OpContext,
+    op: Prune,
+    task: Task,
+    winners: Sequence[Branch],
+    scores: dict[str, float | None] | None,
 ) -> Ok:
     """Move the winners, drop the rest."""
-    state, audience = desk.state, desk.audience
+    state, publisher = ctx.state, ctx.publisher
     into = op.targets or [winner.name for winner in winners]
     moves = [(winner, name) for winner, name in zip(winners, into, strict=True) if winner.name != name]
     going: list[Branch] = []
@@ -111,8 +115,8 @@ def _settle(
     sources = [winner.name for winner in winners]
     old = {name: state.branches[name].position for _, name in moves if name in state.branches}
     for branch in [*winners, *(state.branches[name] for name in old)]:  # before it holds something else
-        desk.generations.cancel_prefill(branch)
-        audience.settle(branch)
+        ctx.generations.cancel_prefill(branch)
+        publisher.settle(branch)
     revision = state.bump()
     rebased: dict[str, int] = {}
     for (_, name), same in zip(moves, state.place(moves), strict=True):
@@ -120,11 +124,11 @@ def _settle(
         if same is not None and same < old[name]:
             rebased[name] = same
             branch.cut_back(revision, same)
-        audience.place(branch)
+        publisher.place(branch)
         if branch.retain_s is not None:
-            state.out.retained[branch.handle] = audience.now + branch.retain_s
+            state.out.retained[branch.handle] = publisher.now + branch.retain_s
     for branch in going:
-        desk.drop(branch)
+        ctx.drop(branch)
     task.branch = into[0]
     task.children = tuple(into[1:])
     kept: list[dict[str, Any]] = []
@@ -134,7 +138,7 @@ def _settle(
     result: dict[str, Any] = {"kept": kept, "dropped": [branch.name for branch in going]}
     if scores is not None:
         result["scores"] = scores
-    return desk.ok(task, state.branches[into[0]], result)
+    return ctx.ok(task, state.branches[into[0]], result)
 
 
-HOME = Home(_tasks, _run, _check)
+HANDLER = OpHandler(_tasks, _run, _check)

@@ -4,17 +4,17 @@ from typing import Any
 
 from ramify.actors.session.ops import append, drop, fork, generate, join, prune, rollback, select
 from ramify.actors.session.ops import set as set_
-from ramify.actors.session.ops.home import Home
+from ramify.actors.session.ops.handler import OpHandler
 from ramify.protocol import wire
 
-HOMES: dict[type[wire.Op], Home[Any]] = {
-    wire.Append: append.HOME,
-    wire.Generate: generate.HOME,
-    wire.Select: select.HOME,
-    wire.Fork: fork.HOME,
-    wire.Join: join.HOME,
-    wire.Prune: prune.HOME,
-    wire.Rollback: rollback.HOME,
-    wire.Set: set_.HOME,
-    wire.Drop: drop.HOME,
+HANDLERS: dict[type[wire.Op], OpHandler[Any]] = {
+    wire.Append: append.HANDLER,
+    wire.Generate: generate.HANDLER,
+    wire.Select: select.HANDLER,
+    wire.Fork: fork.HANDLER,
+    wire.Join: join.HANDLER,
+    wire.Prune: prune.HANDLER,
+    wire.Rollback: rollback.HANDLER,
+    wire.Set: set_.HANDLER,
+    wire.Drop: drop.HANDLER,
 }

@@ -1,7 +1,7 @@
 """`rollback`: move the head of a branch back, to a position or by turns."""
 
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.ops.home import Desk, Faults, Home
+from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.tasks import FrameRun, Task
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Ok, Rollback
@@ -16,16 +16,16 @@ def _tasks(op: Rollback, frame: FrameRun) -> list[Task]:
     return [Task("rollback", op, frame, op.branch, [op.branch])]
 
 
-def _run(desk: Desk, op: Rollback, task: Task) -> Ok:
-    branch = desk.target(task)
+def _run(ctx: OpContext, op: Rollback, task: Task) -> Ok:
+    branch = ctx.target(task)
     to = _place(branch, op)
-    revision = desk.state.bump()
+    revision = ctx.state.bump()
     if to < branch.position:
-        desk.generations.cancel_prefill(branch)
-        desk.state.truncate(branch, to)
+        ctx.generations.cancel_prefill(branch)
+        ctx.state.truncate(branch, to)
         branch.cut_back(revision, to)
-        desk.audience.cut(branch, to)
-    return desk.ok(task, branch)
+        ctx.publisher.cut(branch, to)
+    return ctx.ok(task, branch)
 
 
 def _place(branch: Branch, op: Rollback) -> int:
@@ -46,4 +46,4 @@ def _place(branch: Branch, op: Rollback) -> int:
     return to
 
 
-HOME = Home(_tasks, _run, _check)
+HANDLER = OpHandler(_tasks, _run, _check)

@@ -1,6 +1,6 @@
 """`select`: the best of several choices is appended. They are scored by the model (`selects`)."""
 
-from ramify.actors.session.ops.home import Desk, Faults, Home
+from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.tasks import FrameRun, Task
 from ramify.protocol.wire import Ok, Select, names
 
@@ -19,9 +19,9 @@ def _tasks(op: Select, frame: FrameRun) -> list[Task]:
     return [Task("select", op, frame, name, [name]) for name in names(op.branch)]
 
 
-def _run(desk: Desk, op: Select, task: Task) -> Ok | None:
-    desk.selects.start(op, task, desk.target(task, expect=op.expect))
+def _run(ctx: OpContext, op: Select, task: Task) -> Ok | None:
+    ctx.selects.start(op, task, ctx.target(task, expect=op.expect))
     return None
 
 
-HOME = Home(_tasks, _run, _check, lambda op: len(names(op.branch)))
+HANDLER = OpHandler(_tasks, _run, _check, lambda op: len(names(op.branch)))

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from ramify.actors.session.ops.home import Desk, Faults, Home
+from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.tasks import FrameRun, Task
 from ramify.protocol.errors import Unsupported
 from ramify.protocol.wire import Ok, Set
@@ -22,28 +22,28 @@ def _tasks(op: Set, frame: FrameRun) -> list[Task]:
     return [Task("set", op, frame, op.branch, touched)]
 
 
-def _run(desk: Desk, op: Set, task: Task) -> Ok:
-    state = desk.state
+def _run(ctx: OpContext, op: Set, task: Task) -> Ok:
+    state = ctx.state
     if op.persist:
         raise Unsupported("this server does not save branches to disk yet: leave `persist` out")
-    branch = desk.target(task) if op.branch is not None else None
+    branch = ctx.target(task) if op.branch is not None else None
     name = op.name if branch is not None and op.name != branch.name else None
     if name is not None:
         state.check_new([name], moved=1)
     if op.meta is not None:
         state.annotate(branch, op.meta)
     if branch is not None and name is not None:
-        desk.audience.rename(branch, name)
+        ctx.publisher.rename(branch, name)
         state.rename(branch, name)
     if op.retain_s is not None:
-        until = desk.audience.now + op.retain_s if op.retain_s else 0.0
+        until = ctx.publisher.now + op.retain_s if op.retain_s else 0.0
         for each in [branch] if branch is not None else state.branches.values():
             each.retain_s = op.retain_s or None
             state.out.retained[each.handle] = until
     state.bump()
     if branch is None:
         return Ok(id=op.id, revision=state.revision)
-    return desk.ok(task, branch)
+    return ctx.ok(task, branch)
 
 
-HOME = Home(_tasks, _run, _check)
+HANDLER = OpHandler(_tasks, _run, _check)

@@ -7,15 +7,15 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from ramify.actors.session.audience import Audience
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.outbox import EncodeText
+from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.replies import bare
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
-from ramify.actors.session.turns import Turns
 from ramify.protocol.errors import BadRequest, RamifyError
 from ramify.protocol.wire import Append, Ok
 
@@ -37,12 +37,12 @@ class Texts:
     """What is tokenized for one session."""
 
     def __init__(
-        self, state: SessionState, turns: Turns, generations: Generations, audience: Audience
+        self, state: SessionState, writer: BranchWriter, generations: Generations, publisher: Publisher
     ) -> None:
         self._state = state
-        self._turns = turns
+        self._writer = writer
         self._generations = generations
-        self._audience = audience
+        self._publisher = publisher
         self._encoding: dict[int, tuple[Hashable, list[_Waiting]]] = {}
 
     def put(
@@ -61,11 +61,11 @@ class Texts:
         `cut`: where the branch was moved back to first, if it was. `held`: bytes of `op` that nobody
         counts yet. Raises RamifyError.
         """
-        shared, turns = task.shared, self._turns
+        shared, writer = task.shared, self._writer
         assert shared is not None
         waiting = _Waiting(task, branch, finish, held)
         strict = task.frame.opened.template == "strict"
-        situation = turns.situation(branch, op, strict=strict)
+        situation = writer.situation(branch, op, strict=strict)
         known = shared.prepared.get(situation)
         if known is not None:
             return self._apply(waiting, known)
@@ -73,14 +73,14 @@ class Texts:
             self._encoding[shared.tickets[situation]][1].append(waiting)
             return None
         prepare = partial(
-            turns.prepare,
+            writer.prepare,
             branch,
             op,
             strict=strict,
             tools=task.frame.opened.tools,
-            room=self._state.context if strict else turns.room(targets),
+            room=self._state.context if strict else writer.room(targets),
         )
-        size = turns.size(branch, op, strict=strict)
+        size = writer.size(branch, op, strict=strict)
         if task.frame.worked + size > ON_THE_LOOP:
             ticket = shared.tickets[situation] = self._state.next_id()
             self._encoding[ticket] = (situation, [waiting])
@@ -124,11 +124,11 @@ class Texts:
         task, branch = waiting.task, waiting.branch
         if prepared.draft.over_prompt or prepared.draft.cut is not None:
             self._generations.cancel_prefill(branch)
-        cut = self._turns.apply(branch, prepared, task.op.id)
+        cut = self._writer.apply(branch, prepared, task.op.id)
         revision = self._state.bump()
         if cut is not None:
             branch.cut_back(revision, cut)
-            self._audience.cut(branch, cut)
+            self._publisher.cut(branch, cut)
         return waiting.finish(cut)
 
 

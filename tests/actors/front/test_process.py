@@ -27,7 +27,7 @@ class StubLink:
 async def test_a_session_whose_message_cannot_be_encoded_ends_alone() -> None:
     link = StubLink()
     process = object.__new__(GatewayProcess)  # without a process: only the way to it
-    process.slot = 0
+    process.worker = 0
     process._sessions = Bundle(link, ToSessions, encoder())
     good = Tokens([Progress(1, b"1234")], [])
     process.put(64, good)

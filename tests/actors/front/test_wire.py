@@ -17,24 +17,24 @@ CONFIG = EngineConfig(model=ModelConfig(path=Path("m")), server=ServerConfig(tok
 
 def test_numbers_name_their_slot_and_never_come_again() -> None:
     seen: set[int] = set()
-    for slot in (0, 5, w.SLOTS - 1):
+    for worker in (0, 5, w.MAX_WORKERS - 1):
         first = 1
         for incarnation in range(3):
-            names = w.naming(slot, incarnation, first)
+            names = w.naming(worker, incarnation, first)
             assert names.sockets is not None
             assert names.sessions is not None
             sockets = [next(names.sockets) for _ in range(4)]
             sessions = [next(names.sessions) for _ in range(4)]
-            assert {w.slot_of(number) for number in sockets + sessions} == {slot}
+            assert {w.worker_of(number) for number in sockets + sessions} == {worker}
             assert not seen & set(sockets)
             first = max(map(w.count_of, sessions)) + 1
             seen.update(sockets)
             assert all(m.session_of(session << 32 | 7) == session for session in sessions)
-            assert names.prefix == f"s_{slot}_"
+            assert names.prefix == f"s_{worker}_"
 
 
 @pytest.mark.parametrize(
-    ("session", "slot"),
+    ("session", "worker"),
     [
         ("s_3_ab_c", 3),
         ("s_12_x", 12),
@@ -45,8 +45,8 @@ def test_numbers_name_their_slot_and_never_come_again() -> None:
         (f"s_{'9' * 5000}_x", None),
     ],
 )
-def test_a_public_id_names_its_owner(session: str, slot: int | None) -> None:
-    assert w.owner(session) == slot
+def test_a_public_id_names_its_owner(session: str, worker: int | None) -> None:
+    assert w.owner(session) == worker
 
 
 @pytest.mark.parametrize(

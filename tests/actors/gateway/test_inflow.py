@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from ramify.actors.gateway.inflow import Inflow
-from ramify.actors.gateway.limits import Guard
+from ramify.actors.gateway.limits import SocketLimits
 from ramify.actors.gateway.pump import SLICE, TURN_WORK, Pump
 from ramify.actors.kit.clock import ManualClock
 from ramify.protocol.config import Limits
@@ -49,7 +49,7 @@ class Client:
         self.transport = Transport()
         self.parsed: list[int] = []
         self.congested = False
-        self.guard = Guard(Limits(**limits), clock.now())
+        self.guard = SocketLimits(Limits(**limits), clock.now())
         self._work = work
         self.inflow = Inflow(
             cast(Any, self.transport), self.guard, clock, pump, self._parse, lambda: self.congested

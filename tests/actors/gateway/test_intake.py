@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.gateway.intake import Intake, receive, refuse
-from ramify.actors.gateway.limits import Guard
+from ramify.actors.gateway.limits import SocketLimits
 from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Overloaded
@@ -17,9 +17,9 @@ CODEC = Codec("json")
 LIMITS = Limits(ops_per_frame=4)
 
 
-def take(value: object, guard: Guard | None = None) -> Intake:
+def take(value: object, guard: SocketLimits | None = None) -> Intake:
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return receive(data, CODEC, guard or Guard(LIMITS, 0.0), LIMITS, 0.0)
+    return receive(data, CODEC, guard or SocketLimits(LIMITS, 0.0), LIMITS, 0.0)
 
 
 def test_pings_are_taken_out() -> None:
@@ -63,12 +63,12 @@ def test_each_op_of_an_invalid_frame_is_answered_but_not_without_bound() -> None
 
 
 def test_strikes_and_violations_close() -> None:
-    guard = Guard(LIMITS, 0.0)
+    guard = SocketLimits(LIMITS, 0.0)
     assert [take(b"{", guard).close for _ in range(3)] == [None, None, (4400, "unparseable frames")]
-    guard = Guard(LIMITS, 0.0)
+    guard = SocketLimits(LIMITS, 0.0)
     big = [{"type": "tree", "id": i} for i in range(5)]
     assert [take(big, guard).close for _ in range(11)][9:] == [None, (4429, "too many refused frames")]
-    guard = Guard(Limits(ops_per_second=1, ops_burst=1), 0.0)
+    guard = SocketLimits(Limits(ops_per_second=1, ops_burst=1), 0.0)
     invalid = {"type": "nope"}
     assert {reply.code for _ in range(12) for reply in take(invalid, guard).replies} == {
         "bad_request",
@@ -98,6 +98,6 @@ JSON = st.recursive(
 @settings(derandomize=True, deadline=None)
 def test_any_bytes_give_ops_or_a_refusal(data: bytes) -> None:
     for codec in (CODEC, Codec("msgpack")):
-        taken = receive(data, codec, Guard(LIMITS, 0.0), LIMITS, 0.0)
+        taken = receive(data, codec, SocketLimits(LIMITS, 0.0), LIMITS, 0.0)
         assert bool(taken.ops or taken.pings) != bool(taken.replies)
         codec.encode(taken.replies)

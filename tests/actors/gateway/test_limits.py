@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.gateway.buckets import DebtBucket, TokenBucket
-from ramify.actors.gateway.limits import Guard
+from ramify.actors.gateway.limits import SocketLimits
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import LimitExceeded
 
@@ -45,7 +45,7 @@ def test_time_that_goes_back_is_ignored() -> None:
 
 
 def test_guard_refuses_whole_frames_and_turns_abusive() -> None:
-    guard = Guard(Limits(ops_per_frame=4, ops_per_second=10, ops_burst=20), 0.0)
+    guard = SocketLimits(Limits(ops_per_frame=4, ops_per_second=10, ops_burst=20), 0.0)
     guard.admit(4, 0.0)
     with pytest.raises(LimitExceeded) as big:
         guard.admit(5, 0.0)
@@ -64,7 +64,7 @@ def test_guard_refuses_whole_frames_and_turns_abusive() -> None:
 
 
 def test_violations_are_forgiven_with_time() -> None:
-    guard = Guard(Limits(ops_per_frame=1), 0.0)
+    guard = SocketLimits(Limits(ops_per_frame=1), 0.0)
     for second in range(0, 600, 6):
         with pytest.raises(LimitExceeded):
             guard.admit(2, float(second))
@@ -72,12 +72,12 @@ def test_violations_are_forgiven_with_time() -> None:
 
 
 def test_third_strike() -> None:
-    guard = Guard(Limits(), 0.0)
+    guard = SocketLimits(Limits(), 0.0)
     assert [guard.strike() for _ in range(3)] == [False, False, True]
 
 
 def test_pings_are_counted() -> None:
-    guard = Guard(Limits(ops_per_second=1, ops_burst=5), 0.0)
+    guard = SocketLimits(Limits(ops_per_second=1, ops_burst=5), 0.0)
     for _ in range(15):
         guard.control(0.0)
         assert not guard.abusive
@@ -100,7 +100,7 @@ def test_a_meter_counts_what_was_taken_already() -> None:
 
 
 def test_control_frames_cost_ops_and_too_many_are_abuse() -> None:
-    guard = Guard(Limits(ops_per_second=10, ops_burst=20), 0.0)
+    guard = SocketLimits(Limits(ops_per_second=10, ops_burst=20), 0.0)
     for _ in range(30):
         guard.control(0.0)
     assert not guard.abusive
@@ -109,7 +109,7 @@ def test_control_frames_cost_ops_and_too_many_are_abuse() -> None:
 
 
 def test_frames_are_read_as_fast_as_ops_allow() -> None:
-    guard = Guard(Limits(ops_per_second=10, ops_burst=20), 0.0)
+    guard = SocketLimits(Limits(ops_per_second=10, ops_burst=20), 0.0)
     guard.received(0, 80, 0.0)
     assert guard.wait(0.0) == 0.0
     guard.received(0, 40, 0.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ramify.actors.gateway.limits import Guard
+from ramify.actors.gateway.limits import SocketLimits
 from ramify.actors.gateway.shares import BURST_S, FRAMES_PER_OP, Shares
 from ramify.protocol.config import Limits
 from ramify.protocol.credentials import NOBODY, Credential, CredentialLimits
@@ -33,7 +33,7 @@ def test_sockets_are_counted_everywhere() -> None:
 def test_messages_of_all_sockets_together() -> None:
     """The socket at fault may be another one: a refusal is no strike against this one."""
     share = Shares().of(ALICE, 0.0)
-    one, two = Guard(LOOSE, 0.0, share), Guard(LOOSE, 0.0, share)
+    one, two = SocketLimits(LOOSE, 0.0, share), SocketLimits(LOOSE, 0.0, share)
     one.admit(12, 0.0)
     two.admit(8, 0.0)
     for _ in range(20):
@@ -47,7 +47,7 @@ def test_messages_of_all_sockets_together() -> None:
 
 def test_bytes_and_frames_of_all_sockets_make_each_wait() -> None:
     share = Shares().of(ALICE, 0.0)
-    one, two = Guard(LOOSE, 0.0, share), Guard(LOOSE, 0.0, share)
+    one, two = SocketLimits(LOOSE, 0.0, share), SocketLimits(LOOSE, 0.0, share)
     one.received(int(1000 * BURST_S), 1, 0.0)
     assert one.wait(0.0) == two.wait(0.0) == 0.0
     one.received(500, 1, 0.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.kit.mailbox import Entrance, Mailbox, MailboxClosed, MailboxFull, Router
+from ramify.actors.kit.mailbox import LimitedAddress, Mailbox, MailboxClosed, MailboxFull, Router
 
 
 async def test_drain_gives_everything_that_waits_in_order() -> None:
@@ -118,7 +118,7 @@ def test_router_drops_what_a_stopped_actor_is_told_but_not_what_a_full_one_is() 
 
 def test_an_entrance_is_full_before_the_mailbox_behind_it() -> None:
     mailbox: Mailbox[str] = Mailbox("m", 3)
-    entrance: Entrance[str] = Entrance(mailbox, 2)
+    entrance: LimitedAddress[str] = LimitedAddress(mailbox, 2)
     entrance.tell("a")
     mailbox.tell("b")
     with pytest.raises(MailboxFull):

@@ -22,7 +22,7 @@ from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import FanOut
-from ramify.actors.kit.mailbox import Entrance, Mailbox, Router
+from ramify.actors.kit.mailbox import LimitedAddress, Mailbox, Router
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.scheduler.core import Scheduler
@@ -384,10 +384,10 @@ class SimEngine:
         out.cache.clear()
         self._mail["scheduler"].extend(map(carried, out.scheduler))
         out.scheduler.clear()
-        for attachment in list(core.attachments.values()):
-            if attachment.out:
-                frame, attachment.out = attachment.out, []
-                client = self.clients.get(attachment.socket)
+        for subscriber in list(core.subscribers.values()):
+            if subscriber.out:
+                frame, subscriber.out = subscriber.out, []
+                client = self.clients.get(subscriber.socket)
                 if client is not None:
                     client.receive(frame)
         for socket, note in out.notes:
@@ -409,22 +409,22 @@ class SimEngine:
 
         `chosen`: (client, op id) of each `select`, whose output is a client's text.
         """
-        from ramify.actors.session.pieces import OutputPiece
+        from ramify.actors.session.segments import OutputSegment
 
         for branch in self.cores[number].state.branches.values():
             tokens: list[int] = []
-            for piece in branch.pieces:
+            for segment in branch.segments:
                 if (
-                    isinstance(piece, OutputPiece)
-                    and piece.ended
-                    and (piece.client, piece.op) not in chosen
+                    isinstance(segment, OutputSegment)
+                    and segment.ended
+                    and (segment.client, segment.op) not in chosen
                 ):
-                    out = list(piece.tokens)
+                    out = list(segment.tokens)
                     expected = self.model.expected(tokens, len(out) + 4)
                     if out != expected[: len(out)]:  # cut inside a token by a stop string
                         text = self.tokenizer.decode(expected)
-                        assert text.startswith(piece.text), (branch.name, piece.start)
-                tokens.extend(piece.tokens)
+                        assert text.startswith(segment.text), (branch.name, segment.start)
+                tokens.extend(segment.tokens)
 
 
 QUIET_TURNS = 8  # turns of the loop in which nothing is told, after which nothing will be
@@ -497,8 +497,8 @@ class World:
             context=self._info.context,
             limits=self.limits,
             vocab=self._info.vocab_size,
-            cache=Entrance(self.to_cache, self.room),
-            scheduler=Entrance(self.to_scheduler, self.room),
+            cache=LimitedAddress(self.to_cache, self.room),
+            scheduler=LimitedAddress(self.to_scheduler, self.room),
             gateway=self,
             sessions=self.router,
             clock=self.clock,

@@ -8,19 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.session.boundary import WINDOW, join_texts
-from ramify.actors.session.branch import Branch, input_piece
-from ramify.actors.session.pieces import Tail
+from ramify.actors.session.branch import Branch, input_segment
+from ramify.actors.session.segments import Tail
 
 
 @pytest.fixture(scope="session")
 def branch(tokenizer: Any) -> Callable[..., Branch]:
-    """branch(text or tokens, ...): pieces one after the other, each tokenized alone."""
+    """branch(text or tokens, ...): segments one after the other, each tokenized alone."""
 
     def make(*parts: Any) -> Branch:
         made = Branch("b", 1)
         for part in parts:
             tokens = tokenizer.encode(part) if isinstance(part, str) else part
-            input_piece(made, tokens, "", tail=Tail.RAW)
+            input_segment(made, tokens, "", tail=Tail.RAW)
         return made
 
     return make

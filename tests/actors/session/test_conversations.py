@@ -1,4 +1,4 @@
-"""Whole conversations through `Turns`, turn by turn, against `transformers`' rendering of all of it.
+"""Whole conversations through `BranchWriter`, turn by turn, against `transformers`' rendering of it.
 
 At every turn the branch must hold exactly what `apply_chat_template` gives for the conversation so
 far. The small templates here have the habits that matter: they leave reasoning out of earlier turns,
@@ -19,11 +19,11 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.detokenizer import Detokenizer
-from ramify.actors.session.pieces import OutputPiece, Tail
+from ramify.actors.session.segments import OutputSegment, Tail
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
-from ramify.actors.session.turns import Turns
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
@@ -109,7 +109,7 @@ class Chat:
             limits=Limits(),
             decode=self.tokenizer.decode,
         )
-        self.turns = Turns(self.state, self.tokenizer, self.template)
+        self.writer = BranchWriter(self.state, self.tokenizer, self.template)
         self.detokenizer = Detokenizer(self.tokenizer.token_bytes)
         self.branch = self.state.root("main")
         self.messages: list[ChatMessage] = []
@@ -122,8 +122,8 @@ class Chat:
         other.__dict__.update(self.__dict__)
         other.branch = self.state.fork(self.branch, [name], self.branch.position)[0]
         other.messages, other.starts = list(self.messages), list(self.starts)
-        if len(other.branch.pieces) < len(
-            self.branch.pieces
+        if len(other.branch.segments) < len(
+            self.branch.segments
         ):  # nothing was said: no child inherits that
             del other.messages[-1]
             other.open = False
@@ -133,48 +133,48 @@ class Chat:
         """Append them. Raises BadRequest."""
         self.count += 1
         op = Append(id=self.count, messages=list(messages))
-        prepared = self.turns.prepare(
+        prepared = self.writer.prepare(
             self.branch, op, strict=self.strict, tools=self.tools, room=1 << 20
         )
-        self.turns.apply(self.branch, prepared, op.id)
+        self.writer.apply(self.branch, prepared, op.id)
         self.starts.append(len(self.messages))
         self.messages.extend(messages)
         self.open = False
 
     def answer(self, text: str, *, ends: bool = True) -> None:
         """As the model says it; without its end it may go on."""
-        self.turns.open_turn(self.branch, self.tools)
-        piece = OutputPiece(self.branch.position, op=self.count)
-        self.branch.pieces.append(piece)
+        self.writer.open_turn(self.branch, self.tools)
+        segment = OutputSegment(self.branch.position, op=self.count)
+        self.branch.segments.append(segment)
         stream = self.detokenizer.stream()
-        for token in self.turns.continue_output(self.branch, text) if text else []:
-            piece.tokens.append(token)
+        for token in self.writer.continue_output(self.branch, text) if text else []:
+            segment.tokens.append(token)
             released = stream.push([token])
             if released is not None:
-                piece.release(released.count, released.text)
+                segment.release(released.count, released.text)
         rest = stream.finish()
-        piece.release(len(piece.tokens), rest.text if rest else "")
-        self.state.extend_handle(self.branch, piece.tokens)
-        piece.ended = True
+        segment.release(len(segment.tokens), rest.text if rest else "")
+        self.state.extend_handle(self.branch, segment.tokens)
+        segment.ended = True
         if self.open:
             last = self.messages[-1]
             self.messages[-1] = ChatMessage(role="assistant", content=last.content + text)
         else:
             self.messages.append(ChatMessage(role="assistant", content=text))
         if ends:
-            self._end(piece)
+            self._end(segment)
         # Also open where the template does not say yet how the turn ends.
         self.open = self.branch.tail is Tail.OPEN
 
-    def _end(self, piece: OutputPiece) -> None:
+    def _end(self, segment: OutputSegment) -> None:
         for eos in self.tokenizer.eos_ids:
-            spelt = self.turns.end_of_turn(eos)
+            spelt = self.writer.end_of_turn(eos)
             if spelt is not None:
-                piece.tokens.append(eos)
-                piece.release(len(piece.tokens), "")
-                piece.tail, piece.eos_text = Tail.EOS, spelt
+                segment.tokens.append(eos)
+                segment.release(len(segment.tokens), "")
+                segment.tail, segment.eos_text = Tail.EOS, spelt
                 return
-        self.turns.close_turn(self.branch)
+        self.writer.close_turn(self.branch)
 
     def back(self, turns: int) -> bool:
         """As `rollback`. False where the template has joined turns."""
@@ -306,8 +306,8 @@ def test_an_answer_in_two_parts_is_one_turn(chat: Chat) -> None:
     chat.say(user("Two"))
     chat.check()
     op = Append(id=90, text="Well, ")
-    chat.turns.apply(
-        chat.branch, chat.turns.prepare(chat.branch, op, strict=True, tools=None, room=1 << 20), 90
+    chat.writer.apply(
+        chat.branch, chat.writer.prepare(chat.branch, op, strict=True, tools=None, room=1 << 20), 90
     )
     chat.messages.append(ChatMessage(role="assistant", content="Well, "))
     chat.open = True
@@ -329,8 +329,8 @@ def test_an_answer_that_is_only_an_end_of_turn(name: str) -> None:
 
 def test_raw_text_before_a_conversation_stays(chat: Chat) -> None:
     op = Append(id=90, text="Once upon a time")
-    prepared = chat.turns.prepare(chat.branch, op, strict=True, tools=None, room=1 << 20)
-    chat.turns.apply(chat.branch, prepared, 90)
+    prepared = chat.writer.prepare(chat.branch, op, strict=True, tools=None, room=1 << 20)
+    chat.writer.apply(chat.branch, prepared, 90)
     raw = chat.branch.position
     for number in range(3):
         chat.say(user(f"Q{number}"))
@@ -343,7 +343,7 @@ def test_raw_text_before_a_conversation_stays(chat: Chat) -> None:
 
 def test_what_is_cut_inside_a_turn_is_what_the_model_has_read(chat: Chat) -> None:
     chat.say(user("Tell me a long story of the sea"))
-    first = chat.branch.pieces[0]
+    first = chat.branch.segments[0]
     cut = chat.tokenizer.decode(first.tokens).index("story") + 5
     specials = sum(token in chat.tokenizer.special_ids for token in first.tokens)
     chat.state.truncate(chat.branch, cut + min(specials, 1))
@@ -351,7 +351,7 @@ def test_what_is_cut_inside_a_turn_is_what_the_model_has_read(chat: Chat) -> Non
     chat.starts = [0]
     chat.answer("Well.")
     chat.say(user("Go on"))
-    assert [m.content for m in chat.branch.pieces[0].messages][:1] in ([], ["Tell me a long story"])
+    assert [m.content for m in chat.branch.segments[0].messages][:1] in ([], ["Tell me a long story"])
     assert "Go on" in chat.tokenizer.decode(chat.branch.tokens())
 
 
@@ -363,8 +363,8 @@ def test_branches_share_what_they_have_of_a_history() -> None:
         chat.answer(thought(number))
     own = 0
     seen: set[int] = set()
-    for piece in chat.branch.pieces:
-        at = piece.history
+    for segment in chat.branch.segments:
+        at = segment.history
         while at is not None and id(at) not in seen:
             seen.add(id(at))
             own += len(at.messages)

@@ -58,7 +58,7 @@ def test_deltas_add_up_to_the_branch(sim: Callable[..., Any]) -> None:
     client.send(w.Append(id=1, text="hello"), w.Generate(id=2, temperature=0, max_tokens=20))
     engine.pump()
     branch = engine.cores[1].state.branches["main"]
-    assert client.text("main") == branch.pieces[-1].text
+    assert client.text("main") == branch.segments[-1].text
     assert client.have["main"] == branch.position == done(client, 2).position
     assert done(client, 2).reason == "length"
 
@@ -361,7 +361,7 @@ def test_a_slow_reader_gets_fewer_frames_and_all_text(sim: Callable[..., Any]) -
     engine.post_session(1, m.Drained(client.socket))
     engine.pump()
     assert client.frames == frames + 1
-    assert client.text("main") == engine.cores[1].state.branches["main"].pieces[-1].text
+    assert client.text("main") == engine.cores[1].state.branches["main"].segments[-1].text
     assert done(client, 2).reason == "length"
 
 
@@ -472,7 +472,7 @@ def test_strict_mode_moves_back_where_the_template_rewrites(sim: Callable[..., A
     engine.pump()
     branch = engine.cores[1].state.branches["main"]
     text = engine.tokenizer.decode(branch.tokens(), special=True)
-    first = branch.pieces[2].text
+    first = branch.segments[2].text
     assert text.startswith(
         f"<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n{first}<|im_end|>\n<|im_start|>user\ntwo"
     )
@@ -532,7 +532,7 @@ def test_what_ends_while_the_cache_is_asked_is_not_cold(sim: Callable[..., Any],
     engine.pump()
     assert done(client, 2).reason == "length"
     core.inspected(m.Inspected(question.id, [3]), engine.now)
-    state = core.attachments[99].out[0]
+    state = core.subscribers[99].out[0]
     assert isinstance(state, w.State)
     assert (state.resumed, state.cold) == (True, evicted)
 
@@ -551,7 +551,7 @@ def test_a_branch_that_was_not_asked_for_is_not_cold(sim: Callable[..., Any]) ->
     client.send(w.Fork(id=2, branch="main", as_=["child"]))
     engine.pump()
     core.inspected(m.Inspected(question.id, [warm]), engine.now)
-    state = core.attachments[99].out[0]
+    state = core.subscribers[99].out[0]
     assert isinstance(state, w.State)
     assert [branch.branch for branch in state.branches] == ["main", "child"]
     assert not state.cold

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ramify.actors.session.detokenizer import Detokenizer, OutputText, Released, Stop
 from ramify.actors.session.stops import StopSet
 
-# Whole words, pieces of characters, invalid bytes, control tokens: ids are indices.
+# Whole words, segments of characters, invalid bytes, control tokens: ids are indices.
 WORDS = [b"a", b"b", b"ab", b"ba ", "\u4e2d".encode(), "\U0001f600".encode(), b""]
 PIECES = [
     b"\xe4",

@@ -7,8 +7,8 @@ import pytest
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import Detokenizer
-from ramify.actors.session.generation import Generation
-from ramify.actors.session.pieces import OutputPiece
+from ramify.actors.session.generation import GenerationState
+from ramify.actors.session.segments import OutputSegment
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.messages import Finished
 from ramify.protocol.sampling import SamplingParams
@@ -16,12 +16,12 @@ from ramify.protocol.wire import Append, Generate, Usage
 
 
 @pytest.fixture
-def generation(tokenizer: Tokenizer) -> Generation:
+def generation(tokenizer: Tokenizer) -> GenerationState:
     """Arrived at 100 s, without output."""
-    return Generation(
+    return GenerationState(
         Generate(id=1),
         Branch("main", 1),
-        OutputPiece(5),
+        OutputSegment(5),
         Detokenizer(tokenizer.token_bytes).stream([]),
         sampling=SamplingParams(),
         stop_token_ids=[2],
@@ -55,7 +55,7 @@ def times(usage: Usage) -> tuple[float, float | None, float]:
     return usage.queue_ms, usage.ttft_ms, usage.total_ms
 
 
-def test_times_are_milliseconds_since_the_ops_arrival(generation: Generation) -> None:
+def test_times_are_milliseconds_since_the_ops_arrival(generation: GenerationState) -> None:
     end = finished()
     generation.note(end)
     usage = generation.usage(end, 3)
@@ -64,13 +64,15 @@ def test_times_are_milliseconds_since_the_ops_arrival(generation: Generation) ->
     assert (usage.forced, usage.hit.gpu) == (0, 4)
 
 
-def test_what_never_started_waited_until_its_end(generation: Generation) -> None:
+def test_what_never_started_waited_until_its_end(generation: GenerationState) -> None:
     end = finished(started=0.0, first_token=0.0, computed=0, cached=0, output=0, ended=101.0)
     generation.note(end)
     assert times(generation.usage(end, 0)) == (1000.0, None, 1000.0)
 
 
-def test_the_first_request_that_ran_tells_the_prompt_and_the_first_token(generation: Generation) -> None:
+def test_the_first_request_that_ran_tells_the_prompt_and_the_first_token(
+    generation: GenerationState,
+) -> None:
     """Paused before it ran, then in mid-output, then to its end."""
     generation.note(finished(started=0.0, first_token=0.0, computed=0, cached=0, ended=100.2))
     generation.note(finished(started=103.0, first_token=0.0, prompt=5, cached=4, ended=104.0))
@@ -82,13 +84,13 @@ def test_the_first_request_that_ran_tells_the_prompt_and_the_first_token(generat
     assert (usage.prompt, usage.cached, usage.computed, usage.output) == (5, 4, 1, 6)
 
 
-def test_output_is_cut_with_its_logprobs(generation: Generation) -> None:
+def test_output_is_cut_with_its_logprobs(generation: GenerationState) -> None:
     assert generation.remaining == 8
     generation.push([10, 11, 12], [])
     assert generation.remaining == 5
     generation.keep(2)
-    assert generation.piece.tokens.tolist() == [10, 11]
-    assert generation.piece.logprobs is None
+    assert generation.segment.tokens.tolist() == [10, 11]
+    assert generation.segment.logprobs is None
     assert generation.remaining == 6
 
 

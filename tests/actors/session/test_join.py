@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.pieces import OutputPiece
+from ramify.actors.session.segments import OutputSegment
 from ramify.protocol import wire as w
 from ramify.protocol.errors import LimitExceeded
 from ramify.protocol.joining import MOST, join_texts
@@ -46,7 +46,9 @@ def test_the_texts_are_appended_in_order_and_the_children_go(sim: Sim) -> None:
     assert list(state.branches) == ["main"]
     ok = only(client, 4)
     assert ok.result == {"dropped": ["b", "a"], "rebased": ok.result["rebased"]}  # the prompt went back
-    joined = next(m for piece in state.branches["main"].pieces for m in piece.messages if piece.op == 4)
+    joined = next(
+        m for segment in state.branches["main"].segments for m in segment.messages if segment.op == 4
+    )
     assert joined.role == "user"
     b, a = client.said["b"], client.said["a"]
     assert joined.content == f"Two:\n1. b: {b}\n2. a: {a}\nMerge."
@@ -85,10 +87,10 @@ def test_a_child_without_an_answer_of_its_own_says_nothing(sim: Sim) -> None:
         w.Join(id=7, from_=["a", "b"], role=None, each="<{text}>"),
     )
     engine.pump()
-    piece = engine.cores[1].state.branches["main"].pieces[-1]
-    assert not isinstance(piece, OutputPiece)
-    assert piece.text.startswith("<><")
-    assert piece.text != "<><>"
+    segment = engine.cores[1].state.branches["main"].segments[-1]
+    assert not isinstance(segment, OutputSegment)
+    assert segment.text.startswith("<><")
+    assert segment.text != "<><>"
 
 
 def test_texts_are_not_read_as_fields() -> None:
@@ -173,11 +175,11 @@ def test_hidden_children_are_seen_by_the_join_alone(sim: Sim) -> None:
     assert client.chunks == {}
     assert [reply.text for reply in client.replies[3]] == [None, None]
     branches = engine.cores[1].state.branches
-    content = branches["main"].pieces[-2].messages[0].content
+    content = branches["main"].segments[-2].messages[0].content
     assert content == "".join(branches[name].answer().text + "\n" for name in ("a", "b"))
     client.send(w.Generate(id=3))  # sent again: not even then
     engine.pump()
-    kept = engine.cores[1].audience.ledgers["c"].replies[3]
+    kept = engine.cores[1].publisher.reply_logs["c"].replies[3]
     assert [reply.text for reply in kept] == [None, None]
 
 
@@ -194,4 +196,4 @@ def test_memory_is_given_back(sim: Sim) -> None:
         )
         engine.pump()
         assert isinstance(only(client, i + 3), w.Ok), only(client, i + 3)
-        assert core.state.meter.held - core.audience.ledgers["c"].held < 60_000
+        assert core.state.meter.held - core.publisher.reply_logs["c"].held < 60_000

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.session import tasks
-from ramify.actors.session.program import Program
+from ramify.actors.session.op_queues import OpQueues
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
@@ -63,16 +63,16 @@ class Op:
 @pytest.mark.parametrize("order", ["first to last", "last to first"])
 def test_a_queue_is_left_in_any_order(order: str) -> None:
     def work(n: int) -> int:
-        program: Program[Op] = Program()
+        queues: OpQueues[Op] = OpQueues()
         ops = [Op("a", f"b{i}") for i in range(n)]
         Op.compared = 0
 
         def run() -> None:
             for op in ops:
-                program.add(op)
+                queues.add(op)
             for op in ops if order == "first to last" else reversed(ops):
-                program.start(op)
-                program.finish(op)
+                queues.start(op)
+                queues.finish(op)
 
         return lines_of(run) + Op.compared
 
@@ -81,20 +81,20 @@ def test_a_queue_is_left_in_any_order(order: str) -> None:
 
 def test_a_task_on_many_branches_waits_for_many_others() -> None:
     def work(n: int) -> int:
-        program: Program[Op] = Program()
+        queues: OpQueues[Op] = OpQueues()
         ops = [Op(f"b{i}") for i in range(n)]
         join = Op(*(f"b{i}" for i in range(n)))
         Op.compared = 0
 
         def run() -> None:
             for op in (*ops, join):
-                program.add(op)
+                queues.add(op)
             for op in ops:
-                assert program.start(op)
+                assert queues.start(op)
             for i, op in enumerate(ops):
-                freed = program.finish(op)
+                freed = queues.finish(op)
                 assert bool(freed) == (i == n - 1)
-                assert program.start(join) == bool(freed)
+                assert queues.start(join) == bool(freed)
 
         return lines_of(run) + Op.compared
 
@@ -177,8 +177,8 @@ def test_joining_and_pruning_many_branches(sim: Callable[..., Any], kind: str) -
             for request in requests
         ]
         lines += lines_of(lambda: [ended(end) for end in ends])
-        lines += lines_of(core._execution.judge)
-        assert not core._execution._program.on(), "it has not ended"
+        lines += lines_of(core._runner.judge)
+        assert not core._runner._queues.on(), "it has not ended"
         return lines
 
     assert grows_linearly(work)
@@ -209,7 +209,7 @@ def test_the_limit_comes_before_the_tasks(sim: Callable[..., Any], monkeypatch: 
     names = [f"b{i}" for i in range(1000)]
     core.frame(client.socket, [w.Append(id=i, branch=names, text="x") for i in range(1, 257)], 101.0)
     assert made <= 1024
-    replies = core.attachments[client.socket].out
+    replies = core.subscribers[client.socket].out
     assert {reply.code for reply in replies} == {"limit"}
     assert [reply.id for reply in replies] == list(range(1, 257))
 
@@ -224,7 +224,7 @@ def test_the_limit_comes_before_the_tasks(sim: Callable[..., Any], monkeypatch: 
 )
 def test_limits_of_a_server_are_named(sim: Callable[..., Any], op: w.Op, field: str) -> None:
     core, client = running(sim, [op, w.Append(id=2, text="x")], branches=16, n=16, meta_bytes=64)
-    first, second = core.attachments[client.socket].out
+    first, second = core.subscribers[client.socket].out
     assert (first.code, second.code) == ("limit", "skipped")
     assert f"$[0].{field}" in first.message
     assert first.details["max"] in (16, 64)
@@ -233,6 +233,6 @@ def test_limits_of_a_server_are_named(sim: Callable[..., Any], op: w.Op, field: 
 
 def test_a_name_that_is_given_twice_exists(sim: Callable[..., Any]) -> None:
     core, client = running(sim, [w.Fork(id=1, as_=["a", "b", "a"])])
-    (reply,) = core.attachments[client.socket].out
+    (reply,) = core.subscribers[client.socket].out
     assert reply.code == "exists"
     assert "'a'" in reply.message

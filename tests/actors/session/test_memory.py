@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.session.meter import SESSION, Holdings, Meter
-from ramify.actors.session.weights import op_bytes
+from ramify.actors.session.sizes import op_bytes
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
@@ -43,12 +43,12 @@ def test_what_a_conversation_holds_goes_with_it(sim: Callable[..., Any]) -> None
     assert grown - start > 20 * 100
     client.send(w.Fork(id=6, branch="a", as_=[f"f{i}" for i in range(10)]))
     engine.pump()
-    assert meter.held - grown < 10 * 2500  # forks share the pieces
+    assert meter.held - grown < 10 * 2500  # forks share the segments
     client.send(w.Drop(id=7, branch=["a", "b", "main", *(f"f{i}" for i in range(10))]))
     engine.pump()
     gc.collect()
-    (ledger,) = engine.cores[client.number].audience.ledgers.values()
-    assert meter.held - start == ledger.held - 1500  # the first branch counted too
+    (reply_log,) = engine.cores[client.number].publisher.reply_logs.values()
+    assert meter.held - start == reply_log.held - 1500  # the first branch counted too
 
 
 def test_a_full_session_refuses_input_and_says_what_to_do(sim: Callable[..., Any]) -> None:
@@ -112,11 +112,11 @@ def test_ops_that_wait_are_bounded_in_bytes(sim: Callable[..., Any]) -> None:
     assert refused
     assert only(client, refused[0]).code == "limit"
     assert "wait for replies" in only(client, refused[0]).message
-    assert engine.cores[1]._execution.queued <= 100_000
+    assert engine.cores[1]._runner.queued <= 100_000
     client.send(w.Cancel(id=20))  # passes always
     engine.pump()
     assert client.unanswered == {}
-    assert engine.cores[1]._execution.queued == 0
+    assert engine.cores[1]._runner.queued == 0
 
 
 def test_one_frame_passes_whatever_its_size(sim: Callable[..., Any]) -> None:
@@ -158,11 +158,11 @@ def test_what_a_slow_socket_does_not_read_counts(sim: Callable[..., Any]) -> Non
     engine.pump()
     meter = meter_of(engine, client)
     held = meter.held
-    (attachment,) = engine.cores[1].attachments.values()
-    assert attachment.held == 1
+    (subscriber,) = engine.cores[1].subscribers.values()
+    assert subscriber.held == 1
     engine.post_session(1, m.Drained(client.socket))
     engine.pump()
-    assert attachment.held == 0
+    assert subscriber.held == 0
     assert meter.held < held
 
 
@@ -174,8 +174,8 @@ def test_credit_for_names_that_nobody_expects_is_not_kept(sim: Callable[..., Any
     client.send(*(w.Credit(branch=f"n{i}", upto=1) for i in range(1000)))
     client.send(w.Fork(id=2, as_=["a"]), w.Credit(branch="a", upto=3))  # one that is about to come
     engine.pump()
-    (attachment,) = engine.cores[1].attachments.values()
-    assert attachment._credit == {"a": 3}
+    (subscriber,) = engine.cores[1].subscribers.values()
+    assert subscriber._credit == {"a": 3}
     client.send(w.Generate(id=3, branch="a", max_tokens=9, temperature=0))
     engine.pump(200)
     assert client.have["a"] <= 3
@@ -192,7 +192,7 @@ def test_a_client_that_never_came_in_leaves_nothing(sim: Callable[..., Any]) -> 
         opened = w.Open(client=f"n{number}", session="s_1", key="key", detach="pause")
         core.attach(m.Attach(1000 + number, opened, [], True), 1.0)
         core.detached(1000 + number, 1.0)
-    assert len(core.audience.ledgers) == 1
+    assert len(core.publisher.reply_logs) == 1
     assert not core.generations._paused
 
 
@@ -298,7 +298,7 @@ def test_a_budget_never_counts_below_zero() -> None:
     one, two = holdings.open("a"), holdings.open("a")
     one.add(1000)
     holdings.close("a", one)
-    one.add(-1000)  # a piece that is freed late
+    one.add(-1000)  # a segment that is freed late
     assert holdings.held == two.held == SESSION
     with pytest.raises(LimitExceeded):
         two.require(1 << 62)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.session.ops.race import Race
-from ramify.actors.session.pieces import OutputPiece
+from ramify.actors.session.segments import OutputSegment
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 from ramify.protocol.ranking import READ, best_first, number_in, vote_of, votes
@@ -23,9 +23,9 @@ def only(client: Any, ident: int) -> Any:
 def say(engine: Any, name: str, text: str) -> None:
     """As if the model had said `text` last on the branch."""
     branch = engine.cores[1].state.branches[name]
-    piece = branch.answer()
-    assert piece is not None
-    piece.chunks[:] = [text] + [""] * (len(piece.chunks) - 1)
+    segment = branch.answer()
+    assert segment is not None
+    segment.chunks[:] = [text] + [""] * (len(segment.chunks) - 1)
 
 
 def forked(sim: Sim, texts: list[str], **settings: Any) -> tuple[Any, Any]:
@@ -127,7 +127,7 @@ def test_the_winner_moves_into_its_parent(sim: Sim) -> None:
     engine.pump()
     usage = only(client, 5).usage
     assert (usage.cached, usage.computed) == (len(tokens) - 1, 1)
-    engine.cores[1].state.branches["main"].pieces.pop()
+    engine.cores[1].state.branches["main"].segments.pop()
 
 
 def test_a_beam_gets_new_names(sim: Sim) -> None:
@@ -213,7 +213,7 @@ def test_log_probabilities_are_computed_for_a_prune_that_waits(sim: Sim) -> None
     assert all(mean is not None for mean in means.values())
     assert only(client, 5).mean_logprob is None  # nobody wants it
     (output, _) = [
-        p for p in engine.cores[1].state.branches["main"].pieces if isinstance(p, OutputPiece)
+        p for p in engine.cores[1].state.branches["main"].segments if isinstance(p, OutputSegment)
     ]
     assert output.logprobs is None
 
@@ -402,7 +402,7 @@ def test_who_was_away_gets_the_text_under_the_new_name(sim: Sim) -> None:
     client.connect()
     engine.pump()
     main = engine.cores[1].state.branches["main"]
-    outputs = [piece.text for piece in main.pieces if isinstance(piece, OutputPiece)]
+    outputs = [segment.text for segment in main.segments if isinstance(segment, OutputSegment)]
     assert [before, client.text("main")] == [outputs[0], "".join(outputs)]
     assert client.have == {"main": main.position}
     assert client.unanswered == {}

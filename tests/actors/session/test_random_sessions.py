@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.session.pieces import OutputPiece
+from ramify.actors.session.segments import OutputSegment
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
@@ -100,13 +100,13 @@ def check_client(engine: Any, client: Any) -> None:
         assert len(set(branches)) == len(branches), ident
     for name, branch in engine.cores[client.number].state.branches.items():
         held = {}
-        for piece in branch.pieces:
-            if isinstance(piece, OutputPiece):
-                assert piece.ended
+        for segment in branch.segments:
+            if isinstance(segment, OutputSegment):
+                assert segment.ended
                 text = ""
-                for count, chunk in zip(piece.counts, piece.chunks, strict=True):
+                for count, chunk in zip(segment.counts, segment.chunks, strict=True):
                     text += chunk
-                    held[piece.start + count] = (piece.start, piece.quiet, text)
+                    held[segment.start + count] = (segment.start, segment.quiet, text)
         last: dict[int, str] = {}
         for position, text in client.chunks.get(name, ()):
             assert position in held, (name, position, sorted(held))

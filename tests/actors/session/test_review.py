@@ -39,7 +39,7 @@ def test_a_dropped_branch_sends_what_was_held_for_a_slow_reader(sim: Callable[..
     client.send(w.Generate(id=2, max_tokens=5), w.Drop(id=3, branch="main"))
     engine.pump()
     assert order == ["delta", "done 2", "ok 3"]
-    assert core(engine).attachments[client.socket].throttled
+    assert core(engine).subscribers[client.socket].throttled
 
 
 def test_a_name_that_comes_back_starts_without_the_old_credit(sim: Callable[..., Any]) -> None:
@@ -94,7 +94,7 @@ def test_replies_held_across_a_rollback_come_before_new_text(sim: Callable[..., 
     engine.post_session(1, m.Drained(client.socket))
     engine.pump()
     assert order == ["done 2", "ok 3", "delta", "done 4"]
-    assert client.text("main") == core(engine).state.branches["main"].pieces[-1].text
+    assert client.text("main") == core(engine).state.branches["main"].segments[-1].text
 
 
 @pytest.mark.parametrize("policy", ["pause", "cancel"])
@@ -167,11 +167,11 @@ def test_a_generation_that_starts_while_its_client_is_away_waits(sim: Callable[.
     engine.pump()
     assert other.unanswered == {}
     branch = session.state.branches["main"]
-    assert session.generations.running_piece(branch) is not None
+    assert session.generations.running_segment(branch) is not None
     assert not session.generations.busy
     session.attach(m.Attach(102, w.Open(client="c", session="s_1"), [], True), engine.now)
     engine.pump()
-    assert session.generations.running_piece(branch) is None
+    assert session.generations.running_segment(branch) is None
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -266,7 +266,7 @@ def test_a_branch_that_took_a_known_name_is_replayed_from_its_beginning(sim: Cal
     engine.pump()
     client.connect()
     engine.pump()
-    assert client.text("main") == session.state.branches["main"].pieces[-1].text
+    assert client.text("main") == session.state.branches["main"].segments[-1].text
 
 
 def test_a_tree_is_not_kept_and_looks_again(sim: Callable[..., Any]) -> None:
@@ -274,7 +274,7 @@ def test_a_tree_is_not_kept_and_looks_again(sim: Callable[..., Any]) -> None:
     client = engine.session()
     client.send(w.Tree(id=1, text=True), w.Append(id=2, text="x"))
     engine.pump()
-    assert list(core(engine).audience.ledgers["c"].replies) == [2]
+    assert list(core(engine).publisher.reply_logs["c"].replies) == [2]
     client.replies.clear()
     client.send(w.Tree(id=1, text=True))
     engine.pump()
@@ -291,9 +291,9 @@ def test_held_replies_and_events_are_bounded(sim: Callable[..., Any]) -> None:
     for ident in range(3, 30):
         client.send(w.Append(id=ident, text="y"))
         engine.pump()
-    attachment = core(engine).attachments[client.socket]
-    assert attachment.held == 8
+    subscriber = core(engine).subscribers[client.socket]
+    assert subscriber.held == 8
     assert {type(r).__name__ for i in range(12, 30) for r in client.replies[i]} == {"Error"}
     client.send(w.Credit(branch="main", upto=10**6))
     engine.pump()
-    assert attachment.held == 0
+    assert subscriber.held == 0

@@ -49,8 +49,8 @@ def at_rest(engine: Any) -> None:
     handles = {handle for handle, _ in engine.cache.branches.items()}
     assert handles == {branch.handle for branch in core.state.branches.values()}
     assert not engine.cache.runs
-    assert not core._execution.selects.busy
-    assert not core._execution.selects._by_request
+    assert not core._runner.selects.busy
+    assert not core._runner.selects._by_request
     for name, branch in core.state.branches.items():
         node = engine.cache.branches.find(branch.handle)
         assert node.end == branch.position, name
@@ -387,7 +387,7 @@ def test_more_selects_than_a_session_may_run(sim: Callable[..., Any]) -> None:
         w.Select(id=3, branch=names, choices=CHOICES),
     )
     engine.pump(30)
-    waiting = engine.cores[1]._execution.selects._ready
+    waiting = engine.cores[1]._runner.selects._ready
     assert waiting
     client.send(w.Cancel(id=4, branch=names[-1]))
     engine.pump()

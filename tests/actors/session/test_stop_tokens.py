@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.pieces import OutputPiece
+from ramify.actors.session.segments import OutputSegment
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 
@@ -61,13 +61,13 @@ def check(engine: Any, client: Any, output: list[int], stop: int) -> None:
     """Text, marks and tokens say the same, and so do the cache and the reply."""
     done = client.replies[2][0]
     branch = engine.cores[1].state.branches["main"]
-    piece = branch.pieces[1]
-    assert isinstance(piece, OutputPiece)
+    segment = branch.segments[1]
+    assert isinstance(segment, OutputSegment)
     assert (done.reason, done.stop) == ("stop", stop)
-    assert list(piece.tokens) == output
-    assert piece.counts[-1] == len(output)
-    assert client.text("main") == piece.text == engine.tokenizer.decode(output)
-    assert done.position == branch.position == piece.end
+    assert list(segment.tokens) == output
+    assert segment.counts[-1] == len(output)
+    assert client.text("main") == segment.text == engine.tokenizer.decode(output)
+    assert done.position == branch.position == segment.end
     assert done.usage.output == len(output) + 1
     engine.check_outputs(1)
 
@@ -86,7 +86,7 @@ def test_a_stop_token_whose_end_comes_later_is_not_shown(
     late, output, stop = run(engine, client, max_tokens=count)
     assert 2 not in client.replies
     assert client.text("main") == engine.tokenizer.decode(output)
-    assert client.have["main"] == engine.cores[1].state.branches["main"].pieces[1].start + len(output)
+    assert client.have["main"] == engine.cores[1].state.branches["main"].segments[1].start + len(output)
     late.tell()
     engine.pump()
     check(engine, client, output, stop)
@@ -151,13 +151,13 @@ def test_the_turn_of_a_chat_ends_with_the_token_that_the_template_ends_it_with(
     client.send(w.Generate(id=2, temperature=0))
     client.next_id = 3
     engine.pump()
-    piece = engine.cores[1].state.branches["main"].pieces[2]
-    assert piece.tokens[-1] == 2
+    segment = engine.cores[1].state.branches["main"].segments[2]
+    assert segment.tokens[-1] == 2
     shown = client.text("main")
-    assert piece.counts[-1] == len(piece.tokens) - 1
+    assert segment.counts[-1] == len(segment.tokens) - 1
     late.tell()
     engine.pump()
     done = client.replies[2][0]
-    assert (done.reason, done.stop, piece.eos_text) == ("stop", 2, "<|im_end|>")
-    assert piece.counts[-1] == len(piece.tokens)
-    assert client.text("main") == shown == piece.text
+    assert (done.reason, done.stop, segment.eos_text) == ("stop", 2, "<|im_end|>")
+    assert segment.counts[-1] == len(segment.tokens)
+    assert client.text("main") == shown == segment.text

@@ -70,8 +70,8 @@ def test_a_viewer_may_look_and_leave_only(sim: Callable[..., Any]) -> None:
     client.send(w.Append(id=1, tokens=[5]))
     engine.pump()
     core = engine.cores[1]
-    for attachment in core.attachments.values():
-        attachment.write = False
+    for subscriber in core.subscribers.values():
+        subscriber.write = False
     client.send(w.Append(id=2, tokens=[6]), w.Tree(id=3))
     engine.pump()
     assert codes(client, 2, 3) == ["forbidden", "skipped"]

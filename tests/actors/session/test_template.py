@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from ramify.actors.session.messages import as_dicts
+from ramify.actors.session.chat_messages import as_dicts
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.tokenizer import GUARD, Tokenizer
 from ramify.protocol.errors import BadRequest

@@ -30,7 +30,7 @@ def tree(engine: Any, client: Any, **fields: Any) -> list[w.State]:
 def histories(engine: Any, client: Any) -> dict[str, list[tuple[int, int, str, list[int]]]]:
     """What the branches hold; a `tree` leaves out what has no tokens."""
     return {
-        name: [(p.start, p.end, p.text, p.tokens.tolist()) for p in branch.pieces if p.end > p.start]
+        name: [(p.start, p.end, p.text, p.tokens.tolist()) for p in branch.segments if p.end > p.start]
         for name, branch in engine.cores[client.number].state.branches.items()
     }
 
@@ -74,12 +74,12 @@ def test_pages_add_up_to_what_the_branches_hold(sim: Callable[..., Any], seed: i
     held = histories(engine, client)
     assert shown(whole(pages)) == held
     sent = sum(turn.end - turn.start for page in pages for b in page.branches for turn in b.turns or ())
-    pieces = {
-        id(piece): len(piece.tokens)
+    segments = {
+        id(segment): len(segment.tokens)
         for branch in engine.cores[client.number].state.branches.values()
-        for piece in branch.pieces
+        for segment in branch.segments
     }
-    assert sent >= sum(pieces.values())
+    assert sent >= sum(segments.values())
     if seed % 3 == 0:
         assert sent < sum(end - start for turns in held.values() for start, end, *_ in turns)
     one = tree(engine, client, branch="main" if "main" in held else name, text=True, tokens=True)

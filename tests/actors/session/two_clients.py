@@ -12,7 +12,7 @@ Not a test module: `test_two_clients.py` runs a few programs, `benchmarks/random
 import random
 from typing import Any
 
-from ramify.actors.session.pieces import OutputPiece
+from ramify.actors.session.segments import OutputSegment
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 
@@ -276,13 +276,13 @@ class Sharer:
         for name, branch in branches.items():
             marks: dict[
                 int, tuple[int, str]
-            ] = {}  # where each output chunk ends, and its piece and text
-            for piece in branch.pieces:
-                if isinstance(piece, OutputPiece) and not piece.quiet:
+            ] = {}  # where each output chunk ends, and its segment and text
+            for segment in branch.segments:
+                if isinstance(segment, OutputSegment) and not segment.quiet:
                     text = ""
-                    for count, chunk in zip(piece.counts, piece.chunks, strict=True):
+                    for count, chunk in zip(segment.counts, segment.chunks, strict=True):
                         text += chunk
-                        marks[piece.start + count] = (piece.start, text)
+                        marks[segment.start + count] = (segment.start, text)
             tokens = branch.tokens()
             covered = set()
             for start, end, got, text in self.held.get(name, ()):

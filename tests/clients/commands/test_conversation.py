@@ -27,8 +27,8 @@ from ramify.protocol.wire import (
     Ok,
     Op,
     Rollback,
+    SegmentState,
     State,
-    Turn,
     Usage,
 )
 
@@ -95,7 +95,7 @@ class ScriptedSession:
     error: Exception | None = None
     connected = True
 
-    def __init__(self, *answers: list[Any], turns: list[Turn] | None = None) -> None:
+    def __init__(self, *answers: list[Any], turns: list[SegmentState] | None = None) -> None:
         self.answers = list(answers)
         self.turns = turns or []
         self.closed = False
@@ -133,9 +133,11 @@ def plain(op: Op) -> tuple[Any, ...]:
     return (type(op).__name__.lower(),)
 
 
-def turn(kind: Any, start: int, end: int, *said: tuple[Any, str], op: int = 1, **fields: Any) -> Turn:
+def turn(
+    kind: Any, start: int, end: int, *said: tuple[Any, str], op: int = 1, **fields: Any
+) -> SegmentState:
     messages = [ChatMessage(role=role, content=content) for role, content in said] or None
-    return Turn(kind=kind, start=start, end=end, op=op, messages=messages, **fields)
+    return SegmentState(kind=kind, start=start, end=end, op=op, messages=messages, **fields)
 
 
 PROMPT = turn("input", 3, 5, role="assistant", text="<a>")
@@ -239,7 +241,7 @@ def test_undo_and_retry() -> None:
 
 
 def test_what_retry_rolls_back_to() -> None:
-    def ops(*turns: Turn) -> list[Any]:
+    def ops(*turns: SegmentState) -> list[Any]:
         return [plain(op) for op in before_answer("main", turns)]
 
     assert ops(*TOLD) == []  # cancelled before its first token, or loaded

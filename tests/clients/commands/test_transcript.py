@@ -7,15 +7,15 @@ import pytest
 
 from ramify.clients.commands import transcript
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import ChatMessage, Turn
+from ramify.protocol.wire import ChatMessage, SegmentState
 
 
-def turn(kind: Any, start: int, op: int, *said: tuple[Any, str], **fields: Any) -> Turn:
+def turn(kind: Any, start: int, op: int, *said: tuple[Any, str], **fields: Any) -> SegmentState:
     messages = [ChatMessage(role=role, content=text) for role, text in said] or None
-    return Turn(kind=kind, start=start, end=start + 2, op=op, messages=messages, **fields)
+    return SegmentState(kind=kind, start=start, end=start + 2, op=op, messages=messages, **fields)
 
 
-def said(*turns: Turn) -> list[tuple[str, str, int]]:
+def said(*turns: SegmentState) -> list[tuple[str, str, int]]:
     found = transcript.of_turns(turns)
     return [(entry.message.role, entry.message.content, entry.start) for entry in found.entries]
 

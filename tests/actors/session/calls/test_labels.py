@@ -1,4 +1,4 @@
-"""Labels beside chunks: however a piece is cut into deltas, the parts of a delta are its text."""
+"""Labels beside chunks: however a segment is cut into deltas, the parts of a delta are its text."""
 
 import random
 
@@ -6,7 +6,7 @@ from ramify.actors.session.calls.dialects import THOUGHTS, dialect_of
 from ramify.actors.session.calls.labels import Labels, kind_of, label_bytes, merged
 from ramify.actors.session.calls.reader import Reader
 from ramify.actors.session.calls.toolbox import Toolbox
-from ramify.actors.session.pieces import OutputPiece
+from ramify.actors.session.segments import OutputSegment
 
 TEXT = (
     "<think>Hm, a < b.</think>\n\nSo: <tool_call>\n"
@@ -24,21 +24,21 @@ def chunked(rng: random.Random) -> list[str]:
 def test_parts_of_any_deltas_are_their_text() -> None:
     for seed in range(50):
         rng = random.Random(seed)
-        piece = OutputPiece(5)
-        piece.read(Labels(Reader(DIALECT, TOOLS, 5)))
+        segment = OutputSegment(5)
+        segment.read(Labels(Reader(DIALECT, TOOLS, 5)))
         for count, chunk in enumerate(chunked(rng), 1):
-            piece.tokens.append(count)
-            piece.release(count, chunk)
-            assert piece.labelled <= len(piece.chunks)
-        piece.ends()
-        assert piece.labelled == len(piece.chunks)
-        assert piece.reading is None
+            segment.tokens.append(count)
+            segment.release(count, chunk)
+            assert segment.labelled <= len(segment.chunks)
+        segment.ends()
+        assert segment.labelled == len(segment.chunks)
+        assert segment.reading is None
         seen = []
         first = 0
-        while first < len(piece.chunks):
-            last = rng.randint(first + 1, len(piece.chunks))
-            parts = piece.parts(first, last)
-            assert "".join(part.text for part in parts) == "".join(piece.chunks[first:last])
+        while first < len(segment.chunks):
+            last = rng.randint(first + 1, len(segment.chunks))
+            parts = segment.parts(first, last)
+            assert "".join(part.text for part in parts) == "".join(segment.chunks[first:last])
             seen += parts
             first = last
         assert "".join(p.text for p in seen if p.kind == "reasoning") == "Hm, a < b."
@@ -50,14 +50,14 @@ def test_parts_of_any_deltas_are_their_text() -> None:
 
 
 def test_a_piece_that_is_cut_keeps_its_labels() -> None:
-    piece = OutputPiece(0)
-    piece.read(Labels(Reader(DIALECT, TOOLS, 0)))
+    segment = OutputSegment(0)
+    segment.read(Labels(Reader(DIALECT, TOOLS, 0)))
     chunks = ["<think>", "Hm", ", so", "</think>", "Yes"]
     for count, chunk in enumerate(chunks, 1):
-        piece.tokens.extend([count, count])
-        piece.release(2 * count, chunk)
-    piece.ends()
-    cut = piece.cut(5, lambda tokens: ", ")
+        segment.tokens.extend([count, count])
+        segment.release(2 * count, chunk)
+    segment.ends()
+    cut = segment.cut(5, lambda tokens: ", ")
     assert [part.kind for part in cut.parts(0, 3)] == ["markup", "reasoning"]
     assert cut.labelled == len(cut.chunks) == 3
 

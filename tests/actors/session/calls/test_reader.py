@@ -147,9 +147,9 @@ PIECES = [
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.integers(1, 9))
 def test_any_mixture_is_read_whatever_the_chunks(text: str, cut: int) -> None:
-    whole, pieces = read(text, THINKS), read(text, THINKS, cut=cut)
-    assert pieces.calls == whole.calls
-    assert (pieces.content, pieces.reasoning) == (whole.content, whole.reasoning)
+    whole, segments = read(text, THINKS), read(text, THINKS, cut=cut)
+    assert segments.calls == whole.calls
+    assert (segments.content, segments.reasoning) == (whole.content, whole.reasoning)
 
 
 @pytest.mark.parametrize(

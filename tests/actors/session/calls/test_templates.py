@@ -16,13 +16,13 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.calls.reader import Reader
 from ramify.actors.session.calls.toolbox import Toolbox
-from ramify.actors.session.pieces import OutputPiece
+from ramify.actors.session.segments import OutputSegment
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
-from ramify.actors.session.turns import Turns
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
@@ -225,37 +225,37 @@ def test_a_generated_call_is_a_call_when_it_is_rendered_again(name: str) -> None
     tools, calls = conversation["tools"], messages[turn].tool_calls
     assert calls is not None
     state = SessionState(1, context=1 << 20, vocab=1 << 20, limits=Limits(), decode=shown.decode)
-    turns, branch = Turns(state, shown, template), state.root("main")
+    writer, branch = BranchWriter(state, shown, template), state.root("main")
 
     def say(*new: ChatMessage) -> None:
         op = Append(id=1, messages=list(new))
-        prepared = turns.prepare(branch, op, strict=True, tools=tools, room=1 << 20)
-        turns.apply(branch, prepared, 1)
+        prepared = writer.prepare(branch, op, strict=True, tools=tools, room=1 << 20)
+        writer.apply(branch, prepared, 1)
 
     say(*messages[:turn])
     wanted = calls[0]["function"]["name"]
     opening = template.speech.opening(wanted, Toolbox(tools), chat=True)
-    turns.open_turn(branch, tools, opening)
-    piece = OutputPiece(branch.position)
+    writer.open_turn(branch, tools, opening)
+    segment = OutputSegment(branch.position)
     reading = template.speech.labels(branch, "auto", Toolbox(tools))
     assert reading is not None
-    piece.read(reading)
+    segment.read(reading)
     text = rest_of(template, messages[: turn + 1], tools, opening)
     ids = shown.encode(text)
-    piece.tokens.extend(ids)
-    piece.release(len(ids), shown.decode(ids))
-    assert piece.text == text
-    piece.ends()
-    branch.pieces.append(piece)
+    segment.tokens.extend(ids)
+    segment.release(len(ids), shown.decode(ids))
+    assert segment.text == text
+    segment.ends()
+    branch.segments.append(segment)
     assert [call["function"]["name"] for call in reading.reader.calls] == [wanted]
-    piece.spoken = template.speech.spoken(reading.reader, branch, piece)
-    assert (piece.spoken is not None) == bool(marks)
-    turns.close_turn(branch)
+    segment.spoken = template.speech.spoken(reading.reader, branch, segment)
+    assert (segment.spoken is not None) == bool(marks)
+    writer.close_turn(branch)
     call = reading.reader.calls[0]
     result = ChatMessage(role="tool", content="19.5", tool_call_id=call["id"], name=wanted)
     say(result)
-    if piece.spoken is not None:
-        expected = template.strict([*messages[:turn], piece.spoken, result], tools, True)
+    if segment.spoken is not None:
+        expected = template.strict([*messages[:turn], segment.spoken, result], tools, True)
         assert branch.text() == Tokenizer.unguarded(expected)
 
 

@@ -4,9 +4,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from ramify.actors.front.inlet import Inlet
+from ramify.actors.front.dispatcher import Dispatcher
 from ramify.actors.front.interface import Core
-from ramify.actors.kit.mailbox import Entrance, Mailbox
+from ramify.actors.kit.mailbox import LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
 from ramify.protocol import messages as m
 from ramify.protocol.sampling import SamplingParams
@@ -17,7 +17,7 @@ HANDLE, REQUEST = SESSION << 32 | 1, SESSION << 32 | 2
 
 
 class Process(SimpleNamespace):
-    """As much of a gateway process as the inlet sees."""
+    """As much of a gateway process as the dispatcher sees."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -26,22 +26,22 @@ class Rig:
     def __init__(self, room: int = 2) -> None:
         self.cache: Mailbox[Any] = Mailbox("cache", 100)
         self.scheduler: Mailbox[Any] = Mailbox("scheduler", 100)
-        self.inlet = Inlet(Metrics(), {})
-        self.inlet.core = Core(
-            Entrance(self.cache, room),
-            Entrance(self.scheduler, room),
+        self.dispatcher = Dispatcher(Metrics(), {})
+        self.dispatcher.core = Core(
+            LimitedAddress(self.cache, room),
+            LimitedAddress(self.scheduler, room),
             ServerInfo(version=1, epoch="e", model="m"),
             100,
             384,
         )
-        self.process: Any = Process(slot=0, live=set(), first=0)
+        self.process: Any = Process(worker=0, live=set(), first=0)
         self.done = 0
 
     def handle(self, *messages: Any) -> None:
         def done() -> None:
             self.done += 1
 
-        self.inlet.handle(self.process, list(messages), done)
+        self.dispatcher.handle(self.process, list(messages), done)
 
 
 def submit() -> m.Submit:
@@ -80,7 +80,7 @@ async def test_a_session_that_has_ended_is_not_buried_again() -> None:
     rig.handle(m.OpenBranch(HANDLE), m.CancelSession(SESSION), m.DropSessions([SESSION]))
     assert rig.process.live == set()
     assert rig.process.first == 2
-    rig.inlet.bury(rig.process)
+    rig.dispatcher.release(rig.process)
     assert rig.cache.drain_nowait() == [m.OpenBranch(HANDLE), m.DropSessions([SESSION])]
 
 
@@ -88,7 +88,7 @@ async def test_a_dead_process_is_buried_though_the_mailboxes_are_full() -> None:
     """What it said last and nobody heard is forgotten; what it held is given back."""
     rig = Rig(room=1)
     rig.handle(m.OpenBranch(HANDLE), m.OpenBranch(SESSION + 64 << 32 | 1))
-    rig.inlet.bury(rig.process)
+    rig.dispatcher.release(rig.process)
     told: list[Any] = []
 
     def heard() -> bool:

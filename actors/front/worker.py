@@ -1,5 +1,5 @@
-"""A place that one gateway process after the other holds: how long a start may take, and how often
-it is tried.
+"""A gateway worker: one process after the other runs it. How long a start may take, how often it is
+tried.
 
 This file does not know who starts processes, nor what they are told.
 """
@@ -27,7 +27,7 @@ class GatewayFailed(Exception):
     """Gateway processes keep dying, or one cannot be started."""
 
 
-class Slot:
+class Worker:
     """Events are of the process that runs now. `failure`: why it could not start, in its own words."""
 
     def __init__(self, number: int, listeners: list[socket.socket]) -> None:
@@ -45,7 +45,7 @@ class Slot:
         self._begun = False  # one of its processes has listened
         self._attempts = 0  # processes in a row that ended before they served
 
-    def shut_door(self) -> None:
+    def stop_accepting(self) -> None:
         """Take no more connections: the kernel gives new ones to the other processes.
 
         The sockets are shared with the process, and so is this. Connections that wait on them are
@@ -57,7 +57,7 @@ class Slot:
             with contextlib.suppress(OSError):  # it does not listen
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def open_door(self) -> None:
+    def accept_again(self) -> None:
         """Let connections wait for the next process."""
         self.shut = False
         for sock in self.listeners:
@@ -69,7 +69,7 @@ class Slot:
             event.clear()
 
     async def announce(self, task_status: TaskStatus[None]) -> None:
-        """Once the first process listens, the slot counts as started."""
+        """Once the first process listens, the worker counts as started."""
         if not self._begun:
             await self.listening.wait()
             task_status.started()

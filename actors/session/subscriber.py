@@ -13,14 +13,14 @@ from collections.abc import Iterable, Sequence
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.meter import Meter
-from ramify.actors.session.pieces import OutputPiece
-from ramify.actors.session.weights import open_bytes, reply_bytes
+from ramify.actors.session.segments import OutputSegment
+from ramify.actors.session.sizes import open_bytes, reply_bytes
 from ramify.protocol.wire import Delta, Open, ServerMessage, Tree
 
 UNLIMITED = 2**63
 
 
-class Attachment:
+class Subscriber:
     """A socket that is attached to the session. `write`: False for holders of the view key."""
 
     def __init__(self, socket: int, opened: Open, meter: Meter, *, write: bool) -> None:
@@ -56,9 +56,9 @@ class Attachment:
         cut = branch.undercut(revision)
         if cut is not None:
             start = min(start, cut)
-        for piece in branch.outputs_from(start):
-            if piece.start < start:  # only marks name a text: go back to one
-                start = piece.mark_position(piece.mark_at(start))
+        for segment in branch.outputs_from(start):
+            if segment.start < start:  # only marks name a text: go back to one
+                start = segment.mark_position(segment.mark_at(start))
             break
         self._cursors[branch.name] = start
         if start < have:
@@ -223,16 +223,16 @@ class Attachment:
     def replay(self, branch: Branch, replies: dict[int, list[ServerMessage]]) -> None:
         """After `resume`: what was missed, the replies of this client's generations in between."""
         start = self._cursors[branch.name]
-        for piece in list(branch.outputs_from(start)):
-            if not piece.ended:
+        for segment in list(branch.outputs_from(start)):
+            if not segment.ended:
                 break
-            mine = self.write and piece.client == self.client
-            done = _done(piece, branch, replies) if mine else None
+            mine = self.write and segment.client == self.client
+            done = _done(segment, branch, replies) if mine else None
             if done is not None:
-                if self._advance(branch, piece.end):
+                if self._advance(branch, segment.end):
                     self.out.append(done)
                 else:
-                    self._wait(branch, piece.end, done)
+                    self._wait(branch, segment.end, done)
         self.flush(branch)
         if branch.name in self._truncate and not self.throttled:
             truncate = self._truncate.pop(branch.name)
@@ -250,20 +250,20 @@ class Attachment:
         cursor = self._cursors.get(name, 0)
         limit = min(upto, self._credit.get(name, UNLIMITED))
         complete = True
-        for piece in branch.outputs_from(cursor):
-            if piece.start >= upto:
+        for segment in branch.outputs_from(cursor):
+            if segment.start >= upto:
                 break
-            if piece.quiet:
+            if segment.quiet:
                 continue
-            first, last = piece.mark_at(cursor), len(piece.counts)
-            if piece.released > limit:
-                last = piece.mark_at(limit)
+            first, last = segment.mark_at(cursor), len(segment.counts)
+            if segment.released > limit:
+                last = segment.mark_at(limit)
                 complete = complete and limit == upto
-            if self.opened.parts and last > piece.labelled:  # what it is will be known soon
-                last, complete = piece.labelled, False
+            if self.opened.parts and last > segment.labelled:  # what it is will be known soon
+                last, complete = segment.labelled, False
             if last > first:
-                self.out.append(self._delta(branch, piece, first, last))
-                cursor = piece.mark_position(last)
+                self.out.append(self._delta(branch, segment, first, last))
+                cursor = segment.mark_position(last)
             if not complete:
                 break
         if complete:  # also past input, so that the next look begins there
@@ -271,26 +271,26 @@ class Attachment:
         self._cursors[name] = cursor
         return complete
 
-    def _delta(self, branch: Branch, piece: OutputPiece, first: int, last: int) -> Delta:
-        chunks = piece.chunks
-        low = piece.counts[first - 1] if first else 0
-        high = piece.counts[last - 1]
+    def _delta(self, branch: Branch, segment: OutputSegment, first: int, last: int) -> Delta:
+        chunks = segment.chunks
+        low = segment.counts[first - 1] if first else 0
+        high = segment.counts[last - 1]
         return Delta(
             branch=branch.name,
-            position=piece.start + high,
+            position=segment.start + high,
             text=chunks[first] if last - first == 1 else "".join(chunks[first:last]),
-            parts=piece.parts(first, last) or None if self.opened.parts else None,
-            tokens=piece.tokens[low:high].tolist() if self.opened.tokens else None,
-            logprobs=piece.logprobs[low:high] if piece.logprobs is not None else None,
+            parts=segment.parts(first, last) or None if self.opened.parts else None,
+            tokens=segment.tokens[low:high].tolist() if self.opened.tokens else None,
+            logprobs=segment.logprobs[low:high] if segment.logprobs is not None else None,
             truncate=self._truncate.pop(branch.name, None) if self._truncate else None,
         )
 
 
 def _done(
-    piece: OutputPiece, branch: Branch, replies: dict[int, list[ServerMessage]]
+    segment: OutputSegment, branch: Branch, replies: dict[int, list[ServerMessage]]
 ) -> ServerMessage | None:
-    """The kept reply of the generation that made this piece, if it is still kept."""
-    stored: Iterable[ServerMessage] = replies.get(piece.op, ()) if piece.op is not None else ()
+    """The kept reply of the generation that made this segment, if it is still kept."""
+    stored: Iterable[ServerMessage] = replies.get(segment.op, ()) if segment.op is not None else ()
     for message in stored:
         if getattr(message, "branch", None) == branch.name:
             return message

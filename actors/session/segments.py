@@ -1,10 +1,10 @@
-"""What a branch is made of: pieces of input and output, each a run of tokens with its text.
+"""What a branch is made of: segments of input and output, each a run of tokens with its text.
 
-Pieces are shared between branches after a fork, so a piece that is complete never changes; only
-the piece of a running generation grows. This file knows positions, tokens and text; it does not
+SegmentList are shared between branches after a fork, so a segment that is complete never changes; only
+the segment of a running generation grows. This file knows positions, tokens and text; it does not
 know templates, sockets or requests.
 
-Marks. An output piece's text is released in chunks. After chunk i the piece has released
+Marks. An output segment's text is released in chunks. After chunk i the segment has released
 `counts[i]` tokens, whose text is exactly `chunks[0] + ... + chunks[i]`. Deltas start and end at
 marks only, so a client's position always names one text.
 
@@ -20,7 +20,7 @@ from enum import Enum
 import msgspec
 
 from ramify.actors.session.calls.labels import Label, Labels, kind_of, label_bytes, merged
-from ramify.actors.session.meter import LOGPROB, MARK, PIECE, TOKEN, Held, Meter
+from ramify.actors.session.meter import LOGPROB, MARK, SEGMENT, TOKEN, Held, Meter
 from ramify.protocol.wire import ChatMessage, Part, Role, TokenLogprob
 
 Decode = Callable[[Sequence[int]], str]
@@ -49,7 +49,7 @@ class History:
     """The messages of a conversation up to some place: those of `before`, then `messages`.
 
     The strict template renders turns anew, behind text of which a part was left standing. Then the
-    pieces of a branch do not say any more what the messages before it were; a history does.
+    segments of a branch do not say any more what the messages before it were; a history does.
     """
 
     __slots__ = ("before", "count", "messages")
@@ -69,12 +69,12 @@ class History:
         return [message for part in reversed(parts) for message in part]
 
 
-class Piece(Held):
+class InputSegment(Held):
     """A run of tokens at positions [start, start + len(tokens)).
 
-    `tail` and `role`: the state of the branch after this piece. `op`: the op that made it.
+    `tail` and `role`: the state of the branch after this segment. `op`: the op that made it.
     `chat`: rendered by a template; `messages`: the chat turns in it (the strict template renders
-    them again); `history`: those before it, where the pieces before it do not tell.
+    them again); `history`: those before it, where the segments before it do not tell.
     `raw`: the text as the template rendered it, which strict mode compares; `text`: as people read it.
     """
 
@@ -127,18 +127,18 @@ class Piece(Held):
 
     def count(self, meter: Meter | None) -> None:
         """It is complete: `meter` counts it from now on."""
-        size = PIECE + TOKEN * len(self.tokens) + len(self.text)
+        size = SEGMENT + TOKEN * len(self.tokens) + len(self.text)
         if self.raw is not self.text:
             size += len(self.raw)
         kept = [*self.messages, *(self.history.messages if self.history is not None else ())]
-        self.charge(meter, size + sum(PIECE + _size(message) for message in kept))
+        self.charge(meter, size + sum(SEGMENT + _size(message) for message in kept))
 
-    def cut(self, at: int, decode: Decode) -> "Piece":
+    def cut(self, at: int, decode: Decode) -> "InputSegment":
         """A copy that ends at position `at`, start < at < end."""
         tokens = self.tokens[: at - self.start]
         text = decode(tokens)
         messages = _kept(self.messages, text)
-        piece = Piece(
+        segment = InputSegment(
             self.start,
             tokens,
             text,
@@ -150,11 +150,11 @@ class Piece(Held):
             chat=self.chat,
             history=self.history,
         )
-        piece.count(self.meter)
-        return piece
+        segment.count(self.meter)
+        return segment
 
 
-class OutputPiece(Held):
+class OutputSegment(Held):
     """What one generation produced (and produces, while it runs)."""
 
     __slots__ = (
@@ -288,37 +288,37 @@ class OutputPiece(Held):
                 return i
         return len(self.chunks)
 
-    def cut(self, at: int, decode: Decode) -> "OutputPiece":
+    def cut(self, at: int, decode: Decode) -> "OutputSegment":
         """A copy that ends at position `at`, start < at < end. Its tokens are complete."""
-        piece = OutputPiece(self.start, op=self.op, client=self.client)
-        piece.tokens = self.tokens[: at - self.start]
+        segment = OutputSegment(self.start, op=self.op, client=self.client)
+        segment.tokens = self.tokens[: at - self.start]
         mark = self.mark_at(at)
-        piece.counts = self.counts[:mark]
-        piece.chunks = self.chunks[:mark]
-        marks = MARK * mark + sum(map(len, piece.chunks))
-        piece.charge(self.meter, PIECE + TOKEN * len(piece.tokens) + marks)
-        shown = piece.counts[-1] if mark else 0
+        segment.counts = self.counts[:mark]
+        segment.chunks = self.chunks[:mark]
+        marks = MARK * mark + sum(map(len, segment.chunks))
+        segment.charge(self.meter, SEGMENT + TOKEN * len(segment.tokens) + marks)
+        shown = segment.counts[-1] if mark else 0
         labels = self.labels
         if labels is not None:
-            piece.labels = labels[:mark]
-            while len(piece.labels) < mark:
-                piece.labels.append("text")
-            if shown < len(piece.tokens):  # a part of a chunk has its first part's kind
-                piece.labels.append(kind_of(labels[mark]) if mark < len(labels) else "text")
-            piece.grow(sum(map(label_bytes, piece.labels)))
-        if shown < len(piece.tokens):
-            piece.release(len(piece.tokens), decode(piece.tokens[shown:]))
+            segment.labels = labels[:mark]
+            while len(segment.labels) < mark:
+                segment.labels.append("text")
+            if shown < len(segment.tokens):  # a part of a chunk has its first part's kind
+                segment.labels.append(kind_of(labels[mark]) if mark < len(labels) else "text")
+            segment.grow(sum(map(label_bytes, segment.labels)))
+        if shown < len(segment.tokens):
+            segment.release(len(segment.tokens), decode(segment.tokens[shown:]))
         if self.logprobs is not None:
-            piece.logprobs = self.logprobs[: len(piece.tokens)]
-            piece.grow(LOGPROB * sum(1 + len(each.top) for each in piece.logprobs))
-        piece.quiet, piece.lead = self.quiet, self.lead
-        piece.ended = True
+            segment.logprobs = self.logprobs[: len(segment.tokens)]
+            segment.grow(LOGPROB * sum(1 + len(each.top) for each in segment.logprobs))
+        segment.quiet, segment.lead = self.quiet, self.lead
+        segment.ended = True
         if self.tail is Tail.RAW:  # no turn was open
-            piece.tail, piece.role = Tail.RAW, self.role
-        return piece
+            segment.tail, segment.role = Tail.RAW, self.role
+        return segment
 
 
-AnyPiece = Piece | OutputPiece
+Segment = InputSegment | OutputSegment
 
 
 def _size(message: ChatMessage) -> int:

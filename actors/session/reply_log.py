@@ -6,13 +6,13 @@ Ids are strictly increasing per (session, client), so "was it seen?" is one comp
 from collections import OrderedDict
 
 from ramify.actors.session.meter import Meter
-from ramify.actors.session.weights import reply_bytes
+from ramify.actors.session.sizes import reply_bytes
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ServerMessage
 
 
-class Ledger:
+class ReplyLog:
     """The op ids and terminal replies of one client of one session."""
 
     def __init__(self, client: str, limits: Limits, meter: Meter) -> None:

@@ -1,16 +1,16 @@
-"""The addresses inside a gateway process: what is for a neighbour goes there, the rest stays.
+"""The addresses inside a gateway process. Messages for another process (a peer) go there.
 
 A client may resume a session on any connection, and the kernel chose the connection's process. So
 the gateway of process B may hold a socket whose session lives in process A. All that they tell each
-other then travels as it is, by the number of its addressee, in one frame for each neighbour and
+other then travels as it is, by the number of its addressee, in one frame for each peer and
 turn of the loop. Frames of clients keep their limits: a session with too much to do refuses them.
 
     B's gateway --OpenSession, Frame, Detached ...--> A's directory and session
     A's session --Opened, Deliver, CloseSocket-----> B's gateway
 
-When a neighbour is gone, its sessions' sockets here are closed, and its sockets are detached from
+When a peer is gone, its sessions' sockets here are closed, and its sockets are detached from
 the sessions here. A process that has just taken another one's place accepts sockets before it has
-heard who its neighbours are; until then, sockets that want a session elsewhere wait.
+heard who its peers are; until then, sockets that want a session elsewhere wait.
 
 This file does not know links: it is given a function that forwards bytes.
 """
@@ -20,8 +20,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
-from ramify.actors.front.local import OPENS, Post
-from ramify.actors.front.wire import PeerMessage, ToSession, encoder, from_peer, owner, slot_of
+from ramify.actors.front.local import OPENS, Mailboxes
+from ramify.actors.front.wire import PeerMessage, ToSession, encoder, from_peer, owner, worker_of
 from ramify.actors.gateway.intake import refuse
 from ramify.actors.kit.batch import LARGEST, Batch
 from ramify.actors.kit.bundle import FRAME_BYTES
@@ -50,42 +50,42 @@ RETRY_MS = 100
 BUSY = Overloaded("the server is behind: send the frame again later", retry_ms=RETRY_MS)
 
 
-class Switch(Post):
-    """The `Post` of gateway process `slot`.
+class PeerRouter(Mailboxes):
+    """The `Mailboxes` of gateway worker `worker` (its number).
 
-    `forward(slot, body)` brings bytes to a neighbour's `receive`, unless it raises MailboxFull;
+    `forward(worker, body)` brings bytes to a peer's `receive`, unless it raises MailboxFull;
     `behind()`: so much waits on that way that frames of clients have to be refused. `most`: refusals
     of one frame. `told`: called when sessions have taken all that was put into `fan_out`.
     """
 
     def __init__(
         self,
-        slot: int,
+        worker: int,
         forward: Callable[[int, bytes], None],
         most: int,
         told: Callable[[], None] = lambda: None,
         behind: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
-        self.slot = slot
-        self.sessions = _Sessions(self)
+        self.worker = worker
+        self.sessions = _SessionRouter(self)
         self.fan_out: FanOut[SessionMessage] = FanOut(self.sessions, emptied=told)
-        self._gateway = _Door(self._to_gateway)
-        self._directory = _Door(self._to_directory)
+        self._gateway = _FunctionAddress(self._to_gateway)
+        self._directory = _FunctionAddress(self._to_directory)
         self._forward = forward
         self._behind = behind
         self._most = most
         self._encoder = encoder()
         self._decode = from_peer()
         self._loop = asyncio.get_running_loop()
-        self._arrived: Relay[GatewayMessage] = Relay()  # neighbours cannot be told to wait
+        self._arrived: Relay[GatewayMessage] = Relay()  # peers cannot be told to wait
         self._arrived.connect(self.to_gateway)
         self._peers: set[int] = set()
         self._early: list[OpenSession] | None = []  # wait for the first `peers`; None: it has come
-        self._waiting: dict[int, deque[Batch]] = {}  # by slot
-        self._away: dict[int, int] = {}  # our socket -> the slot that its session lives in
-        self._opening: set[int] = set()  # those of `_away` that have no answer yet
-        self._visitors: dict[int, int] = {}  # a neighbour's socket -> the session here
+        self._waiting: dict[int, deque[Batch]] = {}  # by peer
+        self._remote_sessions: dict[int, int] = {}  # our socket -> the worker that its session lives in
+        self._opening: set[int] = set()  # those of `_remote_sessions` that have no answer yet
+        self._remote_sockets: dict[int, int] = {}  # a peer's socket -> the session here
 
     @property
     def gateway(self) -> Address[GatewayMessage]:
@@ -98,104 +98,104 @@ class Switch(Post):
     @property
     def relayed(self) -> int:
         """Sockets here whose session is elsewhere, and the other way round."""
-        return len(self._away) + len(self._visitors)
+        return len(self._remote_sessions) + len(self._remote_sockets)
 
     def receive(self, body: bytes) -> None:
-        """Messages of a neighbour."""
+        """Messages of a peer."""
         for message in self._decode(body):
             match message:
                 case ToSession(session, inner):
-                    self._visit(session, inner)
+                    self._to_session_here(session, inner)
                 case OpenSession():
                     self._open(message)
                 case _:
                     self._answered(message)
         self.fan_out.start()
 
-    def peers(self, slots: set[int]) -> None:
+    def peers(self, workers: set[int]) -> None:
         """These processes serve now; one that is missing has lost its sockets and sessions.
 
         Without this one among them they do not know it yet, and would not answer.
         """
-        if self.slot not in slots:
+        if self.worker not in workers:
             return
-        lost = self._peers - slots
-        self._peers = slots - {self.slot}
+        lost = self._peers - workers
+        self._peers = workers - {self.worker}
         early, self._early = self._early, None
         for message in early or ():
-            if not self._open_abroad(message):
+            if not self._open_remotely(message):
                 self._open(message)
-        for slot in lost:
-            self._waiting.pop(slot, None)
-        for socket, slot in list(self._away.items()):
-            if slot in lost:
-                del self._away[socket]
+        for worker in lost:
+            self._waiting.pop(worker, None)
+        for socket, worker in list(self._remote_sessions.items()):
+            if worker in lost:
+                del self._remote_sessions[socket]
                 self._opening.discard(socket)
                 self._arrived.tell(
                     CloseSocket(socket, Close.RESTART, "the session ended with its process")
                 )
-        for socket, session in list(self._visitors.items()):
-            if slot_of(socket) in lost:
-                del self._visitors[socket]
+        for socket, session in list(self._remote_sockets.items()):
+            if worker_of(socket) in lost:
+                del self._remote_sockets[socket]
                 self.fan_out.put(session, Detached(socket))
         self.fan_out.start()
 
-    # --- to a neighbour --------------------------------------------------------------------------
+    # --- to a peer --------------------------------------------------------------------------
 
     def to_session(self, session: int, message: SessionMessage) -> bool:
         """From a socket here to a session elsewhere. False if that process is gone.
 
         Raises MailboxFull for a frame while the way there is full.
         """
-        slot = slot_of(session)
+        worker = worker_of(session)
         if isinstance(message, Frame) and self._behind():
-            raise MailboxFull(f"the way to gateway {slot}")
+            raise MailboxFull(f"the way to gateway {worker}")
         if isinstance(message, Detached):
-            self._away.pop(message.socket, None)
-        if slot not in self._peers:
+            self._remote_sessions.pop(message.socket, None)
+        if worker not in self._peers:
             return False
-        self._send(slot, ToSession(session, cast(Frame | Detached | Throttled | Drained, message)))
+        self._send(worker, ToSession(session, cast(Frame | Detached | Throttled | Drained, message)))
         return True
 
     def _to_gateway(self, message: GatewayMessage) -> None:
-        slot = slot_of(message.socket)
-        if slot == self.slot:
+        worker = worker_of(message.socket)
+        if worker == self.worker:
             self.to_gateway.tell(message)
-        elif slot in self._peers:
-            self._send(slot, message)
+        elif worker in self._peers:
+            self._send(worker, message)
             if isinstance(message, Opened):
-                self._visitors[message.socket] = message.session
+                self._remote_sockets[message.socket] = message.session
         elif isinstance(message, Opened):  # it went while its `open` was under way
             self.fan_out.put(message.session, Detached(message.socket))
             self.fan_out.start()
 
     def _to_directory(self, message: DirectoryMessage) -> None:
         if isinstance(message, OpenSession) and message.open.session is not None:
-            if self._early is not None and owner(message.open.session) != self.slot:
+            if self._early is not None and owner(message.open.session) != self.worker:
                 if len(self._early) >= OPENS:
-                    raise MailboxFull("sockets that wait to hear who the neighbours are")
+                    raise MailboxFull("sockets that wait to hear who the peers are")
                 self._early.append(message)
                 return
-            if self._open_abroad(message):
+            if self._open_remotely(message):
                 return
         self.opens.tell(message)
 
-    def _open_abroad(self, message: OpenSession) -> bool:
-        """Ask the neighbour that has the session. False if none has."""
-        slot = owner(message.open.session or "")
-        if slot is None or slot not in self._peers:
+    def _open_remotely(self, message: OpenSession) -> bool:
+        """Ask the peer that has the session. False if none has."""
+        worker = owner(message.open.session or "")
+        if worker is None or worker not in self._peers:
             return False
-        self._send(slot, message)
-        self._away[message.socket] = slot
+        self._send(worker, message)
+        self._remote_sessions[message.socket] = worker
         self._opening.add(message.socket)
         return True
 
-    def _send(self, slot: int, message: PeerMessage) -> None:
+    def _send(self, worker: int, message: PeerMessage) -> None:
         """Raises CannotEncode: it fails whoever tells it."""
-        waiting = self._waiting.get(slot)
+        waiting = self._waiting.get(worker)
         if waiting is None:
-            waiting = self._waiting[slot] = deque([self._batch()])
-            self._loop.call_soon(self._flush, slot)
+            waiting = self._waiting[worker] = deque([self._batch()])
+            self._loop.call_soon(self._flush, worker)
         elif waiting[-1].size >= FRAME_BYTES:
             waiting.append(self._batch())
         waiting[-1].add(message)
@@ -203,19 +203,19 @@ class Switch(Post):
     def _batch(self) -> Batch:
         return Batch(self._encoder, LARGEST // 2)  # half: a turn's are one message of the core's
 
-    def _flush(self, slot: int) -> None:
-        waiting = self._waiting.get(slot)
+    def _flush(self, worker: int) -> None:
+        waiting = self._waiting.get(worker)
         while waiting:
             if waiting[0].count:
                 try:
-                    self._forward(slot, bytes(waiting[0].array()))
+                    self._forward(worker, bytes(waiting[0].array()))
                 except MailboxFull:  # nothing is lost: it goes, with what joins it, when there is room
-                    self._loop.call_later(RETRY_MS / 1e3, self._flush, slot)
+                    self._loop.call_later(RETRY_MS / 1e3, self._flush, worker)
                     return
             waiting.popleft()
-        self._waiting.pop(slot, None)
+        self._waiting.pop(worker, None)
 
-    # --- from a neighbour ------------------------------------------------------------------------
+    # --- from a peer ------------------------------------------------------------------------
 
     def _open(self, message: OpenSession) -> None:
         try:
@@ -224,10 +224,10 @@ class Switch(Post):
             error = Error(code=BUSY.code, message=BUSY.message, retry_ms=RETRY_MS)
             self._to_gateway(Deliver(message.socket, [error]))
 
-    def _visit(self, session: int, message: Frame | Detached | Throttled | Drained) -> None:
+    def _to_session_here(self, session: int, message: Frame | Detached | Throttled | Drained) -> None:
         if not isinstance(message, Frame):
             if isinstance(message, Detached):
-                self._visitors.pop(message.socket, None)
+                self._remote_sockets.pop(message.socket, None)
             self.fan_out.put(session, message)  # must arrive, if need be later
             return
         try:
@@ -242,24 +242,24 @@ class Switch(Post):
                 self._opening.discard(socket)
             elif isinstance(message, Deliver) and _refusal(message):
                 self._opening.discard(socket)
-                del self._away[socket]
+                del self._remote_sessions[socket]
         self._arrived.tell(message)
 
 
-class _Sessions(Router[SessionMessage]):
+class _SessionRouter(Router[SessionMessage]):
     """Sessions here and elsewhere, by number."""
 
-    def __init__(self, switch: Switch) -> None:
+    def __init__(self, router: PeerRouter) -> None:
         super().__init__("sessions")
-        self._switch = switch
+        self._router = router
 
     def tell(self, key: int, message: SessionMessage) -> bool:
-        if slot_of(key) == self._switch.slot:
+        if worker_of(key) == self._router.worker:
             return super().tell(key, message)
-        return self._switch.to_session(key, message)
+        return self._router.to_session(key, message)
 
 
-class _Door(Generic[T]):
+class _FunctionAddress(Generic[T]):
     """An address that is a function."""
 
     def __init__(self, tell: Callable[[T], None]) -> None:

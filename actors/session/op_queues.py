@@ -21,7 +21,7 @@ class Touches(Protocol):
 T = TypeVar("T", bound=Touches)
 
 
-class Program(Generic[T]):
+class OpQueues(Generic[T]):
     """The waiting and running tasks of one session.
 
     All work is linear in what a task touches, however many others wait. Tasks are known by id():

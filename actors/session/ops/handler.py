@@ -7,14 +7,14 @@ it touches, and so what it waits for; `run` does it, once its task is first in a
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
-from ramify.actors.session.audience import Audience
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.ops.texts import Texts
+from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.selects import Selects
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import FrameRun, Task
-from ramify.actors.session.turns import Turns
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Conflict, LimitExceeded
 from ramify.protocol.wire import Ok, Op
@@ -45,8 +45,8 @@ class Faults:
             )
 
 
-class Desk:
-    """What the ops of one session work with. The time is `audience.now`.
+class OpContext:
+    """What the ops of one session work with. The time is `publisher.now`.
 
     `scored(branch)`: whether an op that waits wants the mean log-probability of what is generated there.
     """
@@ -54,19 +54,19 @@ class Desk:
     def __init__(
         self,
         state: SessionState,
-        turns: Turns,
+        writer: BranchWriter,
         generations: Generations,
         selects: Selects,
-        audience: Audience,
+        publisher: Publisher,
         scored: Callable[[str], bool],
     ) -> None:
         self.state = state
-        self.turns = turns
+        self.writer = writer
         self.generations = generations
         self.selects = selects
-        self.audience = audience
+        self.publisher = publisher
         self.scored = scored
-        self.texts = Texts(state, turns, generations, audience)
+        self.texts = Texts(state, writer, generations, publisher)
 
     def target(self, task: Task, *, expect: int | None = None) -> Branch:
         """The task's branch. Raises NoBranch; Conflict if it is not at the position `expect`."""
@@ -93,7 +93,7 @@ class Desk:
     def drop(self, branch: Branch) -> None:
         """Release a branch; what is due of it is sent first."""
         self.generations.cancel_prefill(branch)
-        self.audience.drop(branch)
+        self.publisher.drop(branch)
         self.state.drop(branch)
 
 
@@ -105,16 +105,16 @@ def _one_task(op: Op) -> int:
     return 1
 
 
-class Home(NamedTuple, Generic[O_contra]):
+class OpHandler(NamedTuple, Generic[O_contra]):
     """Where an op lives.
 
     `tasks`: one for each branch it works on, in the order they are queued. `count`: how many those are
     at most (names may repeat), before they are made. `run`: does a task that is first in its queues, and
-    returns its reply, or None where it goes on and ends later (`Execution.end`). It raises RamifyError
+    returns its reply, or None where it goes on and ends later (`OpRunner.end`). It raises RamifyError
     before anything has changed.
     """
 
     tasks: Callable[[O_contra, FrameRun], list[Task]]
-    run: Callable[[Desk, O_contra, Task], Ok | None]
+    run: Callable[[OpContext, O_contra, Task], Ok | None]
     check: Callable[[O_contra, Faults], None] = _nothing_to_check
     count: Callable[[O_contra], int] = _one_task

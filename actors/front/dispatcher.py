@@ -1,4 +1,4 @@
-"""What gateway processes tell the core: handed to scheduler, cache, metrics and neighbours.
+"""What gateway processes tell the core, handed to scheduler, cache, metrics and other processes.
 
 It remembers which sessions of each process the cache has heard of, so that what they hold can be
 given back when the process ends without a word.
@@ -36,8 +36,11 @@ from ramify.protocol.messages import (
 )
 
 
-class Inlet:
-    """`up`: the processes that serve, by slot; its owner keeps it. `core`: from `serve` on."""
+class Dispatcher:
+    """`up`: the processes that serve, by the number of their worker; its owner keeps it.
+
+    `core`: from `serve` on.
+    """
 
     def __init__(self, metrics: Metrics, up: dict[int, GatewayProcess]) -> None:
         self.core: Core | None = None
@@ -53,15 +56,15 @@ class Inlet:
         relay = self._relays.get(process)
         if relay is None:
             relay = self._relays[process] = Relay()
-            relay.connect(_Taker(self, process))
+            relay.connect(_ProcessAddress(self, process))
         for message in messages:
             relay.tell(message)
         relay.tell(done)
 
-    def bury(self, process: GatewayProcess) -> None:
+    def release(self, process: GatewayProcess) -> None:
         """Give back what the sessions of a process held that has ended. What waits was never heard."""
-        self._metrics.gateway(process.slot, 0, 0, 0.0)
-        self._metrics.usage_ended(process.slot)
+        self._metrics.gateway(process.worker, 0, 0, 0.0)
+        self._metrics.usage_ended(process.worker)
         relay = self._relays.pop(process, None)
         if relay is not None:
             relay.close()
@@ -87,13 +90,13 @@ class Inlet:
 
     def _handle(self, process: GatewayProcess, message: CoreMessage) -> None:
         match message:
-            case Forward(slot, body):
-                neighbour = self._up.get(slot)
-                if neighbour is not None:
-                    neighbour.forward(body)
+            case Forward(worker, body):
+                peer = self._up.get(worker)
+                if peer is not None:
+                    peer.forward(body)
             case Gauges(sockets, sessions, lag, held, usage):
-                self._metrics.gateway(process.slot, sockets, sessions, lag, held)
-                self._metrics.usage(process.slot, usage)
+                self._metrics.gateway(process.worker, sockets, sessions, lag, held)
+                self._metrics.usage(process.worker, usage)
             case AskMetrics(ident):
                 self._metrics.scrape(lambda text: process.tell(MetricsText(ident, text)))
             case Submit() | Cancel() | CancelSession():
@@ -115,12 +118,12 @@ class Inlet:
         return self.core
 
 
-class _Taker:
+class _ProcessAddress:
     """Where the messages of one process go: an address that may be full for a while."""
 
-    def __init__(self, inlet: Inlet, process: GatewayProcess) -> None:
-        self._inlet = inlet
+    def __init__(self, dispatcher: Dispatcher, process: GatewayProcess) -> None:
+        self._dispatcher = dispatcher
         self._process = process
 
     def tell(self, message: CoreMessage | Callable[[], None], /) -> None:
-        self._inlet.take(self._process, message)
+        self._dispatcher.take(self._process, message)

@@ -35,7 +35,7 @@ class Stage(enum.Enum):
     ENDED = enum.auto()
 
 
-class Attachment:
+class SessionBinding:
     """The session side of one WebSocket.
 
     `credential`: whom sessions that it opens belong to.

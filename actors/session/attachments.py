@@ -6,16 +6,16 @@ the frames that it sent meanwhile run. The last one to go leaves the session its
 
 from collections.abc import Callable
 
-from ramify.actors.session.attachment import Attachment
-from ramify.actors.session.audience import Audience
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.execution import Execution
 from ramify.actors.session.inspections import Inspections
-from ramify.actors.session.ledger import Ledger
+from ramify.actors.session.op_runner import OpRunner
+from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.replies import error_message, refusals
+from ramify.actors.session.reply_log import ReplyLog
+from ramify.actors.session.sizes import op_bytes
 from ramify.actors.session.state import SessionState
+from ramify.actors.session.subscriber import Subscriber
 from ramify.actors.session.view import View
-from ramify.actors.session.weights import op_bytes
 from ramify.protocol.errors import Close, LimitExceeded
 from ramify.protocol.messages import Attach
 from ramify.protocol.wire import ClientMessage
@@ -24,27 +24,27 @@ Ops = list[ClientMessage]
 LOOK_SECONDS = 1.0  # how often a session that is due is looked at, while it generates
 
 
-class Presence:
-    """`on_frame(attachment, ops)`: a frame of a socket that has its `state`;
-    `on_gone(attachment)`: one of those is detached. `ttl_s`: the default,
+class Attachments:
+    """`on_frame(subscriber, ops)`: a frame of a socket that has its `state`;
+    `on_gone(subscriber)`: one of those is detached. `ttl_s`: the default,
     `ttl_max_s`: what a client may ask for."""
 
     def __init__(
         self,
         state: SessionState,
-        audience: Audience,
-        execution: Execution,
+        publisher: Publisher,
+        runner: OpRunner,
         inspections: Inspections,
         view: View,
         *,
         ttl_s: float,
         ttl_max_s: float,
-        on_frame: Callable[[Attachment, Ops], None],
-        on_gone: Callable[[Attachment], None],
+        on_frame: Callable[[Subscriber, Ops], None],
+        on_gone: Callable[[Subscriber], None],
     ) -> None:
         self._state = state
-        self._audience = audience
-        self._execution = execution
+        self._publisher = publisher
+        self._runner = runner
         self._inspections = inspections
         self._view = view
         self._on_frame = on_frame
@@ -59,11 +59,11 @@ class Presence:
     @property
     def sockets(self) -> list[int]:
         """Attached ones and those that wait for their `state`."""
-        return [*self._audience.attachments, *self._joining]
+        return [*self._publisher.subscribers, *self._joining]
 
     def _clients(self, write: bool) -> list[tuple[int, str]]:
         """(socket, client) of those `sockets` that may change the session, or of its viewers'."""
-        attached = [(s, a.client) for s, a in self._audience.attachments.items() if a.write == write]
+        attached = [(s, a.client) for s, a in self._publisher.subscribers.items() if a.write == write]
         return attached + [(s, m.open.who) for s, m in self._joining.items() if m.write == write]
 
     # --- coming ----------------------------------------------------------------------------------
@@ -106,9 +106,9 @@ class Presence:
 
     def frame(self, socket: int, ops: Ops) -> None:
         """Ops of one frame from a socket."""
-        attachment = self._audience.attachments.get(socket)
-        if attachment is not None:
-            self._on_frame(attachment, ops)
+        subscriber = self._publisher.subscribers.get(socket)
+        if subscriber is not None:
+            self._on_frame(subscriber, ops)
         elif socket in self._joining:
             self._keep(socket, ops)
 
@@ -140,31 +140,31 @@ class Presence:
         if message is None:  # gone in the meantime
             return
         opened = message.open
-        attachment = Attachment(socket, opened, self._state.meter, write=message.write)
-        self._audience.attachments[socket] = attachment
-        ledger = self._audience.ledger(opened.who, message.write)
+        subscriber = Subscriber(socket, opened, self._state.meter, write=message.write)
+        self._publisher.subscribers[socket] = subscriber
+        reply_log = self._publisher.reply_log(opened.who, message.write)
         if message.write:
             ttl = opened.ttl_s if opened.ttl_s is not None else self._default_ttl
             self._ttl = min(ttl, self._ttl_max)
-        state = self._view.opened(message, ledger, resident, lengths, self._ttl)
-        attachment.out.append(state)
+        state = self._view.opened(message, reply_log, resident, lengths, self._ttl)
+        subscriber.out.append(state)
         for branch in list(self._state.branches.values()):
-            self._catch_up(attachment, branch, ledger)
+            self._catch_up(subscriber, branch, reply_log)
         if message.write:
-            self._execution.generations.unpause(opened.who)
-        self._on_frame(attachment, message.ops)
+            self._runner.generations.unpause(opened.who)
+        self._on_frame(subscriber, message.ops)
         for ops in self._take(socket):
-            self._on_frame(attachment, ops)
+            self._on_frame(subscriber, ops)
 
-    def _catch_up(self, attachment: Attachment, branch: Branch, ledger: Ledger) -> None:
-        have = attachment.opened.have.get(branch.name)
+    def _catch_up(self, subscriber: Subscriber, branch: Branch, reply_log: ReplyLog) -> None:
+        have = subscriber.opened.have.get(branch.name)
         if have is not None:
-            attachment.resume(branch, have, attachment.opened.revision)
-            attachment.replay(branch, ledger.replies)
+            subscriber.resume(branch, have, subscriber.opened.revision)
+            subscriber.replay(branch, reply_log.replies)
             return
-        running = self._execution.generations.running_piece(branch)
-        attachment.begin(branch, running.start if running is not None else branch.released)
-        attachment.flush(branch)
+        running = self._runner.generations.running_segment(branch)
+        subscriber.begin(branch, running.start if running is not None else branch.released)
+        subscriber.flush(branch)
 
     # --- going -----------------------------------------------------------------------------------
 
@@ -172,52 +172,52 @@ class Presence:
         """The socket is gone; what its generations do was said in `open.detach`."""
         self._take(socket)
         joining = self._joining.pop(socket, None)
-        attachment = self._audience.attachments.pop(socket, None)
-        if attachment is not None:
-            self._on_gone(attachment)
-            attachment.close()
-        gone = attachment or joining
+        subscriber = self._publisher.subscribers.pop(socket, None)
+        if subscriber is not None:
+            self._on_gone(subscriber)
+            subscriber.close()
+        gone = subscriber or joining
         if gone is None or not gone.write:
             return
         client = gone.open.who if isinstance(gone, Attach) else gone.client
         present = self._clients(write=True)
         if all(other != client for _, other in present):
             policy = gone.open.detach if isinstance(gone, Attach) else gone.opened.detach
-            if policy == "pause" and client in self._audience.ledgers:  # else it never had an op
-                self._execution.generations.pause(client)
+            if policy == "pause" and client in self._publisher.reply_logs:  # else it never had an op
+                self._runner.generations.pause(client)
             elif policy == "cancel":
-                self._execution.cancel_generations_of(client)
+                self._runner.cancel_generations_of(client)
         if not present:
-            self._expires = self._audience.now + self._ttl
+            self._expires = self._publisher.now + self._ttl
             self._state.out.wake(self._expires)
 
     def forget(self, client: str) -> None:
         """Too many clients were here: this one's ids are gone, and so is that it is away."""
-        self._execution.generations.unpause(client)
+        self._runner.generations.unpause(client)
 
     # --- staying ---------------------------------------------------------------------------------
 
     def throttle(self, socket: int, held: bool) -> None:
         """The socket's queue is full (`held`), or short again."""
-        attachment = self._audience.attachments.get(socket)
-        if attachment is None:
+        subscriber = self._publisher.subscribers.get(socket)
+        if subscriber is None:
             return
-        attachment.throttled = held
+        subscriber.throttled = held
         if not held:
             for branch in self._state.branches.values():
-                self._audience.stream(attachment, branch)
+                self._publisher.stream(subscriber, branch)
 
     def tick(self) -> bool:
         """Time has passed: flush what waited for `tick_ms`. True if the session has expired.
 
         There is one timer, for the earliest time that was asked for: what is later asks again.
         """
-        now, out = self._audience.now, self._state.out
-        self._audience.tick()
+        now, out = self._publisher.now, self._state.out
+        self._publisher.tick()
         if self._expires is None:
             return False
         if now >= self._expires:
-            if not self._execution.busy:
+            if not self._runner.busy:
                 return True
             self._expires = now + max(self._ttl, LOOK_SECONDS)  # a detached generation may finish
         out.wake(self._expires)

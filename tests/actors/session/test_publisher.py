@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.attachment import Attachment
-from ramify.actors.session.audience import Audience
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.pieces import OutputPiece
+from ramify.actors.session.publisher import Publisher
+from ramify.actors.session.segments import OutputSegment
 from ramify.actors.session.state import SessionState
+from ramify.actors.session.subscriber import Subscriber
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
@@ -124,27 +124,27 @@ def test_a_viewer_who_calls_itself_like_the_author_hears_of_changes(sim: Callabl
 def test_ticks_come_at_equal_distances(every: int, late: int) -> None:
     """Tokens every `every` ms, a timer that is up to `late` ms late: times in ms."""
     state = SessionState(1, context=10_000, vocab=100, limits=Limits(), decode=lambda tokens: "")
-    audience = Audience(state, on_forget=lambda client: None)
+    publisher = Publisher(state, on_forget=lambda client: None)
     branches = [state.root(name) for name in ("a", "b")]
-    pieces = {branch: _running(branch) for branch in branches}
+    segments = {branch: _running(branch) for branch in branches}
     opened = w.Open(client="c", tick_ms=200)
-    attachment = audience.attachments[1] = Attachment(1, opened, state.meter, write=True)
+    subscriber = publisher.subscribers[1] = Subscriber(1, opened, state.meter, write=True)
     sent: list[int] = []
     wake: float | None = None
     for now in range(2000):
-        audience.now = now / 1e3
+        publisher.now = now / 1e3
         if now % every == 0:
-            for branch, piece in pieces.items():
-                piece.tokens.append(5)
-                piece.release(len(piece.tokens), "x")
-                audience.flush(branch)
-        if wake is not None and audience.now >= wake + late / 1e3:
+            for branch, segment in segments.items():
+                segment.tokens.append(5)
+                segment.release(len(segment.tokens), "x")
+                publisher.flush(branch)
+        if wake is not None and publisher.now >= wake + late / 1e3:
             wake = None
-            audience.tick()
-        if attachment.out:
-            assert [delta.branch for delta in attachment.out if isinstance(delta, w.Delta)] == ["a", "b"]
+            publisher.tick()
+        if subscriber.out:
+            assert [delta.branch for delta in subscriber.out if isinstance(delta, w.Delta)] == ["a", "b"]
             sent.append(now)
-            attachment.out = []
+            subscriber.out = []
         if state.out.wake_at is not None:
             wake, state.out.wake_at = state.out.wake_at, None
     gaps = [b - a for a, b in pairwise(sent)]
@@ -152,56 +152,56 @@ def test_ticks_come_at_equal_distances(every: int, late: int) -> None:
     assert all(200 <= gap <= 201 + max(late, every if late else 0) for gap in gaps), gaps
 
 
-def _running(branch: Branch) -> OutputPiece:
-    piece = OutputPiece(branch.position)
-    branch.pieces.append(piece)
-    return piece
+def _running(branch: Branch) -> OutputSegment:
+    segment = OutputSegment(branch.position)
+    branch.segments.append(segment)
+    return segment
 
 
 def test_what_a_reader_takes_up_again_between_ticks_is_sent_at_the_next(sim: Callable[..., Any]) -> None:
     """It used to wait for the next token, which never came for another client's last one."""
     state = SessionState(1, context=100, vocab=100, limits=Limits(), decode=lambda tokens: "")
-    audience = Audience(state, on_forget=lambda client: None)
+    publisher = Publisher(state, on_forget=lambda client: None)
     branch = state.root("a")
-    piece = _running(branch)
-    attachment = audience.attachments[1] = Attachment(
+    segment = _running(branch)
+    subscriber = publisher.subscribers[1] = Subscriber(
         1, w.Open(client="c", tick_ms=200), state.meter, write=True
     )
-    audience.now = 1.0
-    attachment.throttled = True
-    piece.tokens.append(5)
-    piece.release(1, "x")
-    audience.flush(branch)
-    audience.now = 1.1
-    attachment.throttled = False
-    audience.stream(attachment, branch)
-    assert attachment.out == []
+    publisher.now = 1.0
+    subscriber.throttled = True
+    segment.tokens.append(5)
+    segment.release(1, "x")
+    publisher.flush(branch)
+    publisher.now = 1.1
+    subscriber.throttled = False
+    publisher.stream(subscriber, branch)
+    assert subscriber.out == []
     assert state.out.wake_at == pytest.approx(1.2)
-    audience.now = 1.2
-    audience.tick()
-    assert [type(message) for message in attachment.out] == [w.Delta]
+    publisher.now = 1.2
+    publisher.tick()
+    assert [type(message) for message in subscriber.out] == [w.Delta]
 
 
 def test_a_slower_socket_asks_for_its_own_tick_when_a_faster_ones_has_come() -> None:
     """There is one timer, and the last tokens come before either is due."""
     state = SessionState(1, context=100, vocab=100, limits=Limits(), decode=lambda tokens: "")
-    audience = Audience(state, on_forget=lambda client: None)
+    publisher = Publisher(state, on_forget=lambda client: None)
     branch = state.root("a")
-    piece = _running(branch)
+    segment = _running(branch)
     fast, slow = (
-        Attachment(i, w.Open(client=str(i), tick_ms=tick), state.meter, write=True)
+        Subscriber(i, w.Open(client=str(i), tick_ms=tick), state.meter, write=True)
         for i, tick in ((1, 50), (2, 200))
     )
-    audience.attachments.update({1: fast, 2: slow})
-    for audience.now in (1.0, 1.01):
-        piece.tokens.append(5)
-        piece.release(len(piece.tokens), "x")
-        audience.flush(branch)
+    publisher.subscribers.update({1: fast, 2: slow})
+    for publisher.now in (1.0, 1.01):
+        segment.tokens.append(5)
+        segment.release(len(segment.tokens), "x")
+        publisher.flush(branch)
     asked: list[float] = []
     while state.out.wake_at is not None:
-        audience.now, state.out.wake_at = state.out.wake_at, None
-        asked.append(audience.now)
-        audience.tick()
+        publisher.now, state.out.wake_at = state.out.wake_at, None
+        asked.append(publisher.now)
+        publisher.tick()
     assert asked[:2] == pytest.approx([1.05, 1.2])
-    for attachment in (fast, slow):
-        assert [each.text for each in attachment.out if isinstance(each, w.Delta)] == ["x", "x"]
+    for subscriber in (fast, slow):
+        assert [each.text for each in subscriber.out if isinstance(each, w.Delta)] == ["x", "x"]

@@ -6,8 +6,8 @@ nothing, and may happen in another thread. `apply` checks the room and appends. 
 Template rules (protocol, rule 8). "append" renders only the new turns, as the difference that the
 template adds to a conversation that ends like this branch. "strict" renders everything again and
 moves the branch back to where the texts part. After a user's or a tool's turn the generation
-prompt is appended at once, as a piece of its own, so that all of it can be computed before
-`generate` arrives; a further `append` of messages takes that piece back first.
+prompt is appended at once, as a segment of its own, so that all of it can be computed before
+`generate` arrives; a further `append` of messages takes that segment back first.
 """
 
 import logging
@@ -27,9 +27,9 @@ from ramify.actors.session.conversation import (
     common_prefix,
     history_before,
 )
-from ramify.actors.session.drafts import Draft, Encoded, Part, Prepared
-from ramify.actors.session.meter import PIECE, TOKEN
-from ramify.actors.session.pieces import AnyPiece, History, OutputPiece, Tail
+from ramify.actors.session.drafts import Draft, Part, PartTokens, Prepared
+from ramify.actors.session.meter import SEGMENT, TOKEN
+from ramify.actors.session.segments import History, OutputSegment, Segment, Tail
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ ENDING = 32  # characters of a message that its end is known by
 log = logging.getLogger(__name__)
 
 
-class Turns:
+class BranchWriter:
     """Appends to the branches of one session."""
 
     def __init__(self, state: SessionState, tokenizer: Tokenizer, template: ChatTemplate) -> None:
@@ -56,12 +56,12 @@ class Turns:
     def situation(self, branch: Branch, op: Append, *, strict: bool) -> Hashable:
         """What `prepare` looks at. Branches with the same one get the same from one op. O(1).
 
-        But for the strict template: O(pieces).
+        But for the strict template: O(segments).
         """
         if op.messages is not None and strict:
-            return tuple(branch.pieces)
+            return tuple(branch.segments)
         tail, role, over_prompt = self._end(branch, op)
-        at = branch.pieces[-1].start if over_prompt else branch.position
+        at = branch.segments[-1].start if over_prompt else branch.position
         eos = _eos_text(branch) if tail is Tail.EOS else ""
         return tail, role, over_prompt, eos, at == 0, self._after(branch, at)
 
@@ -75,7 +75,7 @@ class Turns:
             len(message.content) + len(message.reasoning or "") + 64 for message in op.messages or ()
         )
         if strict:
-            size += sum(len(piece.tokens) for piece in branch.pieces) * 4
+            size += sum(len(segment.tokens) for segment in branch.segments) * 4
         return size
 
     def prepare(
@@ -91,7 +91,7 @@ class Turns:
         least = sum(self.tokenizer.least_tokens(part.text) for part in draft.parts)
         if least > room:
             return Prepared(msgspec.structs.replace(draft, least=least), None)
-        encoded: list[Encoded] = []
+        encoded: list[PartTokens] = []
         start, after = draft.start, draft.after
         for part in draft.parts:
             encode = self.tokenizer.encode_chat if part.chat else self.tokenizer.encode
@@ -116,7 +116,7 @@ class Turns:
         Raises TooLong or LimitExceeded, and then nothing has changed.
         """
         state, draft = self._state, prepared.draft
-        cut = branch.pieces[-1].start if draft.over_prompt else draft.cut
+        cut = branch.segments[-1].start if draft.over_prompt else draft.cut
         cut = cut if cut is not None and cut < branch.position else None
         removed = branch.position - cut if cut is not None else 0
         if prepared.encoded is None:
@@ -127,7 +127,7 @@ class Turns:
         messages = [message for part in draft.parts for message in part.messages]
         chars = 2 * sum(len(part.text) for part in draft.parts)
         chars += sum(len(message.content) + len(message.reasoning or "") for message in messages)
-        state.meter.require(PIECE * (1 + len(messages)) + TOKEN * count + chars)
+        state.meter.require(SEGMENT * (1 + len(messages)) + TOKEN * count + chars)
         if cut is not None:
             state.truncate(branch, cut)
         for part, encoded in zip(draft.parts, prepared.encoded, strict=True):
@@ -155,7 +155,7 @@ class Turns:
         if op.messages is not None and strict:
             return self._draft_strict(branch, op.messages, tools)
         tail, role, over_prompt = self._end(branch, op)
-        at = branch.pieces[-1].start if over_prompt else branch.position
+        at = branch.segments[-1].start if over_prompt else branch.position
         after = self._after(branch, at)
         if op.messages is not None:
             text = self._added(branch, tail, role, op.messages, tools)
@@ -179,7 +179,7 @@ class Turns:
             return (Tail.OPEN, role, False) if opened else (Tail.RAW, None, False)
         if tail is not Tail.PROMPT:
             return tail, role, False
-        before = branch.pieces[-2] if len(branch.pieces) > 1 else None
+        before = branch.segments[-2] if len(branch.segments) > 1 else None
         return (before.tail, before.role, True) if before else (Tail.RAW, None, True)
 
     def _added(
@@ -226,9 +226,9 @@ class Turns:
             end = common_prefix(closed, rendered)  # then comes the generation prompt
         at, begin = common(branch, before.base, rendered, self.tokenizer.inside_token)
         end = max(end, begin)
-        lost = [(piece, index) for piece, index in before.turns if piece.start >= at]
+        lost = [(segment, index) for segment, index in before.turns if segment.start >= at]
         changed = at < branch.position and any(
-            _speaks(p) for p in branch.pieces if p.end > at or p.start >= at
+            _speaks(p) for p in branch.segments if p.end > at or p.start >= at
         )
         end_of = partial(self._end_of, every)
         new = Border(begin, len(before.messages), 1)
@@ -357,9 +357,9 @@ class Turns:
 
     def _after(self, branch: Branch, at: int) -> int | None:
         """The token before position `at`, if it changes how text behind it is tokenized."""
-        for piece in reversed(branch.pieces):
-            if piece.start < at:
-                return self.tokenizer.context(piece.tokens[at - piece.start - 1])
+        for segment in reversed(branch.segments):
+            if segment.start < at:
+                return self.tokenizer.context(segment.tokens[at - segment.start - 1])
         return None
 
     def _check(self, tokens: Sequence[int], field: str | None = None) -> None:
@@ -386,24 +386,26 @@ class Turns:
         )
 
 
-def _encoded(tokens: Sequence[int]) -> Encoded:
+def _encoded(tokens: Sequence[int]) -> PartTokens:
     packed = array("i", tokens)
-    return Encoded(packed, packed.tobytes())
+    return PartTokens(packed, packed.tobytes())
 
 
-def _speaks(piece: AnyPiece) -> bool:
+def _speaks(segment: Segment) -> bool:
     """Whether a conversation is read off it."""
-    return isinstance(piece, OutputPiece) or bool(piece.messages or piece.history or not piece.chat)
+    return isinstance(segment, OutputSegment) or bool(
+        segment.messages or segment.history or not segment.chat
+    )
 
 
 def _before_prompt(branch: Branch) -> int:
     """Where an append to the branch begins at the earliest, if it takes nothing back but a prompt."""
-    return branch.pieces[-1].start if branch.tail is Tail.PROMPT else branch.position
+    return branch.segments[-1].start if branch.tail is Tail.PROMPT else branch.position
 
 
 def _eos_text(branch: Branch) -> str:
     """The end-of-turn token that the branch ends with, as the template spells it."""
-    for piece in reversed(branch.pieces):
-        if isinstance(piece, OutputPiece):
-            return piece.eos_text
+    for segment in reversed(branch.segments):
+        if isinstance(segment, OutputSegment):
+            return segment.eos_text
     return ""

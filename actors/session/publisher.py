@@ -1,29 +1,29 @@
 """Everybody who is attached to a session: who gets which reply, event and delta.
 
-Pure. It holds the attachments and, for each client, the ids it used with their replies; how one
-socket is served is in `attachment`.
+Pure. It holds the subscribers and, for each client, the ids it used with their replies; how one
+socket is served is in `subscriber`.
 """
 
 from collections.abc import Callable, Sequence
 
-from ramify.actors.session.attachment import Attachment
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.ledger import Ledger
+from ramify.actors.session.reply_log import ReplyLog
 from ramify.actors.session.state import SessionState
+from ramify.actors.session.subscriber import Subscriber
 from ramify.actors.session.tasks import Task
 from ramify.protocol.wire import Done, Event, JsonObject, Ok, ServerMessage
 
 TOLD = frozenset({"rebased", "dropped", "kept"})  # of a reply's result, to those who did not ask
-LEDGERS_KEPT = 64  # clients of one session whose op ids are remembered
+REPLY_LOGS_KEPT = 64  # clients of one session whose op ids are remembered
 
 
-class Audience:
+class Publisher:
     """`now`: set before anything is sent. `on_forget(client)`: its ids are no longer remembered."""
 
     def __init__(self, state: SessionState, *, on_forget: Callable[[str], None]) -> None:
-        self.attachments: dict[int, Attachment] = {}
-        self.ledgers: dict[str, Ledger] = {}
-        self._viewers: dict[str, Ledger] = {}  # a viewer's ids are its own, whatever it calls itself
+        self.subscribers: dict[int, Subscriber] = {}
+        self.reply_logs: dict[str, ReplyLog] = {}
+        self._viewers: dict[str, ReplyLog] = {}  # a viewer's ids are its own, whatever it calls itself
         self.now = 0.0
         self._state = state
         self._on_forget = on_forget
@@ -44,15 +44,15 @@ class Audience:
 
         `write`: False where a viewer asked. `children`: the branches that the op made.
         """
-        self.ledger(client, write).record(ident, message if again is None else again, keep=keep)
-        for attachment in self.attachments.values():
-            if attachment.client == client and attachment.write == write:
-                attachment.reply(branch, message, children)
+        self.reply_log(client, write).record(ident, message if again is None else again, keep=keep)
+        for subscriber in self.subscribers.values():
+            if subscriber.client == client and subscriber.write == write:
+                subscriber.reply(branch, message, children)
 
     def announce(self, task: Task, reply: Ok | Done) -> None:
         """Tell the other clients that the tree changed. The author's own socket may be gone."""
         client = task.frame.client
-        others = [a for a in self.attachments.values() if a.client != client or not a.write]
+        others = [a for a in self.subscribers.values() if a.client != client or not a.write]
         if not others:
             return
         details: JsonObject = {"position": reply.position}
@@ -71,79 +71,79 @@ class Audience:
         branches = self._state.branches
         branch = branches.get(reply.branch or "")
         children = [branches[name] for name in task.children]
-        for attachment in others:
+        for subscriber in others:
             # Who reads nothing for so long misses events: the next one's `revision` shows it.
-            if attachment.held < self._state.limits.ops_in_flight:
-                attachment.reply(branch, event, children)
+            if subscriber.held < self._state.limits.ops_in_flight:
+                subscriber.reply(branch, event, children)
 
     def flush(self, branch: Branch) -> None:
         """Send what `branch` released, to everybody who may have it now."""
-        for attachment in self.attachments.values():
-            self.stream(attachment, branch)
+        for subscriber in self.subscribers.values():
+            self.stream(subscriber, branch)
 
-    def stream(self, attachment: Attachment, branch: Branch) -> None:
+    def stream(self, subscriber: Subscriber, branch: Branch) -> None:
         """Send what `branch` released to one of them, now or at its next tick."""
-        later = attachment.stream(branch, self.now)
+        later = subscriber.stream(branch, self.now)
         if later is not None:
             self._state.out.wake(later)
 
     def tick(self) -> None:
         """Time has passed: send what waited for `tick_ms`."""
-        for attachment in self.attachments.values():
-            later = attachment.tick(self._state.branches.values(), self.now)
+        for subscriber in self.subscribers.values():
+            later = subscriber.tick(self._state.branches.values(), self.now)
             if later is not None:
                 self._state.out.wake(later)
 
     def begin(self, branch: Branch) -> None:
         """A new branch: its text so far is known."""
-        for attachment in self.attachments.values():
-            attachment.begin(branch, branch.position)
+        for subscriber in self.subscribers.values():
+            subscriber.begin(branch, branch.position)
 
     def cut(self, branch: Branch, to: int) -> None:
         """The branch was moved back to `to`."""
-        for attachment in self.attachments.values():
-            attachment.cut(branch, to)
+        for subscriber in self.subscribers.values():
+            subscriber.cut(branch, to)
 
     def settle(self, branch: Branch) -> None:
         """The branch is about to hold something else: what is due of it is sent."""
-        for attachment in self.attachments.values():
-            attachment.settle(branch)
+        for subscriber in self.subscribers.values():
+            subscriber.settle(branch)
 
     def place(self, branch: Branch) -> None:
         """The branch was moved to where another one is, whose text is known."""
-        for attachment in self.attachments.values():
-            attachment.place(branch)
+        for subscriber in self.subscribers.values():
+            subscriber.place(branch)
 
     def rewrite(self, branch: Branch, to: int) -> None:
         """What stands on the branch from `to` on has changed: it is told anew."""
-        for attachment in self.attachments.values():
-            attachment.rewrite(branch, to)
+        for subscriber in self.subscribers.values():
+            subscriber.rewrite(branch, to)
 
     def rename(self, branch: Branch, name: str) -> None:
         """The branch is about to get another name."""
-        for attachment in self.attachments.values():
-            attachment.rename(branch, name)
+        for subscriber in self.subscribers.values():
+            subscriber.rename(branch, name)
 
     def drop(self, branch: Branch) -> None:
         """The branch is about to go."""
-        for attachment in self.attachments.values():
-            attachment.drop(branch)
+        for subscriber in self.subscribers.values():
+            subscriber.drop(branch)
 
-    def ledger(self, client: str, write: bool = True) -> Ledger:
+    def reply_log(self, client: str, write: bool = True) -> ReplyLog:
         """The ids of `client`; forgets clients that are gone when there are too many.
 
         Viewers push viewers out only: nobody with the session's key is forgotten for them.
         """
-        ledgers = self.ledgers if write else self._viewers
-        ledger = ledgers.get(client)
-        if ledger is None:
-            attached = {a.client for a in self.attachments.values() if a.write == write}
-            for other in list(ledgers):
-                if len(ledgers) < LEDGERS_KEPT:
+        reply_logs = self.reply_logs if write else self._viewers
+        reply_log = reply_logs.get(client)
+        if reply_log is None:
+            attached = {a.client for a in self.subscribers.values() if a.write == write}
+            for other in list(reply_logs):
+                if len(reply_logs) < REPLY_LOGS_KEPT:
                     break
-                if other not in attached and ledgers[other].idle:
-                    ledgers.pop(other).forget()
+                if other not in attached and reply_logs[other].idle:
+                    reply_logs.pop(other).forget()
                     if write:
                         self._on_forget(other)
-            ledger = ledgers[client] = Ledger(client, self._state.limits, self._state.meter)
-        return ledger
+            reply_log = reply_logs[client] = ReplyLog(client, self._state.limits, self._state.meter)
+        return reply_log

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.gateway.attachment import PENDING_FRAMES, Attachment, Stage
+from ramify.actors.gateway.binding import PENDING_FRAMES, SessionBinding, Stage
 from ramify.actors.gateway.notices import Notices
 from ramify.actors.gateway.timers import Timers
 from ramify.actors.kit.clock import ManualClock
@@ -37,7 +37,7 @@ EVENTS = st.lists(
 
 
 class World:
-    """The attachment between a stub directory and sessions; each session is used once."""
+    """The binding between a stub directory and sessions; each session is used once."""
 
     def __init__(self) -> None:
         self.directory: Mailbox = Mailbox("directory", 100)
@@ -51,7 +51,7 @@ class World:
             sessions=self.router,
             notices=Notices(self.router),
         )
-        self.socket = Attachment(self.hub, 1)  # type: ignore[arg-type]
+        self.socket = SessionBinding(self.hub, 1)  # type: ignore[arg-type]
 
     def answer(self) -> int:
         """The directory's next answer: a new session."""
@@ -157,7 +157,7 @@ def test_a_client_without_a_name_gets_one_that_nobody_has() -> None:
     world = World()
     made = []
     for _ in range(50):
-        assert Attachment(world.hub, 1).route([Open()], 10) == []  # type: ignore[arg-type]
+        assert SessionBinding(world.hub, 1).route([Open()], 10) == []  # type: ignore[arg-type]
         (message,) = world.directory.drain_nowait()
         made.append(message.open.who)
     assert len(set(made)) == 50

@@ -1,7 +1,7 @@
 """Ops that wait for their branches and run in order: who is next, how each ends, its reply. Pure.
 
 An op's tasks come in checked (`intake`), wait in the queues of the branches that they touch
-(`program`), and run (`ops/`); those that go on, a generation or the tokenizing of long text, end
+(`op_queues`), and run (`ops/`); those that go on, a generation or the tokenizing of long text, end
 later. Each gets its terminal reply here, and then whoever waited for it runs.
 """
 
@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterable, Set
 
 import msgspec
 
-from ramify.actors.session.audience import Audience
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.choices import Choices
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.generations import Generations
-from ramify.actors.session.ops.home import Desk
-from ramify.actors.session.ops.registry import HOMES
-from ramify.actors.session.program import Program
+from ramify.actors.session.op_queues import OpQueues
+from ramify.actors.session.ops.handler import OpContext
+from ramify.actors.session.ops.registry import HANDLERS
+from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.races import Races
 from ramify.actors.session.replies import (
     Cancelled,
@@ -31,7 +32,6 @@ from ramify.actors.session.replies import (
 from ramify.actors.session.selects import Selects
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
-from ramify.actors.session.turns import Turns
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Done, Generate, Ok, Select, ServerMessage
 
@@ -39,40 +39,42 @@ GENERATES = frozenset({"generate", "select"})  # output
 ADDS = frozenset({"append", "join"})  # input, which a generation will want computed
 
 
-class Execution:
+class OpRunner:
     """`len`: tasks that wait or run."""
 
     def __init__(
         self,
         state: SessionState,
-        audience: Audience,
-        turns: Turns,
+        publisher: Publisher,
+        writer: BranchWriter,
         detokenizer: Detokenizer,
         random_seed: Callable[[], int],
     ) -> None:
         self._state = state
-        self._audience = audience
-        self._program: Program[Task] = Program()
+        self._publisher = publisher
+        self._queues: OpQueues[Task] = OpQueues()
         self._queued = 0
         self._broken: RamifyError | None = None  # the engine; nothing is begun any more
         self._deadlines: list[tuple[float, int, Task]] = []  # of generations, from their arrival on
         self._arrivals = 0  # so that equal deadlines are not compared by their tasks
         self.generations = Generations(
             state,
-            turns,
+            writer,
             detokenizer,
             random_seed=random_seed,
-            on_output=audience.flush,
+            on_output=publisher.flush,
             on_done=self._generation_done,
-            on_cut=audience.cut,
+            on_cut=publisher.cut,
             on_refused=self.end,
         )
-        self.selects = Selects(state, turns, self.generations, audience, on_end=self._selected)
-        self._races = Races(self._program, state.branches)
-        self._desk = Desk(state, turns, self.generations, self.selects, audience, self._races.scored)
+        self.selects = Selects(state, writer, self.generations, publisher, on_end=self._selected)
+        self._races = Races(self._queues, state.branches)
+        self._context = OpContext(
+            state, writer, self.generations, self.selects, publisher, self._races.scored
+        )
 
     def __len__(self) -> int:
-        return len(self._program)
+        return len(self._queues)
 
     @property
     def queued(self) -> int:
@@ -86,15 +88,15 @@ class Execution:
 
     def expects(self, name: str) -> bool:
         """Whether there is a branch of this name, or an op that may be going to make it."""
-        return name in self._state.branches or self._program.behind(name) > 0
+        return name in self._state.branches or self._queues.behind(name) > 0
 
     # --- in order --------------------------------------------------------------------------------
 
     def add(self, tasks: list[Task]) -> None:
         """Queue the tasks of an op; `start` runs them."""
         for task in tasks:
-            task.arrived = self._audience.now
-            self._program.add(task)
+            task.arrived = self._publisher.now
+            self._queues.add(task)
             self._races.add(task, task.arrived)
             op = task.op
             late = op.deadline_ms if isinstance(op, Generate | Select) else None
@@ -110,8 +112,8 @@ class Execution:
             bill.left -= 1
             if not bill.left:
                 self._hold(-bill.size)
-        freed = self._program.finish(task)
-        self._races.finished(task, self._audience.now)
+        freed = self._queues.finish(task)
+        self._races.finished(task, self._publisher.now)
         return freed
 
     def _hold(self, count: int) -> None:
@@ -123,7 +125,7 @@ class Execution:
         ready = deque(tasks)
         while ready:
             task = ready.popleft()
-            if not self._program.start(task):
+            if not self._queues.start(task):
                 continue
             try:
                 reply = self._run(task)
@@ -135,7 +137,7 @@ class Execution:
                 if task.kind != "spawn":
                     self._complete(task, reply)
                 else:
-                    self._audience.announce(task, reply)
+                    self._publisher.announce(task, reply)
                 ready.extendleft(reversed(self._finish(task)))
                 if not self._followed(task):
                     self._prefill(task)
@@ -152,17 +154,17 @@ class Execution:
             )
         if self._broken is not None:
             raise self._broken
-        return HOMES[type(task.op)].run(self._desk, task.op, task)
+        return HANDLERS[type(task.op)].run(self._context, task.op, task)
 
     def _followed(self, task: Task) -> bool:
         """Whether an op waits behind `task`, which has just finished."""
-        return any(map(self._program.behind, task.touched))
+        return any(map(self._queues.behind, task.touched))
 
     def _prefill(self, task: Task) -> None:
         """Nobody waits for what `task` has added: it is computed ahead."""
         branch = self._branch(task.branch) if task.kind in ADDS else None
         if branch is not None:
-            self.generations.prefill(branch, self._audience.now)
+            self.generations.prefill(branch, self._publisher.now)
 
     # --- what ends later -------------------------------------------------------------------------
 
@@ -173,7 +175,7 @@ class Execution:
         if self.selects.encoded(ticket, prepared, error):
             return
         assert not isinstance(prepared, Choices)
-        for task, end in self._desk.texts.encoded(ticket, prepared, error):
+        for task, end in self._context.texts.encoded(ticket, prepared, error):
             self.end(task, end)
 
     def end(
@@ -209,26 +211,26 @@ class Execution:
     def cancel(self, client: str, ids: Set[int]) -> list[Task]:
         """Those ops of the client. Returns the tasks that this ended or will end."""
         return self._cancel(
-            [task for task in self._program.on() if task.frame.client == client and task.op.id in ids]
+            [task for task in self._queues.on() if task.frame.client == client and task.op.id in ids]
         )
 
     def cancel_generations(self, branches: Set[str] | None) -> list[Task]:
         """Those that run or wait on the branches, None: on all. See `cancel`."""
         tasks = [
             task
-            for task in self._program.on(branches)
+            for task in self._queues.on(branches)
             if task.kind in GENERATES
             or (task.kind == "spawn" and (branches is None or task.branch in branches))
         ]
         spawned = {id(task.op) for task in tasks if task.kind == "spawn"}
         if spawned:  # the generations of a fork that will not be made
             taken = set(map(id, tasks))
-            tasks += [t for t in self._program.on() if id(t.op) in spawned and id(t) not in taken]
+            tasks += [t for t in self._queues.on() if id(t.op) in spawned and id(t) not in taken]
         return self._cancel(tasks)
 
     def cancel_generations_of(self, client: str) -> None:
         """The client is gone, and nobody else wants them."""
-        mine = [task for task in self._program.on() if task.frame.client == client]
+        mine = [task for task in self._queues.on() if task.frame.client == client]
         self._cancel([task for task in mine if task.kind in GENERATES or task.kind == "spawn"])
 
     def cancel_subtree(self, branches: Set[str] | None) -> list[Task]:
@@ -241,7 +243,7 @@ class Execution:
         below = self._state.below(roots) if branches is not None else [*known.values()]
         inside = {branch.name for branch in below} | set(branches or ())
         tasks: list[Task] = []
-        for task in self._program.on():
+        for task in self._queues.on():
             makes = task.kind in ("fork", "spawn")
             where = [task.branch] if makes else task.touched
             if task.kind != "drop" and (branches is None or not inside.isdisjoint(where)):
@@ -263,11 +265,11 @@ class Execution:
         starts. `within`: the branches on which all is cancelled; ops on other branches that wait for one
         of the tasks are skipped.
         """
-        running = [task for task in tasks if self._program.running(task)]
+        running = [task for task in tasks if self._queues.running(task)]
         done: list[Task] = []
         freed: list[Task] = []
         for task in tasks:
-            if self._program.running(task):
+            if self._queues.running(task):
                 continue
             freed += self._finish(task)
             done.append(task)
@@ -275,7 +277,7 @@ class Execution:
                 task.frame.failed.update((name, None) for name in task.touched if name not in within)
             if task.kind != "spawn":
                 self._refuse(task, Cancelled("cancelled before it ran"))
-        now = self._audience.now
+        now = self._publisher.now
         done += [
             task for task in running if self.generations.cancel(task, now) or self.selects.cancel(task)
         ]
@@ -285,8 +287,8 @@ class Execution:
     # --- deadlines -------------------------------------------------------------------------------
 
     def _watch(self, task: Task, deadline: float) -> None:
-        if len(self._deadlines) > 64 + 2 * len(self._program):  # most of them ended long before
-            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._program]
+        if len(self._deadlines) > 64 + 2 * len(self._queues):  # most of them ended long before
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._queues]
             heapq.heapify(self._deadlines)
         self._arrivals += 1
         heapq.heappush(self._deadlines, (deadline, self._arrivals, task))
@@ -297,18 +299,18 @@ class Execution:
 
         One that the scheduler has is ended by the scheduler.
         """
-        now, late = self._audience.now, self._deadlines
+        now, late = self._publisher.now, self._deadlines
         running: list[Task] = []
         waiting: list[Task] = []
-        while late and (late[0][0] <= now or late[0][2] not in self._program):
+        while late and (late[0][0] <= now or late[0][2] not in self._queues):
             task = heapq.heappop(late)[2]
-            if task in self._program:
-                (running if self._program.running(task) else waiting).append(task)
+            if task in self._queues:
+                (running if self._queues.running(task) else waiting).append(task)
         if late:
             self._state.out.wake(late[0][0])
         spawns = {id(task.op) for task in waiting}
         if spawns:  # else all that waits would be looked at, at each tick
-            waiting += [t for t in self._program.on() if t.kind == "spawn" and id(t.op) in spawns]
+            waiting += [t for t in self._queues.on() if t.kind == "spawn" and id(t.op) in spawns]
         freed: list[Task] = []
         for task in waiting:
             freed += self._finish(task)
@@ -325,9 +327,9 @@ class Execution:
 
     def fail(self, error: RamifyError) -> None:
         """After `refuse`: what runs ends with `error`, and so does what waits for it, or is skipped."""
-        self.generations.fail(error, self._audience.now)
+        self.generations.fail(error, self._publisher.now)
         self.selects.fail(error)
-        for task in self._desk.texts.waiting():
+        for task in self._context.texts.waiting():
             self.end(task, error)
 
     # --- terminal replies ------------------------------------------------------------------------
@@ -337,10 +339,10 @@ class Execution:
         branches = self._state.branches
         branch = branches.get(reply.branch or "")
         children = [branches[name] for name in task.children]
-        self._audience.reply(
+        self._publisher.reply(
             task.frame.client, task.op.id, reply, branch, again=again, children=children
         )
-        self._audience.announce(task, reply)
+        self._publisher.announce(task, reply)
 
     def _fail(self, task: Task, error: RamifyError) -> None:
         bare(error)  # it may be kept, and raised again
@@ -354,7 +356,7 @@ class Execution:
     def _refuse(self, task: Task, error: RamifyError) -> None:
         ident = task.op.id
         message = error_message(error, ident=ident, branch=task.branch)
-        self._audience.reply(task.frame.client, ident, message, self._branch(task.branch))
+        self._publisher.reply(task.frame.client, ident, message, self._branch(task.branch))
 
     def _branch(self, name: str | None) -> Branch | None:
         return self._state.branches.get(name or "")

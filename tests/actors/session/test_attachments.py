@@ -119,7 +119,7 @@ def test_viewers_keep_no_writer_out_and_no_ledger_is_forgotten_for_them(sim: Cal
     engine.pump()
     core = engine.cores[1]
     assert set(core.sockets) == {first.socket, second.socket, writer.socket}
-    assert core.audience.ledgers["c"].last == 1
+    assert core.publisher.reply_logs["c"].last == 1
     third = view(engine, "d")
     core.attach(m.Attach(third.socket + 1, w.Open(client="e", session="s_1"), [], False), engine.now)
     assert closes(engine)[-1][1] == Close.FORBIDDEN

@@ -10,7 +10,7 @@ from ramify.protocol.messages import Progress, Tokens
 from ramify.protocol.plan import StepResult
 
 
-class Outbox:
+class Deliveries:
     def __init__(self) -> None:
         self._landed: list[tuple[StepResult, list[Run], list[int] | None]] = []
         self._ended: list[tuple[Request, Reason, float, Code | None, str]] = []

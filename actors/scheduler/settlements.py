@@ -17,7 +17,7 @@ from ramify.protocol.messages import Acquire, Commit, Grow, Settle, Settled
 MAX_OUTSTANDING = 4
 
 
-class Ledger:
+class Settlements:
     def __init__(self, pages: int, page_size: int, lookahead: int) -> None:
         self._page_size = page_size
         self._lookahead = lookahead

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.messages import as_dicts
+from ramify.actors.session.chat_messages import as_dicts
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
 from tests.actors.session.test_conversations import STRIPS, Chat, bytewise, user
@@ -97,7 +97,7 @@ def test_one_text_for_many_branches_is_tokenized_once(
     assert len(client.replies[3]) == 50
     assert sum("word" in text for text in counting.texts) == 1
     branches = engine.cores[1].state.branches
-    assert len({id(branches[name].pieces[-1].tokens) for name in children}) == 1  # memory, too
+    assert len({id(branches[name].segments[-1].tokens) for name in children}) == 1  # memory, too
 
 
 def test_branches_that_end_differently_get_what_each_needs(sim: Callable[..., Any]) -> None:
@@ -163,7 +163,7 @@ def test_many_middling_texts_of_one_frame_do_not_hold_the_loop(sim: Callable[...
     ops = [w.Append(id=i, text="word " * 200) for i in range(1, 11)]
     client.send(*ops)
     core.frame(client.socket, ops, engine.now)
-    assert sum(len(piece.text) for piece in core.state.branches["main"].pieces) <= 4096
+    assert sum(len(segment.text) for segment in core.state.branches["main"].segments) <= 4096
     assert core.state.out.encode != []
 
 
@@ -211,18 +211,18 @@ def test_a_generation_prompt_or_an_end_of_turn_that_the_model_does_not_have() ->
     last = fast.convert_tokens_to_ids("<|im_start|>")
     chat.say(user("Hi"))
     position = chat.branch.position
-    chat.turns._unknown = {last: "<|im_start|>"}
+    chat.writer._unknown = {last: "<|im_start|>"}
     chat.state.vocab = last
     with pytest.raises(Exception, match=r"'<\|im_start\|>' is token"):
         chat.say(user("More"))
     assert chat.branch.position == position
-    chat.turns._unknown = {fast.convert_tokens_to_ids("<|im_end|>"): "<|im_end|>"}
-    chat.turns.close_turn(chat.branch)
+    chat.writer._unknown = {fast.convert_tokens_to_ids("<|im_end|>"): "<|im_end|>"}
+    chat.writer.close_turn(chat.branch)
     assert chat.branch.position == position
 
 
 def test_text_that_the_model_said_never_becomes_ids_it_does_not_have() -> None:
     chat = Chat(sentencepiece("never"))
     known = chat.tokenizer.encode("hello")
-    chat.turns._unknown = {known[0]: "x"}
-    assert known[0] not in chat.turns.continue_output(chat.branch, "hello")
+    chat.writer._unknown = {known[0]: "x"}
+    assert known[0] not in chat.writer.continue_output(chat.branch, "hello")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ramify.actors.front.switch import Switch
+from ramify.actors.front.peer_router import PeerRouter
 from ramify.actors.kit.batch import CannotEncode
 from ramify.actors.kit.mailbox import Mailbox, MailboxFull
 from ramify.protocol.messages import (
@@ -20,7 +20,7 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.wire import Append, Error, Open, Pong
 
-HERE, THERE = 0, 1  # slots; so are their first sockets and sessions, modulo SLOTS
+HERE, THERE = 0, 1  # workers; so are their first sockets and sessions, modulo MAX_WORKERS
 SOCKET, SESSION = 64, 65  # a socket here, a session there
 
 
@@ -29,16 +29,16 @@ class Pair:
 
     def __init__(self, capacity: int = 100) -> None:
         self.frames = 0
-        self.here = Switch(HERE, self._forward, 256)
-        self.there = Switch(THERE, self._forward, 256)
-        for switch in (self.here, self.there):
-            switch.peers({HERE, THERE})
+        self.here = PeerRouter(HERE, self._forward, 256)
+        self.there = PeerRouter(THERE, self._forward, 256)
+        for router in (self.here, self.there):
+            router.peers({HERE, THERE})
         self.session: Mailbox[SessionMessage] = Mailbox("session", capacity)
         self.there.sessions.add(SESSION, self.session)
 
-    def _forward(self, slot: int, body: bytes) -> None:
+    def _forward(self, worker: int, body: bytes) -> None:
         self.frames += 1
-        (self.here, self.there)[slot].receive(body)
+        (self.here, self.there)[worker].receive(body)
 
     def open(self, session: str | None = "s_1_x") -> OpenSession:
         message = OpenSession(SOCKET, Open(client="c", session=session), [])
@@ -111,23 +111,23 @@ async def test_a_busy_session_refuses_frames_but_hears_of_its_sockets() -> None:
 
 
 async def test_a_new_process_asks_nobody_before_it_knows_its_neighbours() -> None:
-    """Else a session that a neighbour has would be one that does not exist."""
+    """Else a session that a peer has would be one that does not exist."""
     sent: list[int] = []
-    switch = Switch(HERE, lambda slot, body: sent.append(slot), 256)
+    router = PeerRouter(HERE, lambda worker, body: sent.append(worker), 256)
     own, abroad, lost = (
         OpenSession(64 * n, Open(client="c", session=session), [])
         for n, session in enumerate(("s_0_x", "s_1_x", "s_7_x"), 1)
     )
     for message in (own, abroad, lost):
-        switch.directory.tell(message)
-    assert switch.to_directory.drain_nowait() == [own]
-    switch.peers({THERE})  # it does not know this one yet: its answer would go nowhere
+        router.directory.tell(message)
+    assert router.to_directory.drain_nowait() == [own]
+    router.peers({THERE})  # it does not know this one yet: its answer would go nowhere
     await turn()
     assert sent == []
-    switch.peers({HERE, THERE})
+    router.peers({HERE, THERE})
     await turn()
     assert sent == [THERE]
-    assert switch.to_directory.drain_nowait() == [lost]
+    assert router.to_directory.drain_nowait() == [lost]
 
 
 async def test_a_refused_open_is_forgotten() -> None:
@@ -172,51 +172,51 @@ async def test_frames_are_refused_while_the_way_to_the_neighbour_is_full() -> No
     """Notices are kept: they must arrive."""
     behind = True
     sent: list[int] = []
-    switch = Switch(HERE, lambda slot, body: sent.append(slot), 256, behind=lambda: behind)
-    switch.peers({HERE, THERE})
+    router = PeerRouter(HERE, lambda worker, body: sent.append(worker), 256, behind=lambda: behind)
+    router.peers({HERE, THERE})
     with pytest.raises(MailboxFull):
-        switch.sessions.tell(SESSION, Frame(SOCKET, []))
-    assert switch.sessions.tell(SESSION, Throttled(SOCKET))
+        router.sessions.tell(SESSION, Frame(SOCKET, []))
+    assert router.sessions.tell(SESSION, Throttled(SOCKET))
     await turn()
     assert sent == [THERE]
     behind = False
-    assert switch.sessions.tell(SESSION, Frame(SOCKET, []))
+    assert router.sessions.tell(SESSION, Frame(SOCKET, []))
 
 
 async def test_what_cannot_be_forwarded_now_goes_later() -> None:
     bodies: list[bytes] = []
     full = True
 
-    def forward(slot: int, body: bytes) -> None:
+    def forward(worker: int, body: bytes) -> None:
         if full:
             raise MailboxFull("the link")
         bodies.append(body)
 
-    switch = Switch(HERE, forward, 256)
-    switch.peers({HERE, THERE})
-    switch.sessions.tell(SESSION, Throttled(SOCKET))
+    router = PeerRouter(HERE, forward, 256)
+    router.peers({HERE, THERE})
+    router.sessions.tell(SESSION, Throttled(SOCKET))
     await turn()
-    switch.sessions.tell(SESSION, Detached(SOCKET))
+    router.sessions.tell(SESSION, Detached(SOCKET))
     full = False
     async with asyncio.timeout(10):
         while not bodies:
             await asyncio.sleep(0.001)
-    neighbour = Switch(THERE, lambda slot, body: None, 256)
+    peer = PeerRouter(THERE, lambda worker, body: None, 256)
     session: Mailbox[SessionMessage] = Mailbox("session", 10)
-    neighbour.sessions.add(SESSION, session)
-    neighbour.receive(bodies[0])
+    peer.sessions.add(SESSION, session)
+    peer.receive(bodies[0])
     assert session.drain_nowait() == [Throttled(SOCKET), Detached(SOCKET)]
 
 
 async def test_sockets_that_wait_to_hear_of_neighbours_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ramify.actors.front.switch.OPENS", 2)
-    switch = Switch(HERE, lambda slot, body: None, 256)
+    monkeypatch.setattr("ramify.actors.front.peer_router.OPENS", 2)
+    router = PeerRouter(HERE, lambda worker, body: None, 256)
     for socket in (64, 128):
-        switch.directory.tell(OpenSession(socket, Open(client="c", session="s_1_x"), []))
+        router.directory.tell(OpenSession(socket, Open(client="c", session="s_1_x"), []))
     with pytest.raises(MailboxFull):
-        switch.directory.tell(OpenSession(192, Open(client="c", session="s_1_x"), []))
+        router.directory.tell(OpenSession(192, Open(client="c", session="s_1_x"), []))
 
 
 async def test_a_message_that_cannot_be_encoded_fails_its_teller_alone() -> None:

@@ -1,0 +1,37 @@
+"""Op queues: FIFO for each branch, independent between branches."""
+
+from ramify.actors.session.op_queues import OpQueues
+
+
+class Op:
+    def __init__(self, *touched: str) -> None:
+        self.touched = touched
+
+
+def test_a_task_runs_when_it_is_first_everywhere() -> None:
+    queues: OpQueues[Op] = OpQueues()
+    first, fork, other, last = Op("a"), Op("a", "b"), Op("c"), Op("b")
+    for op in (first, fork, other, last):
+        queues.add(op)
+    assert [queues.start(op) for op in (first, fork, other, last)] == [True, False, True, False]
+    assert queues.finish(first) == [fork]
+    assert queues.start(fork)
+    assert not queues.start(fork)  # once
+    assert queues.finish(fork) == [last]
+    queues.finish(other)
+    assert queues.start(last)
+    queues.finish(last)
+    assert len(queues) == 0
+    assert queues.on() == []
+
+
+def test_a_waiting_task_can_be_taken_out() -> None:
+    queues: OpQueues[Op] = OpQueues()
+    running, fork, behind = Op("a"), Op("a", "b"), Op("b")
+    for op in (running, fork, behind):
+        queues.add(op)
+    queues.start(running)
+    assert queues.finish(fork) == [behind]  # it was first on b, not on a
+    assert queues.start(behind)
+    assert queues.running(running)
+    assert queues.behind("a") == 1
