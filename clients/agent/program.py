@@ -25,8 +25,8 @@ def act(
     """Let `agent` take a turn on the state's branch; what the program adds next stands behind it.
 
     The program's session must know the agent's tools: `program.using(connect={"tools": agent.schemas,
-    "parts": True})`. All of the turn is in `s.messages()`, and its words in `s.text()`. `name`: `s[name]` is
-    the answer. What was held back is sent before it, so a frame ends here.
+    "parts": True})`. All of the turn is in `s.messages()`, and its words in `s.text()`. `name`:
+    `s[name]` is the answer. What was held back is sent before it, so a frame ends here.
 
     Raises TypeError on a backend without branches that live on, NotCompiled with `compiled=True`: what
     tools answer is known to the program alone.

@@ -33,8 +33,9 @@ Item: TypeAlias = str | Gap | Inserted | ChatMessage
 class Writer:
     """What one branch has been given, and what of it still waits to be sent.
 
-    `record`: all of it in order, as (turn, role, text or gap, or what others did); the role is None outside of turns, which
-    are numbered, so that two of the same role stay apart. `defaults`: options of gaps that do not say.
+    `record`: all of it in order, as (turn, role, text or gap, or what others did); the role is None
+    outside of turns, which are numbered, so that two of the same role stay apart. `defaults`: options of
+    gaps that do not say.
     """
 
     def __init__(self, branch: str, defaults: GenerateOptions | None = None) -> None:
@@ -64,7 +65,10 @@ class Writer:
             self._turn += 1
 
     def note(self, messages: Iterable[ChatMessage]) -> None:
-        """Somebody else has put whole turns onto the branch, after `flush`. Raises TypeError inside a turn."""
+        """Somebody else has put whole turns onto the branch, after `flush`.
+
+        Raises TypeError inside a turn.
+        """
         for message in messages:
             self._begin(message.role)
             self.record.append((self._turn, self._role, message))
