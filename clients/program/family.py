@@ -31,11 +31,16 @@ class Family:
 
 
 class Mark:
-    """A place on a branch to go back to. `position`: once the server has said it."""
+    """A place on a branch to go back to.
+
+    `keeper`: a fork of it that stays there. Where ops do not come in frames, `position` instead, once it
+    is known.
+    """
 
     def __init__(self, state: "AsyncState", record: int, gaps: int, past: "Past | None") -> None:
         self.state = state
         self.record = record
         self.gaps = gaps
         self.past = past
+        self.keeper: AsyncState | None = None
         self.position = 0

@@ -10,7 +10,7 @@ import msgspec
 
 from ramify.clients.program.steps import Sender, Step
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import Append, Fork, Generate, Join, Op, Prune, Rollback, Select, names
+from ramify.protocol.wire import Append, Fork, Generate, Join, Op, Prune, Select, names
 
 _SHOWN = 40  # characters of a text
 
@@ -112,21 +112,18 @@ class Recorder(Sender):
         super().__init__(_Paper(), "auto")
         self._name = name
         self._steps: list[Step] = []
-        self._marks: list[str] = []
 
     def add(self, step: Step, where: Callable[[], str]) -> None:
         for state in (*step.writes, *step.reads):
             state.last = step
         self._steps.append(step)
-        if step.alone:
-            self._marks.append(f"{where()}: a mark needs a position that only the server knows")
 
     def flush(self) -> None:
         pass
 
     def graph(self, why: str | None) -> Graph:
         """What was recorded. `why`: the trace ended before the program did."""
-        graph = Graph(self._name, [], [], [*self._marks, *([why] if why is not None else [])])
+        graph = Graph(self._name, [], [], [] if why is None else [why])
         for step in self._steps:
             ops = list(step.ops())
             graph.ops.extend(ops)
@@ -145,8 +142,6 @@ def _touched(op: Op) -> tuple[Sequence[str], Sequence[str]]:
             return [*op.from_, *(op.score_from or [])], op.targets
         case Append() | Generate() | Select():
             return [], names(op.branch)
-        case Rollback():
-            return [], [op.branch]
         case _:
             raise AssertionError(op)
 
@@ -166,10 +161,10 @@ def _label(op: Op, name: str | None) -> str:
             return f"fork {op.branch} into {', '.join(op.as_)}" if op.branch else f"new {op.as_[0]}"
         case Join():
             return f"join {', '.join(op.from_)} into {op.branch}"
+        case Prune(from_=[only]):
+            return f"{', '.join(op.targets)} goes on as {only}"
         case Prune():
             return f"prune {', '.join(op.from_)} by {op.by} into {', '.join(op.targets)}"
-        case Rollback():
-            return f"roll {op.branch} back"
         case _:
             raise AssertionError(op)
 

@@ -22,7 +22,7 @@ from ramify.clients.program.telling import Part, as_messages, as_text
 from ramify.clients.program.tracing import Hole, NeedsText
 from ramify.clients.program.value import Inherited, Value, named
 from ramify.clients.program.writer import Writer
-from ramify.protocol.wire import ChatMessage, Fork, Generate, Op, Rollback
+from ramify.protocol.wire import ChatMessage, Fork, Generate, Op, Prune, Rollback
 
 T = TypeVar("T")
 
@@ -89,11 +89,16 @@ class AsyncState:
         self.usable()
         self.settle()
         mark = Mark(self, len(self.writer.record), len(self.filled), self.past)
+        if self.family.sender.session.frames:
+            mark.keeper, fork = self._child(self)
+            mark.keeper.birth = Step(lambda: [fork], all_of, writes=[self, mark.keeper])
+            self.add(mark.keeper.birth)
+        else:
 
-        async def note(_: Sequence[Any]) -> None:
-            mark.position = self.family.sender.session.branch(self.branch).position or 0
+            async def note(_: Sequence[Any]) -> None:
+                mark.position = self.family.sender.session.branch(self.branch).position or 0
 
-        self.add(Step(list, note, writes=[self], alone=True))
+            self.add(Step(list, note, writes=[self]))
         return mark
 
     def rollback(self, mark: Mark) -> None:
@@ -103,11 +108,24 @@ class AsyncState:
             raise ValueError("this mark is of another state, or of the time before adopt()")
         self.writer.rewind(mark.record)
         del self.filled[mark.gaps :]
+        if mark.keeper is None:
 
-        def ops() -> list[Op]:
-            return [Rollback(id=0, branch=self.branch, to=mark.position)]
+            def ops() -> list[Op]:
+                return [Rollback(id=0, branch=self.branch, to=mark.position)]
 
-        self.add(Step(ops, all_of, writes=[self]))
+            self.add(Step(ops, all_of, writes=[self]))
+        else:  # the server alone knows where that is, in tokens: a fork of the place becomes the branch
+            again, fork = self._child(mark.keeper)
+            move = Prune(id=0, from_=[again.branch], into=self.branch, by="first")
+            step = Step(lambda: [fork, move], all_of, writes=[self], reads=[mark.keeper])
+            again.birth = again.gone = step
+            self.add(step)
+
+    def _child(self, parent: "AsyncState") -> "tuple[AsyncState, Fork]":
+        """A fork of `parent`, for marks."""
+        (name,) = self.family.sender.session.fresh_names(parent.branch, 1)
+        child = AsyncState(self.family, parent.writer.fork(name), past=parent.past, forked=True)
+        return child, Fork(id=0, branch=parent.branch, as_=[name])
 
     def _step(
         self,

@@ -58,7 +58,7 @@ class Step:
 
     `writes`: the states that fail with it; `reads`: those whose steps it waits for beside them, whose
     failure does not stop it if they are `spared`. `ops` is asked when all before it is done or in the
-    same frame. `alone`: in a frame of its own. `settle` waits for the replies; `fail` tells who waits
+    same frame. `settle` waits for the replies; `fail` tells who waits
     that there will be none.
     """
 
@@ -71,14 +71,12 @@ class Step:
         reads: Iterable[Member] = (),
         spared: bool = False,
         fail: Callable[[BaseException], None] | None = None,
-        alone: bool = False,
         name: str | None = None,
     ) -> None:
         self.ops = ops
         self.settle = settle
         self.writes = list(writes)
         self.reads = list(reads)
-        self.alone = alone
         self.name = name  # of its gap
         self.flushed = False
         self.sent = False
@@ -128,21 +126,15 @@ class Sender:
 
     def add(self, step: Step, where: Callable[[], str]) -> None:
         """Take a step. Raises NotCompiled if it would be in a second frame and may not."""
-        if self.strict and (self.frames or step.alone):
-            why = (
-                f"text was read {self.read} before that"
-                if self.frames
-                else "it needs a position that only the server knows"
-            )
+        if self.strict and self.frames:
+            why = f"text was read {self.read} before that"
             raise NotCompiled(f"what is added {where()} does not fit into one frame: {why}")
-        if step.alone:
-            self.flush()
         for state in (*step.writes, *step.reads):
             state.last = step
         if self.yields and not self._held:
             asyncio.get_running_loop().call_soon(self.flush)
         self._held.append(step)
-        if self.eager or step.alone:
+        if self.eager:
             self.flush()
 
     def barrier(self, where: Callable[[], str]) -> None:

@@ -118,22 +118,66 @@ async def test_the_branch_holds_what_the_template_renders(serving: Any) -> None:
         assert "".join(turn.text or "" for turn in whole.turns or ()) == text
 
 
-async def test_rollback_forgets_and_the_program_goes_on(serving: Any) -> None:
+@pytest.mark.parametrize("compiled", ["auto", False])
+async def test_rollback_forgets_and_the_program_goes_on(serving: Any, compiled: Any) -> None:
     async with serving() as served, connect(at(served)) as session:
 
         @program
-        async def again(s: AsyncState) -> tuple[str, str, str]:
+        async def again(s: AsyncState) -> tuple[str, str, str, str]:
             s += user("Q")
             mark = s.mark()
             s += assistant(gen("x", max_tokens=4))
             first = await s["x"]
             s.rollback(mark)
             s += assistant(gen("x", max_tokens=4))
-            return first, await s["x"], await s.text()
+            second = await s["x"]
+            s.rollback(mark)  # as often as one likes
+            assert "x" not in s
+            s += assistant(gen("y", max_tokens=4))
+            return first, second, await s["y"], await s.text()
 
-        first, second, text = (await again.using(session=session, temperature=0.0).arun()).value
-        assert first == second
-        assert text == "Q" + second
+        using = again.using(session=session, temperature=0.0, compiled=compiled)
+        first, second, third, text = (await using.arun()).value
+        assert first == second == third
+        assert text == "Q" + third
+        await session.tree()  # the drops are through
+        assert [branch.name for branch in session.branches] == ["main"]
+
+
+async def test_marks_in_one_frame(serving: Any) -> None:
+    """Taken in the middle of a turn, gone back to twice; a child lives on; then all is cancelled."""
+    async with serving() as served, connect(at(served)) as session:
+
+        @program
+        async def marks(s: AsyncState) -> tuple[list[str], list[str]]:
+            s += user("Q") + assistant("A ", gen("x", max_tokens=4))
+            s += "raw "
+            mark = s.mark()
+            s += gen("lost", max_tokens=9)
+            child = s.fork(1)
+            child[0] += gen("kept", max_tokens=3)
+            s.rollback(mark)
+            s += gen("y", max_tokens=4)
+            inner = s.mark()
+            s += user("And?") + assistant(gen("lost", max_tokens=2))
+            s.rollback(inner)
+            s += gen("z", max_tokens=4)
+            names = [await s["x"], await s["y"], await s["z"], await child[0]["kept"]]
+            return names, [await s.text(), await child[0].text()]
+
+        @program
+        async def without(s: AsyncState) -> str:
+            s += user("Q") + assistant("A ", gen("x", max_tokens=4))
+            s += "raw " + gen("y", max_tokens=4) + gen("z", max_tokens=4)
+            return await s.text()
+
+        using = marks.using(session=session, temperature=0.0, compiled=True)
+        (x, y, z, kept), (text, child) = (await using.arun()).value
+        plain = await without.using(session=session, temperature=0.0, compiled=True).arun()
+        assert text == plain.value == f"QA {x}raw {y}{z}"
+        assert child.endswith(kept)
+        await session.tree()  # the drops are through
+        assert [branch.name for branch in session.branches] == ["main"]
 
 
 async def test_a_failure_ends_what_stands_behind_it(serving: Any) -> None:

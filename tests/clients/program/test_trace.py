@@ -99,14 +99,23 @@ def test_a_text_may_be_passed_on(tmp_path: Path) -> None:
     assert [name for name in graph.names if name] == ["a", "b"]
 
 
-def test_a_mark_is_no_part_of_one_frame() -> None:
+def test_marks_are_forks() -> None:
     @program
-    def marks(s: State) -> None:
+    def marks(s: State) -> str:
         s += user("Q")
         mark = s.mark()
         s += assistant(gen("a"))
         s.rollback(mark)
+        s += assistant(gen("b"))
+        return s["b"]
 
     graph = marks.trace()
-    assert "a mark needs a position" in graph.stops[0]
-    assert graph.labels()[-1] == "roll program back"
+    assert graph.whole
+    assert graph.labels()[2:] == [
+        "fork program into program.1",
+        "generate a on program",
+        "fork program.1 into program.1.1",
+        "program goes on as program.1.1",
+        "generate b on program",
+    ]
+    assert [edge for edge in graph.edges() if edge[1] == 5] == [(3, 5), (4, 5)]
