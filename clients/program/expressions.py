@@ -125,7 +125,7 @@ def flatten(expression: Expression) -> Iterator[Step]:
     match expression:
         case str():
             if expression:
-                yield Text(expression)
+                yield Text(f"{expression}")
         case Gen() | Choose():
             yield expression
         case Sequence(parts):

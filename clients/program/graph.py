@@ -18,13 +18,15 @@ _SHOWN = 40  # characters of a text
 class Graph(msgspec.Struct, frozen=True):
     """A traced program. `ops`: what it sends, as far as it could be traced. `names`: of their gaps.
 
-    `stops`: why it is not one frame, each with its place; empty: the whole program is one.
+    `stops`: why it is not one frame, each with its place; empty: the whole program is one. `moved`: what
+    `using(reorder=True)` changed of its prompts, which `ops` show as they are sent.
     """
 
     name: str
     ops: list[Op]
     names: list[str | None]
     stops: list[str]
+    moved: list[str] = []
 
     @property
     def whole(self) -> bool:
@@ -51,6 +53,7 @@ class Graph(msgspec.Struct, frozen=True):
             text = label.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
             lines.append(f'    n{i}["{text.replace(">", "&gt;").replace(chr(10), "<br/>")}"]')
         lines += [f"    n{a} --> n{b}" for a, b in self.edges()]
+        lines += [f"    %% reordered {what}" for what in self.moved]
         return "\n".join([*lines, *(f"    %% not one frame: {why}" for why in self.stops)]) + "\n"
 
     def dot(self) -> str:

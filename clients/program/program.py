@@ -13,9 +13,9 @@ Each run has a branch of its own, which is dropped at its end, with all that was
 
 import asyncio
 import contextlib
+import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -27,6 +27,7 @@ from ramify.clients.program.batch import Batch, Failed, Item, Run
 from ramify.clients.program.family import Family
 from ramify.clients.program.graph import Graph, Recorder
 from ramify.clients.program.places import SOMEWHERE
+from ramify.clients.program.reorder import Reordering, mark, reordering
 from ramify.clients.program.state import AsyncState
 from ramify.clients.program.steps import Backend, Compiled, Sender, Step, all_of
 from ramify.clients.program.sync import State, in_thread
@@ -51,6 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     connect: dict[str, Any] = {}
     options: dict[str, Any] = {}
     compiled: Compiled = "auto"
+    reorder: bool = False
 
 
 class Program(Generic[P, T]):
@@ -84,6 +86,7 @@ class Program(Generic[P, T]):
         session: Backend | None = None,
         connect: Mapping[str, Any] | None = None,
         compiled: Compiled | None = None,
+        reorder: bool | None = None,
         **options: Unpack[GenerateOptions],
     ) -> "Program[P, T]":
         """The same program with other settings.
@@ -96,6 +99,10 @@ class Program(Generic[P, T]):
         waits for texts only), so one that reads nothing before its end takes one round trip; True raises
         `NotCompiled` where a second frame would be needed; False sends each step by itself, as soon as
         the one before it is done.
+
+        `reorder`: True moves lines that are the same in every run before those that hold an argument, in
+        the first text that holds one, so that runs share more of their prompts. That changes the prompt:
+        `trace(...).show()` says how. The function is traced for it before each run, so it runs twice.
         """
         now = self.settings
         return Program(
@@ -106,6 +113,7 @@ class Program(Generic[P, T]):
                 connect={**now.connect, **(connect or {})},
                 options={**now.options, **options},
                 compiled=now.compiled if compiled is None else compiled,
+                reorder=now.reorder if reorder is None else reorder,
             ),
         )
 
@@ -193,9 +201,12 @@ class Program(Generic[P, T]):
         self, session: Backend, listener: Listener | None, *args: P.args, **kwargs: P.kwargs
     ) -> Run[T]:
         """Run it on a branch of its own in `session`; `listener` hears the text of all gaps."""
-        sender = Sender(session, self.settings.compiled, yields=iscoroutinefunction(self.function))
+        sender = Sender(
+            session, self.settings.compiled, yields=inspect.iscoroutinefunction(self.function)
+        )
         family = Family(sender, listener)
-        state = self._root(family)
+        edit = (await self._reordering(*args, **kwargs)).text if self.settings.reorder else None
+        state = self._root(family, edit)
         try:
             value = await self._call(state, *args, **kwargs)
             family.at = "at its end"
@@ -206,10 +217,10 @@ class Program(Generic[P, T]):
         finally:
             await _end(family, state.branch)
 
-    def _root(self, family: Family) -> AsyncState:
+    def _root(self, family: Family, edit: Callable[[str], str] | None = None) -> AsyncState:
         """A state on a new branch without a parent."""
         (name,) = family.sender.session.fresh_names("program", 1)
-        state = AsyncState(family, Writer(name, cast(GenerateOptions, self.settings.options)))
+        state = AsyncState(family, Writer(name, cast(GenerateOptions, self.settings.options), edit))
         ops = [Fork(id=0, branch=None, as_=[name])]
         state.birth = Step(lambda: ops, all_of, writes=[state])
         state.add(state.birth)
@@ -226,9 +237,29 @@ class Program(Generic[P, T]):
 
     async def atrace(self, *args: P.args, **kwargs: P.kwargs) -> Graph:
         """`trace` for asynchronous code."""
+        if not self.settings.reorder:
+            return await self._traced(None, *args, **kwargs)
+        made = await self._reordering(*args, **kwargs)
+        graph = await self._traced(made.text, *args, **kwargs)
+        return msgspec.structs.replace(graph, moved=list(map(str, made.moved)))
+
+    async def _reordering(self, *args: P.args, **kwargs: P.kwargs) -> Reordering:
+        """What to move. Raises what the function raises."""
+        signature = inspect.signature(self.function)
+        given = signature.bind(None, *args, **kwargs)
+        _, *names = given.arguments
+        arguments = {name: given.arguments[name] for name in names}
+        given.arguments.update({name: mark(value, name) for name, value in arguments.items()})
+        marked = cast(Any, {"args": given.args[1:], "kwargs": given.kwargs})
+        graph = await self._traced(None, *marked["args"], **marked["kwargs"])
+        return reordering(graph.ops, arguments)
+
+    async def _traced(
+        self, edit: Callable[[str], str] | None, *args: P.args, **kwargs: P.kwargs
+    ) -> Graph:
         recorder = Recorder(self.__name__)
         family = Family(recorder, None, tracing=True)
-        state = self._root(family)
+        state = self._root(family, edit)
         why: str | None = None
         try:
             await self._call(state, *args, **kwargs)
@@ -239,7 +270,7 @@ class Program(Generic[P, T]):
         return recorder.graph(why)
 
     async def _call(self, state: AsyncState, *args: P.args, **kwargs: P.kwargs) -> T:
-        if iscoroutinefunction(self.function):
+        if inspect.iscoroutinefunction(self.function):
             return cast(T, await self.function(state, *args, **kwargs))
         s = State(LoopThread.running(), state)
         return cast(T, await in_thread(lambda: self.function(s, *args, **kwargs), self.__name__))

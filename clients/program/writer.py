@@ -12,7 +12,7 @@ and so the same tokens. Whole turns become messages of one `append`; text outsid
     generate  b; its end closes the turn
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Protocol, TypeAlias
 
@@ -35,11 +35,17 @@ class Writer:
 
     `record`: all of it in order, as (turn, role, text or gap, or what others did); the role is None
     outside of turns, which are numbered, so that two of the same role stay apart. `defaults`: options of
-    gaps that do not say.
+    gaps that do not say. `edit`: what is sent for a text, a whole turn or all that stands between turns.
     """
 
-    def __init__(self, branch: str, defaults: GenerateOptions | None = None) -> None:
+    def __init__(
+        self,
+        branch: str,
+        defaults: GenerateOptions | None = None,
+        edit: Callable[[str], str] | None = None,
+    ) -> None:
         self.branch = branch
+        self._edit = edit
         self._defaults: GenerateOptions = defaults or {}
         self.record: list[tuple[int, TurnRole | None, Item]] = []
         self._turn = 0
@@ -50,7 +56,7 @@ class Writer:
 
     def fork(self, branch: str, options: GenerateOptions | None = None) -> "Writer":
         """The writer of a child that was forked after `flush`. `options`: of its gaps."""
-        child = Writer(branch, {**self._defaults, **(options or {})})
+        child = Writer(branch, {**self._defaults, **(options or {})}, self._edit)
         child.record = list(self.record)
         child._role, child._open, child._turn = self._role, self._open, self._turn
         return child
@@ -140,7 +146,8 @@ class Writer:
     def _end(self) -> None:
         assert self._role is not None
         if not self._open:
-            self._pending.append(ChatMessage(role=self._role, content="".join(self._text)))
+            text = self._edited("".join(self._text))
+            self._pending.append(ChatMessage(role=self._role, content=text))
             self._text.clear()
         # else: what follows its last gap waits as text; the next turn closes this one
         self._role, self._open = None, False
@@ -166,5 +173,22 @@ class Writer:
                 turns = [item for item in run if isinstance(item, ChatMessage)]
                 ops.append(Append(id=0, branch=self.branch, messages=turns))
             else:
-                ops.append(Append(id=0, branch=self.branch, text="".join(map(str, run))))
+                text = "".join(map(str, run))
+                ops.append(Append(id=0, branch=self.branch, text=self._edited(text)))
         return ops
+
+    def _edited(self, text: str) -> str:
+        """What is sent for `text`, which the record ends with, but for the gap that it was sent for."""
+        edited = text if self._edit is None else self._edit(text)
+        if edited == text:
+            return text
+        end = len(self.record)
+        while end and not isinstance(self.record[end - 1][2], str):
+            end -= 1
+        start, size = end, 0
+        while size < len(text):
+            start -= 1
+            size += len(str(self.record[start][2]))
+        turn, role, _ = self.record[end - 1]
+        self.record[start:end] = [(turn, role, edited)]
+        return edited

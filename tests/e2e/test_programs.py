@@ -265,3 +265,24 @@ async def test_a_batch_that_was_stopped_goes_on(serving: Any, tmp_path: Path) ->
         assert len(lines) == len(items)  # nothing ran twice
         assert all(isinstance(result, Run) for result in results)
         await served.deserted()
+
+
+async def test_reordering_shares_more_and_changes_the_prompt(serving: Any) -> None:
+    async with serving() as served, connect(at(served)) as session:
+        rules = " ".join(f"Rule {i}." for i in range(20))
+
+        @program
+        def ask(s: State, question: str) -> str:
+            s += user("Question: ", question, f"\n{rules}") + assistant(gen("a", max_tokens=3))
+            return s["a"]
+
+        cached = []
+        for reorder in (False, True):
+            using = ask.using(session=session, temperature=0.0, reorder=reorder)
+            await using.arun(f"{reorder}, who?")
+            run = await using.arun(f"{reorder}, why?")
+            cached.append(run.results["a"].usage.cached)
+            lines = [f"Question: {reorder}, why?", rules]
+            assert run.messages[0].content == "\n".join(reversed(lines) if reorder else lines)
+            assert run.text().endswith(run.value)
+        assert cached[1] > cached[0] + 100
