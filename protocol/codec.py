@@ -23,6 +23,7 @@ _MOST_SHOWN = 300  # characters of an error's text, and of its path
 
 # How msgspec ends its messages: "... - at `$[0].id`", "... - at `key` in `$.have`".
 _PATH = re.compile(r" - at (?:`key` in )?`(\$[^`]*)`$")
+_ARRAY = re.compile(rb"\s*\[")
 _FIELD = re.compile(r"^(?:Object (?:contains unknown|missing required) field )?`([^`]*)`")
 
 
@@ -53,6 +54,12 @@ class Codec:
         instead says that the frame is not JSON (or msgpack) at all.
         """
         return _decode(self._client, data)
+
+    def is_array(self, data: bytes) -> bool:
+        """Whether a frame that decodes is an array, even of one message."""
+        if self.binary:  # fixarray, array 16, array 32
+            return 0x90 <= data[0] <= 0x9F or data[0] in (0xDC, 0xDD)
+        return _ARRAY.match(data) is not None
 
     def decode_server(self, data: bytes | str) -> list[ServerMessage]:
         """Decode a frame sent by a server. Raises BadRequest as `decode_client` does."""

@@ -333,21 +333,30 @@ class Lost(Base, frozen=True):
 
 
 class Attach(Base, frozen=True):
-    """A client's `open` that reached this session. `ops`: the rest of the same frame."""
+    """A client's `open` that reached this session. `ops`: the rest of the same frame.
+
+    `place`: see `Frame`.
+    """
 
     socket: int
     open: Open
     ops: list[ClientMessage]
     write: bool  # False: attached with the view key
     size: int = 0  # bytes of the frame
+    place: int = 1
 
 
 class Frame(Base, frozen=True):
-    """One frame from an attached socket, decoded and validated. The first error wins."""
+    """One frame from an attached socket, decoded and validated. The first error wins.
+
+    `ops` may hold pings, which the gateway has answered. `place`: where `ops` begin in the array that
+    the client sent; None: it sent the one op alone. Errors name JSON paths of that frame.
+    """
 
     socket: int
     ops: list[ClientMessage]
     size: int = 0  # bytes, as it came
+    place: int | None = 0
 
 
 class Detached(Base, frozen=True):
@@ -389,7 +398,7 @@ class OpenSession(Base, frozen=True):
 
     `owner`: the name of the credential that the socket came with; "" where the server asks for none.
     `namespace`: which radix tree a new session's branches live in. `priority`: the highest that its
-    generations may have.
+    generations may have. `place`: of `open` in the frame, as in `Frame`.
     """
 
     socket: int
@@ -399,6 +408,7 @@ class OpenSession(Base, frozen=True):
     namespace: str = ""
     priority: int = MOST_PRIORITY
     size: int = 0  # bytes of the frame
+    place: int | None = 0
 
 
 DirectoryMessage = OpenSession | Shutdown

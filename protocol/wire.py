@@ -25,6 +25,7 @@ from ramify.protocol.sampling import (
     TopP,
     check_temperature,
 )
+from ramify.protocol.tools import check_tools
 
 # Every number, string and list of a client has a bound, here, where it is declared. A server's own
 # limits (`config.Limits`) are tighter; these are what any part of any server can rely on.
@@ -154,6 +155,8 @@ class Open(ClientBase, kw_only=True, frozen=True):
             raise InvalidField(
                 "`client` holds a character that cannot be printed: use letters, digits, -"
             )
+        if self.tools is not None:
+            check_tools(self.tools, "tools")
 
     @property
     def who(self) -> str:
@@ -320,6 +323,11 @@ class Cancel(Op, kw_only=True, frozen=True):
     branch: Targets | None = None
     ops: Annotated[list[OpId], Meta(max_length=MAX_NAMES)] | None = None
     subtree: bool = False
+
+    def __post_init__(self) -> None:
+        ClientBase.__post_init__(self)
+        if self.subtree and self.ops is not None:
+            raise InvalidField("`subtree` goes with `branch`, not with `ops`: leave one of them out")
 
 
 class Credit(ClientBase, kw_only=True, frozen=True):

@@ -58,7 +58,7 @@ class SessionBinding:
         self._hub = hub
         self._socket = socket
         self._session: int | None = None
-        self._pending: list[tuple[list[ClientMessage], int]] = []
+        self._pending: list[tuple[list[ClientMessage], int, int | None]] = []
         self._pending_bytes = 0
         self._throttled = False
         self.credential = NOBODY
@@ -71,15 +71,18 @@ class SessionBinding:
         """True while no more frames should be read: enough of them wait for the directory."""
         return len(self._pending) >= PENDING_FRAMES or self._pending_bytes >= PENDING_BYTES
 
-    def route(self, ops: list[ClientMessage], size: int) -> list[ServerMessage]:
-        """Hand a valid frame of `size` bytes on, keep it, or refuse it: returns the refusals."""
+    def route(self, ops: list[ClientMessage], size: int, place: int | None = 0) -> list[ServerMessage]:
+        """Hand a valid frame of `size` bytes on, keep it, or refuse it: returns the refusals.
+
+        `place`: see `messages.Frame`.
+        """
         match self.stage:
             case Stage.WAITING:
-                return self._open(ops, size)
+                return self._open(ops, size, place)
             case Stage.ATTACHED:
-                return self._tell(ops, size)
+                return self._tell(ops, size, place)
             case Stage.OPENING:
-                self._pending.append((ops, size))
+                self._pending.append((ops, size, place))
                 self._pending_bytes += size
         return []
 
@@ -116,7 +119,7 @@ class SessionBinding:
         if session is not None:
             self._hub.notices.tell(session, Detached(self._socket))
 
-    def _open(self, ops: list[ClientMessage], size: int) -> list[ServerMessage]:
+    def _open(self, ops: list[ClientMessage], size: int, place: int | None) -> list[ServerMessage]:
         if not isinstance(ops[0], Open):
             return self._refuse(ops, BadRequest("the first message must be open"))
         if any(isinstance(op, Open) for op in ops[1:]):
@@ -134,6 +137,7 @@ class SessionBinding:
                     namespace=who.namespace,
                     priority=who.limits.priority,
                     size=size,
+                    place=place,
                 )
             )
         except (MailboxFull, MailboxClosed):
@@ -142,11 +146,12 @@ class SessionBinding:
         self.open_by = None
         return []
 
-    def _tell(self, ops: list[ClientMessage], size: int) -> list[ServerMessage]:
+    def _tell(self, ops: list[ClientMessage], size: int, place: int | None) -> list[ServerMessage]:
         if any(isinstance(op, Open) for op in ops):
             return self._refuse(ops, BadRequest("this socket has a session already"))
         try:
-            if self._hub.sessions.tell(cast(int, self._session), Frame(self._socket, ops, size)):
+            frame = Frame(self._socket, ops, size, place)
+            if self._hub.sessions.tell(cast(int, self._session), frame):
                 return []
         except MailboxFull:
             return self._refuse(ops, _overloaded())
@@ -164,8 +169,8 @@ class SessionBinding:
         pending, self._pending = self._pending, []
         self._pending_bytes = 0
         replies: list[ServerMessage] = []
-        for ops, size in pending:
-            replies += self.route(ops, size)
+        for ops, size, place in pending:
+            replies += self.route(ops, size, place)
         return replies
 
     def _refuse(self, ops: list[ClientMessage], error: RamifyError) -> list[ServerMessage]:

@@ -383,7 +383,7 @@ class Connection(asyncio.Protocol):
             else:
                 self.close(code, reason)
         elif taken.ops and self._binding is not None:
-            self._reply(self._binding.route(taken.ops, len(data)))
+            self._reply(self._binding.route(taken.ops, len(data), taken.place))
             self._pace_reading()
 
     def _authorize(self, ops: list[ClientMessage], now: float) -> bool:

@@ -17,9 +17,13 @@ from ramify.protocol.wire import ClientMessage, Error, Op, Open, Ping, ServerMes
 
 
 class Intake(msgspec.Struct, frozen=True):
-    """What a frame comes to. `pings`: their `n`. `close`: (code, reason) after the replies."""
+    """What a frame comes to. `pings`: their `n`. `close`: (code, reason) after the replies.
+
+    `ops`: from the first message on that is no ping; `place`: see `messages.Frame`.
+    """
 
     ops: list[ClientMessage] = []
+    place: int | None = 0
     pings: list[int] = []
     replies: list[ServerMessage] = []
     close: tuple[int, str] | None = None
@@ -39,9 +43,11 @@ def receive(data: bytes, codec: Codec, guard: SocketLimits, limits: Limits, now:
         close = (Close.RATE, "too many refused frames") if guard.abusive else None
         return Intake(replies=refuse(messages, error, limits.ops_per_frame), close=close)
     pings = [message.n for message in messages if type(message) is Ping]
-    if pings:
-        messages = [message for message in messages if type(message) is not Ping]
-    return Intake(ops=messages, pings=pings)
+    if len(pings) == len(messages):
+        return Intake(pings=pings)
+    first = next(i for i, message in enumerate(messages) if type(message) is not Ping)
+    place = first if codec.is_array(data) else None
+    return Intake(ops=messages[first:] if first else messages, place=place, pings=pings)
 
 
 def refuse(ops: list[ClientMessage], error: RamifyError, most: int) -> list[ServerMessage]:

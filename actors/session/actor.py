@@ -113,8 +113,8 @@ class SessionActor:
         match message:
             case Tokens():
                 core.tokens(message, now)
-            case Frame(socket, ops):
-                core.frame(socket, ops, now)
+            case Frame(socket, ops, _, place):
+                core.frame(socket, ops, now, place)
             case Attach():
                 core.attach(message, now)
             case Detached(socket):

@@ -30,7 +30,7 @@ from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.trees import Trees
 from ramify.actors.session.view import Identity, View
 from ramify.actors.tokenizer import Tokenizer
-from ramify.protocol.errors import BadRequest, Close, NoBranch, RamifyError
+from ramify.protocol.errors import Close, NoBranch, RamifyError
 from ramify.protocol.messages import Attach, Inspected, Tokens
 from ramify.protocol.wire import (
     Cancel,
@@ -126,10 +126,10 @@ class SessionCore:
         if self._attachments.tick():
             self.ended = "expired"
 
-    def frame(self, socket: int, ops: list[ClientMessage], now: float) -> None:
-        """Ops of one frame from a socket."""
+    def frame(self, socket: int, ops: list[ClientMessage], now: float, place: int | None = 0) -> None:
+        """Ops of one frame from a socket. `place`: see `messages.Frame`."""
         self.publisher.now = now
-        self._attachments.frame(socket, ops)
+        self._attachments.frame(socket, ops, place)
         self._runner.judge()
 
     def encoded(
@@ -177,7 +177,7 @@ class SessionCore:
 
     # --- frames ----------------------------------------------------------------------------------
 
-    def _frame(self, subscriber: Subscriber, ops: list[ClientMessage]) -> None:
+    def _frame(self, subscriber: Subscriber, ops: list[ClientMessage], place: int | None) -> None:
         """The whole frame is checked before any op of it runs."""
         if not ops:
             return
@@ -192,6 +192,7 @@ class SessionCore:
                 # Who does not read must stop.
                 in_flight=len(self._runner) + subscriber.held + len(subscriber.trees),
                 queued=self._runner.queued,
+                place=place,
             )
         except RamifyError as error:
             subscriber.out.extend(refusals(error, ops))
@@ -255,10 +256,6 @@ class SessionCore:
 
     def _cancel(self, client: str, op: Cancel) -> None:
         """By id: those ops. By branch (or all): generations that run or wait there, or the subtree."""
-        if op.subtree and op.ops is not None:
-            error = BadRequest("`subtree` goes with `branch`, not with `ops` - at `$.subtree`")
-            self._refuse(client, op, error, None)
-            return
         if op.ops is not None:
             tasks = self._runner.cancel(client, set(op.ops))
         else:

@@ -198,15 +198,18 @@ class Directory:
             raise Overloaded("the server is draining", retry_ms=self._draining.after_ms)
         if opened.session is None:
             if opened.key is not None:  # a new session instead would look like a lost history
+                path = "$.key" if message.place is None else f"$[{message.place}].key"
                 raise BadRequest(
-                    "`key` without `session`: give both to resume, none for a new session - at `$.key`",
-                    details={"path": "$.key"},
+                    "`key` without `session`: give both to resume, none for a new session "
+                    f"- at `{path}`",
+                    details={"path": path},
                 )
             number, entry, write = *self._create(message, group), True
         else:
             number, entry, write = self._find(opened.session, opened, message.owner)
         try:
-            entry.mailbox.tell(Attach(message.socket, opened, message.ops, write, message.size))
+            place = (message.place or 0) + 1
+            entry.mailbox.tell(Attach(message.socket, opened, message.ops, write, message.size, place))
         except MailboxFull:
             raise Overloaded("the session has too much to do", retry_ms=1000) from None
         self._must_gateway.tell(Opened(message.socket, number))

@@ -21,11 +21,12 @@ def take_apart(
     write: bool,
     in_flight: int,
     queued: int = 0,
+    place: int | None = 0,
 ) -> list[tuple[ClientMessage, list[Task]]]:
     """Check a whole frame; each op with its tasks, none for one that was seen or that never waits.
 
-    `in_flight`: what the client waits for already; `queued`: bytes of ops that wait. Raises RamifyError,
-    and then nothing of the frame may run.
+    `in_flight`: what the client waits for already; `queued`: bytes of ops that wait; `place`: see
+    `messages.Frame`. Raises RamifyError, and then nothing of the frame may run.
     """
     frame = FrameRun(opened)
     taken: list[tuple[ClientMessage, list[Task]]] = []
@@ -42,7 +43,7 @@ def take_apart(
                 )
             home = HANDLERS.get(type(op))  # of an op that waits
             if home is not None:
-                home.check(op, Faults(op, limits, f"$[{i}]" if len(ops) > 1 else "$"))
+                home.check(op, Faults(op, limits, "$" if place is None else f"$[{place + i}]"))
             ids.append(op.id)
             if isinstance(op, Tree):
                 count += 1

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LARGEST = 256  # rows that one product of oneDNN takes: more are several products, which takes no longer
+
 
 @dataclass(slots=True)
 class Linear:
@@ -26,6 +28,16 @@ class Linear:
         """[T, inputs] -> [T, outputs]."""
         if not self.packed:
             return F.linear(x, self.weight, self.bias)
+        rows = x.shape[0]
+        if rows <= LARGEST:
+            return self._product(x)
+        y = x.new_empty((rows, self.weight.shape[0]))
+        for first in range(0, rows, LARGEST):
+            y[first : first + LARGEST] = self._product(x[first : first + LARGEST])
+        return y
+
+    def _product(self, x: Tensor) -> Tensor:
+        """At most LARGEST rows, by oneDNN."""
         rows = x.shape[0]
         more = few_sizes(rows) - rows
         if more:
@@ -52,12 +64,13 @@ class Linear:
 
 
 def few_sizes(rows: int) -> int:
-    """`rows`, or at most 1/8 more: there are eight sizes from one power of 2 to the next.
+    """`rows`, or at most 1/4 more: there are four sizes from one power of 2 to the next.
 
     oneDNN compiles a kernel for each number of rows, which takes about a millisecond and 0.4 MB, and
-    keeps a thousand of them.
+    keeps a thousand of them; its own bound on their number frees little of that. With 28 sizes in all
+    a server soon has every one.
     """
-    step = 1 << max(0, (rows - 1).bit_length() - 4)
+    step = 1 << max(0, (rows - 1).bit_length() - 3)
     return -(-rows // step) * step
 
 

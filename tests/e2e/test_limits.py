@@ -69,6 +69,35 @@ async def test_bad_values_name_the_field(serving: Any) -> None:
         assert (await peer.terminal(100))["reason"] == "length"
 
 
+async def test_an_error_names_the_path_in_the_frame_that_the_client_sent(serving: Any) -> None:
+    """The gateway takes pings and `open` for itself; what it hands on keeps its place."""
+    bad, good = {"type": "rollback", "id": 1}, {"type": "append", "id": 2, "text": "x"}
+    ping, opening = {"type": "ping", "n": 7}, {"type": "open"}
+    frames: list[tuple[Any, str]] = [
+        (bad, "$.to"),
+        ([bad], "$[0].to"),
+        ([ping, bad, good], "$[1].to"),
+        ([ping, {**good, "id": 0}, ping, ping, bad, ping], "$[4].to"),
+        ([opening, bad], "$[1].to"),
+        ([opening, ping, bad], "$[2].to"),
+        ([ping, ping, opening, ping, bad, good], "$[4].to"),
+        ({"type": "open", "key": "k"}, "$.key"),
+        ([{"type": "open", "key": "k"}], "$[0].key"),
+        ([ping, {"type": "open", "key": "k"}], "$[1].key"),
+    ]
+    async with serving() as served, served.undisturbed():
+        for frame, path in frames:
+            async with served.connect() as peer:
+                messages = frame if isinstance(frame, list) else [frame]
+                if not any(each["type"] == "open" for each in messages):
+                    await peer.open()
+                await peer.ws.send(json.dumps(frame))
+                error = await peer.until(lambda m: m["type"] == "error" and m["code"] == "bad_request")
+                assert error["details"]["path"] == path, frame
+                pongs = [each["n"] for each in peer.log if each["type"] == "pong"]
+                assert pongs == [each["n"] for each in messages if each["type"] == "ping"]
+
+
 async def test_bad_requests_to_branches(serving: Any) -> None:
     async with serving() as served, served.undisturbed(), served.connect() as peer:
         await peer.open({"type": "append", "id": 1, "text": "base"})

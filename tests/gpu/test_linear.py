@@ -17,7 +17,7 @@ pytest.importorskip("triton", minversion=None if torch.cuda.is_available() else 
 
 from ramify.gpu.attention.paged import Inputs
 from ramify.gpu.kv_pool import KVPool
-from ramify.gpu.layers.linear import Linear, few_sizes
+from ramify.gpu.layers.linear import LARGEST, Linear, few_sizes
 from ramify.gpu.layers.rings import rings
 from ramify.gpu.layers.rmsnorm import RMSNorm
 from ramify.gpu.layers.tilings import LayerSizes, LayerTilings, RingTiling, Tiling, tilings_for
@@ -271,7 +271,18 @@ def test_a_packed_weight_serves_any_number_of_rows(bias: bool) -> None:
         torch.testing.assert_close(y, F.linear(x, weight, offset))
 
 
-def test_kernels_are_compiled_for_few_numbers_of_rows() -> None:
-    sizes = [few_sizes(rows) for rows in range(1, 2049)]
-    assert len(set(sizes)) == 16 + 7 * 8
-    assert all(rows <= size <= rows * 9 / 8 for rows, size in enumerate(sizes, 1))
+def test_kernels_are_compiled_for_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [few_sizes(rows) for rows in range(1, LARGEST + 1)]
+    assert len(set(sizes)) == 28
+    assert all(rows <= size <= rows * 5 / 4 for rows, size in enumerate(sizes, 1))
+    packed = Linear(torch.randn(24, 40))
+    packed.pack()
+    product, seen = Linear._product, []
+
+    def watched(self: Linear, x: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return product(self, x)
+
+    monkeypatch.setattr(Linear, "_product", watched)
+    assert packed(torch.randn(600, 40)).shape == (600, 24)
+    assert seen in ([256, 256, 88], [])  # none where oneDNN does not serve

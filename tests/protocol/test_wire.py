@@ -101,6 +101,10 @@ HOSTILE = [
     ({"type": "ping", "n": -(2**53)}, "n"),
     ({"type": "select", "choices": ["x" * 70_000]}, "choices[0]"),
     ({"type": "set", "meta": {"a": [1, {"b": 2**63}]}}, "meta.a[1].b"),
+    ({"type": "cancel", "ops": [1], "subtree": True}, "subtree"),
+    ({"type": "open", "tools": [{"name": f"f{i}"} for i in range(1025)]}, "tools"),
+    ({"type": "open", "tools": ["f"]}, "tools[0]"),
+    ({"type": "open", "tools": [{"name": "f"}, {"name": "f"}]}, "tools[1].name"),
 ]
 
 

@@ -20,14 +20,13 @@ class Call(NamedTuple):
 
 
 class Toolbox:
-    """The tools that `open` declared: OpenAI's shape, or the bare function."""
+    """The tools that `open` declared, as `protocol.tools` allows them."""
 
     def __init__(self, tools: Sequence[JsonObject] | None) -> None:
         self._properties: dict[str, Mapping[str, Any]] = {}
         for tool in tools or ():
             function = tool.get("function", tool)
-            if isinstance(function, dict) and isinstance(name := function.get("name"), str):
-                self._properties[name] = _properties(function.get("parameters"))
+            self._properties[function["name"]] = _properties(function.get("parameters"))
 
     def __bool__(self) -> bool:
         return bool(self._properties)
@@ -102,7 +101,6 @@ def _base36(number: int, width: int) -> str:
     return "".join(reversed(digits))
 
 
-def _properties(parameters: Any) -> Mapping[str, Any]:
-    """The schemas of a tool's parameters, whatever the client declared."""
-    found = parameters.get("properties") if isinstance(parameters, dict) else None
-    return found if isinstance(found, dict) else {}
+def _properties(parameters: JsonObject | None) -> Mapping[str, Any]:
+    """The schemas of a tool's parameters."""
+    return (parameters or {}).get("properties") or {}

@@ -170,7 +170,9 @@ async def test_small_frames_only_before_auth(serve) -> None:
             gateway.state(opening.socket)
             assert isinstance((await gateway.read(client))[0], State)
         async with gateway.connect(additional_headers={"Authorization": "Bearer k"}) as client:
-            await client.send('{"type":"open","client":"c","tools":[{"x":"' + "x" * 9000 + '"}]}')
+            await client.send(
+                '{"type":"open","client":"c","tools":[{"name":"f","description":"' + "x" * 9000 + '"}]}'
+            )
             assert (await gateway.next_open()).open.client == "c"
 
 

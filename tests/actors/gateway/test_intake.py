@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,9 +23,21 @@ def take(value: object, guard: SocketLimits | None = None) -> Intake:
     return receive(data, CODEC, guard or SocketLimits(LIMITS, 0.0), LIMITS, 0.0)
 
 
-def test_pings_are_taken_out() -> None:
-    taken = take([{"type": "ping", "n": 3}, {"type": "generate", "id": 1}, {"type": "ping"}])
-    assert taken == Intake(ops=[Generate(id=1)], pings=[3, 0])
+def test_pings_are_answered_and_what_follows_keeps_its_place() -> None:
+    ping, generate = {"type": "ping", "n": 3}, {"type": "generate", "id": 1}
+    assert take([ping, generate, ping]) == Intake(ops=[Generate(id=1), Ping(n=3)], place=1, pings=[3, 3])
+    assert take([ping, ping]) == Intake(pings=[3, 3])
+    assert take(generate).place is None
+    assert take(b'\n\t [{"type": "generate", "id": 1}]').place == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 70_000])
+def test_an_array_of_messages_is_told_from_one_message(count: int) -> None:
+    for name in ("json", "msgpack"):
+        codec = Codec(name)
+        data = codec.encode([Ping(n=0)] * count)
+        assert codec.is_array(data) == (count > 1)
+    assert Codec("msgpack").is_array(msgspec.msgpack.encode([Ping()]))
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,6 @@ def test_a_failed_spawn_is_reported_by_each_child(sim: Callable[..., Any]) -> No
         ([w.Select(id=1, branch=["main", "main"], choices=["a"])], "bad_request"),
         ([w.Select(id=1, choices=["a"], expect=3)], "conflict"),
         ([w.Cancel(id=1, branch="nope")], "no_branch"),
-        ([w.Cancel(id=1, ops=[1], subtree=True)], "bad_request"),
         ([w.Tree(id=1, branch="nope")], "no_branch"),
     ],
 )
