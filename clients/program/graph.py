@@ -13,6 +13,7 @@ from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Append, Fork, Generate, Join, Op, Prune, Select, names
 
 _SHOWN = 40  # characters of a text
+_NAMES = 6  # of branches
 
 
 class Graph(msgspec.Struct, frozen=True):
@@ -59,7 +60,14 @@ class Graph(msgspec.Struct, frozen=True):
     def dot(self) -> str:
         """The graph as DOT, for graphviz."""
         lines = [f"digraph {_quoted(self.name)} {{", "    node [shape=box, fontname=sans];"]
-        lines += [f"    n{i} [label={_quoted(label)}];" for i, label in enumerate(self.labels())]
+        notes = [*(f"reordered {what}" for what in self.moved)]
+        notes += [f"not one frame: {why}" for why in self.stops]
+        if notes:
+            lines.append(f"    fontname=sans; labeljust=l; label={_quoted(chr(10).join(notes))};")
+        for i, (op, label) in enumerate(zip(self.ops, self.labels(), strict=True)):
+            model = isinstance(op, Generate | Select)
+            look = ', style="rounded,filled", fillcolor="#dcebff"' if model else ""
+            lines.append(f"    n{i} [label={_quoted(label)}{look}];")
         lines += [f"    n{a} -> n{b};" for a, b in self.edges()]
         return "\n".join([*lines, "}"]) + "\n"
 
@@ -161,19 +169,26 @@ def _label(op: Op, name: str | None) -> str:
         case Select():
             return f"select {name or ''} of {len(op.choices)} on {_names(op.branch)}".replace("  ", " ")
         case Fork():
-            return f"fork {op.branch} into {', '.join(op.as_)}" if op.branch else f"new {op.as_[0]}"
+            return f"fork {op.branch} into {_listed(op.as_)}" if op.branch else f"new {op.as_[0]}"
         case Join():
-            return f"join {', '.join(op.from_)} into {op.branch}"
+            return f"join {_listed(op.from_)} into {op.branch}"
         case Prune(from_=[only]):
             return f"{', '.join(op.targets)} goes on as {only}"
         case Prune():
-            return f"prune {', '.join(op.from_)} by {op.by} into {', '.join(op.targets)}"
+            return f"prune {_listed(op.from_)} by {op.by} into {_listed(op.targets)}"
         case _:
             raise AssertionError(op)
 
 
 def _names(branch: Any) -> str:
-    return ", ".join(names(branch))
+    return _listed(names(branch))
+
+
+def _listed(given: Sequence[str]) -> str:
+    """Some names; of many, the first and the last."""
+    if len(given) <= _NAMES:
+        return ", ".join(given)
+    return f"{given[0]}, {given[1]} ... {given[-1]} ({len(given)})"
 
 
 def _short(text: str) -> str:
