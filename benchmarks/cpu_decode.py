@@ -5,7 +5,7 @@
 
 Every sequence is prefilled with --context random tokens; then --steps decode steps are timed, one
 token a sequence, greedy. Each repetition runs twice: with the executor's own choice of threads
-(`ramify.gpu.threads`) and with all of --threads always. --crowd starts so many processes that only
+(`gpu/executors/threads.py`) and with all of --threads always. --crowd starts so many processes that only
 count, as other programs on the machine would.
 """
 
@@ -23,9 +23,9 @@ from typing import Any
 
 from report import headline, machine, percentile, spread, table, write_json
 
-from ramify.gpu.executor import Executor
-from ramify.gpu.load import load_executor
-from ramify.gpu.threads import ThreadChoice
+from ramify.gpu.executors.base import Executor
+from ramify.gpu.executors.threads import ThreadChoice
+from ramify.gpu.startup.load import load_executor
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack
 from ramify.protocol.sampling import SamplingParams

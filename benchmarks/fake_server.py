@@ -26,7 +26,7 @@ from typing import Any
 from ramify.actors.engine import Engine, running_engine
 from ramify.actors.executor.spec import FactorySpec
 from ramify.actors.kit.log import LogConfig, configure
-from ramify.gpu.fake import FakeExecutor, FakeModel, FakePendingStep
+from ramify.gpu.executors.fake import FakeExecutor, FakeModel, FakePendingStep
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
 from ramify.protocol.plan import StepPlan, StepResult
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from ramify.clients.bench.shapes import SHAPES
-from ramify.gpu.executor import Executor, PendingStep
-from ramify.gpu.load import load_executor
+from ramify.gpu.executors.base import Executor, PendingStep
+from ramify.gpu.startup.load import load_executor
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams

@@ -25,12 +25,12 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from ramify.gpu.layers.fused import add_norm
-from ramify.gpu.layers.linear import Linear
-from ramify.gpu.layers.rings import rings
-from ramify.gpu.layers.rmsnorm import RMSNorm
-from ramify.gpu.layers.tilings import AnyTiling, LayerSizes, RingTiling, Tiling, tilings_for
-from ramify.gpu.layers.triton_linear import Products, Rows
+from ramify.gpu.ops.gluon_check import gluon_works
+from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.rmsnorm import RMSNorm
+from ramify.gpu.ops.tilings import AnyTiling, GluonTiling, LayerSizes, Tiling, tilings_for
+from ramify.gpu.ops.triton_layer import add_norm
+from ramify.gpu.ops.triton_linear import Products, Rows
 
 PRODUCTS = {  # outputs, inputs
     "qwen3-0.6b": {
@@ -45,8 +45,8 @@ SIZES = {
     "llama-3.1-8b": LayerSizes(4096, 4096, 6144, 14336, torch.bfloat16, overlaps=True),
 }
 RINGS = [
-    RingTiling(1, 128, 64, 8), RingTiling(1, 128, 128, 4), RingTiling(1, 256, 64, 5),
-    RingTiling(2, 128, 64, 6), RingTiling(2, 256, 64, 4),
+    GluonTiling(1, 128, 64, 8), GluonTiling(1, 128, 128, 4), GluonTiling(1, 256, 64, 5),
+    GluonTiling(2, 128, 64, 6), GluonTiling(2, 256, 64, 4),
 ]  # fmt: skip
 L2 = 150e6  # bytes of weights that one graph reads at least
 EPS = 1e-6
@@ -73,7 +73,7 @@ class Case:
             return products.plain(self.rows if tiling else self.normed, linear, EPS, tiling)
         if self.name == "gate_up":
             return products.gated(self.rows if tiling else self.normed, linear, EPS, tiling)
-        assert not isinstance(tiling, RingTiling)
+        assert not isinstance(tiling, GluonTiling)
         return products.add(self.x, linear, self.residual, self.norm, tiling).values
 
     def separate(self, weight: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class Case:
 
 def candidates(name: str, tokens: int, outputs: int, inputs: int) -> Iterator[AnyTiling]:
     """Tilings worth trying."""
-    if tokens > 32 and name in ("qkv", "gate_up") and rings(torch.device("cuda")):
+    if tokens > 32 and name in ("qkv", "gate_up") and gluon_works(torch.device("cuda")):
         yield from RINGS  # which add nothing to a residual
     if tokens > 512:
         return
@@ -230,7 +230,7 @@ def main() -> None:
     for process in [subprocess.Popen([*command, str(part)]) for part in range(args.compilers)]:
         process.wait()
     report = []
-    sizes = replace(SIZES[args.shape], rings=rings(torch.device("cuda")))
+    sizes = replace(SIZES[args.shape], gluon=gluon_works(torch.device("cuda")))
     products = Products(torch.device("cuda"))
     for name, (outputs, inputs) in PRODUCTS[args.shape].items():
         copies = max(4, int(L2 / (2 * outputs * inputs)) + 1)

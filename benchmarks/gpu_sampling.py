@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ramify.gpu.fused_sampling import sample_into
-from ramify.gpu.row_sampler import RowSampler
-from ramify.gpu.sampler import Sampler
+from ramify.gpu.sampling.cuda_sampler import RowSampler
+from ramify.gpu.sampling.torch_sampler import Sampler
+from ramify.gpu.sampling.triton_sampling import sample_into
 from ramify.protocol.plan import OpenRow, pack
 from ramify.protocol.sampling import SamplingParams
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ramify.actors.kit.log import get_log
-from ramify.gpu.executor import BadLogits, Executor, PendingStep
+from ramify.gpu.executors.base import BadLogits, Executor, PendingStep
 from ramify.protocol.messages import ExecutorMessage
 from ramify.protocol.plan import StepResult, StopExecutor
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.gpu.executor import Executor
+from ramify.gpu.executors.base import Executor
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import RamifyError
 
@@ -36,7 +36,7 @@ class FactorySpec(msgspec.Struct, frozen=True, tag=True):
 
 
 class FakeSpec(msgspec.Struct, frozen=True, tag=True):
-    """No checkpoint: `ramify.gpu.fake`, whose tokens are known.
+    """No checkpoint: `ramify.gpu.executors.fake`, whose tokens are known.
 
     `settings`: keywords of FakeExecutor, beside `model`; `model`: keywords of FakeModel.
     """
@@ -55,11 +55,11 @@ def build(spec: ExecutorSpec, progress: ProgressCallback) -> Executor:
     """
     match spec:
         case ModelSpec(config):
-            from ramify.gpu.load import load_executor
+            from ramify.gpu.startup.load import load_executor
 
             return load_executor(config, progress)
         case FakeSpec(settings, model):
-            from ramify.gpu.fake import FakeExecutor, FakeModel
+            from ramify.gpu.executors.fake import FakeExecutor, FakeModel
 
             fake: Any = FakeExecutor  # the settings are checked by the call, not by types
             made: Executor = fake(FakeModel(**model), **settings)

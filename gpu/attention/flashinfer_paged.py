@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.attention.page_lists import fill_page_lists
-from ramify.gpu.attention.paged import Inputs
 from ramify.gpu.attention.triton_paged import TritonPaged
 from ramify.gpu.devices import multiprocessors
 from ramify.gpu.models.config import DecoderConfig
-from ramify.gpu.rows import Ints, RowTable, StepRows
-from ramify.gpu.staging import Array
+from ramify.gpu.step.buckets import Bucket
+from ramify.gpu.step.inputs import Plan, StepInputs
+from ramify.gpu.step.rows import Ints, RowTable, StepRows
+from ramify.gpu.step.staging import Array
 
 _PLAN_BYTES = 1 << 20  # of a decode plan: some words for each of its programs
 _TILE = 128  # queries that a program of FA3 takes at once, of one head
@@ -77,42 +78,40 @@ class FlashInferPaged:
         one = np.ones(1, dtype=np.int64)
         self._extends.plan(one * (len(pages) - 1), one - 1, one)  # loads the kernels
 
-    def room(self, tokens: int, runs: int) -> list[Array]:
-        return self._triton.room(tokens, runs)
+    def room(self, bucket: Bucket) -> Plan:
+        if bucket.extended and not self.static_extends:
+            return {}
+        return self._triton.room(bucket)
 
-    def plan(self, step: StepRows, captured: bool = False) -> list[Array]:
-        """Tiles for Triton if it is to serve the step, else nothing.
+    def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
+        """Triton's plan if it is to serve the step, else nothing: FlashInfer keeps its own.
 
-        With FlashInfer's own decode, the decodes of the step are runs of one token.
+        With FlashInfer's own decode, the decodes beside extends are runs of one token.
         """
+        if not step.extends:
+            return self._triton.plan(step, bucket, captured)
         runs = len(step.rows)
         if self._decodes is None:
             runs = step.extends
             tiles = int((-(-step.counts[:runs] // _TILE)).sum()) * self._heads
             if captured or tiles < self.fewest_tiles * self._multiprocessors:
-                return self._triton.plan(step)
+                return self._triton.plan(step, bucket, captured)
         self._extends.plan(step.rows[:runs], step.starts[:runs], step.counts[:runs])
-        return []
+        return {}
 
     def plan_decodes(self, rows: Array, positions: Array) -> None:
         if self._decodes is not None:
             self._decodes.plan(rows.astype(np.int64), positions.astype(np.int64))
 
-    def groups(self, rows: Ints, positions: Ints, size: int) -> list[Array]:
-        return self._triton.groups(rows, positions, size)
-
-    def no_groups(self, size: int) -> list[Array]:
-        return self._triton.no_groups(size)
-
     def unlike_decodes(self, most: int) -> list[int]:
         return [] if self._decodes is not None else self._triton.unlike_decodes(most)
 
     def attend(
-        self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
+        self, q: Tensor, pool: "tuple[Tensor, Tensor]", step: StepInputs[Tensor], window: int | None
     ) -> Tensor:
-        first = inputs.extended
-        if inputs.plan or (not first and self._decodes is None):
-            return self._triton.attend(q, pool, inputs, window)
+        first = step.extended
+        if step.plan or (not first and self._decodes is None):
+            return self._triton.attend(q, pool, step, window)
         output = torch.empty_like(q)
         merged = output.view(len(q), -1)
         if not first and self._decodes is not None:
@@ -120,7 +119,7 @@ class FlashInferPaged:
             return merged
         self._extends.run(q, self._paged(pool), output, window)
         if first < len(q) and self._decodes is None:
-            self._triton.decode(q[first:], pool, inputs, window, merged[first:])
+            self._triton.decode(q[first:], pool, step, window, merged[first:])
         return merged
 
     def _paged(self, pool: "tuple[Tensor, Tensor]") -> "tuple[Tensor, Tensor]":

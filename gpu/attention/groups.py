@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ramify.gpu.rows import Ints, PageTable, RowTable
+from ramify.gpu.step.inputs import Plan
+from ramify.gpu.step.rows import Ints, PageTable, RowTable
 
 Int32s = npt.NDArray[np.int32]
 
@@ -64,6 +65,10 @@ class Arrays:
     items: Int32s  # [capacity, 5]; an unused one has no tokens
     members: Int32s  # [size]
     own: Int32s  # [size, 4]
+
+    def named(self) -> Plan:
+        """As the fields of a step."""
+        return {"shared_items": self.items, "members": self.members, "own": self.own}
 
 
 class Grouper:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
 from ramify.gpu.devices import multiprocessors
-from ramify.gpu.layers.overlap import launch_options, overlaps, wait
+from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait
 
 _RESIDENT = 6  # programs that one multiprocessor runs at once
 _REGISTERS = 168  # of a thread at most, so that so many fit into its 65,536

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.triton_shared import TILE, Parts
 from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
-from ramify.gpu.layers.overlap import launch_options, overlaps, wait
+from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait
 
 _PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
 _MOST_SPLITS = 64

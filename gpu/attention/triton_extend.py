@@ -10,15 +10,15 @@ device. The reference is `torch_sdpa`.
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
-from ramify.gpu.layers.overlap import launch_options, overlaps, wait
-from ramify.gpu.rows import StepRows
+from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait
+from ramify.gpu.step.inputs import Plan
+from ramify.gpu.step.rows import StepRows
 
 _TILE = 64  # query heads of one program
 _KEYS = 64
@@ -29,10 +29,8 @@ _LEAST_STRETCH = 256  # keys: less is not worth a program and a merge
 _ITEM_FIELDS = 7
 _MERGE_FIELDS = 4
 
-Int32s = npt.NDArray[np.int32]
 
-
-def extend_items(step: StepRows, heads: int, kv_heads: int) -> tuple[Int32s, Int32s]:
+def extend_items(step: StepRows, heads: int, kv_heads: int) -> Plan:
     """What the programs of a step do, and which of their results are to be merged.
 
     items int32[n, 7]: row, first query's index among the step's tokens, queries, position of the
@@ -69,10 +67,10 @@ def extend_items(step: StepRows, heads: int, kv_heads: int) -> tuple[Int32s, Int
     first_part = np.cumsum(cuts[several]) - cuts[several]
     merges = np.stack([first[several], queries[several], first_part, cuts[several]], axis=1)
     longest_first = np.argsort(start - stop, kind="stable")
-    return items[longest_first].astype(np.int32), merges.astype(np.int32)
+    return {"items": items[longest_first].astype(np.int32), "merges": merges.astype(np.int32)}
 
 
-def extend_room(tokens: int, runs: int, heads: int, kv_heads: int) -> tuple[Int32s, Int32s]:
+def extend_room(tokens: int, runs: int, heads: int, kv_heads: int) -> Plan:
     """Zeros as large as `extend_items` can need for so many tokens in so many runs.
 
     Zeros behind a step's own items and merges are programs that leave at once.
@@ -80,7 +78,8 @@ def extend_room(tokens: int, runs: int, heads: int, kv_heads: int) -> tuple[Int3
     tiles = tokens // (_TILE * kv_heads // heads) + runs
     wanted = _wanted(kv_heads)
     items = np.zeros((max(tiles, wanted), _ITEM_FIELDS), dtype=np.int32)
-    return items, np.zeros((min(tiles, wanted), _MERGE_FIELDS), dtype=np.int32)
+    merges = np.zeros((min(tiles, wanted), _MERGE_FIELDS), dtype=np.int32)
+    return {"items": items, "merges": merges}
 
 
 def _wanted(kv_heads: int) -> int:

@@ -16,11 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.gpu.attention.paged import Inputs
 from ramify.gpu.attention.triton_decode import splits_for
 from ramify.gpu.attention.triton_tile import paged, take_keys
-from ramify.gpu.rows import Ints, StepRows
-from ramify.gpu.staging import Array
+from ramify.gpu.step.buckets import Bucket
+from ramify.gpu.step.inputs import Plan, StepInputs
+from ramify.gpu.step.rows import StepRows
+from ramify.gpu.step.staging import Array
 
 _KEYS = 64  # in one block
 _CHUNK = 512  # keys at least
@@ -53,14 +54,8 @@ class InvariantPaged:
             tall = flat = 16
         self._extend_lines, self._decode_lines = (max(n, self._group) for n in (tall, flat))
 
-    def room(self, tokens: int, runs: int) -> list[Array]:
-        raise NotImplementedError("steps with extends are not captured")
-
-    def groups(self, rows: Ints, positions: Ints, size: int) -> list[Array]:
-        return []  # which lines share keys follows the batch
-
-    def no_groups(self, size: int) -> list[Array]:
-        return []
+    def room(self, bucket: Bucket) -> Plan:
+        return {}  # steps with extends are not captured, and which lines share keys follows the batch
 
     def unlike_decodes(self, most: int) -> list[int]:
         return []
@@ -68,11 +63,13 @@ class InvariantPaged:
     def plan_decodes(self, rows: Array, positions: Array) -> None:
         pass
 
-    def plan(self, step: StepRows, captured: bool = False) -> list[Array]:
-        """int32[tiles, 4]: row, first query's index among the step's tokens, queries, its position.
+    def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
+        """tiles int32[n, 4]: row, first query's index among the step's tokens, queries, its position.
 
-        Decodes are tiles of one query. Tiles with the longest reach come first.
+        Decodes beside extends are tiles of one query. Tiles with the longest reach come first.
         """
+        if not step.extends:
+            return {}
         size = self._extend_lines // self._group
         tiles, first = [], 0
         for row, start, count in zip(
@@ -82,35 +79,35 @@ class InvariantPaged:
                 tiles.append((row, first + offset, min(size, count - offset), start + offset))
             first += count
         tiles.sort(key=lambda tile: -(tile[3] + tile[2]))
-        return [np.array(tiles, dtype=np.int32).reshape(-1, _FIELDS)]
+        return {"tiles": np.array(tiles, dtype=np.int32).reshape(-1, _FIELDS)}
 
     def attend(
-        self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
+        self, q: Tensor, pool: "tuple[Tensor, Tensor]", step: StepInputs[Tensor], window: int | None
     ) -> Tensor:
         tokens, heads, dim = q.shape
         kv_heads = pool[0].shape[1]
         output = q.new_empty((tokens, heads * dim))
-        decode = not inputs.extended
+        decode = not step.extended
         splits = min(self._chunks, splits_for(tokens, kv_heads)) if decode else 1
         partial = sums = output
         if splits > 1:
             shape = (tokens, heads, self._chunks)
             partial = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
             sums = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
-        tiles = inputs.rows if decode else inputs.plan[0] if inputs.plan else self._no_query
+        tiles = step.rows if decode else step.plan.get("tiles", self._no_query)
         lines = self._decode_lines if decode else self._extend_lines
         exact = self._exact
         shapes = {"HEADS": heads, "DIM": dim, "WINDOW": window or 0, "CHUNK": self._chunk,
                   "CHUNKS": self._chunks, "enable_fp_fusion": False}  # fmt: skip
         _attend[(len(tiles), kv_heads, splits)](
-            q, pool[0], pool[1], tiles, inputs.positions, self._pages, output, partial, sums,
+            q, pool[0], pool[1], tiles, step.positions, self._pages, output, partial, sums,
             self._pages.shape[1], dim**-0.5 * 1.4426950408889634, KV_HEADS=kv_heads,
             PADDED=self._group, LINES=lines, PAGE=self._page_size, KEYS=_KEYS, DECODE=decode,
             SPLITS=splits, PRECISION="ieee" if exact else "tf32", num_warps=lines // 16 if lines >= 64
             else 4, num_stages=2 if exact else 3, **shapes,
         )  # fmt: skip
         if splits > 1:
-            _merge[(tokens, heads)](inputs.positions, partial, sums, output, num_warps=2, **shapes)
+            _merge[(tokens, heads)](step.positions, partial, sums, output, num_warps=2, **shapes)
         return output
 
 

@@ -8,15 +8,16 @@ on the device.
 import torch
 from torch import Tensor
 
-from ramify.gpu.attention.groups import Arrays, no_groups
-from ramify.gpu.attention.paged import Inputs
+from ramify.gpu.attention.groups import no_groups
 from ramify.gpu.attention.triton_balanced import balanced_attention, block_for, shares_for
 from ramify.gpu.attention.triton_decode import decode_attention, splits_for, variant_for
 from ramify.gpu.attention.triton_extend import extend_attention, extend_items, extend_room
 from ramify.gpu.attention.triton_shared import Shared, grouper_for, shared_attention
 from ramify.gpu.models.config import DecoderConfig
-from ramify.gpu.rows import Ints, RowTable, StepRows
-from ramify.gpu.staging import Array
+from ramify.gpu.step.buckets import Bucket
+from ramify.gpu.step.inputs import Plan, StepInputs
+from ramify.gpu.step.rows import RowTable, StepRows
+from ramify.gpu.step.staging import Array
 
 
 class TritonPaged:
@@ -46,24 +47,25 @@ class TritonPaged:
                 table, shape.heads, shape.kv_heads, shape.head_dim, dtype.itemsize
             )
 
-    def room(self, tokens: int, runs: int) -> list[Array]:
-        return list(extend_room(tokens, runs, self._heads, self._kv_heads))
+    def room(self, bucket: Bucket) -> Plan:
+        if bucket.extended:
+            return extend_room(bucket.extended, bucket.runs, self._heads, self._kv_heads)
+        if not bucket.grouped or self._grouper is None:
+            return {}
+        if bucket.decodes < self._grouper.limits.least_members:
+            return {}
+        return no_groups(bucket.decodes, self._grouper.limits).named()
 
-    def plan(self, step: StepRows, captured: bool = False) -> list[Array]:
-        return list(extend_items(step, self._heads, self._kv_heads))
+    def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
+        if step.extends:
+            return extend_items(step, self._heads, self._kv_heads)
+        if self._grouper is None:
+            return {}
+        groups = self._grouper.arrays(step.rows, step.starts, bucket.decodes)
+        return {} if groups is None else groups.named()
 
     def plan_decodes(self, rows: Array, positions: Array) -> None:
         pass
-
-    def groups(self, rows: Ints, positions: Ints, size: int) -> list[Array]:
-        if self._grouper is None:
-            return []
-        return _listed(self._grouper.arrays(rows, positions, size))
-
-    def no_groups(self, size: int) -> list[Array]:
-        if self._grouper is None or size < self._grouper.limits.least_members:
-            return []
-        return _listed(no_groups(size, self._grouper.limits))
 
     def unlike_decodes(self, most: int) -> list[int]:
         return sorted({self._decode_kernel(count): count for count in range(1, most + 1)}.values())
@@ -78,14 +80,14 @@ class TritonPaged:
         return decodes * self._kv_heads >= self.fewest_balanced
 
     def attend(
-        self, q: Tensor, pool: "tuple[Tensor, Tensor]", inputs: Inputs, window: int | None
+        self, q: Tensor, pool: "tuple[Tensor, Tensor]", step: StepInputs[Tensor], window: int | None
     ) -> Tensor:
-        first = inputs.extended
+        first = step.extended
         output = q.new_empty((len(q), q.shape[1] * q.shape[2]))
         if first < len(q):
-            self.decode(q[first:], pool, inputs, window, output[first:])
+            self.decode(q[first:], pool, step, window, output[first:])
         if first:
-            items, merges = inputs.plan
+            items, merges = step.plan["items"], step.plan["merges"]
             extend_attention(q, output, pool, items, merges, self._pages, self._page_size, window)
         return output
 
@@ -93,15 +95,16 @@ class TritonPaged:
         self,
         q: Tensor,
         pool: "tuple[Tensor, Tensor]",
-        inputs: Inputs,
+        step: StepInputs[Tensor],
         window: int | None,
         output: Tensor,
     ) -> None:
         """The step's decodes alone: q [decodes, heads, D] -> output [decodes, heads * D]."""
-        first, parts = inputs.extended, None
-        if inputs.groups and window is None:  # a window has moved past most of what lines share
-            parts = shared_attention(q, pool, Shared(*inputs.groups), self._pages, self._page_size)
-        rows, positions = inputs.rows[first:], inputs.positions[first:]
+        first, parts = step.extended, None
+        if step.bucket.grouped and window is None:  # a window has moved past most of what lines share
+            groups = Shared(step.plan["shared_items"], step.plan["members"], step.plan["own"])
+            parts = shared_attention(q, pool, groups, self._pages, self._page_size)
+        rows, positions = step.rows[first:], step.positions[first:]
         if parts is None and self._balanced(len(q)):
             balanced_attention(
                 q, output, pool, rows, positions, self._pages, self._page_size, window, self._shares,
@@ -112,7 +115,3 @@ class TritonPaged:
             q, pool, rows, positions, self._pages, self._page_size, window,
             splits_for(len(q), self._kv_heads), parts, output,
         )  # fmt: skip
-
-
-def _listed(arrays: Arrays | None) -> list[Array]:
-    return [] if arrays is None else [arrays.items, arrays.members, arrays.own]

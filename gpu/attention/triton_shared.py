@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ramify.gpu.attention.groups import Grouper, Limits
 from ramify.gpu.attention.triton_tile import paged, take_keys
-from ramify.gpu.rows import RowTable
+from ramify.gpu.step.rows import RowTable
 
 TILE = 64  # query heads of one program: a warp group's smallest tile on Hopper
 _KEYS = 32

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.gpu.attention.base import AttentionBackend
-from ramify.gpu.batch import Batch
-from ramify.gpu.layers.linear import Linear, blocks, empty_linear
-from ramify.gpu.layers.mlp import GatedMLP
-from ramify.gpu.layers.rmsnorm import RMSNorm
-from ramify.gpu.layers.rotary import Rotary
+from ramify.gpu.attention.torch_attention import TorchAttention
 from ramify.gpu.models.config import DecoderConfig
+from ramify.gpu.ops.linear import Linear, blocks, empty_linear
+from ramify.gpu.ops.mlp import GatedMLP
+from ramify.gpu.ops.rmsnorm import RMSNorm
+from ramify.gpu.ops.rotary import Rotary
+from ramify.gpu.step.batch import Batch
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Decoder:
         )
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, attention: AttentionBackend) -> Tensor:
+    def forward(self, batch: Batch, attention: TorchAttention) -> Tensor:
         """Run the batch, write its KV. Returns the last layer's output [T, hidden]; see `logits`."""
         config = self.config
         heads, rotated = config.heads, config.heads + config.kv_heads

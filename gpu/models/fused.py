@@ -9,14 +9,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ramify.gpu.attention.paged import Inputs, PagedAttention
-from ramify.gpu.kv_pool import KVPool
-from ramify.gpu.layers.fused import divide_rows, embed_norm, rope_store
-from ramify.gpu.layers.overlap import overlaps
-from ramify.gpu.layers.rings import rings
-from ramify.gpu.layers.tilings import LayerSizes, LayerTilings, tilings_for
-from ramify.gpu.layers.triton_linear import Products, Rows
+from ramify.gpu.attention.base import PagedAttention
+from ramify.gpu.kv.pool import KVPool
 from ramify.gpu.models.decoder import Decoder, DecoderLayer
+from ramify.gpu.ops.gluon_check import gluon_works
+from ramify.gpu.ops.programmatic_launch import overlaps
+from ramify.gpu.ops.tilings import LayerSizes, LayerTilings, tilings_for
+from ramify.gpu.ops.triton_layer import divide_rows, embed_norm, rope_store
+from ramify.gpu.ops.triton_linear import Products, Rows
+from ramify.gpu.step.inputs import StepInputs
 
 
 class FusedDecoder:
@@ -53,7 +54,7 @@ class FusedDecoder:
         self._cos_sin = cos[:, 0, :half].contiguous(), signed_sin[:, 0, half:].contiguous()
 
     @torch.inference_mode()
-    def forward(self, inputs: Inputs, logits: Tensor, abridged: bool = False) -> Rows:
+    def forward(self, inputs: StepInputs[Tensor], logits: Tensor, abridged: bool = False) -> Rows:
         """Run the step, write its KV, and its logits to `logits` [S, vocabulary].
 
         `abridged`: only layers that launch different kernels, to load those; garbage comes out.
@@ -61,9 +62,9 @@ class FusedDecoder:
         """
         model, eps = self._model, self._model.config.rms_eps
         layers, products = model.layers, self._products
-        tilings = self._tilings(len(inputs.codes), self._sizes)
+        tilings = self._tilings(len(inputs.input_ids), self._sizes)
         residual, normed = embed_norm(
-            inputs.codes, self._last, model.embedding, layers[0].input_norm.weight, eps
+            inputs.input_ids, self._last, model.embedding, layers[0].input_norm.weight, eps
         )
         x = Rows(normed)
         for index in self._unlike if abridged else range(len(layers)):
@@ -75,7 +76,7 @@ class FusedDecoder:
             following = model.norm if layer is layers[-1] else layers[index + 1].input_norm
             x = products.add(activated, layer.mlp.down, residual, following, tilings.down)
         if len(logits):
-            self.logits_of(x, inputs.sampling, logits)
+            self.logits_of(x, inputs.sampled_lines, logits)
         return x
 
     @torch.inference_mode()
@@ -93,7 +94,9 @@ class FusedDecoder:
         """What `forward` may return for so many lines, without their content."""
         return Rows(self._model.embedding.new_zeros((lines, self._model.config.hidden_size)))
 
-    def _attend(self, index: int, layer: DecoderLayer, qkv: Tensor, inputs: Inputs) -> Tensor:
+    def _attend(
+        self, index: int, layer: DecoderLayer, qkv: Tensor, inputs: StepInputs[Tensor]
+    ) -> Tensor:
         """[T, (heads + 2 kv_heads) * D] -> [T, heads * D]."""
         config, pool = self._model.config, self._pool.layers[index]
         norms = None
@@ -116,5 +119,5 @@ def _sizes(model: Decoder, products: Products) -> LayerSizes:
         intermediate=config.intermediate_size,
         dtype=model.dtype,
         overlaps=overlaps(model.device),
-        rings=tried and rings(model.device),
+        gluon=tried and gluon_works(model.device),
     )

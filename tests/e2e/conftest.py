@@ -28,7 +28,7 @@ from websockets.asyncio.client import ClientConnection
 from ramify.actors.engine import Engine, EngineFailed, running_engine
 from ramify.actors.executor.spec import ExecutorSpec, FakeSpec
 from ramify.actors.tokenizer import Tokenizer
-from ramify.gpu.fake import FakeModel
+from ramify.gpu.executors.fake import FakeModel
 from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ScheduleConfig, ServerConfig
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.sampling import SamplingParams

@@ -24,9 +24,9 @@ from safetensors.torch import save_file
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from ramify.gpu.loader import fill_random
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.startup.weights import fill_random
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ramify.gpu.load import load_executor
+from ramify.gpu.startup.load import load_executor
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams

@@ -4,6 +4,7 @@
 plan with one token, the plan's number; plans with certain numbers misbehave.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import os
 import sys
 import time
 
-from ramify.gpu.fake import FakeExecutor
+from ramify.gpu.executors.fake import FakeExecutor
 from ramify.protocol.errors import ConfigError, ModelError
 from ramify.protocol.plan import StepResult, pack
 
@@ -86,7 +87,7 @@ def replace(info, name):
 def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "stand_ins.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     yield
     sys.modules.pop("stand_ins", None)
 

@@ -29,7 +29,7 @@ from ramify.actors.executor.spec import (
 from ramify.actors.executor.wire import Start, encoder, to_executor
 from ramify.actors.kit.log import LogConfig
 from ramify.actors.kit.mailbox import Mailbox, MailboxClosed
-from ramify.gpu.fake import FakeModel
+from ramify.gpu.executors.fake import FakeModel
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ConfigError, ModelError
 from ramify.protocol.messages import SchedulerEvent
@@ -211,7 +211,7 @@ async def test_progress_is_reported_before_the_start_returns(
         "    return build(what, progress)\n"
         "spec.build = noisy\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for the process
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)  # for the process
 
     def noisy(spec: ExecutorSpec, progress: Callable[[str, float], None]) -> Any:
         progress("weights", 0.5)

@@ -5,8 +5,8 @@ from collections import deque
 import pytest
 
 from ramify.actors.executor.runner import IN_FLIGHT, run
-from ramify.gpu.executor import BadLogits, Counters
-from ramify.gpu.fake import FakeExecutor
+from ramify.gpu.executors.base import BadLogits, Counters
+from ramify.gpu.executors.fake import FakeExecutor
 from ramify.protocol.messages import ExecutorMessage
 from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult, StopExecutor, pack, unpack
 

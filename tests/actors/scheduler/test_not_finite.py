@@ -13,9 +13,9 @@ import torch
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
-from ramify.gpu.executor import BadLogits
-from ramify.gpu.fake import FakeExecutor, FakeModel
-from ramify.gpu.load import load_executor
+from ramify.gpu.executors.base import BadLogits
+from ramify.gpu.executors.fake import FakeExecutor, FakeModel
+from ramify.gpu.startup.load import load_executor
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.messages import ExtendBranch, OpenBranch
 from ramify.protocol.plan import StepPlan, StepResult, pack

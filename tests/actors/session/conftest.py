@@ -34,8 +34,8 @@ from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.view import Identity
 from ramify.actors.tokenizer import Tokenizer
-from ramify.gpu.executor import BadLogits, PendingStep
-from ramify.gpu.fake import FakeExecutor, FakeModel
+from ramify.gpu.executors.base import BadLogits, PendingStep
+from ramify.gpu.executors.fake import FakeExecutor, FakeModel
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits, ScheduleConfig

@@ -10,7 +10,7 @@ import pytest
 from ramify.actors.session.calls.dialects import THOUGHTS, dialect_of
 from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.template import ChatTemplate
-from ramify.gpu.fake import FakeModel
+from ramify.gpu.executors.fake import FakeModel
 from ramify.protocol import wire as w
 
 TOOLS = [

@@ -1,0 +1,255 @@
+"""Which attention kernels serve a model here: what was asked for, the model and the machine decide.
+
+Nothing is chosen silently: a `Choice` says why, and what was asked for and cannot be had is an
+error that names the mend. It does not know how the kernels work.
+"""
+
+import importlib.util
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ramify.gpu.attention.base import PagedAttention
+from ramify.gpu.models.config import DecoderConfig
+from ramify.gpu.step.rows import RowTable
+from ramify.protocol.errors import ModelError
+
+if TYPE_CHECKING:
+    from ramify.gpu.ops.triton_linear import Products
+
+_LOG = logging.getLogger("ramify.gpu.attention")
+_MOST_HEADS = 64  # query heads that share a KV head: a tile of the kernels holds all of a token's
+_HOPPER = (9, 0)  # FA3 is written for its matrix instructions and runs nowhere else
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`extend`: "torch", "triton", "fa2" or "fa3"; the last two are FlashInfer's.
+
+    `decode`: "torch", "triton" or "flashinfer".
+    """
+
+    extend: str
+    decode: str
+    reason: str
+    deterministic: bool = False  # kernels whose results never depend on the batch
+    compiles: bool = False  # at the first step: FlashInfer lacks some of its kernels
+
+    @property
+    def name(self) -> str:
+        """As logs and `ExecutorInfo` show it."""
+        if self.deterministic:
+            return f"{self.extend}, deterministic"
+        if self.extend == self.decode:
+            return self.extend
+        return f"flashinfer prefill {self.extend} + {self.decode} decode"
+
+    def paged(
+        self, pages: Tensor, table: RowTable, shape: DecoderConfig, dtype: torch.dtype
+    ) -> PagedAttention:
+        """The back end over `pages` int32[rows, columns]; `table`: the same on the host."""
+        if self.deterministic:
+            from ramify.gpu.attention.triton_invariant import InvariantPaged
+
+            return InvariantPaged(pages, table.page_size, shape.heads // shape.kv_heads, dtype)
+        if self.extend == "triton":
+            from ramify.gpu.attention.triton_paged import TritonPaged
+
+            return TritonPaged(pages, table, shape, dtype)
+        from ramify.gpu.attention.flashinfer_paged import FlashInferPaged
+
+        return FlashInferPaged(pages, table, shape, dtype, self.extend, self.decode)
+
+    def products(self, device: torch.device) -> "Products":
+        """The matrix products that go with it."""
+        from ramify.gpu.ops.invariant_linear import InvariantProducts
+        from ramify.gpu.ops.triton_linear import Products
+
+        return InvariantProducts(device) if self.deterministic else Products(device)
+
+
+def choose(
+    asked: str,
+    shape: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    deterministic: bool = False,
+) -> Choice:
+    """`asked` as of `--attention`. Raises ModelError if it cannot be had.
+
+    "auto" on CUDA is Triton, and FA3 for extends where FlashInfer's kernels are at hand on a
+    Hopper GPU: see docs/log.md for the measurements.
+    """
+    if deterministic:
+        return _deterministic(asked, shape, device)
+    if asked == "torch":
+        return Choice("torch", "torch", "as asked")
+    if asked == "auto" and device.type != "cuda":
+        return Choice("torch", "torch", "the device is a CPU")
+    obstacle = _triton_obstacle(shape, device)
+    if obstacle is not None:
+        if asked == "auto":
+            return Choice("torch", "torch", obstacle)
+        raise ModelError(f"--attention {asked}: {obstacle}; give --attention torch")
+    if asked == "triton":
+        return Choice("triton", "triton", "as asked")
+    obstacle = _flashinfer_obstacle(shape, dtype, device)
+    if asked == "auto":
+        return _automatic(obstacle, shape, dtype, device)
+    if obstacle is None:
+        obstacle = _import_fault()
+    if obstacle is None:
+        extend = "fa3" if _is_hopper(device) else "fa2"
+        kernels = _kernels(extend, "flashinfer", shape, dtype)
+        built = all(map(_is_built, kernels))
+        obstacle = _load_fault(kernels) if built else None
+        if obstacle is None and (built or _can_build()):
+            return Choice(extend, "flashinfer", "as asked", compiles=not built)
+        obstacle = obstacle or (
+            f"its kernels for {_kind(shape, dtype)} are not compiled, and there is no nvcc with ninja: "
+            "install flashinfer-jit-cache of the same version, or a CUDA toolkit and ninja"
+        )
+    raise ModelError(f"--attention flashinfer: {obstacle}; or give --attention triton")
+
+
+def _deterministic(asked: str, shape: DecoderConfig, device: torch.device) -> Choice:
+    """What torch's products round to depends on how many rows they have; FlashInfer's splits too."""
+    if asked not in ("auto", "triton"):
+        raise ModelError(f"--deterministic runs on Triton kernels: leave --attention {asked} out")
+    obstacle = _triton_obstacle(shape, device)
+    if obstacle is not None:
+        raise ModelError(f"--deterministic runs on Triton kernels: {obstacle}; serve on a CUDA device, "
+                         "or leave --deterministic out")  # fmt: skip
+    return Choice("triton", "triton", "--deterministic", deterministic=True)
+
+
+def _automatic(
+    obstacle: str | None, shape: DecoderConfig, dtype: torch.dtype, device: torch.device
+) -> Choice:
+    """A server does not spend minutes in a compiler unasked: only kernels that are built count."""
+    if obstacle is None and not _is_hopper(device):
+        obstacle = "its FA2 is no faster, and the GPU is not a Hopper, which FA3 needs"
+    fault = _import_fault() if obstacle is None else None
+    if obstacle is None and fault is None:
+        kernels = _kernels("fa3", "triton", shape, dtype)
+        if all(map(_is_built, kernels)):
+            fault = _load_fault(kernels)
+        else:
+            obstacle = (
+                f"its FA3 kernels for {_kind(shape, dtype)} are not compiled (install "
+                "flashinfer-jit-cache, or start once with --attention flashinfer)"
+            )
+    if fault is not None:
+        _LOG.warning("FlashInfer is installed and cannot be used, Triton's kernels serve: %s", fault)
+    if obstacle is not None or fault is not None:
+        return Choice("triton", "triton", f"FlashInfer is not used: {obstacle or fault}")
+    return Choice("fa3", "triton", "a Hopper GPU and FlashInfer's FA3 kernels are here")
+
+
+def _triton_obstacle(shape: DecoderConfig, device: torch.device) -> str | None:
+    """Why the Triton kernels cannot serve this model here, None if they can."""
+    if shape.head_dim not in (16, 32, 64, 128, 256):
+        return f"the kernels know head sizes 16, 32, 64, 128 and 256, not {shape.head_dim}"
+    group = shape.heads // shape.kv_heads
+    if group > _MOST_HEADS:
+        return f"the kernels know at most {_MOST_HEADS} query heads for a KV head, not {group}"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "on a CPU the kernels run only in Triton's interpreter (TRITON_INTERPRET=1), for tests"
+    return None
+
+
+def _flashinfer_obstacle(shape: DecoderConfig, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why FlashInfer cannot serve this model here, compiled or not."""
+    if device.type != "cuda":
+        return "it runs on CUDA devices only"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or more"
+    if dtype == torch.float32:
+        return "it does not compute in float32: give --dtype bfloat16 or float16"
+    if shape.head_dim not in (64, 128, 256):
+        return f"it knows head sizes 64, 128 and 256, not {shape.head_dim}"
+    if importlib.util.find_spec("flashinfer") is None:
+        return "the package is not installed: pip install flashinfer-python"
+    return None
+
+
+def _import_fault() -> str | None:
+    """Why the parts of FlashInfer that are used cannot be imported, None if they can."""
+    for part in ("flashinfer", "flashinfer.jit", "flashinfer.jit.env", *_LOADERS.values()):
+        try:
+            import_module(part)
+        except Exception as error:  # RuntimeError if its parts do not match; a damaged one may raise any
+            return f"{part} cannot be imported ({type(error).__name__}: {error}); {_REINSTALL}"
+    return None
+
+
+def _load_fault(kernels: "list[_Kernel]") -> str | None:
+    """Why kernels that are compiled cannot be loaded, None if they can; they are loaded from then on.
+
+    FlashInfer reads templates of its sources even for those. An installation that lacks them imports
+    well, and would end the server at its first step.
+    """
+    for kernel in kernels:
+        try:
+            getattr(import_module(_LOADERS[kernel.kind]), f"get_batch_{kernel.kind}_module")(
+                *kernel.args
+            )
+        except Exception as error:  # whatever is broken there, Triton's kernels are not
+            return f"its kernels cannot be loaded ({type(error).__name__}: {error}); {_REINSTALL}"
+    return None
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) == _HOPPER
+
+
+def _kind(shape: DecoderConfig, dtype: torch.dtype) -> str:
+    window = ", sliding windows" if any(shape.windows) else ""
+    return f"{str(dtype).removeprefix('torch.')}, head size {shape.head_dim}{window}"
+
+
+class _Kernel(NamedTuple):
+    """A compiled module of FlashInfer's: `kind` is "prefill" or "decode"."""
+
+    kind: str
+    args: tuple[Any, ...]
+
+
+_LOADERS = {"prefill": "flashinfer.prefill", "decode": "flashinfer.decode"}
+_REINSTALL = "install flashinfer-python again"
+
+
+def _kernels(extend: str, decode: str, shape: DecoderConfig, dtype: torch.dtype) -> list[_Kernel]:
+    """What would run."""
+    found = []
+    for windowed in {window is not None for window in shape.windows}:
+        common = (dtype, dtype, dtype, torch.int32, shape.head_dim, shape.head_dim, 0, windowed, False)
+        found.append(_Kernel("prefill", (extend, *common, False)))
+        if decode == "flashinfer":  # its tensor-core decode is its FA2 prefill
+            found.append(_Kernel("prefill", ("fa2", *common, False)))
+            found.append(_Kernel("decode", common))
+    return found
+
+
+def _is_built(kernel: _Kernel) -> bool:
+    """Whether a module needs no compiler: shipped, or compiled by an earlier start."""
+    module = getattr(import_module("flashinfer.jit"), f"get_batch_{kernel.kind}_uri")(*kernel.args)
+    env = import_module("flashinfer.jit.env")
+    library = f"{module}/{module}.so"
+    if (env.FLASHINFER_AOT_DIR / library).exists():
+        return True
+    return (env.FLASHINFER_JIT_DIR / library).exists() and _can_build()  # ninja checks that it is new
+
+
+def _can_build() -> bool:
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    nvcc = shutil.which("nvcc") or os.path.exists(os.path.join(home, "bin", "nvcc"))
+    return bool(nvcc) and shutil.which("ninja") is not None

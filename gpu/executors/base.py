@@ -1,0 +1,89 @@
+"""What runs step plans: the interface that the executor actor drives.
+
+`launch` hands a plan to the device and returns at once where the device can work by itself;
+`PendingStep.result` waits. Plans run strictly in order, and a later one may be launched before an
+earlier one's result is read: sampled tokens stay with the executor as the next step's input.
+This file does not know models; `torch_executor` and `fake` implement the interface,
+`load` makes one from a checkpoint.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ramify.gpu.step.rows import Ints, StepRows
+from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan, StepResult
+
+Progress = Callable[[str, float], None]
+"""Told what is happening and how much of it is done, 0..1."""
+
+
+class BadLogits(Exception):
+    """The model gave NaN or infinite logits to some rows; the other rows' tokens are good.
+
+    `rows` and `requests` name the bad ones, `result` is the whole step's result, in which the
+    tokens of the bad rows are -1, and their scores NaN. The executor goes on: the caller ends these
+    requests, and what their own steps wrote into the KV pool must not be reused.
+    """
+
+    def __init__(self, rows: list[int], requests: list[int], result: StepResult) -> None:
+        super().__init__(
+            f"step {result.step}: the logits of request(s) {requests} (rows {rows}) are not finite; "
+            "if it happens often, try --dtype float32"
+        )
+        self.rows = rows
+        self.requests = requests
+        self.result = result
+
+
+def bad_logits(step: StepRows, requests: Ints, result: StepResult) -> BadLogits | None:
+    """What is wrong with `result`: rows that got no token, or no score. `requests`: of all rows."""
+    sampling = step.rows[step.sampling]
+    bad = sampling[np.frombuffer(result.tokens, dtype=np.int32) == NO_TOKEN]
+    if step.scored is not None:
+        scores = np.frombuffer(result.scores, dtype=np.float32)
+        bad = np.concatenate([bad, np.unique(step.scored.rows[np.isnan(scores)])])
+    if not len(bad):
+        return None
+    return BadLogits(bad.tolist(), requests[bad].tolist(), result)
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an executor has done since its start."""
+
+    steps: int = 0
+    tokens: int = 0  # that went through the model
+
+    def count(self, tokens: int) -> None:
+        self.steps += 1
+        self.tokens += tokens
+
+
+class PendingStep(Protocol):
+    """A step that was launched."""
+
+    def ready(self) -> bool:
+        """True if `result` would not wait."""
+        ...
+
+    def result(self) -> StepResult:
+        """Wait for the step. Raises BadLogits."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs plans in order. Used by one thread."""
+
+    info: ExecutorInfo
+    counters: Counters
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Start a step. Raises PlanError if the plan contradicts the rows."""
+        ...
+
+    def close(self) -> None:
+        """Release memory and device. No call may follow."""
+        ...

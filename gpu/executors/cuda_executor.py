@@ -1,0 +1,375 @@
+"""The executor for CUDA: rows live on the device, and steps are launched without waiting.
+
+Per step the host uploads one small pinned buffer, replays a CUDA graph (or launches the kernels of
+a step for which none was captured), and starts one copy of the sampled ids back, on a stream of its
+own. Sampled ids also stay on the device, where the next step reads its inputs, so two steps can be
+in flight. It runs on a CPU too, in Triton's interpreter, which is how it is tested there.
+It does not know files; see `load`. What is worth a graph is found out by `rehearsal`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.gpu.attention.registry import Choice
+from ramify.gpu.executors.base import BadLogits, Counters, Progress
+from ramify.gpu.kv.pool import KVPool
+from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.models.fused import FusedDecoder
+from ramify.gpu.ops.triton_linear import Rows
+from ramify.gpu.sampling.cuda_sampler import RowSampler, token_logprobs
+from ramify.gpu.sampling.scoring import arrays, score, slice_lines
+from ramify.gpu.sampling.triton_logprobs import WORDS
+from ramify.gpu.sampling.triton_sampling import sample_into
+from ramify.gpu.step.buckets import NOTHING, Bucket, decode_buckets, largest, tailored
+from ramify.gpu.step.graphs import StepGraphs
+from ramify.gpu.step.inputs import NO_DRAWS, Plan, StepFrame, StepInputs, lay, layout
+from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
+from ramify.gpu.step.staging import RING, Download, Int32s, StepClock, Upload, frame_bytes
+from ramify.protocol.plan import ExecutorInfo, OpenRow, StepPlan, StepResult
+from ramify.protocol.sampling import SamplingParams
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A step on the device."""
+
+    number: int
+    computed: int
+    rows: Ints  # [S] that sample
+    requests: dict[int, int]  # by row, of those that sample or score
+    clock: StepClock
+    asked: Ints  # [S] how many log-probabilities, 0: none
+    scored: Ints  # [K] rows of the targets
+    # both of the ring slot: good once the step is over
+    tokens: Int32s  # [>= S]
+    more: Int32s | None  # lines of `logprobs_into`, of the rows that asked; then float32[K] scores
+    _elapsed_us: int | None = None
+
+    def ready(self) -> bool:
+        return self._elapsed_us is not None or self.clock.ready()
+
+    def settle(self) -> int:
+        """Wait for the step and take what its ring slot holds of it. Returns its microseconds."""
+        if self._elapsed_us is None:
+            self.clock.wait()
+            self.tokens = self.tokens[: len(self.rows)].copy()
+            self.more = None if self.more is None else self.more.copy()
+            self._elapsed_us = self.clock.elapsed_us()
+        return self._elapsed_us
+
+    def result(self) -> StepResult:
+        elapsed_us = self.settle()
+        more = np.empty(0, dtype=np.int32) if self.more is None else self.more
+        words, scores = np.split(more, [len(more) - len(self.scored)])
+        result = StepResult(
+            step=self.number,
+            rows=self.rows.astype(np.int32).tobytes(),
+            tokens=self.tokens.tobytes(),
+            computed=self.computed,
+            elapsed_us=elapsed_us,
+            logprobs=token_logprobs(words.reshape(-1, WORDS), self.asked) if len(words) else [],
+            scores=scores.tobytes(),
+        )
+        unscored = np.unique(self.scored[np.isnan(scores.view(np.float32))])
+        bad = np.concatenate([self.rows[self.tokens < 0], unscored])
+        if len(bad):
+            raise BadLogits(bad.tolist(), [self.requests[row] for row in bad.tolist()], result)
+        return result
+
+
+class CudaExecutor:
+    """Runs plans on `model` over `pool`. `capture` comes before the first plan."""
+
+    def __init__(
+        self, model: Decoder, pool: KVPool, table: RowTable, info: ExecutorInfo, attention: Choice
+    ) -> None:
+        self.info = info
+        self.counters = Counters()
+        self.rows = table
+        self._device = model.device
+        # one row more than there are: padding runs in it, at position 0 of the padding slot's page
+        self._spare = info.max_rows
+        columns = -(-table.max_length // info.page_size)
+        shape = (info.max_rows + 1, columns)
+        self._pages = torch.full(shape, pool.pages, dtype=torch.int32, device=self._device)
+        self._last = torch.zeros(info.max_rows + 1, dtype=torch.int32, device=self._device)
+        self._tokens = torch.zeros(info.max_rows, dtype=torch.int32, device=self._device)
+        # of whatever step runs: were each graph to keep its own, they would fill a gigabyte
+        self._logits = torch.empty(
+            (info.max_rows, info.vocab_size), dtype=model.dtype, device=self._device
+        )
+        self._attention = attention.paged(self._pages, table, model.config, model.dtype)
+        self._decoder = FusedDecoder(
+            model, pool, self._pages, self._last, self._attention, attention.products(self._device)
+        )
+        self._sampler = RowSampler(info.max_rows + 1, info.vocab_size, self._device)
+        decodes = decode_buckets(info.max_rows)[-1]
+        most = [largest(info.max_rows, info.step_tokens), *self.forms(decodes)]
+        sizes = [frame_bytes(layout(bucket, self._attention.room(bucket))) for bucket in most]
+        self._steps = Upload(self._device, fixed=max(sizes))
+        self._frames: dict[tuple[int, Bucket], StepFrame] = {}  # by ring slot, into `_steps`
+        self._extras = Upload(self._device)
+        self._page_uploads = Upload(self._device)
+        self._targets = Upload(self._device)
+        self._slice = min(info.max_rows, slice_lines(info.vocab_size))
+        self._download = Download(self._tokens)
+        self._clocks = [StepClock(self._device) for _ in range(RING)]
+        self._ring: list[LaunchedStep | None] = [None] * RING
+        self._launched = 0
+        self._graphs = StepGraphs(self._warm, self._replayed, self._device)
+
+    @torch.inference_mode()
+    def capture(self, buckets: Sequence[Bucket], progress: Progress) -> int:
+        """Capture CUDA graphs for `buckets`, in all `forms` of each: returns how many.
+
+        Steps that fit none are launched kernel by kernel.
+        """
+        if not self.static_extends:
+            buckets = [bucket for bucket in buckets if not bucket.extended]
+        self.warm([])
+        wanted = dict.fromkeys(form for bucket in buckets for form in self.forms(bucket))
+        self._graphs.capture(list(wanted), progress)
+        return len(wanted)
+
+    def forms(self, bucket: Bucket) -> list[Bucket]:
+        """How steps that fit `bucket` may run: as it is, and grouped if decodes can share keys."""
+        plain = replace(bucket, grouped=False)
+        grouped = replace(bucket, grouped=True)
+        if bucket.extended or not self._attention.room(grouped):
+            return [plain]
+        return [plain, grouped]
+
+    def unlike_decodes(self) -> list[Bucket]:
+        """Steps of decodes that together launch each attention kernel that any number of them does.
+
+        Steps without a graph have numbers of decodes of their own.
+        """
+        counts = self._attention.unlike_decodes(self.info.max_rows)
+        return [Bucket(0, 0, count, count) for count in counts]
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Start the step. Raises PlanError if the plan contradicts the rows."""
+        slot = self._take_slot()
+        clock = self._clocks[slot]
+        step = self._apply(slot, plan)
+        rows = step.rows[step.sampling]
+        scored = step.rows[:0] if step.scored is None else step.scored.rows
+        more = None
+        clock.start()
+        self._upload_pages(slot)
+        if len(step.rows):
+            final = self._run(slot, step)
+            more = self._resample(slot, rows, step.draws)
+            if step.scored is not None and final is not None:
+                scores = self._score(slot, step.scored, final)
+                more = scores if more is None else torch.cat((more, scores))
+        arrives = len(rows) + len(scored) > 0
+        clock.stop(fetched=arrives)
+        tokens, fetched = np.empty(0, dtype=np.int32), None
+        if arrives:
+            tokens, fetched = self._download.fetch(slot, clock, more)
+        asked = self._sampler.logprobs_asked(rows)
+        requests = {row: int(self.rows.requests[row]) for row in {*rows.tolist(), *scored.tolist()}}
+        launched = LaunchedStep(
+            plan.step, step.computed, rows, requests, clock, asked, scored, tokens, fetched
+        )
+        self._ring[slot] = launched
+        return launched
+
+    def forward(self, plan: StepPlan) -> tuple[StepRows, Tensor | None]:
+        """Apply the plan and run the model without sampling: for tests.
+
+        Returns what ran and float32 logits [S, vocabulary], None if no row samples.
+        """
+        slot = self._take_slot()
+        self._ring[slot] = None
+        step = self._apply(slot, plan)
+        self._upload_pages(slot)
+        if len(step.rows):
+            self._compute(self._tailor(slot, step).device)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        sampling = len(step.sampling)
+        return step, self._logits[:sampling].float() if sampling else None
+
+    def run_padding(self, bucket: Bucket) -> None:
+        """Launch a step of `bucket`'s size without a graph. It changes nothing that is ever read."""
+        self._pad(bucket)
+        self._replayed(bucket)
+
+    @torch.inference_mode()
+    def warm(self, buckets: Sequence[Bucket]) -> None:
+        """Launch every kernel of the sampler and of steps of `buckets`' sizes, so that it is loaded.
+
+        Like `run_padding` it changes nothing that is ever read. On a CPU nothing is to be loaded.
+        """
+        if self._device.type == "cuda":
+            self._sampler.warm(self._logits.dtype, self._spare, self._last, self._tokens)
+            self._score_padding(1)
+            torch.cuda.synchronize()  # the ring slot is used again
+            for bucket in buckets:
+                self._warm(bucket)
+
+    @torch.inference_mode()
+    def sample_the_slowest(self) -> None:
+        """Sample and score as the most demanding step can; the executor cannot serve afterwards."""
+        sampling = SamplingParams(top_p=0.5, presence_penalty=0.5, logprobs=1)
+        rows = np.arange(self.info.max_rows)
+        self._sampler.apply(0, [], [OpenRow(row, 0, b"", 0, sampling) for row in rows.tolist()])
+        self._logits.zero_()  # the flattest distribution: half of the vocabulary stays
+        self._resample(0, rows, rows)
+        self._score_padding(self._slice)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def static_extends(self) -> bool:
+        """Whether steps with extends can be captured."""
+        return self._attention.static_extends
+
+    def close(self) -> None:
+        """Drop the weights, the pool and the graphs."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        del self._graphs, self._decoder, self._attention, self._pages, self._logits
+
+    # --- the host's part of a step ---
+
+    def _take_slot(self) -> int:
+        """The next ring slot, once the step that used it last is over."""
+        slot = self._launched % RING
+        self._launched += 1
+        before = self._ring[slot]
+        if before is not None:
+            before.settle()
+        return slot
+
+    def _apply(self, slot: int, plan: StepPlan) -> StepRows:
+        step = self.rows.apply(plan).with_short_extends_as_decodes()
+        if plan.closes or plan.opens:
+            closes = np.frombuffer(plan.closes, dtype=np.int32).tolist()
+            self._sampler.apply(slot, closes, plan.opens)
+        self.counters.count(step.computed)
+        return step
+
+    def _upload_pages(self, slot: int) -> None:
+        """Write what the plan added to the page tables into the one on the device."""
+        if not self.rows.updates:
+            return
+        rows, first, last = np.array(self.rows.updates).T
+        counts = last - first
+        total = int(counts.sum())
+        column = np.arange(total) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        row = np.repeat(rows, counts)
+        places = row * self._pages.shape[1] + column
+        sent = self._page_uploads.send(slot, places=places, pages=self.rows.pages[row, column])
+        self._pages.view(-1).index_copy_(0, sent["places"], sent["pages"])
+
+    def _run(self, slot: int, step: StepRows) -> Rows | None:
+        """Upload the step and issue it, by a graph if one holds it.
+
+        Returns the model's output if targets are to be scored, which no graph keeps.
+        """
+        bucket = self._graphs.find(step) if step.scored is None else None
+        if bucket is not None:
+            bucket, plan = self._plan(step, bucket, captured=True)
+            self._fill(self._frame(slot, bucket), step, plan)
+            self._download.settle()
+            self._graphs.replay(bucket)
+            return None
+        frame = self._tailor(slot, step)
+        self._download.settle()
+        return self._issue(frame.device)
+
+    def _tailor(self, slot: int, step: StepRows) -> StepFrame:
+        """Upload the step as large as it is."""
+        bucket = tailored(step, self.static_extends and self._device.type == "cuda")
+        bucket, plan = self._plan(step, bucket, captured=False)
+        frame = StepFrame(bucket, self._extras.frame(slot, layout(bucket, plan)))
+        self._fill(frame, step, plan)
+        return frame
+
+    def _frame(self, slot: int, bucket: Bucket) -> StepFrame:
+        """Where the graph of `bucket` reads its step, through ring slot `slot`."""
+        frame = self._frames.get((slot, bucket))
+        if frame is None:
+            fields = layout(bucket, self._attention.room(bucket))
+            frame = StepFrame(bucket, self._steps.frame(slot, fields))
+            self._frames[slot, bucket] = frame
+        return frame
+
+    def _fill(self, frame: StepFrame, step: StepRows, plan: Plan) -> None:
+        draws = self._sampler.draws_for(step.rows[step.sampling], step.draws)
+        lay(frame.host, step, draws, plan, self._spare)
+        self._send(frame)
+
+    def _send(self, frame: StepFrame) -> None:
+        frame.send()
+        if not frame.host.extended:
+            self._attention.plan_decodes(frame.host.rows, frame.host.positions)
+
+    def _plan(self, step: StepRows, bucket: Bucket, captured: bool) -> tuple[Bucket, Plan]:
+        """The attention's part of a step, and the bucket, which is grouped if decodes share keys."""
+        plan = self._attention.plan(step, bucket, captured)
+        return replace(bucket, grouped=bool(plan) and not step.extends), plan
+
+    # --- the device's part ---
+
+    def _pad(self, bucket: Bucket) -> None:
+        """Upload a step of padding to where the graph of `bucket` reads."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()  # the ring slot may be in use
+        frame = self._frame(0, bucket)
+        lay(frame.host, NOTHING, NO_DRAWS, {}, self._spare)
+        self._send(frame)
+
+    def _warm(self, bucket: Bucket) -> None:
+        """Upload a step of padding and launch each of its kernels once, in place of each layer's."""
+        self._pad(bucket)
+        self._issue(self._frame(0, bucket).device, abridged=True)
+
+    def _replayed(self, bucket: Bucket) -> None:
+        """What the graph of `bucket` holds."""
+        self._issue(self._frame(0, bucket).device)
+
+    def _issue(self, inputs: StepInputs[Tensor], abridged: bool = False) -> Rows:
+        """Issue a step's kernels, its sampler included."""
+        final = self._compute(inputs, abridged)
+        if inputs.bucket.sampling:
+            logits = self._logits[: inputs.bucket.sampling]
+            sample_into(
+                logits, inputs.rows_that_sample, inputs.temperatures, inputs.uniforms, self._last,
+                self._tokens,
+            )  # fmt: skip
+        return final
+
+    def _compute(self, inputs: StepInputs[Tensor], abridged: bool = False) -> Rows:
+        """Run the model; the logits of the lines that sample come to `_logits`."""
+        return self._decoder.forward(inputs, self._logits[: inputs.bucket.sampling], abridged)
+
+    def _resample(self, slot: int, rows: Ints, draws: Ints) -> Tensor | None:
+        """Sample again the lines that ask for more than a temperature; their log-probabilities."""
+        return self._sampler.resample(slot, self._logits, rows, draws, self._last, self._tokens)
+
+    def _score(self, slot: int, scored: Scored, final: Rows) -> Tensor:
+        """int32[K], the bits of the targets' log-probabilities. What was sampled from is overwritten."""
+
+        def logits_of(lines: Tensor) -> Tensor:
+            logits = self._logits[: len(lines)]
+            self._decoder.logits_of(final, lines, logits)
+            return logits
+
+        views = self._targets.send(slot, **arrays(scored))
+        return score(scored, views, logits_of, self._slice).view(torch.int32)
+
+    def _score_padding(self, lines: int) -> None:
+        """Score as a step would that has targets at so many positions."""
+        places = np.arange(lines)
+        scored = Scored(places, places, np.zeros(lines, dtype=np.int32), places)
+        self._score(0, scored, self._decoder.no_rows(lines))

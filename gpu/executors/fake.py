@@ -1,0 +1,323 @@
+"""An executor without a model: known tokens, and a KV pool that tells when it was corrupted.
+
+Where a real model keeps keys and values, the fake keeps one 64-bit rolling hash per slot: the
+hash at position p covers the tokens 0..p. It is read back through the row's page table, so a
+wrong page, a stale slot or one that another request overwrote changes the output. What a request
+must say is therefore a pure function of its tokens: see `FakeModel.expected`.
+
+Faults, for tests: `faults` makes the KV of chosen tokens "not finite", and with it the KV of all that is
+computed after it on the same pages, and the logits.
+
+With `verify` each step reads the whole chain of each row that it runs (O(length)); without, only
+the last slot, so that a step costs next to nothing. This file does not know torch.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
+from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
+from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan, StepResult
+from ramify.protocol.sampling import SamplingParams, TokenLogprobs
+
+Hashes = npt.NDArray[np.uint64]
+
+_MASK = (1 << 64) - 1
+_FACTOR = 0x9E3779B97F4A7C15  # odd, hence invertible modulo 2**64: prefix sums work
+_INVERSE = pow(_FACTOR, -1, 1 << 64)
+_CORRUPT = np.uint64(0xDEADBEEFCAFEF00D)
+
+
+def _mix(x: Hashes) -> Hashes:
+    """The finaliser of splitmix64 (Steele et al. 2014), element by element."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _powers(base: int, count: int) -> Hashes:
+    values = np.full(count, base, dtype=np.uint64)
+    values[0] = 1
+    return np.cumprod(values, dtype=np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class FakeModel:
+    """Which token follows which tokens.
+
+    `eos_every`: about one in so many tokens is `eos`; 0: none ever is. `first`: the lowest token
+    that is ever sampled, so that a test can keep clear of special tokens.
+    """
+
+    vocab_size: int = 1000
+    eos: int = 0
+    eos_every: int = 0
+    first: int = 1
+
+    def advance(self, chain: Hashes, tokens: Hashes) -> Hashes:
+        """Append one token to each chain."""
+        return chain * np.uint64(_FACTOR) + _mix(tokens + np.uint64(1))
+
+    def choose(self, chain: Hashes, salts: Hashes) -> npt.NDArray[np.int32]:
+        """The token that follows each chain. Salts are 0 for greedy requests. int32[N]."""
+        mixed = _mix(chain ^ salts)
+        tokens = (mixed % np.uint64(self.vocab_size - self.first)).astype(np.int32) + np.int32(
+            self.first
+        )
+        if self.first <= self.eos:
+            tokens[tokens == self.eos] = self.first if self.eos != self.first else self.first + 1
+        if self.eos_every:
+            tokens[(mixed >> np.uint64(40)) % np.uint64(self.eos_every) == 0] = self.eos
+        return tokens
+
+    def scores(self, chain: Hashes, targets: Hashes) -> npt.NDArray[np.float32]:
+        """The log-probability of each target behind its chain: -15 to 0. float32[K]."""
+        mixed = _mix(self.advance(chain, targets)) >> np.uint64(48)
+        return -(mixed.astype(np.float32) / np.float32(4369.0))
+
+    def expected_scores(
+        self, tokens: Sequence[int], places: Sequence[int], targets: Sequence[int]
+    ) -> list[float]:
+        """What `Submit` of a branch of `tokens` is told of these targets behind these places."""
+        chains: list[np.uint64] = []
+        chain: Hashes = np.zeros(1, dtype=np.uint64)
+        for token in tokens:
+            chain = self.advance(chain, np.array([token], dtype=np.uint64))
+            chains.append(chain[0])
+        behind = np.array([chains[place] for place in places], dtype=np.uint64)
+        scores: list[float] = self.scores(behind, np.array(targets, dtype=np.uint64)).tolist()
+        return scores
+
+    def salts(self, seeds: Ints, draws: Ints, greedy: npt.NDArray[np.bool_]) -> Hashes:
+        """What makes a sampled request differ: a function of its seed and output index."""
+        salts = _mix(_mix(seeds.astype(np.uint64) + np.uint64(1)) + draws.astype(np.uint64)) | np.uint64(
+            1
+        )
+        salts[greedy] = 0
+        return salts
+
+    def expected(
+        self,
+        tokens: Sequence[int],
+        n: int,
+        eos: Collection[int] | None = None,
+        sampling: SamplingParams | None = None,
+        sampled: int = 0,
+    ) -> list[int]:
+        """The n tokens that follow `tokens`; fewer if one of `eos` comes (it is the last then).
+
+        `sampling`: greedy if left out. `sampled`: outputs that stand in `tokens` already.
+        """
+        greedy = sampling is None or sampling.greedy
+        seed = np.array([0 if sampling is None else sampling.seed])
+        chain = np.zeros(1, dtype=np.uint64)
+        for token in tokens:
+            chain = self.advance(chain, np.array([token], dtype=np.uint64))
+        output: list[int] = []
+        for draw in range(sampled, sampled + n):
+            salt = self.salts(seed, np.array([draw]), np.array([greedy]))
+            token = int(self.choose(chain, salt)[0])
+            output.append(token)
+            if eos is not None and token in eos:
+                break
+            chain = self.advance(chain, np.array([token], dtype=np.uint64))
+        return output
+
+
+class FakePendingStep:
+    """A step that is done `step_seconds` after the one before it, as on a device."""
+
+    def __init__(self, result: StepResult, done_at: float, bad: BadLogits | None = None) -> None:
+        self._result = result
+        self._done_at = done_at
+        self._bad = bad
+
+    def ready(self) -> bool:
+        return self._done_at <= time.perf_counter()
+
+    def result(self) -> StepResult:
+        delay = self._done_at - time.perf_counter()
+        if delay > 0:
+            time.sleep(delay)
+        if self._bad is not None:
+            raise self._bad
+        return self._result
+
+
+class FakeExecutor:
+    """Runs plans on a FakeModel. Rows, checks and the interface are those of the real one."""
+
+    def __init__(
+        self,
+        model: FakeModel | None = None,
+        *,
+        step_seconds: float = 0.0,
+        verify: bool = True,
+        context: int = 4096,
+        page_size: int = 1,
+        pages: int = 16384,
+        max_rows: int = 256,
+        step_tokens: int = 2048,
+    ) -> None:
+        self.model = model if model is not None else FakeModel()
+        self.info = ExecutorInfo(
+            model="fake",
+            architecture="FakeModel",
+            parameters=0,
+            vocab_size=self.model.vocab_size,
+            context=context,
+            page_size=page_size,
+            pages=pages,
+            max_rows=max_rows,
+            step_tokens=step_tokens,
+            device="none",
+            dtype="uint64",
+            attention="hash",
+            eos_token_ids=[self.model.eos],
+            kv_bytes_per_token=8,
+            load_seconds=0.0,
+        )
+        self.counters = Counters()
+        self.rows = RowTable(self.info)
+        self.verify = verify
+        self.corruptions = 0  # chains found broken; only counted with `verify`
+        self.faults: dict[int, int] = {}  # token -> how many more times it spoils the KV
+        self._spoiled = np.zeros(pages * page_size, dtype=np.bool_)  # slots that are not finite
+        self._step_seconds = step_seconds
+        self._done_at = 0.0
+        self._chain: Hashes = np.zeros(pages * page_size, dtype=np.uint64)
+        self._tokens: Ints = np.zeros(pages * page_size, dtype=np.int64)
+        self._last: Ints = np.zeros(max_rows, dtype=np.int64)
+        self._seeds: Ints = np.zeros(max_rows, dtype=np.int64)
+        self._greedy = np.ones(max_rows, dtype=np.bool_)
+        self._logprobs: Ints = np.zeros(max_rows, dtype=np.int64)
+        longest = step_tokens + max_rows + 1
+        self._up, self._down = _powers(_FACTOR, longest), _powers(_INVERSE, longest)
+
+    def launch(self, plan: StepPlan) -> FakePendingStep:
+        """Run the plan. Raises PlanError if it contradicts the rows."""
+        begin = time.perf_counter()
+        step = self.rows.apply(plan)
+        for opened in plan.opens:
+            self._seeds[opened.row] = opened.sampling.seed
+            self._greedy[opened.row] = opened.sampling.greedy
+            self._logprobs[opened.row] = opened.sampling.logprobs
+        chain = self._run(step)
+        result = self._sample(plan.step, step, chain)
+        self.counters.count(step.computed)
+        self._done_at = max(begin, self._done_at) + self._step_seconds
+        return FakePendingStep(result, self._done_at, bad_logits(step, self.rows.requests, result))
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _run(self, step: StepRows) -> Hashes:
+        """Write the new tokens' hashes; return the last one of each sequence. uint64[B]."""
+        last: Hashes = np.empty(len(step.rows), dtype=np.uint64)
+        offset = 0
+        for i in range(step.extends):
+            row, start, count = int(step.rows[i]), int(step.starts[i]), int(step.counts[i])
+            last[i] = self._extend(row, start, step.tokens[offset : offset + count])
+            offset += count
+        if step.extends < len(step.rows):
+            last[step.extends :] = self._decode(step.rows[step.extends :], step.starts[step.extends :])
+        if self.verify:
+            for i, row in enumerate(step.rows.tolist()):
+                if not self._intact(row):
+                    self.corruptions += 1
+                    last[i] ^= _CORRUPT
+        return last
+
+    def _extend(self, row: int, start: int, tokens: npt.NDArray[np.int32]) -> np.uint64:
+        slots = self.rows.slots(row, start, start + len(tokens))
+        before = self._chain[self.rows.slots(row, start - 1, start)[0]] if start else np.uint64(0)
+        # h[i] = F^(i+1) * (h[-1] + sum over j <= i of g[j] / F^(j+1)), all modulo 2**64
+        gains = _mix(tokens.astype(np.uint64) + np.uint64(1)) * self._down[1 : len(tokens) + 1]
+        sums = np.cumsum(gains, dtype=np.uint64) + before
+        self._chain[slots] = sums * self._up[1 : len(tokens) + 1]
+        self._tokens[slots] = tokens
+        self._spoil(
+            slots, tokens, bool(start) and bool(self._spoiled[self.rows.slots(row, start - 1, start)[0]])
+        )
+        return np.uint64(self._chain[slots[-1]])
+
+    def _decode(self, rows: Ints, positions: Ints) -> Hashes:
+        tokens = self._last[rows]
+        before = self._chain[self.rows.slots_at(rows, positions - 1)]
+        chain = self.model.advance(before, tokens.astype(np.uint64))
+        slots = self.rows.slots_at(rows, positions)
+        self._chain[slots] = chain
+        self._tokens[slots] = tokens
+        self._spoiled[slots] = self._spoiled[self.rows.slots_at(rows, positions - 1)]
+        if self.faults:
+            self._spoiled[slots] |= [self._faulty(token) for token in tokens.tolist()]
+        return chain
+
+    def _spoil(self, slots: Ints, tokens: npt.NDArray[np.int32], before: bool) -> None:
+        """Which slots of new tokens are not finite. `before`: the one before them is not."""
+        if not self.faults:
+            self._spoiled[slots] = before
+            return
+        faulty = np.array([self._faulty(token) for token in tokens.tolist()])
+        self._spoiled[slots] = np.logical_or.accumulate(faulty) | before
+
+    def _faulty(self, token: int) -> bool:
+        left = self.faults.get(token, 0)
+        if left:
+            self.faults[token] = left - 1
+        return left > 0
+
+    def _intact(self, row: int) -> bool:
+        """True if each slot's hash follows from the slot before it and its own token."""
+        slots = self.rows.slots(row, 0, int(self.rows.lengths[row]))
+        chain = self._chain[slots]
+        before = np.concatenate([np.zeros(1, dtype=np.uint64), chain[:-1]])
+        tokens = self._tokens[slots].astype(np.uint64)
+        return bool((self.model.advance(before, tokens) == chain).all())
+
+    def _sample(self, number: int, step: StepRows, chain: Hashes) -> StepResult:
+        rows = step.rows[step.sampling]
+        salts = self.model.salts(self._seeds[rows], step.draws, self._greedy[rows])
+        tokens = self.model.choose(chain[step.sampling], salts)
+        self._last[rows] = tokens
+        ends = self.rows.slots_at(rows, self.rows.lengths[rows] - 1)
+        tokens[self._spoiled[ends]] = NO_TOKEN
+        wanted = self._logprobs[rows]
+        logprobs: list[TokenLogprobs | None] = []
+        if wanted.any():
+            logprobs = [
+                self._token_logprobs(token, k)
+                for token, k in zip(tokens.tolist(), wanted.tolist(), strict=True)
+            ]
+        return StepResult(
+            step=number,
+            rows=rows.astype(np.int32).tobytes(),
+            tokens=tokens.tobytes(),
+            computed=step.computed,
+            elapsed_us=int(self._step_seconds * 1e6),
+            logprobs=logprobs,
+            scores=self._score(step, step.scored) if step.scored is not None else b"",
+        )
+
+    def _score(self, step: StepRows, scored: Scored) -> bytes:
+        counts = step.counts[: step.extends]
+        firsts = np.cumsum(counts) - counts
+        lines = scored.lines[scored.which]
+        extend = np.searchsorted(firsts, lines, "right") - 1
+        positions = step.starts[extend] + lines - firsts[extend]
+        slots = self.rows.slots_at(scored.rows, positions)
+        scores = self.model.scores(self._chain[slots], scored.targets.astype(np.uint64))
+        scores[self._spoiled[slots]] = np.nan
+        return scores.tobytes()
+
+    def _token_logprobs(self, token: int, k: int) -> TokenLogprobs | None:
+        """The sampled token at one half, the ids after it at a quarter, an eighth, ..."""
+        if not k:
+            return None
+        ids = [(token + i) % self.model.vocab_size for i in range(k)]
+        values = [-(i + 1) * 0.6931471805599453 for i in range(k)]
+        return TokenLogprobs(logprob=values[0], top_ids=ids, top_logprobs=values)

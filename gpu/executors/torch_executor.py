@@ -1,0 +1,151 @@
+"""The executor that runs a decoder on torch: the CPU's, and the reference for CUDA.
+
+rows -> batch -> decoder -> sampler, one step at a time. Sampled tokens stay in a tensor on the
+device, where the next step reads its inputs. It does not know files; see `load`.
+"""
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.gpu.attention.torch_attention import TorchAttention
+from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
+from ramify.gpu.executors.threads import ThreadChoice
+from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.sampling.scoring import arrays, score, slice_lines
+from ramify.gpu.sampling.torch_sampler import Sampled, Sampler
+from ramify.gpu.step.batch import make_batch
+from ramify.gpu.step.rows import RowTable, Scored, StepRows
+from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
+from ramify.protocol.sampling import TokenLogprobs
+
+
+class DoneStep:
+    """A step that was computed before `launch` returned."""
+
+    def __init__(self, result: StepResult, bad: BadLogits | None) -> None:
+        self._result = result
+        self._bad = bad
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        if self._bad is not None:
+            raise self._bad
+        return self._result
+
+
+class TorchExecutor:
+    """Runs plans on `model`, whose keys and values `attention` keeps in its pool.
+
+    `table` is the one that `attention` reads page tables from.
+    """
+
+    def __init__(
+        self, model: Decoder, attention: TorchAttention, table: RowTable, info: ExecutorInfo
+    ) -> None:
+        self.info = info
+        self.counters = Counters()
+        self.rows = table
+        self._model = model
+        self._attention = attention
+        self._sampler = Sampler(info.max_rows, info.vocab_size, model.device)
+        self._last = torch.zeros(info.max_rows, dtype=torch.int64, device=model.device)
+        # what torch may use at most: set by the thread that loads the model and runs it
+        self._threads = ThreadChoice(torch.get_num_threads()) if model.device.type == "cpu" else None
+
+    def launch(self, plan: StepPlan) -> DoneStep:
+        """Compute the step. Raises PlanError if the plan contradicts the rows."""
+        if self._threads is None:
+            return self._launch(plan)
+        tokens = plan_tokens(plan)
+        threads = self._threads.take(tokens)
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+        begin = time.perf_counter()
+        done = self._launch(plan)
+        self._threads.note(tokens, threads, time.perf_counter() - begin)
+        return done
+
+    def _launch(self, plan: StepPlan) -> DoneStep:
+        begin = time.perf_counter()
+        step, hidden, lines = self._run(plan)
+        sampled, scores = None, None
+        if len(step.sampling):
+            rows = step.rows[step.sampling]
+            sampled = self._sampler.sample(self._model.logits(hidden, lines), rows, step.draws)
+            self._last[torch.from_numpy(rows).to(self._last.device)] = sampled.tokens
+        if step.scored is not None:
+            scores = self._score(step.scored, hidden)
+        result = self._result(plan.step, step, sampled, scores, begin)
+        return DoneStep(result, bad_logits(step, self.rows.requests, result))
+
+    def forward(self, plan: StepPlan) -> tuple[StepRows, Tensor | None]:
+        """Apply the plan and run the model, without sampling.
+
+        Returns what ran and float32 logits [S, vocabulary], None if no row samples. Meant for tests.
+        """
+        step, hidden, lines = self._run(plan)
+        return step, self._model.logits(hidden, lines) if len(step.sampling) else None
+
+    def _run(self, plan: StepPlan) -> tuple[StepRows, Tensor, Tensor | None]:
+        """What ran, the model's output [T, hidden], the lines of it that sample (None: all)."""
+        step = self.rows.apply(plan)
+        for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
+            self._sampler.close(row)
+        for opened in plan.opens:
+            self._sampler.open(opened)
+        self.counters.count(step.computed)
+        if not len(step.rows):
+            return step, torch.empty(0), None
+        with torch.inference_mode():
+            batch = make_batch(step, self.rows, self._last)
+            self._attention.plan(batch)
+            return step, self._model.forward(batch, self._attention), batch.sample_positions
+
+    def _score(self, scored: Scored, hidden: Tensor) -> Tensor:
+        model = self._model
+        views = {
+            name: torch.from_numpy(array).to(hidden.device) for name, array in arrays(scored).items()
+        }
+        return score(
+            scored,
+            views,
+            lambda lines: model.logits(hidden, lines),
+            slice_lines(self.info.vocab_size),
+        )
+
+    def close(self) -> None:
+        """Drop the weights and the pool."""
+        del self._model, self._attention
+
+    def _result(
+        self,
+        number: int,
+        step: StepRows,
+        sampled: Sampled | None,
+        scores: Tensor | None,
+        begin: float,
+    ) -> StepResult:
+        tokens, logprobs = b"", list[TokenLogprobs | None]()
+        if sampled is not None:
+            marked = torch.where(sampled.finite, sampled.tokens, -1)
+            tokens = marked.to("cpu", torch.int32).numpy().tobytes()
+            logprobs = sampled.logprobs
+        return StepResult(
+            step=number,
+            rows=step.rows[step.sampling].astype(np.int32).tobytes(),
+            tokens=tokens,
+            computed=step.computed,
+            elapsed_us=int((time.perf_counter() - begin) * 1e6),
+            logprobs=logprobs,
+            scores=b"" if scores is None else scores.cpu().numpy().tobytes(),
+        )
+
+
+def plan_tokens(plan: StepPlan) -> int:
+    """Tokens that the plan runs."""
+    return (len(plan.decodes) + sum(len(extend.tokens) for extend in plan.extends)) // 4

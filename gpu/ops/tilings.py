@@ -1,0 +1,129 @@
+"""Which matrix products of a step our kernels take, and how they are cut up for them.
+
+Tables of measurements (docs/log.md), not a search: a product goes to the kernel where that was
+the faster one in a CUDA graph on an H200, with the kernels that it replaces counted in. Everything
+else stays with torch's library: float32 and float16, sizes that the tiles do not divide, more
+tokens than `MOST_TOKENS` except for the gated product, GPUs before Hopper.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+# The four products of a layer with the kernels that ours replace, microseconds on an H200, ours /
+# cuBLAS; at 128 and 256 tokens ours is the best tiling that a search found:
+#   tokens         8            32           64           128          256
+#   Qwen3-0.6B     20.5 / 27.2  22.0 / 27.4  22.7 / 28.0  32.5 / 29.4  36.0 / 32.8
+#   Llama-3.1-8B   118 / 124    122 / 129    134 / 136    159 / 147    221 / 193
+MOST_TOKENS = 64
+GROUP_TOKENS = 64  # that a warp group multiplies: the rows of wgmma
+_OUTPUTS = 64  # rows of a weight tile: what one tensor core product takes at least
+_LARGE = 1 << 25  # weights of a projection from which on reading them takes nearly all the time
+_MOST_HELD = 512  # inputs in the ring of stages of the Gluon kernel
+_PROGRAMS = 128  # about the multiprocessors; with fewer tiles their inputs are split
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """What one program computes, and how many share the columns of one tile."""
+
+    tokens: int
+    outputs: int
+    inputs: int  # of one step of the loop
+    splits: int = 1  # programs that share a tile's inputs
+    stages: int = 4
+    warps: int = 4
+    swap: bool = True  # multiply W x^T, so that the weights take the 64 rows of the tensor cores
+    prefetch: int = 256  # inputs of each weight row to ask for ahead of the kernel before
+
+
+@dataclass(frozen=True, slots=True)
+class GluonTiling:
+    """What a program of the Gluon kernel computes at a time, and what it keeps in flight."""
+
+    groups: int  # warp groups, each with GROUP_TOKENS tokens
+    outputs: int  # rows of the weight; of a gated product half of them the gate's
+    inputs: int  # of one stage
+    stages: int
+    band: int = 8  # blocks of tokens that take a column tile's weights together
+
+
+AnyTiling = Tiling | GluonTiling
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTilings:
+    """Of a layer's four products; None: torch's library."""
+
+    qkv: AnyTiling | None = None
+    output: Tiling | None = None
+    gate_up: AnyTiling | None = None
+    down: Tiling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """What decides: the products' sizes, and whether the kernel may run at all."""
+
+    hidden: int
+    attention: int  # width of the attention's output
+    qkv: int
+    intermediate: int
+    dtype: torch.dtype
+    overlaps: bool  # programmatic dependent launch, which comes with the tensor cores it needs
+    gluon: bool = False  # the Gluon kernel runs on the device
+
+
+# Of the gated product on Gluon, up to so many tokens; None: the table above, or the library. Where the
+# library stays, its tiles fill the multiprocessors better. Microseconds of it with the activation,
+# ours / cuBLAS (at 64 tokens / the kernel above), on an H200:
+#   tokens         64         128        256        512          1024         2048         8192
+#   Qwen3-0.6B     6.5 / 6.9  6.4 / 8.4  8.4 / 10.2 13.0 / 15.2  20.6 / 25.3  38.3 / 48.4  155 / 185
+#   Llama-3.1-8B   62 / 64.3  67 / 72    93 / 99    168 / 170    340 / 349    659 / 694    2840 / 3027
+_FEW, _MORE, _MANY = GluonTiling(1, 128, 64, 8), GluonTiling(2, 128, 64, 6), GluonTiling(2, 256, 64, 4)
+_LARGE_GLUON = (
+    (32, None),
+    (64, _FEW),
+    (128, _MANY),
+    (232, None),
+    (256, _MANY),
+    (416, None),
+    (832, _MORE),
+)
+_SMALL_GLUON = ((32, None), (768, _FEW), (1536, _MORE))
+
+
+def tilings_for(tokens: int, sizes: LayerSizes) -> LayerTilings:
+    """What each product of a step of `tokens` runs on."""
+    tilings = _tilings_for(tokens, sizes)
+    gluon = _gluon_for(tokens, sizes)
+    return tilings if gluon is None else replace(tilings, gate_up=gluon)
+
+
+def _gluon_for(tokens: int, sizes: LayerSizes) -> GluonTiling | None:
+    if not sizes.gluon or sizes.dtype != torch.bfloat16:
+        return None
+    if sizes.hidden < _MOST_HELD or sizes.hidden % 128 or sizes.intermediate % 128:
+        return None
+    table = _LARGE_GLUON if sizes.hidden * sizes.intermediate >= _LARGE else _SMALL_GLUON
+    return next((tiling for most, tiling in table if tokens <= most), _MANY)
+
+
+def _tilings_for(tokens: int, sizes: LayerSizes) -> LayerTilings:
+    if not sizes.overlaps or sizes.dtype != torch.bfloat16 or tokens > MOST_TOKENS:
+        return LayerTilings()
+    if any(size % 128 for size in (sizes.hidden, sizes.attention, sizes.qkv, sizes.intermediate)):
+        return LayerTilings()
+    rows = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
+    # Long reads keep pace with 64 tokens a tile. Short ones want more programs: `output` of
+    # Qwen3-0.6B takes 6.0 us at 64 tokens in tiles of 32, 9.9 in tiles of 64.
+    if rows == 64 and sizes.hidden * sizes.intermediate >= _LARGE:
+        whole = Tiling(64, _OUTPUTS, 256, stages=3)
+        gated = Tiling(64, _OUTPUTS, 64, stages=5, prefetch=0)
+    else:
+        whole = Tiling(min(32, rows), _OUTPUTS, 128, stages=6)
+        gated = Tiling(rows, _OUTPUTS, 128)
+    tiles = -(-sizes.hidden // _OUTPUTS) * -(-tokens // whole.tokens)
+    splits = max(1, min(8, _PROGRAMS // tiles))
+    shared = replace(whole, splits=1 << (splits.bit_length() - 1))
+    return LayerTilings(whole, shared, gated, shared)

@@ -1,0 +1,228 @@
+"""Triton kernels for what stands between the matrix products of a decoder layer.
+
+Each replaces several torch operations by one launch, because on a GPU a small model's step is
+bound by the number of its kernels: about 1 us each inside a CUDA graph, whatever they do. Sums are
+in float32; a result is rounded once. The references are the plain layers beside this file. Knows
+neither models nor requests. Imported only where Triton is used; runs on a CPU with
+TRITON_INTERPRET=1.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait, wait_first
+
+
+def embed_norm(codes: Tensor, last: Tensor, table: Tensor, weight: Tensor, eps: float) -> Any:
+    """Look the inputs up and normalise them for the first layer.
+
+    codes int32[T]: a token, or -(row + 1) for the token that `last` int32[rows] holds of a row.
+    Returns (embeddings, normalised), both [T, hidden] in the table's type.
+    """
+    tokens, hidden = len(codes), table.shape[1]
+    residual = table.new_empty((tokens, hidden))
+    normed = torch.empty_like(residual)
+    block = triton.next_power_of_2(hidden)
+    _embed_norm[(tokens,)](
+        codes, last, table, weight, residual, normed, hidden, eps, BLOCK=block, num_warps=_warps(block)
+    )
+    return residual, normed
+
+
+def add_norm(x: "Tensor | None", residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual += x in place, if there is an x; returns its RMS norm times weight. All [T, hidden]."""
+    normed = torch.empty_like(residual)
+    (tokens, hidden), device = residual.shape, residual.device
+    block = triton.next_power_of_2(hidden)
+    _add_norm[(tokens,)](
+        x, residual, weight, normed, hidden, eps, BLOCK=block, ADD=x is not None,
+        OVERLAP=overlaps(device), num_warps=_warps(block), **launch_options(device),
+    )  # fmt: skip
+    return normed
+
+
+def divide_rows(values: Tensor, squares: Tensor, which: "Tensor | None", eps: float) -> Tensor:
+    """The end of an RMS norm that `triton_linear` began: rows over their root mean square.
+
+    values [T, hidden]; squares float32[T, parts] add up to the sum of squares of each row; which
+    int[S]: the rows wanted, None: all. Returns [S, hidden].
+    """
+    hidden = values.shape[1]
+    output = values.new_empty((len(values) if which is None else len(which), hidden))
+    block = triton.next_power_of_2(hidden)
+    _divide_rows[(len(output),)](
+        values, squares, which, output, hidden, squares.shape[1], eps, BLOCK=block,
+        PARTS=triton.next_power_of_2(squares.shape[1]), CHOSEN=which is not None,
+        OVERLAP=overlaps(values.device), num_warps=_warps(block), **launch_options(values.device),
+    )  # fmt: skip
+    return output
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of [T, 2 * size], the gate first -> [T, size]."""
+    tokens, size = len(gate_up), gate_up.shape[1] // 2
+    output = gate_up.new_empty((tokens, size))
+    block = min(1024, triton.next_power_of_2(size))
+    _silu_mul[(tokens, triton.cdiv(size, block))](
+        gate_up, output, size, BLOCK=block, OVERLAP=overlaps(gate_up.device), num_warps=4,
+        **launch_options(gate_up.device),
+    )  # fmt: skip
+    return output
+
+
+def rope_store(
+    qkv: Tensor,
+    norms: "tuple[Tensor, Tensor] | None",
+    eps: float,
+    cos_sin: "tuple[Tensor, Tensor]",
+    rows: Tensor,
+    positions: Tensor,
+    pages: Tensor,
+    page_size: int,
+    pool: "tuple[Tensor, Tensor]",
+    heads: int,
+) -> Tensor:
+    """Normalise (if `norms`) and rotate q and k, write k and v into the pool, return q.
+
+    qkv [T, (heads + 2 kv_heads) * D]; norms: weights [D] of q and k; cos_sin: each
+    float32[positions, D / 2]; rows, positions int32[T]; pages int32[rows, columns];
+    pool: one layer's k and v, each [slots, kv_heads, D]. Returns [T, heads, D].
+    """
+    tokens, (_, kv_heads, dim) = len(qkv), pool[0].shape
+    q = qkv.new_empty((tokens, heads, dim))
+    # heads that one program takes: the largest power of two in both counts, so that none is mixed
+    together = min(16, heads & -heads, kv_heads & -kv_heads)
+    q_weight, k_weight = norms if norms is not None else (qkv, qkv)
+    _rope_store[(tokens, (heads + 2 * kv_heads) // together)](
+        qkv, q, pool[0], pool[1], q_weight, k_weight, cos_sin[0], cos_sin[1], rows, positions, pages,
+        pages.shape[1], eps, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF=dim // 2,
+        TOGETHER=together, PAGE=page_size, NORM=norms is not None, OVERLAP=overlaps(qkv.device),
+        num_warps=2, **launch_options(qkv.device),
+    )  # fmt: skip
+    return q
+
+
+def _warps(block: int) -> int:
+    return min(16, max(1, block // 512))
+
+
+@triton.jit
+def _embed_norm(codes, last, table, weight, residual, normed, hidden, eps, BLOCK: tl.constexpr):
+    index = tl.program_id(0).to(tl.int64)
+    token = tl.load(codes + index)
+    if token < 0:
+        token = tl.load(last + (-token - 1))
+    columns = tl.arange(0, BLOCK)
+    inside = columns < hidden
+    x = tl.load(table + token.to(tl.int64) * hidden + columns, mask=inside, other=0.0)
+    tl.store(residual + index * hidden + columns, x, mask=inside)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide) / hidden + eps)
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    y = (wide * scale * gain).to(normed.dtype.element_ty)
+    tl.store(normed + index * hidden + columns, y, mask=inside)
+
+
+@triton.jit
+def _add_norm(
+    x, residual, weight, normed, hidden, eps, BLOCK: tl.constexpr, ADD: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    wait(OVERLAP)
+    start = tl.program_id(0).to(tl.int64) * hidden
+    columns = tl.arange(0, BLOCK)
+    inside = columns < hidden
+    total = tl.load(residual + start + columns, mask=inside, other=0.0)
+    if ADD:
+        added = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
+        total = (added + total.to(tl.float32)).to(residual.dtype.element_ty)
+        tl.store(residual + start + columns, total, mask=inside)
+    wide = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide) / hidden + eps)
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + start + columns, (wide * scale * gain).to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _divide_rows(
+    values, squares, which, output, hidden, parts, eps, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    CHOSEN: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    wait(OVERLAP)
+    place = tl.program_id(0).to(tl.int64)
+    row = place
+    if CHOSEN:
+        row = tl.load(which + place).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    total = tl.sum(tl.load(squares + row * parts + part, mask=part < parts, other=0.0))
+    columns = tl.arange(0, BLOCK)
+    inside = columns < hidden
+    x = tl.load(values + row * hidden + columns, mask=inside, other=0.0).to(tl.float32)
+    y = x * tl.rsqrt(total / hidden + eps)
+    tl.store(output + place * hidden + columns, y.to(output.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_mul(gate_up, output, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    wait(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < size
+    gate = tl.load(gate_up + token * 2 * size + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + token * 2 * size + size + columns, mask=inside, other=0.0).to(tl.float32)
+    y = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(output + token * size + columns, y.to(output.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rope_store(
+    qkv, q_out, k_pool, v_pool, q_weight, k_weight, cos, sin, rows, positions, pages,
+    columns, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
+    TOGETHER: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * TOGETHER
+    heads = tl.arange(0, TOGETHER)[:, None]
+    half = tl.arange(0, HALF)[None, :]
+    position = tl.load(positions + token)
+    row = tl.load(rows + token).to(tl.int64)
+    page = tl.load(pages + row * columns + position // PAGE).to(tl.int64)
+    slot = page * PAGE + position % PAGE
+    wait_first(OVERLAP)
+    source = qkv + token * (HEADS + 2 * KV_HEADS) * DIM + (first + heads) * DIM + half
+    low = tl.load(source)
+    high = tl.load(source + HALF)
+    if first >= HEADS + KV_HEADS:
+        target = v_pool + slot * KV_HEADS * DIM + (first - HEADS - KV_HEADS + heads) * DIM + half
+        tl.store(target, low)
+        tl.store(target + HALF, high)
+    else:
+        low_wide, high_wide = low.to(tl.float32), high.to(tl.float32)
+        is_q = first < HEADS
+        if NORM:
+            square = tl.sum(low_wide * low_wide + high_wide * high_wide, 1) / DIM
+            scale = tl.rsqrt(square + eps)[:, None]
+            if is_q:
+                gain_low, gain_high = tl.load(q_weight + half), tl.load(q_weight + HALF + half)
+            else:
+                gain_low, gain_high = tl.load(k_weight + half), tl.load(k_weight + HALF + half)
+            low_wide = low_wide * scale * gain_low.to(tl.float32)
+            high_wide = high_wide * scale * gain_high.to(tl.float32)
+        c = tl.load(cos + position.to(tl.int64) * HALF + half)
+        s = tl.load(sin + position.to(tl.int64) * HALF + half)
+        turned_low = (low_wide * c - high_wide * s).to(q_out.dtype.element_ty)
+        turned_high = (high_wide * c + low_wide * s).to(q_out.dtype.element_ty)
+        if is_q:
+            target = q_out + token * HEADS * DIM + (first + heads) * DIM + half
+            tl.store(target, turned_low)
+            tl.store(target + HALF, turned_high)
+        else:
+            target = k_pool + slot * KV_HEADS * DIM + (first - HEADS + heads) * DIM + half
+            tl.store(target, turned_low)
+            tl.store(target + HALF, turned_high)

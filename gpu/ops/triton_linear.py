@@ -1,0 +1,285 @@
+"""Matrix products of a few tokens in Triton, with what stands before and after them fused in.
+
+A decode step reads every weight once and computes little, so its time is the weights' bytes plus
+the gaps between kernels. These products take the gaps away: the residual sum, the RMS norm and the
+gated activation happen where the sums are still in registers, and with programmatic dependent
+launch a program asks for its weights before the kernel ahead of it has ended.
+
+An RMS norm is split in two. Whoever completes a residual row writes row * gain, and for each tile
+of columns the sum of its squares; the next product multiplies those rows as they are and scales
+its sums by the inverse root mean square, which is one number a row. Knows neither models nor
+requests. The reference is `linear` with the plain layers beside this file. Imported only where
+Triton is used; runs on a CPU with TRITON_INTERPRET=1.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ramify.gpu.ops.gluon_check import gluon_product
+from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait
+from ramify.gpu.ops.rmsnorm import RMSNorm
+from ramify.gpu.ops.tilings import AnyTiling, GluonTiling, Tiling
+from ramify.gpu.ops.triton_layer import add_norm, divide_rows, silu_mul
+
+_STORE, _ADD, _GATED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_EARLY_TOKENS = tl.constexpr(32)
+MOST_TILES = 8192  # of one launch that splits its inputs
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows [T, hidden] that are still to be divided by their root mean square.
+
+    squares float32[T, parts]: sums of squares whose total over a row is that of the row before
+    it was multiplied with the gain. None: the rows are already divided.
+    """
+
+    values: Tensor
+    squares: Tensor | None = None
+
+
+class Products:
+    """Launches a step's products: with a tiling on the kernel below, with a Gluon tiling on that of
+    `gluon_linear`, which adds no bias, without one on torch's library.
+
+    Owns the counters by which programs that share a tile find the last. The programs of one launch
+    use them and leave them at 0, so launches must follow each other on one stream.
+    """
+
+    follows_tilings = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._arrived = torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
+        self._overlap = overlaps(device)
+        self._options = launch_options(device)
+
+    def plain(self, x: Rows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
+        """[T, inputs] -> [T, outputs]."""
+        if isinstance(tiling, GluonTiling) and linear.bias is None:
+            return gluon_product(x.values, x.squares, linear.weight, False, eps, tiling)
+        if not isinstance(tiling, Tiling):
+            return linear(_divided(x, eps))
+        output = x.values.new_empty((len(x.values), len(linear.weight)))
+        self._launch(_STORE, x, linear, output, tiling, eps)
+        return output
+
+    def gated(self, x: Rows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
+        """silu(gate) * up, the gate's rows first in the weight [2 * size, inputs] -> [T, size]."""
+        if isinstance(tiling, GluonTiling) and linear.bias is None:
+            return gluon_product(x.values, x.squares, linear.weight, True, eps, tiling)
+        if not isinstance(tiling, Tiling):
+            return silu_mul(linear(_divided(x, eps)))
+        output = x.values.new_empty((len(x.values), len(linear.weight) // 2))
+        self._launch(_GATED, x, linear, output, tiling, eps)
+        return output
+
+    def add(
+        self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: Tiling | None
+    ) -> Rows:
+        """residual [T, outputs] += the product, in place; returns its rows for `norm`."""
+        if tiling is None and linear.bias is None and not linear.packed:
+            torch.addmm(residual, x, linear.weight.t(), out=residual)
+            return Rows(add_norm(None, residual, norm.weight, norm.eps))
+        if tiling is None:
+            return Rows(add_norm(linear(x), residual, norm.weight, norm.eps))
+        tokens, outputs = residual.shape
+        parts = triton.cdiv(outputs, tiling.outputs)
+        squares = torch.empty((tokens, parts), dtype=torch.float32, device=x.device)
+        rows = Rows(torch.empty_like(residual), squares)
+        self._launch(_ADD, Rows(x), linear, rows.values, tiling, 0.0, residual, norm.weight, squares)
+        return rows
+
+    def head(self, x: Tensor, linear: Linear, output: Tensor) -> None:
+        """[S, inputs] -> output [S, outputs], which is contiguous."""
+        linear.into(x, output)
+
+    def _launch(
+        self,
+        epilogue: Any,
+        x: Rows,
+        linear: Linear,
+        output: Tensor,
+        tiling: Tiling,
+        eps: float,
+        residual: Tensor | None = None,
+        gain: Tensor | None = None,
+        squares_out: Tensor | None = None,
+    ) -> None:
+        tokens, (outputs, inputs) = len(x.values), linear.weight.shape
+        splits, width = tiling.splits, tiling.outputs
+        operands: tuple[Any, Any] = x.values, linear.weight
+        if epilogue == _GATED:
+            if splits > 1 or inputs % tiling.inputs:
+                raise ValueError(
+                    f"a gated product of {inputs} inputs cannot be tiled as {tiling}: give one split, "
+                    f"and inputs that divide them"
+                )
+            outputs, width = outputs // 2, width // 2
+        else:
+            sizes = tiling.tokens, tiling.outputs
+            operands = tuple(
+                TensorDescriptor.from_tensor(tensor, [size, tiling.inputs])
+                for tensor, size in zip(operands, sizes, strict=True)
+            )
+        programs = triton.cdiv(tokens, tiling.tokens) * triton.cdiv(outputs, width)
+        partial = output
+        if splits > 1:
+            if programs > MOST_TILES:
+                raise ValueError(f"{programs} tiles are too many for {tiling}: give one split")
+            partial = torch.empty((splits, tokens, outputs), dtype=torch.float32, device=output.device)
+        parts = x.squares.shape[1] if x.squares is not None else 1
+        lines = max(1, tiling.warps * 32 // tiling.outputs)  # stretches of each row, one a thread
+        _linear[(programs, splits)](
+            *operands, linear.weight, linear.bias, x.squares, residual, gain, output, squares_out,
+            partial, self._arrived, tokens, outputs, inputs, parts, eps, 2 * tiling.prefetch // lines,
+            EPILOGUE=epilogue, SCALED=x.squares is not None, BIAS=linear.bias is not None,
+            SPLITS=splits, TOKENS=tiling.tokens, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs,
+            PARTS=triton.next_power_of_2(parts), SWAP=tiling.swap, LINES=lines, OVERLAP=self._overlap,
+            num_warps=tiling.warps, num_stages=tiling.stages, **self._options,
+        )  # fmt: skip
+
+
+def _divided(x: Rows, eps: float) -> Tensor:
+    return x.values if x.squares is None else divide_rows(x.values, x.squares, None, eps)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _linear(
+    x, weight, weights, bias, squares, residual, gain, output, squares_out, partial, arrived,
+    tokens, outputs, inputs, parts, eps, stretch,
+    EPILOGUE: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, SPLITS: tl.constexpr,
+    TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, PARTS: tl.constexpr,
+    SWAP: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """x, weight: descriptors of their tiles, which the hardware copies; of a gated product pointers,
+    because its tiles take turns of gate and up rows. weights: the pointer. outputs: the columns
+    that are written. stretch: bytes that each thread asks for ahead."""
+    blocks = tl.cdiv(tokens, TOKENS)
+    block = tl.program_id(0) % blocks  # neighbours read the same weights
+    tile = tl.program_id(0) // blocks
+    share = tl.cdiv(tl.cdiv(inputs, INPUTS), SPLITS) * INPUTS
+    first = tl.program_id(1) * share
+    stop = tl.minimum(first + share, inputs)
+    token = block * TOKENS + tl.arange(0, TOKENS)
+    there = token < tokens
+    WIDTH: tl.constexpr = OUTPUTS // 2 if EPILOGUE == _GATED else OUTPUTS
+    column = tile * WIDTH + tl.arange(0, WIDTH)
+    turn = tl.arange(0, OUTPUTS)
+    if EPILOGUE == _GATED:
+        row = tl.minimum(tile * WIDTH + turn // 2, outputs - 1) + turn % 2 * outputs
+    else:
+        row = tl.minimum(tile * OUTPUTS + turn, outputs - 1)
+    start = row.to(tl.int64)[:, None] * inputs
+    if OVERLAP and stretch > 0:
+        _ask_ahead(weights + start + tl.minimum(first, inputs - LINES * stretch // 2), stretch, LINES)
+    wait(OVERLAP)
+
+    # Ahead of the loop is what the end needs, as far as there are registers for it.
+    inside = there[:, None] & (column < outputs)[None, :]
+    place = token.to(tl.int64)[:, None] * outputs + column[None, :]
+    if SCALED and TOKENS <= _EARLY_TOKENS:
+        sums = _load_squares(squares, token, tokens, parts, PARTS)
+    if EPILOGUE == _ADD and TOKENS <= _EARLY_TOKENS:
+        before = tl.load(residual + place, mask=inside, other=0.0)
+    if SWAP:
+        acc = tl.zeros([OUTPUTS, TOKENS], tl.float32)
+    else:
+        acc = tl.zeros([TOKENS, OUTPUTS], tl.float32)
+    if EPILOGUE == _GATED:
+        step = tl.arange(0, INPUTS)[None, :]
+        x_at = x + token.to(tl.int64)[:, None] * inputs + step
+        w_at = weight + start + step
+        for _ in range(0, inputs, INPUTS):
+            acc = _product(tl.load(w_at), tl.load(x_at, mask=there[:, None], other=0.0), acc, SWAP)
+            x_at += INPUTS
+            w_at += INPUTS
+    else:
+        for at in range(first, stop, INPUTS):
+            acc = _product(weight.load([tile * OUTPUTS, at]), x.load([block * TOKENS, at]), acc, SWAP)
+    if SWAP:
+        acc = tl.trans(acc)
+
+    last = True
+    if SPLITS > 1:
+        acc, last = _gather(acc, partial, place, inside, arrived, tokens, outputs, SPLITS)
+    if last:
+        y = acc
+        if SCALED:
+            if TOKENS > _EARLY_TOKENS:
+                sums = _load_squares(squares, token, tokens, parts, PARTS)
+            y *= tl.rsqrt(tl.sum(sums, 1) / inputs + eps)[:, None]
+        if BIAS:
+            y += tl.load(bias + row).to(tl.float32)[None, :]
+        kind = output.dtype.element_ty
+        if EPILOGUE == _GATED:
+            gate, up = tl.split(tl.reshape(y, (TOKENS, WIDTH, 2)))
+            tl.store(output + place, (gate / (1.0 + tl.exp(-gate)) * up).to(kind), mask=inside)
+        elif EPILOGUE == _ADD:
+            if TOKENS > _EARLY_TOKENS:
+                before = tl.load(residual + place, mask=inside, other=0.0)
+            rounded = (y + before.to(tl.float32)).to(kind)
+            tl.store(residual + place, rounded, mask=inside)
+            wide = tl.where(inside, rounded.to(tl.float32), 0.0)
+            factor = tl.load(gain + column, mask=column < outputs, other=0.0).to(tl.float32)
+            tl.store(output + place, (wide * factor[None, :]).to(kind), mask=inside)
+            tiles = tl.cdiv(outputs, OUTPUTS)
+            tl.store(squares_out + token * tiles + tile, tl.sum(wide * wide, 1), mask=there)
+        else:
+            tl.store(output + place, y.to(kind), mask=inside)
+
+
+@triton.jit
+def _product(w, values, acc, SWAP: tl.constexpr):
+    if SWAP:
+        total = tl.dot(w, tl.trans(values), acc, input_precision="ieee")
+    else:
+        total = tl.dot(values, tl.trans(w), acc, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _ask_ahead(rows, stretch, LINES: tl.constexpr):
+    """Have the first LINES * stretch bytes at each of rows [R, 1] fetched into the L2 cache."""
+    ahead = rows + tl.arange(0, LINES)[None, :] * (stretch // 2)
+    size = (ahead.to(tl.int64) * 0).to(tl.int32) + stretch
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
+        [ahead.to(tl.int64), size], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _gather(acc, partial, place, inside, arrived, tokens, outputs, SPLITS: tl.constexpr):
+    """Put this program's sums down. To the last one of the tile: (the sum of all, True).
+
+    The sum is made in the order of the splits, not in that of their arrival.
+    """
+    layer = tokens.to(tl.int64) * outputs
+    tl.store(partial + tl.program_id(1) * layer + place, acc, mask=inside)
+    tl.debug_barrier()  # all stores of the program are before its arrival
+    counter = arrived + tl.program_id(0)
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+    total = tl.zeros_like(acc)
+    if last:
+        tl.store(counter, 0)
+        for split in tl.static_range(SPLITS):
+            total += tl.load(
+                partial + split * layer + place, mask=inside, other=0.0, cache_modifier=".cg"
+            )
+    return total, last
+
+
+@triton.jit
+def _load_squares(squares, token, tokens, parts, PARTS: tl.constexpr):
+    part = tl.arange(0, PARTS)
+    there = (token < tokens)[:, None] & (part < parts)[None, :]
+    return tl.load(squares + token[:, None] * parts + part[None, :], mask=there, other=0.0)

@@ -1,0 +1,126 @@
+"""What the rows of the fused executor ask of the sampler, and the launches that a step needs for it.
+
+Greedy rows and rows with a temperature are sampled by `fused_sampling`, inside the CUDA graph.
+Rows that ask for more are sampled once more from the same logits, after it: a step in which there
+are none launches nothing. Nothing here waits for the device.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ramify.gpu.sampling.randomness import uniforms
+from ramify.gpu.sampling.token_counts import TokenCounts
+from ramify.gpu.sampling.triton_logprobs import WORDS, logprobs_into, read_logprobs
+from ramify.gpu.sampling.triton_truncation import ASK, EVERY_KEY, resample_into
+from ramify.gpu.step.inputs import Draws
+from ramify.gpu.step.rows import Ints
+from ramify.gpu.step.staging import Upload
+from ramify.protocol.plan import OpenRow
+from ramify.protocol.sampling import SamplingParams, TokenLogprobs
+
+_RESAMPLED, _TRUNCATED, _LOGPROBS = 1, 2, 4
+
+
+class RowSampler:
+    """The rows' settings as arrays on the host, their token counts on the device."""
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._rows = np.zeros(max_rows, dtype=ASK)
+        self._rows["counted"] = -1
+        self._seeds: Ints = np.zeros(max_rows, dtype=np.int64)
+        self._kinds: npt.NDArray[np.uint8] = np.zeros(max_rows, dtype=np.uint8)
+        self._logprobs: Ints = np.zeros(max_rows, dtype=np.int64)
+        self._counts = TokenCounts(vocab_size, device)
+        self._upload = Upload(device)
+        self._words = torch.zeros((max_rows, WORDS), dtype=torch.int32, device=device)
+
+    def apply(self, slot: int, closes: list[int], opens: list[OpenRow]) -> None:
+        """Forget and take over rows; histories go through ring slot `slot`."""
+        for row in closes:
+            line = int(self._rows["counted"][row])
+            if line >= 0:
+                self._counts.give_back(line)
+                self._rows["counted"][row] = -1
+        for opened in opens:
+            self._open(opened.row, opened.sampling)
+        penalised = [opened for opened in opens if opened.sampling.penalized]
+        if penalised:
+            histories = [(opened.history, opened.sampled) for opened in penalised]
+            lines = self._counts.take(slot, histories)
+            self._rows["counted"][[opened.row for opened in penalised]] = lines
+
+    def draws_for(self, rows: Ints, draws: Ints) -> Draws:
+        """How each of `rows` [S] draws its output token `draws` [S]."""
+        return Draws(self._rows["temperature"][rows], uniforms(self._seeds[rows], draws))
+
+    def resample(
+        self, slot: int, logits: Tensor, rows: Ints, draws: Ints, last: Tensor, tokens: Tensor
+    ) -> Tensor | None:
+        """Replace the tokens int32[S] (and last[rows]) of the rows that ask for more than heat.
+
+        logits [S or more, V] of `rows` int64[S]. Returns int32[N * WORDS], the log-probabilities of
+        the N rows that ask for them, in order; None if none does.
+        """
+        kinds = self._kinds[rows]
+        if not kinds.any():
+            return None
+        lines = np.flatnonzero(kinds & _RESAMPLED)
+        asked = np.flatnonzero(kinds & _LOGPROBS)
+        asks = self._rows[rows[lines]]
+        asks["line"], asks["row"] = lines, rows[lines]
+        asks["uniform"] = uniforms(self._seeds[rows[lines]], draws[lines])
+        words = asks.view(np.int32).reshape(-1, ASK.itemsize // 4)
+        sent = self._upload.send(slot, words=words, asked=asked.astype(np.int32))
+        if len(lines):
+            truncated = bool((kinds & _TRUNCATED).any())
+            resample_into(logits, sent["words"], truncated, self._counts.table, last, tokens)
+        if not len(asked):
+            return None
+        output = self._words[: len(asked)]
+        logprobs_into(logits, sent["asked"], tokens, output)
+        return output.view(-1)
+
+    def logprobs_asked(self, rows: Ints) -> Ints:
+        """int64[S]: how many of the best tokens each row wants, 0: no log-probabilities."""
+        return self._logprobs[rows]
+
+    def warm(self, dtype: torch.dtype, row: int, last: Tensor, tokens: Tensor) -> None:
+        """Compile every kernel, by sampling into `row`, which is closed, and tokens[0]."""
+        logits = torch.zeros((1, self._vocab_size), dtype=dtype, device=tokens.device)
+        rows, draws = np.array([row]), np.array([0])
+        for settings in (
+            SamplingParams(top_k=2, top_p=0.9, logprobs=1),
+            SamplingParams(repetition_penalty=1.1),
+        ):
+            self.apply(0, [], [OpenRow(row, 0, b"", 0, settings)])
+            self.resample(0, logits, rows, draws, last, tokens)
+            if logits.is_cuda:
+                torch.cuda.synchronize()  # the ring slot is used again
+            self.apply(0, [row], [])
+
+    def _open(self, row: int, sampling: SamplingParams) -> None:
+        heated = sampling.temperature > 0
+        truncated = heated and (sampling.top_k > 0 or sampling.top_p < 1)
+        key = EVERY_KEY
+        if sampling.min_p > 0:
+            key = int(np.float32(-np.log(sampling.min_p) + 0.0).view(np.int32))
+        self._seeds[row] = sampling.seed
+        self._logprobs[row] = min(sampling.logprobs, self._vocab_size)
+        own = self._rows[row]
+        own["counted"], own["key"] = -1, key
+        own["top_k"], own["top_p"] = min(sampling.top_k, self._vocab_size), sampling.top_p
+        own["temperature"], own["repetition"] = sampling.temperature, sampling.repetition_penalty
+        own["frequency"], own["presence"] = sampling.frequency_penalty, sampling.presence_penalty
+        resampled = sampling.penalized or (heated and (truncated or sampling.min_p > 0))
+        self._kinds[row] = (
+            _RESAMPLED * resampled | _TRUNCATED * truncated | _LOGPROBS * (sampling.logprobs > 0)
+        )
+
+
+def token_logprobs(words: npt.NDArray[np.int32], asked: Ints) -> "list[TokenLogprobs | None]":
+    """words int32[N, WORDS] as `resample` left them; asked int64[S] -> one entry a row."""
+    lines = iter(words)
+    return [read_logprobs(next(lines), int(best)) if best else None for best in asked]

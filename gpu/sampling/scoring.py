@@ -1,0 +1,54 @@
+"""Log-probabilities of given tokens: of input that a row runs, or of what might stand behind it.
+
+The model's head is the largest product there is, and its output for a long prompt would be
+gigabytes, so logits are made for a few positions at a time and only the targets' are kept. This file
+does not know models: it is given what turns positions into logits. Nothing here waits for the device.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ramify.gpu.step.rows import Scored
+
+LOGITS_BYTES = 32 << 20  # of one slice's logits, as float32
+
+
+def slice_lines(vocab_size: int) -> int:
+    """How many positions' logits are made at a time."""
+    return max(1, LOGITS_BYTES // (4 * vocab_size))
+
+
+def arrays(scored: Scored) -> dict[str, npt.NDArray[np.int64]]:
+    """What `score` reads on the device."""
+    targets = scored.targets.astype(np.int64)
+    return {"lines": scored.lines, "which": scored.which, "targets": targets}
+
+
+@torch.inference_mode()
+def score(
+    scored: Scored,
+    views: Mapping[str, Tensor],
+    logits_of: Callable[[Tensor], Tensor],
+    slice_size: int,
+) -> Tensor:
+    """float32[K] on the device: the targets' raw log-probabilities; NaN where they are not finite.
+
+    `views`: `arrays(scored)` on the device. `logits_of(lines)`: int64[L] of the step's lines, L at
+    most `slice_size`, -> logits [L, vocabulary], which the next call may overwrite.
+    """
+    lines, which, targets = views["lines"], views["which"], views["targets"]
+    scores = torch.empty(len(targets), dtype=torch.float32, device=targets.device)
+    firsts = np.arange(0, len(lines), slice_size)
+    ends = np.searchsorted(scored.which, firsts + slice_size)
+    begin = 0
+    for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
+        logits = logits_of(lines[first : first + slice_size]).float()
+        place = which[begin:end] - first
+        norms = logits.logsumexp(-1)
+        scores[begin:end] = logits[place, targets[begin:end]] - norms[place]
+        begin = end
+    return torch.where(scores.isfinite(), scores, torch.nan)

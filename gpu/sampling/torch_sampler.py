@@ -1,0 +1,129 @@
+"""Chooses the next token of each row: penalties, temperature, top-k, top-p, min-p, seeds.
+
+One batch may mix all settings; each row's outcome is a function of its own logits, settings and
+(seed, output index). Greedy rows cost one pass over the logits, and nothing is sorted unless a row
+asks for top-k or top-p. It does not know models or the KV pool.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ramify.gpu.sampling.penalties import Penalties
+from ramify.gpu.sampling.randomness import uniforms
+from ramify.gpu.sampling.truncation import thresholds
+from ramify.gpu.step.rows import Ints
+from ramify.protocol.plan import OpenRow
+from ramify.protocol.sampling import TokenLogprobs
+
+
+@dataclass(slots=True)
+class Sampled:
+    """`tokens` int64[S] on the device; `finite` bool[S], False where the logits are not numbers."""
+
+    tokens: Tensor
+    finite: Tensor
+    logprobs: "list[TokenLogprobs | None]"
+
+
+class Sampler:
+    """Holds the rows' settings as arrays, so that a step's share of them is one indexing."""
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._device = device
+        self._vocab_size = vocab_size
+        self._penalties = Penalties(vocab_size, device)
+        self._temperature: npt.NDArray[np.float64] = np.zeros(max_rows)
+        self._top_p: npt.NDArray[np.float64] = np.ones(max_rows)
+        self._min_p: npt.NDArray[np.float64] = np.zeros(max_rows)
+        self._top_k: Ints = np.zeros(max_rows, dtype=np.int64)
+        self._seeds: Ints = np.zeros(max_rows, dtype=np.int64)
+        self._logprobs: Ints = np.zeros(max_rows, dtype=np.int64)
+
+    def open(self, opened: OpenRow) -> None:
+        """Take over a row's settings and, if it is penalised, its history."""
+        row, sampling = opened.row, opened.sampling
+        self._temperature[row] = sampling.temperature
+        self._top_p[row] = sampling.top_p
+        self._min_p[row] = sampling.min_p
+        self._top_k[row] = min(sampling.top_k, self._vocab_size)
+        self._seeds[row] = sampling.seed
+        self._logprobs[row] = sampling.logprobs
+        self._penalties.open(row, sampling, opened.history, opened.sampled)
+
+    def close(self, row: int) -> None:
+        """Forget the row's history."""
+        self._penalties.close(row)
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: Ints, draws: Ints) -> Sampled:
+        """logits float32[S, V] of `rows` int64[S]; `draws`: the index of each row's output token."""
+        raw = logits
+        if self._penalties:
+            logits = self._penalised(logits, rows)
+        best, tokens = logits.max(-1)
+        finite = best.isfinite()  # NaN wins every max
+        drawn = np.flatnonzero(self._temperature[rows] > 0)
+        if len(drawn):
+            tokens = self._draw(logits, best, tokens, rows, draws, drawn)
+        tokens = torch.where(finite, tokens, 0)
+        if self._penalties:
+            for line, row in enumerate(rows.tolist()):
+                if row in self._penalties:
+                    self._penalties.record(row, tokens[line])
+        return Sampled(tokens, finite, self._token_logprobs(raw, tokens, rows))
+
+    def _penalised(self, logits: Tensor, rows: Ints) -> Tensor:
+        lines = [line for line, row in enumerate(rows.tolist()) if row in self._penalties]
+        if not lines:
+            return logits
+        logits = logits.clone()
+        for line in lines:
+            logits[line] = self._penalties.apply(int(rows[line]), logits[line])
+        return logits
+
+    def _draw(
+        self, logits: Tensor, best: Tensor, tokens: Tensor, rows: Ints, draws: Ints, drawn: Ints
+    ) -> Tensor:
+        """Replace the tokens of the lines `drawn` by random ones, by inversion of the CDF."""
+        if len(drawn) < len(rows):
+            lines = torch.from_numpy(drawn).to(self._device)
+            logits, best = logits[lines], best[lines]
+            rows, draws = rows[drawn], draws[drawn]
+        # relative to the best logit, so that a tiny temperature cannot overflow
+        scaled = (logits - best[:, None]) / self._tensor(self._temperature[rows]).float()[:, None]
+        top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
+        if (top_k > 0).any() or (top_p < 1).any() or (min_p > 0).any():
+            low = thresholds(scaled, self._tensor(top_k), self._tensor(top_p), self._tensor(min_p))
+            scaled = scaled.masked_fill(scaled < low[:, None], -torch.inf)
+        masses = scaled.exp_().cumsum(-1, dtype=torch.float64)
+        points = self._tensor(uniforms(self._seeds[rows], draws))[:, None] * masses[:, -1:]
+        chosen = torch.searchsorted(masses, points, right=True)[:, 0]
+        index = torch.from_numpy(drawn).to(self._device)
+        # past the end: NaN, which is refused later, or a product rounded up to the whole mass
+        chosen = torch.where(chosen < logits.shape[1], chosen, tokens[index])
+        return tokens.index_copy(0, index, chosen)
+
+    def _token_logprobs(self, raw: Tensor, tokens: Tensor, rows: Ints) -> "list[TokenLogprobs | None]":
+        """Empty if no row asked."""
+        wanted = self._logprobs[rows]
+        if not wanted.any():
+            return []
+        asked = np.flatnonzero(wanted)
+        lines = torch.from_numpy(asked).to(self._device)
+        values = raw[lines].log_softmax(-1)
+        own = values.gather(1, tokens[lines][:, None])[:, 0].tolist()
+        most = min(int(wanted.max()), raw.shape[1])
+        top = values.topk(most)
+        top_values, top_ids = top.values.tolist(), top.indices.tolist()
+        result: list[TokenLogprobs | None] = [None] * len(rows)
+        for i, line in enumerate(asked.tolist()):
+            k = int(wanted[line])
+            result[line] = TokenLogprobs(own[i], top_ids[i][:k], top_values[i][:k])
+        return result
+
+    def _tensor(self, values: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values).to(self._device)

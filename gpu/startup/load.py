@@ -1,0 +1,232 @@
+"""From a ModelConfig to a running executor: config.json, weights, KV pool, attention.
+
+The one place that knows all parts. Progress is reported throughout, because a person waits.
+"""
+
+import gc
+import time
+from functools import partial
+
+import msgspec
+import torch
+
+from ramify.gpu.attention.registry import Choice, choose
+from ramify.gpu.attention.torch_attention import TorchAttention
+from ramify.gpu.executors.base import Executor, Progress
+from ramify.gpu.executors.torch_executor import TorchExecutor
+from ramify.gpu.kv.pool import KVPool, kv_bytes_per_token
+from ramify.gpu.models.config import DecoderConfig, read_config
+from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.startup.memory import free_bytes, plan_pages
+from ramify.gpu.startup.weights import fill_random, load_weights
+from ramify.gpu.step.rows import RowTable
+from ramify.protocol.config import ModelConfig
+from ramify.protocol.errors import ModelError
+from ramify.protocol.plan import ExecutorInfo
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_executor(config: ModelConfig, progress: Progress) -> Executor:
+    """Load the checkpoint and make everything ready to run.
+
+    `progress(what, fraction)` is called as the work goes on, fraction in 0..1. Raises ModelError
+    if the folder cannot be served on this machine.
+    """
+    begin = time.perf_counter()
+    progress("reading config.json", 0.0)
+    shape = read_config(config.path)
+    device = _device(config)
+    dtype = _dtype(config, shape, device)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    context = _context(config, shape)
+    attention = choose(config.attention, shape, dtype, device, config.deterministic)
+    try:
+        model = Decoder(shape, context, dtype, device)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"the weights do not fit into the memory of {device} ({free_bytes(device) >> 20} MiB are "
+            "free): free memory, or give a smaller model or dtype"
+        ) from error
+    info = _info(config, shape, model, context, dtype, device, attention)
+    executor: Executor
+    if attention.extend == "torch":
+        executor = _torch(config, model, info, progress)
+    else:
+        executor = _fused(config, model, info, attention, progress)
+    progress("ready", 1.0)
+    executor.info = msgspec.structs.replace(
+        executor.info, load_seconds=round(time.perf_counter() - begin, 3)
+    )
+    return executor
+
+
+def _fill(config: ModelConfig, model: Decoder, progress: Progress) -> None:
+    """Bring the weights in, and into the order in which they are fastest."""
+    if config.load_format == "dummy":
+        progress("making random weights", 0.0)
+        fill_random(model.weights())
+    else:
+        load_weights(config.path, model.weights(), progress)
+    if not config.deterministic:  # its products read plain weights
+        with torch.inference_mode():
+            model.pack()
+
+
+def _torch(config: ModelConfig, model: Decoder, info: ExecutorInfo, progress: Progress) -> Executor:
+    """The executor on torch operators."""
+    _fill(config, model, progress)
+    info = _with_pages(info, config, free_bytes(model.device), model.device)
+    pool, table = _pool(model, info, progress), RowTable(info)
+    attention = TorchAttention(pool, table, model.config.heads, model.config.windows)
+    return TorchExecutor(model, attention, table, info)
+
+
+def _fused(
+    config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: Choice, progress: Progress
+) -> Executor:
+    """The executor on Triton kernels, rehearsed on a pool of one page, then made in earnest.
+
+    Its kernels are compiled while the weights are loaded, whose shapes are enough for it. On a CPU
+    they are interpreted.
+    """
+    from ramify.gpu.executors.cuda_executor import CudaExecutor
+    from ramify.gpu.startup.compiling import compiling
+    from ramify.gpu.startup.rehearsal import rehearse, warm_all
+
+    compiled = model.device.type == "cuda"
+    if not compiled:
+        _fill(config, model, progress)
+    free = free_bytes(model.device)
+    small = msgspec.structs.replace(info, pages=1)
+    if attention.compiles:
+        progress("compiling FlashInfer's kernels: minutes, once", 0.0)
+    try:
+        pool = _pool(model, small, lambda what, done: None)
+        stage = CudaExecutor(model, pool, RowTable(small), small, attention)
+        if compiled:
+            with compiling(partial(warm_all, stage), model.device):
+                _fill(config, model, progress)
+                progress("compiling kernels that Triton's cache does not hold", 0.0)
+        rehearsal = rehearse(stage, free, progress)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"the largest step does not fit beside the weights ({free >> 20} MiB were free): lower "
+            "--max-rows and --step-tokens, free memory, or give a smaller model"
+        ) from error
+    stage.close()
+    del stage, pool
+    if compiled:
+        gc.collect()
+        torch.cuda.empty_cache()
+    sizes = {bucket.extended for bucket in rehearsal.buckets if bucket.extended}
+    info = msgspec.structs.replace(info, extend_sizes=sorted(sizes))
+    info = _with_pages(info, config, free - rehearsal.bytes, model.device)
+    try:
+        pool = _pool(model, info, progress)
+        executor = CudaExecutor(model, pool, RowTable(info), info, attention)
+        executor.capture(rehearsal.buckets, progress)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"a KV cache of {info.pages * info.page_size} tokens leaves too little for steps and CUDA "
+            "graphs: lower --kv-tokens or --kv-fraction, or free memory"
+        ) from error
+    return executor
+
+
+def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:
+    progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
+    shape = model.config
+    return KVPool(
+        shape.layers, info.pages, info.page_size, shape.kv_heads, shape.head_dim, model.dtype,
+        model.device,
+    )  # fmt: skip
+
+
+def _rows(config: ModelConfig, device: torch.device) -> int:
+    """How many requests run at once: a GPU's matrix products want more of them than a CPU's."""
+    if config.max_rows is not None:
+        return config.max_rows
+    return 512 if device.type == "cuda" else 256
+
+
+def _step_tokens(config: ModelConfig, device: torch.device) -> int:
+    """Most tokens in a step: a GPU's products gain a little beyond 2,048, a CPU's do not."""
+    if config.step_tokens is not None:
+        return config.step_tokens
+    return 8192 if device.type == "cuda" else 2048
+
+
+def _context(config: ModelConfig, shape: DecoderConfig) -> int:
+    """Longest sequence: what config.json says, stretched as its rotary scaling says."""
+    if config.context is None:
+        return shape.context
+    if shape.longest is not None and config.context > shape.longest:
+        scaling = "" if shape.longest == shape.max_position else ", stretched by its rotary scaling"
+        raise ModelError(
+            f"--context {config.context} is more than the model's max_position_embeddings{scaling}, "
+            f"{shape.longest}: give at most that"
+        )
+    return config.context
+
+
+def _device(config: ModelConfig) -> torch.device:
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ModelError("--device cuda: torch sees no CUDA device; install a CUDA build of torch, or "
+                         "give --device cpu")  # fmt: skip
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _dtype(config: ModelConfig, shape: DecoderConfig, device: torch.device) -> torch.dtype:
+    """auto: float32 on a CPU (exact; half precision is a choice there), else the checkpoint's own."""
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    if device.type == "cpu":
+        return torch.float32
+    return _DTYPES.get(shape.dtype, torch.bfloat16)
+
+
+def _info(
+    config: ModelConfig,
+    shape: DecoderConfig,
+    model: Decoder,
+    context: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: Choice,
+) -> ExecutorInfo:
+    """What is known before the KV pool is sized: `pages` is 0, `context` what was asked for."""
+    return ExecutorInfo(
+        model=config.name if config.name is not None else config.path.resolve().name,
+        architecture=shape.architecture,
+        parameters=model.parameters(),
+        vocab_size=shape.vocab_size,
+        context=context,
+        page_size=config.page_size,
+        pages=0,
+        max_rows=_rows(config, device),
+        step_tokens=_step_tokens(config, device),
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        attention=attention.name,
+        attention_reason=attention.reason,
+        eos_token_ids=list(shape.eos_token_ids),
+        kv_bytes_per_token=kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, dtype),
+        load_seconds=0.0,
+    )
+
+
+def _with_pages(
+    info: ExecutorInfo, config: ModelConfig, free: int, device: torch.device
+) -> ExecutorInfo:
+    """`info` with a pool of what was asked for, or of what `free` bytes allow."""
+    pages = plan_pages(
+        config.kv_tokens, info.context, info.page_size, info.kv_bytes_per_token, free, device,
+        config.kv_fraction,
+    )  # fmt: skip
+    # a sequence that outgrows the pool could never be finished
+    context = min(info.context, pages * info.page_size)
+    return msgspec.structs.replace(info, pages=pages, context=context)

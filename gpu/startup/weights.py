@@ -1,0 +1,131 @@
+"""Reads safetensors checkpoints into a decoder, straight into its merged weights.
+
+Every tensor is checked (there, shape, type) and every fault raises ModelError that names the file,
+the tensor and the mend. It does not know architectures: the decoder says which tensors it wants.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ramify.gpu.executors.base import Progress
+from ramify.protocol.errors import ModelError
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_FLOATS = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
+
+
+def load_weights(folder: Path, views: dict[str, Tensor], progress: Progress) -> None:
+    """Fill `views` (checkpoint name -> tensor) from the checkpoint in `folder`."""
+    files = checkpoint_files(folder)
+    sizes = [path.stat().st_size for path in files]
+    missing = set(views)
+    for number, path in enumerate(files):
+        what = f"loading {path.name} ({number + 1} of {len(files)})"
+        before, size, total = sum(sizes[:number]), sizes[number], max(1, sum(sizes))
+        progress(what, before / total)
+        for part in _load_file(path, views, missing):
+            progress(what, (before + part * size) / total)
+    if missing:
+        some = ", ".join(sorted(missing)[:3]) + (", ..." if len(missing) > 3 else "")
+        raise ModelError(f"{folder}: {len(missing)} tensor(s) are in no file: {some}; the checkpoint is "
+                         "incomplete or of another architecture than config.json says")  # fmt: skip
+    progress("weights loaded", 1.0)
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the checkpoint, all of them there."""
+    index = folder / _INDEX
+    if index.exists():
+        return _indexed_files(index)
+    if (folder / _SINGLE).exists():
+        return [folder / _SINGLE]
+    found = sorted(folder.glob("*.safetensors"))
+    if found:
+        raise ModelError(f"{folder} holds {found[0].name} but neither {_SINGLE} nor {_INDEX}: "
+                         "rename the file, or download the index")  # fmt: skip
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
+        raise ModelError(
+            f"{folder} holds only pickled weights (.bin or .pth), which can run code: convert the "
+            "checkpoint to safetensors (save_pretrained of transformers)"
+        )
+    raise ModelError(f"{folder} holds no weights: {_SINGLE} or {_INDEX} with its shards is missing")
+
+
+def fill_random(views: dict[str, Tensor], seed: int = 0) -> None:
+    """The `dummy` load format: norms 1, biases 0, all else normal with deviation 0.02."""
+    generator: torch.Generator | None = None
+    for name, view in views.items():
+        if name.endswith("norm.weight"):
+            view.fill_(1.0)
+        elif name.endswith(".bias"):
+            view.zero_()
+        else:
+            if generator is None:
+                generator = torch.Generator(device=view.device).manual_seed(seed)
+            view.normal_(0.0, 0.02, generator=generator)
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    try:
+        weight_map: Any = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(weight_map.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} cannot be read: {error!r}; download it again") from None
+    files = [index.parent / name for name in names]
+    if not files:
+        raise ModelError(f"{index} names no shards: download it again")
+    absent = [path.name for path in files if not path.exists()]
+    if absent:
+        raise ModelError(f"{index.parent}: {len(absent)} of {len(files)} shards are missing: "
+                         f"{', '.join(absent[:3])}; download them again")  # fmt: skip
+    return files
+
+
+def _load_file(path: Path, views: dict[str, Tensor], missing: set[str]) -> Iterator[float]:
+    """Copy one file's tensors; yields now and then how much of it is done, 0..1."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            for number, name in enumerate(names, 1):
+                wanted = _in_decoder(name, views)
+                if wanted not in views:
+                    _check_ignorable(path, name, views)
+                    continue
+                _copy(path, name, file.get_tensor(name), views[wanted])
+                missing.discard(wanted)
+                if number % 32 == 0:
+                    yield number / len(names)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is damaged or cut short ({error}): download it again") from None
+
+
+def _in_decoder(name: str, views: dict[str, Tensor]) -> str:
+    """Checkpoints of the bare model leave out the `model.` in front."""
+    prefixed = f"model.{name}"
+    return prefixed if name not in views and prefixed in views else name
+
+
+def _copy(path: Path, name: str, tensor: Tensor, view: Tensor) -> None:
+    if tensor.shape != view.shape:
+        raise ModelError(f"{path}: {name} has shape {list(tensor.shape)}, config.json says "
+                         f"{list(view.shape)}: the two are of different models")  # fmt: skip
+    if tensor.dtype not in _FLOATS:
+        raise ModelError(f"{path}: {name} is {str(tensor.dtype).removeprefix('torch.')}: only float32, "
+                         "bfloat16 and float16 weights are supported")  # fmt: skip
+    view.copy_(tensor)
+
+
+def _check_ignorable(path: Path, name: str, views: dict[str, Tensor]) -> None:
+    """Some tensors carry no information here; any other would be silently lost."""
+    tied_head = name == "lm_head.weight" and "lm_head.weight" not in views
+    if tied_head or name.endswith("rotary_emb.inv_freq"):
+        return
+    raise ModelError(f"{path} holds {name}, which the architecture in config.json has no place for: "
+                     "the two are of different models")  # fmt: skip

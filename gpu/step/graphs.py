@@ -1,0 +1,61 @@
+"""CUDA graphs of whole steps, sampler included, one for each bucket.
+
+A replay costs the host some microseconds whatever the model, where launching its kernels one by
+one costs milliseconds. On a CPU nothing is captured: a replay runs the step, so that the same
+padding is tested there. It does not know what a step computes: `run` is captured as it is.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ramify.gpu.executors.base import Progress
+from ramify.gpu.step.buckets import Bucket, BucketTable
+from ramify.gpu.step.rows import StepRows
+
+
+class StepGraphs:
+    """`prepare(bucket)` uploads a step of padding and has all its kernels loaded; `run(bucket)` issues
+    the kernels for what was uploaded last, and must not wait.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[Bucket], None],
+        run: Callable[[Bucket], None],
+        device: torch.device,
+    ) -> None:
+        self._prepare = prepare
+        self._run = run
+        self._cuda = device.type == "cuda"
+        self._table = BucketTable([])
+        self._graphs: dict[Bucket, torch.cuda.CUDAGraph | None] = {}  # None: on a CPU
+
+    def capture(self, buckets: Sequence[Bucket], progress: Progress) -> None:
+        """Capture a graph for each of `buckets`; the largest first, whose memory the others use."""
+        pool = None
+        for done, bucket in enumerate(sorted(buckets, key=lambda bucket: -bucket.lines)):
+            if not self._cuda:
+                self._graphs[bucket] = None
+            else:
+                progress(f"capturing CUDA graphs ({bucket.lines} lines)", done / len(buckets))
+                self._prepare(bucket)
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool):
+                    self._run(bucket)
+                pool = graph.pool()
+                self._graphs[bucket] = graph
+        self._table = BucketTable(buckets)
+
+    def find(self, step: StepRows) -> Bucket | None:
+        """The smallest captured bucket that holds the step, None if none does."""
+        return self._table.find(step)
+
+    def replay(self, bucket: Bucket) -> None:
+        """Run the step that was uploaded. Raises KeyError for a bucket that was not captured."""
+        graph = self._graphs[bucket]
+        if graph is None:
+            self._run(bucket)
+        else:
+            graph.replay()

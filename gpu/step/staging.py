@@ -1,0 +1,195 @@
+"""Moves a step's integers to the device and its tokens back, without making either side wait.
+
+A ring of pinned buffers: the host fills one while the device still reads those before it. Views,
+streams and events are made once and used again, because making them costs more than the copies.
+On a CPU (where the kernels run in Triton's interpreter) the same code copies at once. It does not
+know what the arrays mean.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+RING = 3  # two steps in flight and one that is being filled
+_ALIGN = 16
+
+Array = npt.NDArray[np.generic]
+Int32s = npt.NDArray[np.int32]
+Layout = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype, shape
+
+
+class Frame:
+    """Named arrays, one after another in a pinned buffer, and the views as which they arrive."""
+
+    def __init__(self, layout: Layout, host: Tensor, device: Tensor) -> None:
+        self.arrays: dict[str, Array] = {}
+        self.views: dict[str, Tensor] = {}
+        start = 0
+        for name, (kind, shape) in layout.items():
+            size = int(np.prod(shape)) * np.dtype(kind).itemsize
+            part = slice(start, start + size)
+            self.arrays[name] = host.numpy()[part].view(kind).reshape(shape)
+            self.views[name] = device[part].view(_TYPES[kind]).view(shape)
+            start += _aligned(size)
+        self._host, self._device = host[:start], device[:start]
+
+    def send(self) -> None:
+        """Copy the arrays, in the order of the current stream."""
+        self._device.copy_(self._host, non_blocking=True)
+
+
+class Upload:
+    """The way to the device: through a ring of pinned buffers into one that is written in the
+    stream's order.
+
+    `fixed`: its size in bytes; it then never moves, and a CUDA graph may read it. Otherwise it grows.
+    """
+
+    def __init__(self, device: torch.device, fixed: int | None = None) -> None:
+        self._pinned = device.type == "cuda"
+        self._fixed = fixed is not None
+        size = fixed if fixed is not None else 1 << 16
+        self._hosts = [self._host(size) for _ in range(RING)]
+        self._device = torch.zeros(size, dtype=torch.uint8, device=device)
+
+    def frame(self, slot: int, layout: Layout) -> Frame:
+        """A frame in ring slot `slot`, whose earlier copy must be over."""
+        size = frame_bytes(layout)
+        if size > len(self._device) and self._fixed:
+            raise ValueError(f"{size} bytes for a buffer of {len(self._device)}")
+        if size > len(self._device):
+            self._device = self._device.new_zeros(2 * size)
+        if size > len(self._hosts[slot]):
+            self._hosts[slot] = self._host(2 * size)
+        return Frame(layout, self._hosts[slot], self._device)
+
+    def send(self, slot: int, **arrays: Array) -> dict[str, Tensor]:
+        """Copy `arrays` through ring slot `slot`. Returns where each arrives, by its name."""
+        frame = self.frame(
+            slot, {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
+        )
+        for name, array in arrays.items():
+            frame.arrays[name][...] = array
+        frame.send()
+        return frame.views
+
+    def _host(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+
+
+def frame_bytes(layout: Layout) -> int:
+    """Size of a frame."""
+    sizes = (int(np.prod(shape)) * np.dtype(kind).itemsize for kind, shape in layout.values())
+    return sum(map(_aligned, sizes))
+
+
+_TYPES = {
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+class StepClock:
+    """The events of one ring slot: its step began, ended, and its tokens arrived."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        if self._cuda:
+            self._steps = torch.cuda.current_stream(device)  # named, because looking it up takes long
+            self._began, self.ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self.arrived = torch.cuda.Event()
+            self._over = self.ended
+
+    def start(self) -> None:
+        """The coming step's kernels begin here."""
+        if self._cuda:
+            self._began.record(self._steps)
+
+    def stop(self, fetched: bool) -> None:
+        """They end here. `fetched`: the step is over only when its tokens have arrived."""
+        if self._cuda:
+            self.ended.record(self._steps)
+            self._over = self.arrived if fetched else self.ended
+
+    def ready(self) -> bool:
+        return not self._cuda or bool(self._over.query())
+
+    def wait(self) -> None:
+        """Wait until the step is over."""
+        if self._cuda:
+            self._over.synchronize()
+
+    def elapsed_us(self) -> int:
+        """Device time of the step, which must be over. 0 on a CPU, where it is not measured."""
+        return int(1000 * self._began.elapsed_time(self.ended)) if self._cuda else 0
+
+
+class Download:
+    """The way back: one copy a step, of all of `tokens` int32[n], on a stream of its own.
+
+    A second one brings what only some steps have, and takes room for it when it is first met.
+    """
+
+    def __init__(self, tokens: Tensor) -> None:
+        self._tokens = tokens
+        self._cuda = tokens.device.type == "cuda"
+        self._hosts = [torch.empty(len(tokens), dtype=tokens.dtype, pin_memory=self._cuda)
+                       for _ in range(RING)]  # fmt: skip
+        self._arrays: list[Int32s] = [host.numpy() for host in self._hosts]
+        self._more: list[Tensor | None] = [None] * RING
+        self._copying: StepClock | None = None
+        if self._cuda:
+            self._steps = torch.cuda.current_stream(tokens.device)
+            self._copies = torch.cuda.Stream(tokens.device)
+
+    def fetch(
+        self, slot: int, clock: StepClock, more: Tensor | None = None
+    ) -> tuple[Int32s, Int32s | None]:
+        """Start copying the tokens of the step that `clock` saw end, and `more` int32[m].
+
+        Returns int32[n] and int32[m], good once `clock.arrived` and until the ring slot is used
+        again.
+        """
+        host = self._hosts[slot]
+        room = None if more is None else self._room(slot, more)
+        arrays = self._arrays[slot], None if room is None else room.numpy()
+        if not self._cuda:
+            host.copy_(self._tokens)
+            if room is not None and more is not None:
+                room.copy_(more)
+            return arrays
+        self._copies.wait_event(clock.ended)
+        torch.cuda.set_stream(self._copies)
+        try:
+            host.copy_(self._tokens, non_blocking=True)
+            if room is not None and more is not None:
+                room.copy_(more, non_blocking=True)
+                more.record_stream(self._copies)
+        finally:
+            torch.cuda.set_stream(self._steps)
+        clock.arrived.record(self._copies)
+        self._copying = clock
+        return arrays
+
+    def _room(self, slot: int, more: Tensor) -> Tensor:
+        room = self._more[slot]
+        if room is None or len(room) < more.numel():
+            room = torch.empty(2 * more.numel(), dtype=more.dtype, pin_memory=self._cuda)
+            self._more[slot] = room
+        return room[: more.numel()]
+
+    def settle(self) -> None:
+        """Let the coming step overwrite the tokens only once they are copied."""
+        if self._copying is not None:
+            self._steps.wait_event(self._copying.arrived)

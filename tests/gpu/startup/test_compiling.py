@@ -1,0 +1,180 @@
+"""Kernels compiled side by side, for a GPU that need not be there: a driver that only takes notes.
+
+In a process of its own, because the other tests have their kernels interpreted.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", minversion="3.6")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
+
+PROGRAM = """
+import threading, types, torch, triton, triton.language as tl
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from ramify.gpu.startup.compiling import compile_side_by_side, compiling, nothing_launched
+
+launched, compiled, threads = [], [], set()
+
+class Notes:
+    utils = types.SimpleNamespace(
+        get_device_properties=lambda device: {"max_shared_mem": 1 << 20},
+        load_binary=lambda name, *rest: (threads.add(threading.current_thread()), name, 0, 0, 1024),
+    )
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+    def launcher_cls(self, src, metadata): return lambda *rest: launched.append(src.name)
+
+driver.set_active(Notes())
+knobs.runtime.jit_post_compile_hook = lambda **about: compiled.append(about["repr"])
+cpu = torch.device("cpu")
+x = torch.zeros(64)
+
+@triton.jit
+def double(x, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at) * 2)
+
+@triton.jit
+def broken(x, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK == 1, "no such block")
+
+def play():
+    for block in (16, 32, 16, 32):
+        double[(1,)](x, BLOCK=block)
+"""
+
+
+def run(program: str, folder: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    file = folder / "program.py"  # kernels are read from files
+    file.write_text(PROGRAM + program)
+    done = subprocess.run(
+        [sys.executable, str(file)],
+        env=environment | {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_kernel_is_compiled_once_and_nothing_is_launched(tmp_path: Path) -> None:
+    run(
+        """
+assert compile_side_by_side(play, cpu) == 2
+assert len(compiled) == 2
+assert launched == []
+assert threading.main_thread() not in threads  # they were loaded where they were compiled
+play()
+assert launched == ["double"] * 4
+assert len(compiled) == 2
+assert compile_side_by_side(play, cpu) == 0
+assert len(launched) == 4
+""",
+        tmp_path,
+    )
+
+
+def test_the_compilers_error_is_raised_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    run(
+        """
+def fail():
+    play()
+    broken[(1,)](x, BLOCK=2)
+
+try:
+    compile_side_by_side(fail, cpu)
+except triton.compiler.errors.CompileTimeAssertionFailure as error:
+    assert "no such block" in str(error)
+else:
+    raise AssertionError("no error")
+play()
+assert launched == ["double"] * 4
+""",
+        tmp_path,
+    )
+
+
+def test_what_other_threads_launch_is_launched(tmp_path: Path) -> None:
+    run(
+        """
+play()
+other = threading.Thread(target=play)
+with nothing_launched():
+    play()
+    assert len(launched) == 4
+    other.start()
+    other.join()
+assert len(launched) == 8
+""",
+        tmp_path,
+    )
+
+
+def test_plays_of_two_threads_may_end_in_any_order(tmp_path: Path) -> None:
+    run(
+        """
+play()
+first, second = nothing_launched(), nothing_launched()
+begun, go_on = threading.Event(), threading.Event()
+
+def other():
+    with second:
+        begun.set()
+        assert go_on.wait(60)
+        play()
+    play()
+
+thread = threading.Thread(target=other)
+with first:
+    thread.start()
+    assert begun.wait(60)
+go_on.set()
+thread.join()
+assert len(launched) == 8  # the other's second ones
+play()
+assert len(launched) == 12
+""",
+        tmp_path,
+    )
+
+
+def test_other_work_goes_on_meanwhile(tmp_path: Path) -> None:
+    run(
+        """
+begun, go_on = threading.Event(), threading.Event()
+
+def held():
+    begun.set()
+    assert go_on.wait(60)
+    play()
+
+with compiling(held, cpu):
+    assert begun.wait(60)
+    double[(1,)](x, BLOCK=64)
+    assert launched == ["double"]  # what this thread launches is
+    go_on.set()
+assert len(compiled) == 3
+play()
+assert len(compiled) == 3
+
+def fail():
+    broken[(1,)](x, BLOCK=2)
+
+try:
+    with compiling(fail, cpu):
+        pass
+except triton.compiler.errors.CompileTimeAssertionFailure:
+    pass
+else:
+    raise AssertionError("no error")
+""",
+        tmp_path,
+    )

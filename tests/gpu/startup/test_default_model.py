@@ -1,0 +1,68 @@
+"""The bundled models: what `transformers` makes of the very same folders, and their size."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.gpu.startup.load import load_executor
+from ramify.protocol.config import ModelConfig
+from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
+from ramify.protocol.sampling import SamplingParams
+
+GPU = Path(__file__).resolve().parents[3] / "gpu"
+FOLDERS = [GPU / "default_model", GPU / "default_draft"]
+MIB = 1 << 20
+QUESTIONS = ["Hello! Who are you?", "What is 27 + 48?", "Tell me a short story about a fox."]
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_shards_are_small(folder: Path) -> None:
+    assert sum(sizes(folder).values()) <= 64 * MIB
+    assert max(sizes(folder).values()) <= 15 * MIB
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_greedy_tokens_equal_those_of_transformers(folder: Path) -> None:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder)
+    reference, report = LlamaForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    executor = load_executor(
+        ModelConfig(path=folder, device="cpu", kv_tokens=1024, threads=1), lambda what, done: None
+    )
+    try:
+        for number, question in enumerate(QUESTIONS):
+            prompt = tokenizer.apply_chat_template(
+                [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
+            )
+            with torch.inference_mode():
+                output = reference.generate(
+                    torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=-1
+                )
+            expected = output[0, len(prompt) :].tolist()
+            pages = pack(range(len(prompt) + len(expected)))
+            opened = OpenRow(0, number + 1, pages, 0, SamplingParams(temperature=0.0))
+            assert generate(executor, opened, prompt, len(expected)) == expected
+    finally:
+        executor.close()
+
+
+def generate(executor: Any, opened: OpenRow, prompt: list[int], count: int) -> list[int]:
+    extend = ExtendRow(opened.row, 0, pack(prompt), True)
+    plan = StepPlan(step=0, opens=[opened], extends=[extend])
+    tokens = list(unpack(executor.launch(plan).result().tokens))
+    for step in range(1, count):
+        plan = StepPlan(step=step, decodes=pack([opened.row]))
+        tokens += unpack(executor.launch(plan).result().tokens)
+    executor.launch(StepPlan(step=count, closes=pack([opened.row]))).result()
+    return tokens

@@ -1,0 +1,151 @@
+"""Plans that contradict the rows are refused by name, and nothing runs after one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ramify.gpu.executors.fake import FakeExecutor
+from ramify.gpu.step.rows import PlanError, StepRows, fields
+from ramify.protocol.plan import ExtendRow, GrowRow, OpenRow, StepPlan, pack
+from ramify.protocol.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def opened(row: int, pages: list[int], cached: int = 0, request: int = 1, **more: Any) -> OpenRow:
+    return OpenRow(row, request, pack(pages), cached, GREEDY, **more)
+
+
+@pytest.fixture
+def executor() -> FakeExecutor:
+    """Row 0: 4 tokens, decodable, 2 pages of 4. Row 1: a chunk of 2 tokens, not decodable."""
+    made = FakeExecutor(page_size=4, pages=50, max_rows=4, context=20, step_tokens=32)
+    made.launch(
+        StepPlan(
+            step=1,
+            opens=[opened(0, [3, 4]), opened(1, [9], request=2)],
+            extends=[ExtendRow(0, 0, pack([5, 6, 7, 8]), True), ExtendRow(1, 0, pack([5, 6]), False)],
+        )
+    )
+    return made
+
+
+def test_what_the_table_holds(executor: FakeExecutor) -> None:
+    assert fields(executor.rows, 0) == {"request": 1, "length": 4, "pages": [3, 4], "drawn": 1}
+    assert executor.rows.slots(0, 3, 6).tolist() == [15, 16, 17]
+    executor.launch(StepPlan(step=2, closes=pack([1]), decodes=pack([0])))
+    assert fields(executor.rows, 0)["length"] == 5
+    assert executor.rows.open_rows == 1
+
+
+def scoring(places: list[int], targets: list[int]) -> ExtendRow:
+    """Two tokens of row 1."""
+    return ExtendRow(1, 2, pack([7, 8]), False, pack(places), pack(targets))
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"closes": pack([2])}, "closes row 2, which is not open"),
+        ({"closes": pack([-1])}, "closes row -1"),
+        ({"closes": b"abc"}, "buffer size"),
+        ({"opens": [opened(0, [1])]}, "opens row 0 for request 1: it is open for request 1"),
+        ({"opens": [opened(9, [1])]}, "there are 4 rows"),
+        ({"opens": [opened(2, [50])]}, "the pool has 50"),
+        ({"opens": [opened(2, [-1])]}, "the pool has 50"),
+        ({"opens": [opened(2, [1], cached=5)]}, "5 cached tokens in 1 pages"),
+        ({"opens": [opened(2, [1], sampled=-1)]}, "must not be negative"),
+        ({"opens": [opened(2, list(range(7)))]}, "gets 7 pages of 4: more than the 21 tokens"),
+        ({"grows": [GrowRow(0, pack(range(10, 15)))]}, "gets 7 pages of 4: more than the 21 tokens"),
+        ({"grows": [GrowRow(2, pack([1]))]}, "grows row 2, which is not open"),
+        ({"extends": [ExtendRow(2, 0, pack([1]), True)]}, "extends row 2, which is not open"),
+        ({"extends": [ExtendRow(1, 1, pack([1]), True)]}, "at position 1: its length is 2"),
+        ({"extends": [ExtendRow(1, 2, b"", True)]}, "by no token"),
+        ({"extends": [ExtendRow(1, 2, pack([1000]), True)]}, "the vocabulary has 1000"),
+        ({"extends": [ExtendRow(1, 2, pack([-1]), True)]}, "the vocabulary has 1000"),
+        ({"extends": [ExtendRow(1, 2, pack([1, 2, 3]), True)]}, "too few"),
+        ({"extends": [ExtendRow(1, 2, pack([1] * 33), True)]}, "at most 32 a step"),
+        ({"extends": [ExtendRow(0, 4, pack([1]), True)], "decodes": pack([0])}, "stands twice"),
+        ({"extends": [scoring([2], [3, 4])]}, "1 places for 2 targets"),
+        ({"extends": [scoring([], [3])]}, "0 places for 1 targets"),
+        ({"extends": [scoring([1], [3])]}, "behind positions 1 to 1, but runs 2 to 3"),
+        ({"extends": [scoring([2, 4], [3, 3])]}, "behind positions 2 to 4, but runs 2 to 3"),
+        ({"extends": [scoring([3, 2, 3], [1, 1, 1])]}, "do not ascend"),
+        ({"extends": [scoring([2, 3], [1, 1000])]}, "the vocabulary has 1000"),
+        ({"extends": [scoring([2], [-1])]}, "the vocabulary has 1000"),
+        ({"decodes": pack([0, 0])}, "stands twice"),
+        ({"decodes": pack([1])}, "decodes row 1, which has no sampled token"),
+        ({"decodes": pack([3])}, "decodes row 3, which is not open"),
+        ({"decodes": pack([4])}, "there are 4 rows"),
+        (
+            {
+                "grows": [GrowRow(0, pack(range(10, 14)))],
+                "extends": [ExtendRow(0, 4, pack([1] * 18), True)],
+            },
+            "longer than 21 tokens",
+        ),
+    ],
+)
+def test_a_wrong_plan_is_refused(executor: FakeExecutor, plan: dict[str, Any], words: str) -> None:
+    chain = executor._chain.copy()
+    with pytest.raises(PlanError, match="step 2: ") as caught:
+        executor.launch(StepPlan(step=2, **plan))
+    assert words in str(caught.value)
+    assert (executor._chain == chain).all()  # nothing was written
+    with pytest.raises(PlanError, match=r"an earlier plan failed: step 2"):
+        executor.launch(StepPlan(step=3))
+
+
+def test_a_row_outgrows_its_pages(executor: FakeExecutor) -> None:
+    for _ in range(4):
+        executor.launch(StepPlan(step=2, decodes=pack([0])))
+    with pytest.raises(PlanError, match="too few"):
+        executor.launch(StepPlan(step=3, decodes=pack([0])))
+
+
+def test_a_plan_may_only_close_rows(executor: FakeExecutor) -> None:
+    result = executor.launch(StepPlan(step=2, closes=pack([0, 1]))).result()
+    assert (result.rows, result.tokens, result.computed) == (b"", b"", 0)
+    assert executor.rows.open_rows == 0
+
+
+def test_long_page_tables() -> None:
+    executor = FakeExecutor(page_size=1, pages=5000, context=4000, step_tokens=4096)
+    tokens = [1 + i % 900 for i in range(3000)]
+    executor.launch(StepPlan(step=0, opens=[opened(0, list(range(3500)))]))
+    executor.launch(StepPlan(step=1, grows=[GrowRow(0, pack(range(3500, 3600)))]))
+    result = executor.launch(StepPlan(step=2, extends=[ExtendRow(0, 0, pack(tokens), True)])).result()
+    assert result.tokens == pack(executor.model.expected(tokens, 1))
+
+
+def test_short_extends_become_decodes() -> None:
+    """Row 4 runs one token and does not sample, rows 1 and 3 do; the result's order stays."""
+    step = StepRows(
+        rows=np.array([3, 4, 2, 1, 0]),
+        starts=np.array([7, 8, 9, 10, 11]),
+        counts=np.array([1, 1, 3, 1, 1]),
+        extends=4,
+        tokens=np.array([30, 40, 20, 21, 22, 10], dtype=np.int32),
+        sampling=np.array([0, 2, 3, 4]),
+        draws=np.array([5, 0, 6, 7]),
+    )
+    other = step.with_short_extends_as_decodes()
+    assert other.rows.tolist() == [4, 2, 3, 1, 0]
+    assert other.starts.tolist() == [8, 9, 7, 10, 11]
+    assert other.counts.tolist() == [1, 3, 1, 1, 1]
+    assert (other.extends, other.computed) == (2, step.computed)
+    assert other.tokens.tolist() == [40, 20, 21, 22]
+    assert other.given.tolist() == [30, 10]
+    assert other.rows[other.sampling].tolist() == step.rows[step.sampling].tolist() == [3, 2, 1, 0]
+    assert other.draws is step.draws
+    assert other.with_short_extends_as_decodes().given.tolist() == [30, 10]
+
+
+def test_generations_of_computed_prompts_are_decodes_alone() -> None:
+    index = np.arange(3)
+    tokens = np.array([7, 8], dtype=np.int32)
+    step = StepRows(index, index, np.ones_like(index), 2, tokens, index, index)
+    other = step.with_short_extends_as_decodes()
+    assert (other.extends, len(other.tokens), other.given.tolist()) == (0, 0, [7, 8])
+    assert other.sampling.tolist() == other.rows.tolist() == [0, 1, 2]
