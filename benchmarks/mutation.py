@@ -74,7 +74,7 @@ GROUPS = [
     Group("scheduler", ("actors/scheduler/**/*.py",), ("tests/actors/scheduler",)),
     Group("cache", ("actors/cache/**/*.py",), ("tests/actors/cache",)),
     Group("session", ("actors/session/**/*.py",), ("tests/actors/session",)),
-    Group("clients", _clients(), ("tests/clients/test_*.py",)),
+    Group("clients", _clients(), ("tests/clients/test_*.py", "tests/clients/program")),
     Group("protocol", ("protocol/**/*.py",), ("tests/protocol",)),
     Group("kit", ("actors/kit/**/*.py",), ("tests/actors/kit",)),
     Group("front", ("actors/front/**/*.py",), ("tests/actors/front",)),
@@ -138,9 +138,11 @@ def mutants(only: Sequence[str], judged: Judged) -> Iterator[Mutant]:
 class Campaign:
     """Runs the chosen mutants of each group."""
 
-    def __init__(self, forks: Forks, folder: Path) -> None:
+    def __init__(self, forks: Forks, folder: Path, kept: Path | None, budget: float) -> None:
         self._forks = forks
         self._folder = folder
+        self._kept = kept
+        self._budget = budget
         self._begin = time.perf_counter()
 
     def run(self, group: Group, chosen: Sequence[Mutant], tests: Sequence[str]) -> None:
@@ -152,19 +154,21 @@ class Campaign:
             sys.exit(f"{group.name}: the tests cannot be collected")
 
     def _drive(self, group: Group, chosen: Sequence[Mutant], tests: Tests) -> None:
-        result = self._folder / f"{group.name}.json"
-        plain: list[Outcome] = []
-        self._forks.start(partial(tests.measure, result), plain.append)
-        self._forks.finish()
-        if not plain[0].passed:
-            sys.exit(f"{group.name}: the tests fail without any change: {plain[0].why}")
-        reached = Reached.read(result)
-        print(f"\n{group.name}: {len(reached.seconds)} tests, {plain[0].seconds:.1f} s", flush=True)
+        result = (self._kept or self._folder) / f"{group.name}.json"
+        if not result.exists():
+            plain: list[Outcome] = []
+            self._forks.start(partial(tests.measure, result), plain.append)
+            self._forks.finish()
+            if not plain[0].passed:
+                sys.exit(f"{group.name}: the tests fail without any change: {plain[0].why}")
+        reached = Reached.read(result, tests.names)
+        seconds = sum(reached.seconds.values())
+        print(f"\n{group.name}: {len(tests.names)} tests, {seconds:.1f} s", flush=True)
         for number, mutant in enumerate(chosen):
             after = mutant.changes.apply(mutant.index)
             change = mutant.change
             changed = Changed(mutant.path, mutant.changes.tree, after, change.lines, change.in_function)
-            limits = reached.limits(reached.tests(changed))
+            limits = reached.limits(reached.tests(changed), self._budget)
             if limits:
                 self._forks.start(partial(tests.run, limits, changed), partial(self._over, mutant))
             else:
@@ -188,6 +192,12 @@ def main() -> None:
     parser.add_argument("--tests", action="append", default=[], help="run these test files only")
     parser.add_argument("--jobs", type=int, default=max(1, os.cpu_count() or 2))
     parser.add_argument("--least", type=float, default=LEAST, help="percent that must be noticed")
+    parser.add_argument(
+        "--reached", type=Path, help="keep in this folder which test reaches what, for the next run"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=60.0, help="seconds of tests for each, the fastest first"
+    )
     parser.add_argument("--json", help="write the table and every mutant's outcome to this file")
     options = parser.parse_args()
     about = machine()
@@ -207,7 +217,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         forks = Forks(options.jobs, Path(folder))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        campaign = Campaign(forks, Path(folder))
+        campaign = Campaign(forks, Path(folder), options.reached, options.budget)
         try:
             for group in GROUPS:
                 mine = [mutant for mutant in chosen if mutant.group is group]

@@ -9,6 +9,7 @@ anew. This file does not know what a change is, nor which are chosen.
 import ast
 import functools
 import gc
+import hashlib
 import importlib.machinery
 import json
 import os
@@ -18,7 +19,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,27 +55,47 @@ class Changed:
 
 
 class Reached:
-    """Which tests of a group reach which line of its files, and how long they take."""
+    """Which tests of a group reach which line of its files, and how long they take.
 
-    def __init__(self, lines: dict[str, dict[str, list[str]]], seconds: dict[str, float]) -> None:
-        self.seconds = seconds
+    Measured now or in an earlier run: of a file that has changed since, it knows the tests that reach
+    any of it; tests that it does not know are taken to reach everything.
+    """
+
+    def __init__(
+        self,
+        lines: dict[str, dict[str, list[str]]],
+        seconds: dict[str, float],
+        digests: dict[str, str],
+        names: Iterable[str],
+    ) -> None:
         self._lines = lines
+        self._digests = digests
+        self._new = set(names) - seconds.keys()
+        self.seconds = {name: seconds.get(name, 1.0) for name in names}
 
     @classmethod
-    def read(cls, path: Path) -> "Reached":
-        return cls(*json.loads(path.read_text()))
+    def read(cls, path: Path, names: Iterable[str]) -> "Reached":
+        """`names`: the tests there are now."""
+        return cls(*json.loads(path.read_text()), names)
 
     def tests(self, changed: Changed) -> list[str]:
         """Those that reach the changed lines, the fastest first; all of them if they run at import."""
         found = set(self.seconds)
         if changed.in_function:
             lines = self._lines.get(str(changed.path), {})
-            found &= {test for line in changed.lines for test in lines.get(str(line), ())}
+            if self._digests.get(str(changed.path)) == digest(changed.path):
+                lines = {line: lines.get(line, []) for line in map(str, changed.lines)}
+            found &= {test for tests in lines.values() for test in tests} | self._new
         return sorted(found, key=lambda test: (self.seconds[test], test))
 
-    def limits(self, tests: Sequence[str]) -> dict[str, float]:
-        """Seconds that each of these tests may take, on a machine that does other things too."""
-        return {test: 10 + 20 * self.seconds[test] for test in tests}
+    def limits(self, tests: Sequence[str], budget: float) -> dict[str, float]:
+        """Those that take `budget` seconds in all, and how long each may take on a busy machine."""
+        limits = {}
+        for test in tests:
+            budget -= self.seconds[test]
+            if budget >= 0:
+                limits[test] = 10 + 20 * self.seconds[test]
+        return limits
 
 
 class Forks:
@@ -166,6 +187,7 @@ class Tests:
         self._session = session
         self._files = files
         self._items = {item.nodeid: item for item in session.items}
+        self.names = list(self._items)
         self._functions = _functions(files)
 
     def measure(self, result: Path) -> int:
@@ -183,7 +205,8 @@ class Tests:
         watch.stop()
         data = watch.get_data()
         lines = {os.path.realpath(f): data.contexts_by_lineno(f) for f in data.measured_files()}
-        result.write_text(json.dumps([lines, plugin.seconds]))
+        digests = {str(file): digest(file) for file in self._files}
+        result.write_text(json.dumps([lines, plugin.seconds, digests]))
         return code
 
     def run(self, limits: Mapping[str, float], changed: Changed | None = None) -> int:
@@ -299,6 +322,11 @@ def _pytest(arguments: Sequence[str], plugins: Sequence[Any], *options: str) -> 
 
 
 # --- changed code -------------------------------------------------------------------------------------
+
+
+def digest(file: Path) -> str:
+    """Changes with the file's content."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _functions(files: Sequence[Path]) -> dict[str, list[FunctionType]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from ramify.clients.errors import Cancelled, Skipped
-from ramify.clients.stream import Stream, TextDelta, Ticket
+from ramify.clients.stream import UNSENT, Stream, TextDelta, Ticket
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Cancel, Done, Ok, State, TokenLogprob, Usage
 
@@ -190,9 +190,9 @@ class Generation(Handle[Result]):
         if self._link.withdraw(ticket, Cancelled("the generation was cancelled before it was sent")):
             return
         if len(ticket.streams) > 1:
-            self._link.submit([Cancel(id=0, branch=stream.branch)])
+            self._link.submit([Cancel(id=UNSENT, branch=stream.branch)])
         elif ticket.id is not None:
-            self._link.submit([Cancel(id=0, ops=[ticket.id])])
+            self._link.submit([Cancel(id=UNSENT, ops=[ticket.id])])
 
     async def aclose(self) -> None:
         """`cancel`, for `contextlib.aclosing`. Does not wait: await the generation for its result."""

@@ -22,7 +22,7 @@ from typing import (
 import msgspec
 
 from ramify.clients.generation import Generation, Reply
-from ramify.clients.stream import Ticket
+from ramify.clients.stream import UNSENT, Ticket
 from ramify.clients.trees import whole
 from ramify.protocol.errors import BadRequest, Conflict, RamifyError
 from ramify.protocol.wire import (
@@ -152,7 +152,7 @@ class Branch:
     ) -> Append:
         turns = None if messages is None else chat_messages(messages)
         ids = None if tokens is None else list(tokens)
-        return Append(id=0, branch=self.name, text=text, messages=turns, tokens=ids, expect=expect)
+        return Append(id=UNSENT, branch=self.name, text=text, messages=turns, tokens=ids, expect=expect)
 
     async def say(self, text: str, *, role: Role = "user") -> Ok:
         """Append one chat turn."""
@@ -173,10 +173,10 @@ class Branch:
     ) -> Generation | list[Generation]:
         """Generate. With `n`, fork `n` children (called `names`) and generate on each."""
         if n is None:
-            (generation,) = self.session.start([Generate(id=0, branch=self.name, **options)])
+            (generation,) = self.session.start([Generate(id=UNSENT, branch=self.name, **options)])
             return generation
         children = list(names) if names is not None else self.session.fresh_names(self.name, n)
-        return self.session.start([Generate(id=0, branch=self.name, n=n, as_=children, **options)])
+        return self.session.start([Generate(id=UNSENT, branch=self.name, n=n, as_=children, **options)])
 
     def select(self, choices: Sequence[str], **options: Unpack[SelectOptions]) -> Generation:
         """Append the one of `choices` that the model finds most likely.
@@ -184,24 +184,24 @@ class Branch:
         The result's `text` is that choice, `choice` its index, `scores` are those of all. `method`: see
         docs/protocol.md. The assistant's turn, if there is one, stays open.
         """
-        op = Select(id=0, branch=self.name, choices=list(choices), **options)
+        op = Select(id=UNSENT, branch=self.name, choices=list(choices), **options)
         (selection,) = self.session.start([op])
         return selection
 
     def chat(self, text: str, *, role: Role = "user", **options: Unpack[GenerateOptions]) -> Generation:
         """Append a chat turn and generate the answer, in one frame."""
         turn = self._append(None, [ChatMessage(role=role, content=text)], None, None)
-        (generation,) = self.session.start([turn, Generate(id=0, branch=self.name, **options)])
+        (generation,) = self.session.start([turn, Generate(id=UNSENT, branch=self.name, **options)])
         return generation
 
     async def fork(self, *names: str, at: int | None = None) -> "list[Branch]":
         """Children that share this branch up to its head, or up to position `at`."""
-        await self.session.ok(Fork(id=0, branch=self.name, as_=list(names), at=at))
+        await self.session.ok(Fork(id=UNSENT, branch=self.name, as_=list(names), at=at))
         return [Branch(self.session, name) for name in names]
 
     async def rollback(self, *, to: int | None = None, turns: int | None = None) -> Ok:
         """Move the head back to a position, or by a number of appended turns."""
-        return await self.session.ok(Rollback(id=0, branch=self.name, to=to, turns=turns))
+        return await self.session.ok(Rollback(id=UNSENT, branch=self.name, to=to, turns=turns))
 
     async def set(
         self,
@@ -212,7 +212,7 @@ class Branch:
         meta: dict[str, Any] | None = None,
     ) -> Ok:
         """Rename, keep its KV warm for a while, save it, or attach facts of your own."""
-        op = Set(id=0, branch=self.name, name=name, retain_s=retain_s, persist=persist, meta=meta)
+        op = Set(id=UNSENT, branch=self.name, name=name, retain_s=retain_s, persist=persist, meta=meta)
         reply = await self.session.ok(op)
         if name is not None:
             self.name = name
@@ -220,7 +220,7 @@ class Branch:
 
     async def drop(self) -> Ok:
         """Release the branch."""
-        return await self.session.ok(Drop(id=0, branch=self.name))
+        return await self.session.ok(Drop(id=UNSENT, branch=self.name))
 
     async def join(
         self,
@@ -237,7 +237,7 @@ class Branch:
         """
         return await self.session.ok(
             Join(
-                id=0,
+                id=UNSENT,
                 from_=branch_names(sources),
                 branch=self.name,
                 prefix=prefix,
@@ -263,7 +263,7 @@ class Branch:
 
         `subtree`: and all that runs or waits on it and on what was forked off it.
         """
-        return await self.session.ok(Cancel(id=0, branch=self.name, subtree=subtree))
+        return await self.session.ok(Cancel(id=UNSENT, branch=self.name, subtree=subtree))
 
     async def tree(self, *, text: bool = False, tokens: bool = False) -> BranchState:
         """The branch as the server sees it; `text` and `tokens` add its turns."""
@@ -343,7 +343,7 @@ class Session:
 
     async def root(self, *names: str) -> list[Branch]:
         """New empty branches."""
-        await self.ok(Fork(id=0, branch=None, as_=list(names)))
+        await self.ok(Fork(id=UNSENT, branch=None, as_=list(names)))
         return [Branch(self, name) for name in names]
 
     async def tree(
@@ -354,7 +354,7 @@ class Session:
             pages: list[State] = []
             while not pages or (pages[-1].next is not None and pages[-1].revision == pages[0].revision):
                 after = pages[-1].next if pages else None
-                op = Tree(id=0, branch=branch, text=text, tokens=tokens, after=after)
+                op = Tree(id=UNSENT, branch=branch, text=text, tokens=tokens, after=after)
                 (state,) = await Reply(self.link, self._one(op))
                 assert isinstance(state, State)
                 pages.append(state)
@@ -379,7 +379,7 @@ class Session:
         that are compared instead, one for each source. `keep`: drop nobody.
         """
         op = Prune(
-            id=0,
+            id=UNSENT,
             from_=branch_names(sources),
             into=None if into is None else branch_names(into),
             by=by,
@@ -391,7 +391,7 @@ class Session:
 
     async def cancel(self, *, subtree: bool = False) -> Ok:
         """Stop every generation that this session runs or waits for; `subtree`: every op."""
-        return await self.ok(Cancel(id=0, subtree=subtree))
+        return await self.ok(Cancel(id=UNSENT, subtree=subtree))
 
     async def set(
         self,
@@ -401,7 +401,7 @@ class Session:
         meta: dict[str, Any] | None = None,
     ) -> Ok:
         """Settings of the session itself."""
-        return await self.ok(Set(id=0, retain_s=retain_s, persist=persist, meta=meta))
+        return await self.ok(Set(id=UNSENT, retain_s=retain_s, persist=persist, meta=meta))
 
     async def send(
         self, ops: Sequence[Op | Mapping[str, Any]]
@@ -433,7 +433,7 @@ class Session:
         if self.core.error is None and self.link.attached:
             try:
                 async with asyncio.timeout(_CLOSE_S):
-                    await self.ok(CloseSession(id=0, keep=self._keep if keep is None else keep))
+                    await self.ok(CloseSession(id=UNSENT, keep=self._keep if keep is None else keep))
             except (RamifyError, TimeoutError):
                 pass  # the connection is gone: the session's TTL ends it
         await self.link.stop()
@@ -500,6 +500,6 @@ def _op(op: Op | Mapping[str, Any]) -> Op:
     if op.get("type") in ("open", "credit", "ping"):
         raise BadRequest(f"{op['type']!r} is not an op that can be part of a program")
     try:
-        return cast(Op, msgspec.convert({"id": 0, **op}, ClientMessage))
+        return cast(Op, msgspec.convert({"id": UNSENT, **op}, ClientMessage))
     except msgspec.ValidationError as error:
         raise BadRequest(str(error)) from None

@@ -46,7 +46,7 @@ class Heads:
     def __init__(self, revision: int | None) -> None:
         self.revision = revision
         self.by_name: dict[str, Head] = {}
-        self._included = -1  # the revision of the last `state`
+        self._included: int  # the revision of the last `state`; no reply comes before the first one
 
     def get(self, name: str) -> Head:
         """The branch; a new entry if it was not known."""
@@ -76,8 +76,11 @@ class Heads:
         """Whether a reply tells of something that the last `state` did not include."""
         if revision is None:
             return True
-        self.revision = max(self.revision or 0, revision)
+        self._heard(revision)
         return revision > self._included
+
+    def _heard(self, revision: int) -> None:
+        self.revision = max(self.revision or revision, revision)
 
     def applied(self, op: Op, ok: Ok) -> None:
         """An op is done."""
@@ -133,7 +136,7 @@ class Heads:
 
     def noted(self, event: Event) -> int | None:
         """Another client changed the tree. Returns the position the event names."""
-        self.revision = max(self.revision or 0, event.revision)
+        self._heard(event.revision)
         details = event.details or {}
         position: int | None = details.get("position")
         if event.branch is None:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as websocket
@@ -182,7 +183,7 @@ class Link:
             self._refused, self._attached = None, False
             try:
                 socket = await self._dial()
-            except (OSError, InvalidHandshake, TimeoutError) as raised:
+            except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as raised:
                 error, again = _dial_error(raised, self._url)
             else:
                 error, again, floor = await self._serve(socket)
@@ -316,6 +317,10 @@ def websocket_url(url: str) -> str:
     if scheme not in ("ws", "wss") or not rest:
         raise BadRequest(f"{url!r} is not a server address: give ws://host:port or http://host:port")
     host, _, path = rest.partition("/")
+    try:
+        urlsplit(f"//{host}").port  # noqa: B018 - it is checked when it is asked for
+    except ValueError as error:
+        raise BadRequest(f"{url!r} is not a server address: {error}") from None
     return f"{scheme}://{host}/{path or 'v1/ws'}"
 
 

@@ -92,13 +92,10 @@ class Pacer:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._rate = 0.0  # 0: unlimited
-        self._burst = 0.0
-        self._level = 0.0
-        self._at = 0.0
+        self.limit(0.0, 0.0)
 
     def limit(self, rate: float, burst: float) -> None:
-        """Set the limits (ops per second, ops). The bucket starts full."""
+        """Set the limits (ops per second, 0: none; ops). The bucket starts full."""
         self._rate, self._burst = rate, burst
         self._level, self._at = burst, self._now()
 

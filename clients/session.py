@@ -3,7 +3,7 @@
 The shell (`connect.py`) feeds it what it reads and sends what `next_frame` gives. One object lives
 as long as the session, over as many connections as it takes:
 
-    CLOSED --connected()--> OPENING --state--> OPEN --disconnected()--> CLOSED ... ENDED
+    CLOSED --connected(), state--> OPEN --disconnected()--> CLOSED ... ENDED
 
 Ops get their ids when they are first sent, so ids rise in the order of sending; an op without a
 terminal reply is sent again, same id, after every resume, and the server runs it once. This file
@@ -49,14 +49,13 @@ from ramify.protocol.wire import (
 )
 
 _JSON = Codec("json")
-_ID_BYTES = 24  # room for an op's id, which is not known when its frame is checked
+_LONGEST_ID = 2**53 - 1  # an op's id is not known when the size of its frame is checked
 
 
 class Phase(Enum):
     """Where the connection stands."""
 
     CLOSED = "closed"
-    OPENING = "opening"
     OPEN = "open"
     ENDED = "ended"
 
@@ -91,7 +90,6 @@ class SessionCore:
 
     def connected(self) -> list[ClientMessage]:
         """A connection was made: the frame to send first."""
-        self.phase = Phase.OPENING
         have = self.settings.have
         if self.known:
             unborn = self._unborn()
@@ -158,7 +156,6 @@ class SessionCore:
         waiting = [*self._sent.values()]
         for frames in (self._urgent, self._queue):
             waiting += [ticket for frame in frames for ticket in frame]
-            frames.clear()
         for ticket in waiting:
             self._fail(ticket, error)
         return [*(Changed(ticket) for ticket in waiting), Ended(error)]
@@ -175,11 +172,10 @@ class SessionCore:
             raise self.error
         if not ops:
             raise BadRequest("a frame needs at least one op")
-        data = _JSON.encode([as_message(op) for op in ops])
+        data = _JSON.encode([_with_id(op, _LONGEST_ID) for op in ops])
         _JSON.decode_client(data)
         self._check("ops_per_frame", len(ops), "ops in a frame: send several frames")
-        size = len(data) + _ID_BYTES * len(ops)
-        self._check("frame_bytes", size, "bytes in a frame: append in several pieces")
+        self._check("frame_bytes", len(data), "bytes in a frame: append in several pieces")
         frame: list[Ticket] = []
         frame.extend(Ticket(op, frame) for op in ops)
         urgent = all(isinstance(op, Cancel | CloseSession) for op in ops)
@@ -231,7 +227,7 @@ class SessionCore:
 
     def withdraw(self, ticket: Ticket, error: RamifyError) -> bool:
         """Take back an op that was not sent yet, with the rest of its frame; True if it was so."""
-        if ticket.id is not None or ticket.frame not in self._queue:
+        if ticket.frame not in self._queue:
             return False
         self._queue.remove(ticket.frame)
         for each in ticket.frame:
@@ -287,7 +283,8 @@ class SessionCore:
     def _place(self, branch: BranchState, seen: int) -> None:
         """Where generations start on a branch whose text comes with the text it inherited."""
         for ticket, stream in self._running.get(branch.branch, ()):
-            if ticket.id is None or ticket.id > seen:
+            assert ticket.id is not None
+            if ticket.id > seen:
                 stream.begin_at(branch.position)
             elif ticket.id == branch.running and branch.started_at is not None:
                 stream.begin_at(branch.started_at)
@@ -341,7 +338,7 @@ class SessionCore:
         over = stream.finish(done, done.text)
         error = from_done(done)
         hidden = isinstance(ticket.op, Generate) and ticket.op.hidden
-        if error is None and done.text is None and not hidden and self._lacks(ticket, stream):
+        if error is None and done.text is None and not hidden and _lacks(ticket, stream, done):
             error = Conflict(
                 "the branch was cut back, renamed or dropped before this text was delivered",
                 details={"branch": done.branch, "text": stream.text},
@@ -353,18 +350,6 @@ class SessionCore:
             return []
         later[0][1].parts.extend(over)
         return [Changed(later[0][0])]
-
-    def _lacks(self, ticket: Ticket, stream: Stream) -> bool:
-        """Whether text got lost with a connection, its branch being gone before the resume.
-
-        The token that stops a generation need not be announced; after a stop string the count of
-        sampled tokens says nothing.
-        """
-        done = stream.done
-        if done is None or not ticket.resumed or isinstance(done.stop, str) or not done.usage.output:
-            return False
-        announced = done.usage.output - (done.reason in ("stop", "tool"))
-        return stream.end < done.usage.prompt + announced
 
     def _failed(self, message: Error) -> list[CoreEvent]:
         error = from_message(message)
@@ -401,9 +386,8 @@ class SessionCore:
         """
         over = stream.cut_back(0)
         running = self._running.get(stream.branch, [])
-        for _, later in running[running.index((ticket, stream)) + 1 :]:
+        for _, later in running[running.index((ticket, stream)) + 1 :][:1]:
             later.parts.extend(over)
-            return
 
     def _fail(self, ticket: Ticket, error: RamifyError, branch: str | None = None) -> None:
         ticket.fail(error, branch)
@@ -421,9 +405,25 @@ class SessionCore:
             self._sent.pop(ticket.id, None)
 
 
+def _lacks(ticket: Ticket, stream: Stream, done: Done) -> bool:
+    """Whether text got lost with a connection, its branch being gone before the resume.
+
+    The token that stops a generation need not be announced; after a stop string the count of
+    sampled tokens says nothing.
+    """
+    if not ticket.resumed or isinstance(done.stop, str) or not done.usage.output:
+        return False
+    announced = done.usage.output - (done.reason in ("stop", "tool"))
+    return stream.end < done.usage.prompt + announced
+
+
 def _numbered(ticket: Ticket) -> ClientMessage:
     assert ticket.id is not None
-    return as_message(msgspec.structs.replace(ticket.op, id=ticket.id))
+    return _with_id(ticket.op, ticket.id)
+
+
+def _with_id(op: Op, ident: int) -> ClientMessage:
+    return as_message(msgspec.structs.replace(op, id=ident))
 
 
 def _size(op: Op) -> int:

@@ -30,6 +30,8 @@ from ramify.protocol.wire import (
 )
 from ramify.protocol.wire import Part as Kind
 
+UNSENT = 0  # an op's id until it is sent
+
 
 class Part(NamedTuple):
     """Text up to `position` (absolute, in tokens)."""
@@ -136,7 +138,6 @@ class Stream:
 
     def fail(self, error: RamifyError) -> None:
         self.error = error
-        self.held = False
 
     def take(self) -> TextDelta | None:
         """Everything that has not been read, as one delta; None if there is nothing new."""
@@ -144,7 +145,7 @@ class Stream:
             return None
         fresh, cut = self.parts[self.taken :], self.cut
         self.taken, self.cut = len(self.parts), 0
-        position = self.parts[-1].position if self.parts else 0
+        position = self.end
         if len(fresh) == 1:
             only = fresh[0]
             return TextDelta(
@@ -189,9 +190,7 @@ class Ticket:
         return not self.waiting
 
     def owes(self, branch: str | None) -> bool:
-        """Whether a reply that names `branch` is the first one for it."""
-        if not self.waiting:
-            return False
+        """Whether a reply that names `branch` is the first one for it. For tickets that wait."""
         return branch is None or self.waiting == {None} or branch in self.waiting
 
     def settle(self, branch: str | None) -> None:

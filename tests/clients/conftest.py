@@ -15,9 +15,12 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
+from ramify.clients.handles import Session
+from ramify.clients.session import SessionCore
+from ramify.clients.stream import Ticket
 from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits
-from ramify.protocol.errors import Code
+from ramify.protocol.errors import Code, RamifyError
 from ramify.protocol.wire import (
     Append,
     BranchState,
@@ -449,6 +452,60 @@ class ModelServer:
                 self._queue.remove(entry)
                 self._reply(Error(code="cancelled", message="before it ran", id=task.id, branch=name))
         self._reply(Ok(id=op.id))
+
+
+class FakeLink:
+    """Sends nothing: keeps the frames, and gives prepared answers, one for each wait."""
+
+    notes_key = "notes"
+
+    def __init__(self, *answers: ServerMessage) -> None:
+        self.core = SessionCore(Open(client="client-7b"))
+        self.core.connected()
+        state = State(session="s", op=0, revision=1, branches=[BranchState(branch="main", position=9)])
+        self.core.receive(state)
+        self.attached = True
+        self.notes: deque[Any] = deque()
+        self.frames: list[list[Op]] = []
+        self.credits: list[tuple[str, int]] = []
+        self._answers = deque(answers)
+
+    def submit(self, ops: list[Op]) -> list[Ticket]:
+        tickets = self.core.submit(ops)
+        self.frames.append(list(ops))
+        return tickets
+
+    def send(self) -> None:
+        """What was submitted is on its way."""
+        while self.core.next_frame() is not None:
+            pass
+
+    def credit(self, branch: str, upto: int) -> None:
+        self.credits.append((branch, upto))
+
+    def withdraw(self, ticket: Ticket, error: RamifyError) -> bool:
+        return self.core.withdraw(ticket, error)
+
+    async def changed(self, key: object) -> None:
+        self.send()
+        self.core.receive(self._answers.popleft())
+
+    def unwatch(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        self.attached = False
+
+
+@pytest.fixture
+def offline() -> Callable[..., tuple[Session, FakeLink]]:
+    """A function from answers to a session without a connection, and what stands for its link."""
+
+    def make(*answers: ServerMessage) -> tuple[Session, FakeLink]:
+        link = FakeLink(*answers)
+        return Session(link), link  # type: ignore[arg-type]
+
+    return make
 
 
 @pytest.fixture

@@ -363,8 +363,9 @@ def test_urls(given: str, url: str) -> None:
 
 
 def test_bad_urls() -> None:
-    with pytest.raises(BadRequest, match="not a server address"):
-        websocket_url("ftp://h")
+    for bad in ("ftp://h", "ws://", "h:port", "h:99999", "ws://[h/v1/ws"):
+        with pytest.raises(BadRequest, match="not a server address"):
+            websocket_url(bad)
 
 
 # --- ways to hold a session and a generation ------------------------------------------------------

@@ -1,6 +1,7 @@
 """The branch table of a client: what replies, events and `state` change, in whatever order they come."""
 
 import pytest
+from msgspec import structs
 
 from ramify.clients.heads import Heads
 from ramify.protocol.wire import (
@@ -75,6 +76,27 @@ def test_own_ops_move_their_branch(heads: Heads) -> None:
     heads.applied(Set(id=4, branch="main", name="m"), Ok(id=4, branch="m", position=12, revision=14))
     assert of(heads) == {"m": (12, 6)}
     assert heads.revision == 14
+
+
+def test_a_reply_without_a_revision_counts(heads: Heads) -> None:
+    heads.applied(Append(id=1, text="x"), Ok(id=1, branch="main", position=26))
+    assert of(heads) == {"main": (26, 20)}
+    assert heads.revision == 10
+
+
+def test_a_reply_on_a_branch_that_has_gone_or_without_a_position_moves_nothing(heads: Heads) -> None:
+    heads.applied(Rollback(id=1, branch="gone", to=2), Ok(id=1, branch="gone", position=2, revision=11))
+    heads.applied(Append(id=2, branch="gone"), Ok(id=2, branch="gone", position=2, revision=12))
+    heads.applied(Rollback(id=3, to=2), Ok(id=3, branch="main", revision=13))
+    heads.applied(Append(id=4), Ok(id=4, branch="main", revision=14))
+    heads.applied(Set(id=5, branch="gone", name="new"), Ok(id=5, branch="new", revision=15))
+    assert of(heads) == {"main": (20, 20)}
+
+
+def test_a_select_may_move_a_branch_back_first(heads: Heads) -> None:
+    """A choice may begin with the branch's last text."""
+    heads.ended(structs.replace(done("main", 18, revision=11), rebased=16))
+    assert of(heads) == {"main": (18, 18)}
 
 
 def test_joins_and_prunes_move_and_drop_branches(heads: Heads) -> None:
@@ -153,6 +175,22 @@ def test_a_done_that_is_sent_again_does_not_bring_a_branch_back(heads: Heads) ->
     heads.ended(done("child", 7, revision=11))  # of a generation with `n`
     assert of(heads) == {"main": (25, 25), "child": (7, 7)}
     assert heads.revision == 11
+
+
+def test_renames_and_rebases_of_others(heads: Heads) -> None:
+    heads.noted(Event(revision=11, op="set", branch="main"))  # settings: nothing moves
+    assert of(heads) == {"main": (20, 20)}
+    heads.noted(Event(revision=12, op="set", branch="new", details={"from": "main", "position": 20}))
+    assert of(heads) == {"new": (20, 20)}
+    heads.noted(Event(revision=13, op="append", branch="new", details={"position": 30, "rebased": 14}))
+    assert of(heads) == {"new": (30, 14)}
+    heads.noted(Event(revision=14, op="append", branch="new", details={"position": 40, "rebased": 28}))
+    assert of(heads) == {"new": (40, 14)}
+
+
+def test_a_branch_that_was_not_known_is_empty(heads: Heads) -> None:
+    heads.get("new")
+    assert of(heads) == {"main": (20, 20), "new": (0, 0)}
 
 
 def test_events_of_others(heads: Heads) -> None:

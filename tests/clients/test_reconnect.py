@@ -14,6 +14,9 @@ from ramify.protocol.errors import Forbidden, Unauthorized
         (1001, Action.RESUME),
         (1012, Action.RESUME),
         (1002, Action.STOP),
+        (1005, Action.RESUME),
+        (1013, Action.BACK_OFF),
+        (1014, Action.RESUME),
         (1003, Action.STOP),
         (1007, Action.STOP),
         (1009, Action.SPLIT),
@@ -40,6 +43,7 @@ def test_close_codes_as_exceptions() -> None:
     assert after_close(4401).error.message.endswith("(close code 4401)")
     assert "close code" not in after_close(None).error.message
     assert isinstance(after_close(4403).error, Forbidden)
+    assert "protocol was violated" in after_close(1002).error.message
     assert isinstance(after_close(4409).error, Replaced)
     assert isinstance(after_close(4409).error, ConnectionError)
     error = after_close(1000).error
@@ -55,7 +59,7 @@ def test_waits_double_up_to_a_ceiling() -> None:
 
 
 def test_pacer() -> None:
-    now = 100.0
+    now = 1.0
     pacer = Pacer(lambda: now)
     assert pacer.wait(1000) == 0  # no limits yet
     pacer.limit(10, 20)

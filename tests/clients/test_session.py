@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from ramify.clients.errors import ConnectionLost, Internal, SessionLost, Skipped
-from ramify.clients.events import Ended, Noted, Opened, Refused
+from ramify.clients.events import Ended, Foreign, Noted, Opened, Refused
 from ramify.clients.session import Phase, SessionCore
 from ramify.clients.stream import Ticket
 from ramify.protocol.codec import Codec
@@ -16,7 +16,9 @@ from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Conflict, Exists, LimitExceeded, NoSession
 from ramify.protocol.wire import (
     Append,
+    BranchState,
     Cancel,
+    Credit,
     Delta,
     Done,
     Drop,
@@ -30,7 +32,9 @@ from ramify.protocol.wire import (
     Open,
     Prune,
     Rollback,
+    ServerInfo,
     Set,
+    State,
 )
 
 
@@ -559,3 +563,285 @@ def test_the_text_of_a_branch_goes_on_when_another_of_its_op_fails(server: Any) 
     assert not ticket.settled
     wire.core.receive(Delta(branch="b", position=1, text="<"))
     assert [stream.text for stream in ticket.streams.values()] == ["", "<"]
+
+
+# --- what a resume, an error or another client does to text ---------------------------------------
+
+
+def resumed(wire: Wire, seen: int, *branches: BranchState) -> list[Any]:
+    """The connection broke; the server has seen ops up to `seen`. The events of its `state`."""
+    core = wire.core
+    core.disconnected(None)
+    core.connected()
+    assert core.session is not None
+    state = State(session=core.session, op=seen, revision=50, branches=list(branches))
+    return core.receive(state)
+
+
+def ended(ident: int, position: int, prompt: int, **more: Any) -> Done:
+    usage = structs.replace(server_usage(prompt), output=more.pop("output", position - prompt))
+    fields = {"reason": "length", "branch": "main"} | more
+    return Done(id=ident, position=position, usage=usage, **fields)
+
+
+def test_credit_is_sent_once_and_again_after_a_resume(server: Any) -> None:
+    wire = opened(server)
+    wire.core.credit("main", 50)
+    wire.core.credit("main", 60)
+    assert wire.core.next_frame() == [Credit(branch="main", upto=50), Credit(branch="main", upto=60)]
+    assert wire.core.next_frame() is None
+    resumed(wire, 0, BranchState(branch="main", position=0))
+    assert wire.core.next_frame() == [Credit(branch="main", upto=60)]
+    assert wire.core.next_frame() is None
+
+
+def test_a_resume_keeps_what_it_does_not_say_again(server: Any) -> None:
+    core = SessionCore(Open(client="c"))
+    core.connected()
+    info = ServerInfo(version=1, epoch="e", model="m")
+    core.receive(
+        State(
+            session="s",
+            op=0,
+            revision=1,
+            branches=[],
+            key="k",
+            view_key="v",
+            limits={"ops_per_frame": 3},
+            server=info,
+        )
+    )
+    core.disconnected(None)
+    core.connected()
+    (event,) = core.receive(State(session="s", op=0, revision=2, branches=[]))
+    assert isinstance(event, Opened)
+    assert (core.key, core.view_key, core.limits, core.server) == ("k", "v", {"ops_per_frame": 3}, info)
+
+
+def test_nothing_is_sent_between_two_connections(server: Any) -> None:
+    wire = opened(server)
+    wire.submit(append("a"))
+    wire.core.disconnected(None)
+    assert wire.core.next_frame() is None
+    wire.core.connected()
+    assert wire.core.next_frame() is None
+    with pytest.raises(Internal, match="before `state`"):
+        wire.core.receive(Ok(id=1))
+
+
+def test_a_server_without_limits_gets_256_ops_at_once() -> None:
+    core = SessionCore(Open(client="c"))
+    core.connected()
+    core.receive(State(session="s", op=0, revision=1, branches=[]))
+    for _ in range(300):
+        core.submit([append("a")])
+    sent = 0
+    while core.next_frame() is not None:
+        sent += 1
+    assert sent == 256
+
+
+def test_an_end_after_the_end_keeps_the_first_reason(server: Any) -> None:
+    wire = opened(server)
+    wire.core.end(gone := ConnectionLost("gone"))
+    verdict, events = wire.core.disconnected(1001)
+    assert (verdict.action.value, verdict.error, events) == ("stop", gone, [])
+
+
+def on_another_branch(server: Any) -> tuple[Wire, Any]:
+    """A branch is renamed and generated on; no reply has come."""
+    wire = opened(server)
+    wire.submit(Set(id=0, branch="main", name="other"))
+    wire.core.next_frame()
+    (ticket,) = wire.submit(generate(4, "other"))
+    wire.core.next_frame()
+    return wire, ticket.streams["other"]
+
+
+def test_text_that_a_generation_inherits_is_not_its_own(server: Any) -> None:
+    """The server knows the new name, but not the generation: what comes first was there before it."""
+    wire, stream = on_another_branch(server)
+    resumed(wire, 1, BranchState(branch="other", position=5))
+    wire.core.receive(Delta(branch="other", position=5, text="old"))
+    assert stream.take() is None
+    wire.core.receive(Delta(branch="other", position=8, text="new"))
+    assert stream.take().text == "new"
+
+
+def test_text_that_a_running_generation_inherits_is_not_its_own(server: Any) -> None:
+    wire, stream = on_another_branch(server)
+    resumed(wire, 2, BranchState(branch="other", position=8, running=2, started_at=5))
+    wire.core.receive(Delta(branch="other", position=5, text="old"))
+    wire.core.receive(Delta(branch="other", position=8, text="new"))
+    assert stream.take().text == "new"
+
+
+@pytest.mark.parametrize("running", [None, 7])
+def test_text_of_a_generation_that_has_ended_is_held_until_done_tells_its_begin(
+    server: Any, running: int | None
+) -> None:
+    wire, stream = on_another_branch(server)
+    started = None if running is None else 8
+    resumed(wire, 2, BranchState(branch="other", position=8, running=running, started_at=started))
+    wire.core.receive(Delta(branch="other", position=5, text="old"))
+    wire.core.receive(Delta(branch="other", position=8, text="new"))
+    assert stream.take() is None
+    wire.core.receive(ended(2, 8, 5, branch="other"))
+    assert stream.take().text == "new"
+
+
+def test_text_of_others_moves_the_branch(server: Any) -> None:
+    wire = opened(server)
+    (event,) = wire.core.receive(Delta(branch="main", position=12, text="theirs"))
+    assert isinstance(event, Foreign)
+    head = wire.core.heads.by_name["main"]
+    assert (head.position, head.received) == (12, 12)
+
+
+def test_a_quiet_generation_moves_the_branch(server: Any) -> None:
+    wire = opened(server)
+    wire.submit(generate(4, quiet=True))
+    wire.core.next_frame()
+    wire.core.receive(structs.replace(ended(1, 4, 0), text="abcd"))
+    head = wire.core.heads.by_name["main"]
+    assert (head.position, head.received) == (4, 4)
+
+
+def test_only_a_generation_can_be_done(server: Any) -> None:
+    wire = opened(server)
+    wire.submit(append("a"))
+    wire.core.next_frame()
+    with pytest.raises(Internal, match="does not target"):
+        wire.core.receive(ended(1, 4, 0))
+
+
+def test_a_failed_generation_fails_its_stream(server: Any) -> None:
+    wire = opened(server)
+    (ticket,) = wire.submit(generate(4))
+    wire.core.next_frame()
+    wire.core.receive(ended(1, 0, 0, reason="error", error="internal", message="x"))
+    assert isinstance(ticket.streams["main"].error, Internal)
+
+
+def test_text_behind_a_lost_done_goes_to_the_very_next_generation(server: Any) -> None:
+    wire = opened(server)
+    tickets = wire.submit(generate(2), generate(2), generate(2))
+    wire.core.next_frame()
+    streams = [ticket.streams["main"] for ticket in tickets]
+    wire.core.receive(Delta(branch="main", position=2, text="ab"))
+    wire.core.receive(Delta(branch="main", position=4, text="cd"))
+    events = wire.core.receive(ended(1, 2, 0))
+    assert [event.ticket for event in events] == tickets[:2]
+    assert [stream.text for stream in streams] == ["ab", "cd", ""]
+    wire.core.receive(ended(2, 4, 2))
+    wire.core.receive(Delta(branch="main", position=6, text="ef"))
+    wire.core.receive(Delta(branch="main", position=8, text="theirs"))
+    assert len(wire.core.receive(ended(3, 6, 4))) == 1
+    assert [stream.text for stream in streams] == ["ab", "cd", "ef"]
+
+
+@pytest.mark.parametrize(
+    ("came", "done", "lost"),
+    [
+        (9, {"reason": "length"}, False),
+        (8, {"reason": "length"}, True),
+        (8, {"reason": "stop"}, False),  # the token that stops need not be announced
+        (8, {"reason": "tool"}, False),
+        (7, {"reason": "stop"}, True),
+        (6, {"reason": "stop", "stop": "\n"}, False),  # a stop string: its text is not shown
+        (7, {"reason": "stop", "stop": 7}, True),
+        (0, {"reason": "cancelled", "output": 0}, False),
+    ],
+)
+def test_a_text_that_is_too_short_after_a_resume_is_a_conflict(
+    server: Any, came: int, done: dict[str, Any], lost: bool
+) -> None:
+    for again in (True, False):
+        wire = opened(type(server)())
+        (ticket,) = wire.submit(append("abcde"), generate(4))[1:]
+        wire.core.next_frame()
+        if again:
+            resumed(wire, 2, BranchState(branch="main", position=9, running=2, started_at=5))
+        if came:
+            wire.core.receive(Delta(branch="main", position=came, text="text"))
+        wire.core.receive(ended(2, 9, 5, **done))
+        assert isinstance(ticket.error, Conflict) == (lost and again)
+        stream = ticket.streams["main"]
+        assert isinstance(stream.error, Conflict) == (lost and again)
+
+
+def test_a_generation_that_fails_has_no_text(server: Any) -> None:
+    """What came was what its branch inherited, or is the next one's."""
+    wire = opened(server)
+    tickets = wire.submit(generate(4), generate(4), generate(4))
+    wire.core.next_frame()
+    streams = [ticket.streams["main"] for ticket in tickets]
+    wire.core.receive(Delta(branch="main", position=1, text="a"))
+    wire.core.receive(Delta(branch="main", position=4, text="bcd"))
+    wire.core.receive(Error(code="cancelled", message="x", id=1, branch="main"))
+    assert [stream.text for stream in streams] == ["", "abcd", ""]
+    wire.core.receive(ended(2, 4, 0))
+    wire.core.receive(Delta(branch="main", position=6, text="ef"))
+    wire.core.receive(Error(code="cancelled", message="x", id=3, branch="main"))
+    assert [stream.text for stream in streams] == ["", "abcd", ""]
+
+
+def test_an_error_of_a_whole_op_leaves_alone_what_has_ended(server: Any) -> None:
+    wire = opened(server)
+    (ticket,) = wire.submit(generate(2, ["main", "b"]))
+    wire.core.next_frame()
+    wire.core.receive(Delta(branch="main", position=2, text="ab"))
+    wire.core.receive(Delta(branch="b", position=2, text="cd"))
+    wire.core.receive(ended(1, 2, 0))
+    wire.core.receive(Error(code="internal", message="x", id=1))
+    assert [stream.text for stream in ticket.streams.values()] == ["ab", ""]
+    assert [stream.error is None for stream in ticket.streams.values()] == [True, False]
+    assert ticket.settled
+
+
+def test_an_error_of_one_branch_leaves_the_text_of_the_others(server: Any) -> None:
+    wire = opened(server)
+    (ticket,) = wire.submit(generate(2, ["main", "b"]))
+    wire.core.next_frame()
+    wire.core.receive(Delta(branch="main", position=2, text="ab"))
+    wire.core.receive(Delta(branch="b", position=2, text="cd"))
+    wire.core.receive(Error(code="internal", message="x", id=1, branch="b"))
+    assert [stream.text for stream in ticket.streams.values()] == ["ab", ""]
+
+
+@pytest.mark.parametrize("op", ["set", "append", "rollback"])
+def test_only_a_generation_of_others_takes_text_away(server: Any, op: str) -> None:
+    wire = opened(server)
+    (ticket,) = wire.submit(generate(9))
+    wire.core.next_frame()
+    wire.core.receive(Delta(branch="main", position=5, text="mine"))
+    wire.core.receive(Event(revision=9, op=op, branch="main", by="d", details={"position": 5}))
+    assert ticket.streams["main"].text == "mine"
+
+
+def test_a_generation_of_others_is_the_first_of_mine_only(server: Any) -> None:
+    """The second one of mine may begin further back."""
+    wire = opened(server)
+    _, _, ticket = wire.submit(generate(3), Rollback(id=0, to=2), generate(3))
+    wire.core.next_frame()
+    wire.core.receive(Event(revision=9, op="generate", branch="main", by="d", details={"position": 5}))
+    wire.core.receive(Delta(branch="main", position=8, text="abc"))
+    wire.core.receive(ended(1, 8, 5))
+    wire.core.receive(Ok(id=2, branch="main", position=2))
+    wire.core.receive(Delta(branch="main", position=4, text="de"))
+    assert ticket.streams["main"].text == "de"
+
+
+def test_an_op_that_failed_makes_room_and_is_not_sent_again(server_type: Any) -> None:
+    wire = opened(server_type(Limits(replies_kept=1)))
+    wire.submit(append("a"))
+    wire.submit(append("b"))
+    wire.core.next_frame()
+    assert wire.core.next_frame() is None
+    wire.core.receive(Error(code="conflict", message="x", id=1, branch="main"))
+    (second,) = wire.core.next_frame() or ()
+    assert isinstance(second, Append)
+    assert (second.id, second.text) == (2, "b")
+    resumed(wire, 1, BranchState(branch="main", position=0))
+    assert wire.core.next_frame() == [second]
+    assert wire.core.next_frame() is None

@@ -11,6 +11,7 @@ from ramify.protocol.wire import (
     Fork,
     Generate,
     Hit,
+    Part,
     TokenLogprob,
     Usage,
 )
@@ -50,6 +51,44 @@ def test_unread_deltas_are_merged() -> None:
     assert again is not None
     assert (again.text, again.tokens, again.cut) == ("d", None, 0)
     assert stream.take() is None
+
+
+def test_what_text_is_stays_with_the_text() -> None:
+    stream = Stream("main")
+    stream.add(delta(1, "a", parts=[Part(kind="reasoning", text="a")]))
+    stream.add(delta(2, "b", parts=[Part(kind="text", text="b")]))
+    taken = stream.take()
+    assert taken is not None
+    assert [(part.kind, part.text) for part in taken.parts or ()] == [("reasoning", "a"), ("text", "b")]
+
+
+def test_how_far_a_text_reaches() -> None:
+    stream = Stream("main")
+    assert stream.end == 0
+    stream.add(delta(5, "early"))
+    stream.begin_at(5)
+    stream.add(delta(5, "late, and early"))
+    assert (stream.end, stream.take()) == (0, None)
+    stream.add(delta(6, "mine"))
+    assert stream.end == 6
+
+
+def test_text_whose_owner_is_not_known_is_not_shown_when_the_session_ends() -> None:
+    stream = Stream("main")
+    stream.held = True
+    stream.add(delta(2, "ab"))
+    stream.fail(Conflict("x"))
+    assert stream.take() is None
+
+
+def test_the_whole_text_has_the_tokens_of_the_deltas() -> None:
+    stream = Stream("main")
+    logprob = TokenLogprob(token=7, logprob=-0.5)
+    stream.add(delta(1, "a", tokens=[7], logprobs=[logprob]))
+    stream.finish(done(2), "ab")
+    taken = stream.take()
+    assert taken is not None
+    assert (taken.text, taken.tokens, taken.logprobs) == ("ab", [7], [logprob])
 
 
 def test_a_cut_takes_back_what_was_read() -> None:
