@@ -161,6 +161,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     load_seconds: float
     attention_reason: str = ""  # why these
     extend_sizes: list[int] = []  # prompt tokens that a step is padded to, ascending; none: it is not
+    logits_cost: float = 0.0  # of one scored position, in prompt tokens
 
 
 class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -24,6 +24,8 @@ long for a reason of its own counts as one that took somewhat longer than expect
   make good what any step costs (most of a target), but at most `ENOUGH` seconds. And it begins with
   fewer tokens. A GPU must not: its small steps all last the same, so they teach nothing of what a
   token takes, and one that began so stayed with them.
+- A scored position costs more than another one, because logits are made of it: it counts as the tokens
+  that a prompt would have computed in that time (`ExecutorInfo.logits_cost`).
 - A GPU pads a step to the next size that it has captured, so such a size is chosen.
 
 This file knows sizes and seconds, not prompts or rows.
@@ -31,7 +33,7 @@ This file knows sizes and seconds, not prompts or rows.
 
 from bisect import bisect_right
 
-from ramify.actors.scheduler.request import Request
+from ramify.actors.scheduler.request import Request, Run
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import ExecutorInfo
 
@@ -60,6 +62,7 @@ class Pace:
         self._most = min(config.mixed_tokens, info.step_tokens)
         self._target = AIM * config.itl_target_ms / 1e3
         self._sizes = info.extend_sizes
+        self._logits_cost = info.logits_cost
         self._weights = [0.0, 0.0, 0.0]
         self._variance = [[_UNSURE * (i == j) for j in range(3)] for i in range(3)]
         self._skipped = 0  # steps of decodes alone since one was learnt from
@@ -68,6 +71,12 @@ class Pace:
         self._known = 0  # most prompt tokens in a measured step beside decodes
         self._full = 0  # most in one without; on a CPU in any
         self._waiting = 0  # prompt tokens that lack, of each client `_OF_CLIENT` at most
+
+    def work(self, run: Run, start: int, end: int) -> int:
+        """What positions [start, end) of a prompt cost, as a number of prompt tokens."""
+        targets = run.request.targets
+        scored = targets.lines(start, end) if targets is not None else 0
+        return end - start + int(self._logits_cost * scored)
 
     def lacks(self, request: Request, tokens: int) -> None:
         """So many tokens of the prompt of `request` are not computed; 0: it has its first token."""

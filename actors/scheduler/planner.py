@@ -36,7 +36,7 @@ Chunk = tuple[Run, int, int]  # of a prefill: the run, its length after it, how 
 class Step:
     """A plan that was sent. `bound`: the runs whose tokens come back, in the result's order."""
 
-    __slots__ = ("bound", "chunks", "firsts", "prompts", "rows", "step")
+    __slots__ = ("bound", "chunks", "firsts", "rows", "step", "work")
 
     def __init__(
         self,
@@ -45,14 +45,14 @@ class Step:
         rows: bytes,
         chunks: list[Chunk],
         firsts: int,
-        prompts: int,
+        work: int,
     ) -> None:
         self.step = step
         self.bound = bound
         self.rows = rows
         self.chunks = chunks
         self.firsts = firsts  # so many leading entries of `bound` completed their prompt
-        self.prompts = prompts  # tokens of all chunks
+        self.work = work  # of all chunks, in prompt tokens: see `Pace.work`
 
 
 class Planner:
@@ -158,7 +158,7 @@ class Planner:
         extends: list[ExtendRow] = []
         chunks: list[Chunk] = []
         firsts: list[Run] = []
-        prompts = 0
+        prompts = work = 0
         for run, start, end in self._prompts.take(len(bound)):
             if not run.opened:
                 run.opened = True
@@ -166,6 +166,7 @@ class Planner:
             extends.append(self._extend(run, start, end))
             chunks.append((run, end, len(extends[-1].targets) // 4))
             prompts += end - start
+            work += self.pace.work(run, start, end)
             if extends[-1].sample:
                 firsts.append(run)
         if firsts:
@@ -176,7 +177,7 @@ class Planner:
         self._step += 1
         self._tick += 1
         self.processed += prompts + len(self._decoding)
-        self.in_flight.append(Step(self._step, bound, rows, chunks, len(firsts), prompts))
+        self.in_flight.append(Step(self._step, bound, rows, chunks, len(firsts), work))
         grows, self._grows = self._grows, []
         plan = StepPlan(self._step, pack(self._closes), opens, grows, extends, self._decode_rows)
         self._closes.clear()
@@ -191,7 +192,7 @@ class Planner:
         A second step in flight hides what it takes to plan and launch it. On a CPU that is nothing
         beside a step with many prompt tokens, and who comes meanwhile would wait for one step more.
         """
-        return self._on_cpu and bool(self.in_flight) and self.in_flight[-1].prompts >= FIRST_ON_CPU
+        return self._on_cpu and bool(self.in_flight) and self.in_flight[-1].work >= FIRST_ON_CPU
 
     def landed(self, result: StepResult) -> tuple[Step, Iterable[int]]:
         """The step that `result` belongs to, and its sampled tokens.
@@ -213,7 +214,7 @@ class Planner:
         if len(result.scores) != 4 * targets:
             counts = f"{len(result.scores) // 4} scores for {targets} targets"
             raise SchedulerError(f"step {step.step}: {counts}")
-        self.pace.learn(step.prompts, len(step.bound) - step.firsts, result.elapsed_us * 1e-6)
+        self.pace.learn(step.work, len(step.bound) - step.firsts, result.elapsed_us * 1e-6)
         return step, unpack(result.tokens)
 
     def _extend(self, run: Run, start: int, end: int) -> ExtendRow:

@@ -117,7 +117,7 @@ class Prompts:
         return min(self._pace.beside(decodes), self._step - decodes)
 
     def _fill(self, level: Level, begun: dict[Run, int], room: int) -> int:
-        """Take at most `room` tokens of `level`, and note where each chunk begins. Returns the sum."""
+        """Take what costs `room` tokens of `level`; note where each chunk begins. Returns the cost."""
         line, left = self._lines[level], room
         heap = line.heap
         while left > 0 and line.live:
@@ -126,11 +126,15 @@ class Prompts:
             self._now = max(self._now, run.turn)
             begun.setdefault(run, run.filled)
             size = min(left, run.lot)
+            cost = self._pace.work(run, run.filled, run.filled + size)
+            if cost > left:  # it is scored; about as many tokens as cost what is left
+                size = max(1, size * left // cost)
+                cost = min(left, self._pace.work(run, run.filled, run.filled + size))
             before = self._weight(run)
             run.filled += size
             run.lot -= size
             line.weight += self._weight(run) - before
-            left -= size
+            left -= cost
             if run.filled == run.prompt:
                 self._leave(run)
                 self._done(run)

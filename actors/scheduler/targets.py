@@ -15,10 +15,11 @@ from ramify.protocol.plan import pack, unpack
 class Targets:
     """See the module's top. `scores`: of the first targets."""
 
-    __slots__ = ("_places", "_targets", "scores")
+    __slots__ = ("_lines", "_places", "_targets", "scores")
 
     def __init__(self, places: "array[int]", targets: "array[int]") -> None:
         self._places = places
+        self._lines = array("i", dict.fromkeys(places))
         self._targets = targets
         self.scores: array[float] = array("f")
 
@@ -32,6 +33,10 @@ class Targets:
         """Where the first place is that has to run still; None if there is none."""
         done = len(self.scores)
         return self._places[done] if done < len(self._places) else None
+
+    def lines(self, start: int, end: int) -> int:
+        """How many positions in [start, end) logits are made of: one may have many targets."""
+        return bisect_left(self._lines, end) - bisect_left(self._lines, start)
 
     def take(self, first: int, end: int) -> tuple[bytes, bytes, int]:
         """Places and targets from number `first` on whose places are below `end`; the next number."""

@@ -152,7 +152,7 @@ class Attachments:
         for branch in list(self._state.branches.values()):
             self._catch_up(subscriber, branch, reply_log)
         if message.write:
-            self._runner.generations.unpause(opened.who)
+            self._runner.unpause(opened.who)
         self._on_frame(subscriber, message.ops, message.place)
         for ops, place in self._take(socket):
             self._on_frame(subscriber, ops, place)
@@ -185,7 +185,7 @@ class Attachments:
         if all(other != client for _, other in present):
             policy = gone.open.detach if isinstance(gone, Attach) else gone.opened.detach
             if policy == "pause" and client in self._publisher.reply_logs:  # else it never had an op
-                self._runner.generations.pause(client)
+                self._runner.pause(client)
             elif policy == "cancel":
                 self._runner.cancel_generations_of(client)
         if not present:
@@ -194,7 +194,7 @@ class Attachments:
 
     def forget(self, client: str) -> None:
         """Too many clients were here: this one's ids are gone, and so is that it is away."""
-        self._runner.generations.unpause(client)
+        self._runner.unpause(client)
 
     # --- staying ---------------------------------------------------------------------------------
 

@@ -86,6 +86,16 @@ class OpRunner:
         """Whether something runs that a session without sockets lives on for."""
         return self.generations.busy or self.selects.busy
 
+    def pause(self, client: str) -> None:
+        """The client is gone, and what it generates or selects is to wait for it."""
+        self.generations.pause(client)
+        self.selects.pause(client)
+
+    def unpause(self, client: str) -> None:
+        """The client is back."""
+        self.generations.unpause(client)
+        self.selects.unpause(client)
+
     def expects(self, name: str) -> bool:
         """Whether there is a branch of this name, or an op that may be going to make it."""
         return name in self._state.branches or self._queues.behind(name) > 0

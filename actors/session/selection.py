@@ -4,6 +4,7 @@ The scheduler knows it as several requests, one for each path of its choices' tr
 """
 
 from array import array
+from collections import deque
 from math import fsum
 from typing import NamedTuple
 
@@ -20,11 +21,15 @@ NODE = 150  # bytes in memory of a token in the tree of choices
 
 
 class Scoring(NamedTuple):
-    """A path to run behind `base` tokens, and where the log-probabilities of its nodes go."""
+    """A path to run behind `base` tokens, and where the log-probabilities of its nodes go.
+
+    `behind`: those tokens are the branch's; else they are what every text begins with.
+    """
 
     path: Path
     base: int
     into: "array[float]"
+    behind: bool = True
 
     @property
     def length(self) -> int:
@@ -49,7 +54,8 @@ class Selection:
         self.deadline = task.arrived + op.deadline_ms / 1e3 if op.deadline_ms is not None else None
         self.ended = False
         self.size = 0  # bytes that it is metered with
-        self.handles: list[int] = []  # its branches in the cache
+        self.handles: dict[int, int] = {}  # its branches in the cache, by request
+        self.waiting: deque[Scoring] = deque()  # not submitted yet
         self.pending: dict[int, Scoring] = {}  # by request
         self.joined = Joined(0, array("i"), "", [])
         self.tree = ChoiceTree([])
@@ -57,20 +63,25 @@ class Selection:
         self._unconditional: array[float] = array("d")
         self._parts: list[Finished] = []
 
-    def tokenized(self, choices: Choices) -> int:
-        """The choices' tokens are known. Returns what the scoring takes in memory, in bytes."""
+    def tokenized(self, choices: Choices, start: int) -> int:
+        """The choices' tokens are known; `start` tokens begin every text.
+
+        Returns what the scoring takes in memory, in bytes.
+        """
         self.joined, self.tree = choices
         joined, count = choices.joined, len(choices.tree)
         self._logprobs = array("d", bytes(8 * count))
         self._unconditional = array("d", bytes(8 * count))
+        behind = (Scoring(path, joined.at, self._logprobs) for path in self.tree.paths)
+        self.waiting.extend([*behind, *self._unconditionally(start)])
         walked = sum(map(len, joined.tokens))
         return SEGMENT * len(joined.tokens) + 3 * TOKEN * walked + NODE * count
 
-    def behind_the_branch(self) -> list[Scoring]:
-        """What is scored."""
-        return [Scoring(path, self.joined.at, self._logprobs) for path in self.tree.paths]
+    def take(self, most: int) -> list[Scoring]:
+        """What is submitted next: at most so many."""
+        return [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
 
-    def unconditionally(self, start: int) -> list[Scoring]:
+    def _unconditionally(self, start: int) -> list[Scoring]:
         """What is scored a second time, behind nothing but the `start` tokens that begin a text.
 
         Without any, a choice's first token stands behind nothing: that counts as 0, as in SGLang.
@@ -80,7 +91,8 @@ class Selection:
         paths = self.tree.paths
         if not start:
             paths = [path.below(1) for path in paths]
-        return [Scoring(path, start, self._unconditional) for path in paths if path.targets]
+        into = self._unconditional
+        return [Scoring(path, start, into, behind=False) for path in paths if path.targets]
 
     def scored(self, scoring: Scoring, finished: Finished) -> None:
         """One of its requests is done."""

@@ -1,8 +1,9 @@
 """The selections of one session: choices tokenized, scored by requests, the best one appended. Pure.
 
-All requests of a selection are submitted in one go, on temporary branches of the cache that no client
-sees: one for each path of the choices' tree (`choices`). A selection either appends a choice or changes
-nothing: whatever stops it ends its op with an error, and what is left of it is cancelled.
+A selection is scored by requests on temporary branches of the cache that no client sees, one for each
+path of the choices' tree (`choices`). At most `limits.running` requests of a session are submitted at
+once: its selections share them, and the rest of a large one waits here. A selection either appends a
+choice or changes nothing: whatever stops it ends its op with an error, and what is left is cancelled.
 """
 
 from collections import OrderedDict
@@ -62,12 +63,13 @@ class Selects:
         self._by_task: dict[int, Selection] = {}
         self._by_request: dict[int, Selection] = {}
         self._encoding: dict[int, Selection] = {}
-        self._ready: OrderedDict[int, Selection] = OrderedDict()  # by id() of their task
+        self._paused: set[str] = set()  # clients
+        self._ready: OrderedDict[int, Selection] = OrderedDict()  # have more to submit; by id(task)
 
     @property
     def busy(self) -> bool:
-        """Whether there are any."""
-        return bool(self._by_task)
+        """Whether anything is scored, or about to be."""
+        return bool(self._encoding or self._by_request or self._ready)
 
     # --- start -----------------------------------------------------------------------------------
 
@@ -127,38 +129,48 @@ class Selects:
                     details={"max": state.context, "position": joined.at, "tokens": len(tokens)},
                 )
             self._writer.check_known(tokens)
-        size = selection.tokenized(choices)
+        size = selection.tokenized(choices, len(self._writer.tokenizer.start_ids))
         state.meter.require(size)
         state.meter.add(size)
         selection.size = size
-        self._ready[id(selection.task)] = selection
+        self._go_on(selection)
+
+    def _go_on(self, selection: Selection) -> None:
+        """Have the rest scored, unless its client is away and wants it to wait."""
+        if selection.waiting and selection.task.frame.client not in self._paused:
+            self._ready[id(selection.task)] = selection
         self._submit_ready()
 
     def _submit_ready(self) -> None:
-        """Submit selections that wait, as far as the session's limit allows; each in one go."""
-        while self._ready and len(self._by_request) < self._state.limits.running:
-            _, selection = self._ready.popitem(last=False)
-            self._submit(selection)
+        """Submit what waits, as far as the session's limit allows; selections have equal parts of it."""
+        while self._ready and (room := self._state.limits.running - len(self._by_request)) > 0:
+            key, selection = self._ready.popitem(last=False)
+            self._submit(selection, -(-room // (len(self._ready) + 1)))
+            if selection.waiting:
+                self._ready[key] = selection
 
-    def _submit(self, selection: Selection) -> None:
+    def _submit(self, selection: Selection, most: int) -> None:
+        """At most so many of its requests."""
         state, out, start = self._state, self._state.out, self._writer.tokenizer.start_ids
-        behind = selection.behind_the_branch()
-        handles = [state.next_id() for _ in behind]
-        out.cache.append(ForkBranch(selection.branch.handle, handles, selection.joined.at))
-        for scoring, handle in zip(behind, handles, strict=True):
-            self._ask(selection, scoring, handle, scoring.path.tokens)
-        for scoring in selection.unconditionally(len(start)):
-            handle = state.next_id()
-            out.cache.append(OpenBranch(handle, state.namespace))
-            self._ask(selection, scoring, handle, [*start, *scoring.path.tokens])
+        lot = selection.take(most)
+        handles = [state.next_id() for _ in lot]
+        behind = [handle for scoring, handle in zip(lot, handles, strict=True) if scoring.behind]
+        if behind:
+            out.cache.append(ForkBranch(selection.branch.handle, behind, selection.joined.at))
+        for scoring, handle in zip(lot, handles, strict=True):
+            if scoring.behind:
+                self._ask(selection, scoring, handle, scoring.path.tokens)
+            else:
+                out.cache.append(OpenBranch(handle, state.namespace))
+                self._ask(selection, scoring, handle, [*start, *scoring.path.tokens])
 
     def _ask(self, selection: Selection, scoring: Scoring, handle: int, tokens: Sequence[int]) -> None:
         """Submit a request on the new branch `handle`, which `tokens` complete."""
         state, op = self._state, selection.op
-        selection.handles.append(handle)
         if tokens:
             state.out.cache.append(ExtendBranch(handle, pack(tokens)))
         request = state.next_id()
+        selection.handles[request] = handle
         selection.pending[request] = scoring
         self._by_request[request] = selection
         state.out.scheduler.append(
@@ -177,6 +189,34 @@ class Selects:
             )
         )
 
+    def pause(self, client: str) -> None:
+        """The client is gone and asked for it: its selections wait. What is scored stays so."""
+        self._paused.add(client)
+        for key, selection in self._by_task.items():
+            if selection.task.frame.client == client:
+                self._ready.pop(key, None)
+                self._withdraw(selection)
+        self._submit_ready()
+
+    def unpause(self, client: str) -> None:
+        """The client is back."""
+        if client in self._paused:
+            self._paused.remove(client)
+            for selection in list(self._by_task.values()):
+                if selection.task.frame.client == client:
+                    self._go_on(selection)
+
+    def _withdraw(self, selection: Selection) -> None:
+        """Take back what is not scored yet, with its branches in the cache."""
+        out, pending = self._state.out, selection.pending
+        for request in pending:
+            del self._by_request[request]
+            out.scheduler.append(Cancel(request))
+        if pending:
+            out.cache.append(DropBranches([selection.handles.pop(request) for request in pending]))
+        selection.waiting.extendleft(reversed(pending.values()))
+        pending.clear()
+
     # --- the end ---------------------------------------------------------------------------------
 
     def finished(self, finished: Finished, now: float) -> bool:
@@ -188,8 +228,10 @@ class Selects:
         match finished.reason:
             case "length":
                 selection.scored(scoring, finished)
-                if not selection.pending:
+                if not selection.pending and not selection.waiting:
                     self._choose(selection, now)
+                else:
+                    self._submit_ready()
             case "deadline":
                 self._fail(selection, _late())
             case _:
@@ -271,11 +313,9 @@ class Selects:
         selection.ended = True
         del self._by_task[id(selection.task)]
         self._ready.pop(id(selection.task), None)
-        for request in selection.pending:
-            del self._by_request[request]
-            state.out.scheduler.append(Cancel(request))
+        self._withdraw(selection)
         if selection.handles:
-            state.out.cache.append(DropBranches(selection.handles))
+            state.out.cache.append(DropBranches([*selection.handles.values()]))
         state.meter.add(-selection.size)
         if not chosen and selection.before < selection.branch.position:
             state.truncate(selection.branch, selection.before)

@@ -216,7 +216,14 @@ def _info(
         eos_token_ids=list(shape.eos_token_ids),
         kv_bytes_per_token=kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, dtype),
         load_seconds=0.0,
+        logits_cost=_logits_cost(shape, model.parameters()),
     )
+
+
+def _logits_cost(shape: DecoderConfig, parameters: int) -> float:
+    """The multiplications for one position's logits over those of its layers."""
+    head = shape.vocab_size * shape.hidden_size
+    return head / max(1, parameters - (head if shape.tied else 2 * head))
 
 
 def _with_pages(

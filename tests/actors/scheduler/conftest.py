@@ -271,7 +271,18 @@ class FakeExecutor:
 class World:
     """The core between the fakes. Time is `now`; nothing happens unless a test says so."""
 
-    def __init__(self, *, pages=64, page_size=1, rows=4, budget=16, context=1000, cache=None, **config):
+    def __init__(
+        self,
+        *,
+        pages=64,
+        page_size=1,
+        rows=4,
+        budget=16,
+        context=1000,
+        cache=None,
+        logits_cost=0.0,
+        **config,
+    ):
         self.info = ExecutorInfo(
             model="fake",
             architecture="Fake",
@@ -288,6 +299,7 @@ class World:
             eos_token_ids=[],
             kv_bytes_per_token=1,
             load_seconds=0.0,
+            logits_cost=logits_cost,
         )
         config.setdefault("lookahead", 4)
         self.core = Scheduler(self.info, ScheduleConfig(**config))

@@ -13,7 +13,7 @@ from ramify.protocol.sampling import SamplingParams
 
 
 def make(target=20.0, mixed=2048, step=8192, sizes=(), device="cuda"):
-    info = SimpleNamespace(step_tokens=step, extend_sizes=list(sizes), device=device)
+    info = SimpleNamespace(step_tokens=step, extend_sizes=list(sizes), device=device, logits_cost=0.0)
     return Pace(info, ScheduleConfig(itl_target_ms=target, mixed_tokens=mixed))
 
 

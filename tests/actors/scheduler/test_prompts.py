@@ -22,6 +22,9 @@ class Fixed:
     def alone(self, long):
         return self.step // 2 if long else self.step
 
+    def work(self, run, start, end):
+        return end - start
+
 
 def make(step=100, mixed=60, ahead=20):
     config = ScheduleConfig(ahead_tokens=ahead)

@@ -37,6 +37,28 @@ def test_over_chunks(world, expected_scores):
     w.check_idle()
 
 
+@pytest.mark.parametrize(("cost", "chunks"), [(0.0, [16, 16, 8]), (1.0, [8] * 5), (3.0, [4] * 10)])
+def test_a_scored_position_takes_room_for_its_logits(world, expected_scores, cost, chunks):
+    """Steps of 16: every position is scored, so each takes the room of `1 + cost` prompt tokens."""
+    w = world(logits_cost=cost, max_waiting=8)
+    places = list(range(40))
+    event = scoring(w, places=[0, *places], targets=[3, *places])  # one position has two targets
+    w.run(event)
+    assert scores(w, event) == expected_scores(PROMPT, [0, *places], [3, *places])
+    assert [len(extend.tokens) // 4 for plan in w.sent for extend in plan.extends] == chunks
+    w.check_idle()
+
+
+def test_only_scored_positions_take_more(world):
+    w = world(logits_cost=2.0, budget=20)
+    event = scoring(w, places=[38, 39], targets=[5, 6])
+    w.run(event)
+    sizes = [len(extend.tokens) // 4 for plan in w.sent for extend in plan.extends]
+    assert sizes[0] == 20
+    assert sum(sizes) == 40
+    w.check_idle()
+
+
 @pytest.mark.parametrize("first", [0, 7, 39])
 def test_what_is_scored_runs_again_and_nothing_before_it(world, expected_scores, first):
     w = world()

@@ -19,11 +19,11 @@ CHOICES = Choices(
 )
 
 
-def selection(method: Any) -> Selection:
+def selection(method: Any, start: int = 1) -> Selection:
     op = w.Select(id=1, choices=["a", "ab", "c"], method=method)
     task: Any = SimpleNamespace(arrived=10.0)
     made = Selection(op, task, None, chat=False, before=5)  # type: ignore[arg-type]
-    assert made.tokenized(CHOICES) > 0
+    assert made.tokenized(CHOICES, start) > 0
     return made
 
 
@@ -36,11 +36,12 @@ def finished(scores: list[float], cached: int, computed: int) -> Finished:
 
 def test_behind_the_branch() -> None:
     made = selection("token_length_normalized")
-    (scoring,) = made.behind_the_branch()
+    (scoring,) = made.take(9)
+    assert scoring.behind
+    assert not made.waiting
     assert (list(scoring.path.tokens), scoring.length) == ([7], 6)
     assert (list(scoring.places), list(scoring.path.targets)) == ([4, 4, 5], [7, 9, 8])
     made.scored(scoring, finished([-1.0, -3.0, -2.0], 4, 2))
-    assert made.unconditionally(1) == []
     assert made.best() == (0, [-1.0, -1.5, -3.0])
     assert [made.mean(i) for i in range(3)] == [-1.0, -1.5, -3.0]
     usage = made.usage(1, 12.0)
@@ -53,10 +54,12 @@ def test_behind_the_branch() -> None:
 )
 def test_unconditionally(start: int, places: list[int], targets: list[int]) -> None:
     """Behind what begins every text; without that, a first token has no score, which counts as 0."""
-    made = selection("unconditional_likelihood_normalized")
-    (behind,) = made.behind_the_branch()
+    made = selection("unconditional_likelihood_normalized", start)
+    (behind,) = made.take(1)
     made.scored(behind, finished([-1.0, -3.0, -2.0], 4, 2))
-    (alone,) = made.unconditionally(start)
+    (alone,) = made.take(1)
+    assert (behind.behind, alone.behind) == (True, False)
+    assert made.take(1) == []
     assert (list(alone.places), list(alone.path.targets)) == (places, targets)
     assert alone.length == start + 1
     less = {7: -0.5, 9: -4.0, 8: -6.0}

@@ -47,7 +47,8 @@ def at_rest(engine: Any) -> None:
     """Nothing of a selection is left anywhere."""
     core = engine.cores[1]
     handles = {handle for handle, _ in engine.cache.branches.items()}
-    assert handles == {branch.handle for branch in core.state.branches.values()}
+    sessions = engine.cores.values()
+    assert handles == {branch.handle for each in sessions for branch in each.state.branches.values()}
     assert not engine.cache.runs
     assert not core._runner.selects.busy
     assert not core._runner.selects._by_request
@@ -377,7 +378,6 @@ def test_kv_that_is_not_finite(sim: Callable[..., Any]) -> None:
 
 
 def test_more_selects_than_a_session_may_run(sim: Callable[..., Any]) -> None:
-    """The rest waits; each begins whole."""
     engine = sim(limits=Limits(running=2))
     client = engine.session()
     names = [f"b{i}" for i in range(6)]
@@ -394,6 +394,95 @@ def test_more_selects_than_a_session_may_run(sim: Callable[..., Any]) -> None:
     assert {r.branch: type(r).__name__ for r in client.replies[3]} == {
         name: "Error" if name == names[-1] else "Done" for name in names
     }
+    at_rest(engine)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_large_select_goes_in_lots_and_a_small_one_beside_it(
+    sim: Callable[..., Any], method: Any
+) -> None:
+    """No more requests of a session are with the scheduler than it may run; two selects share them."""
+    engine = sim(limits=Limits(running=4), context=128)
+    client = engine.session()
+    client.send(w.Append(id=1, text="one"), w.Fork(id=2, as_=["small"]))
+    engine.pump()
+    asked: list[int] = []
+    schedule = engine.scheduler.handle
+
+    def watched(event: Any, now: float) -> None:
+        schedule(event, now)
+        asked.append(len(engine.scheduler._requests))
+
+    engine.scheduler.handle = watched
+    many = [f"{i} {i * 7} {'ab'[i % 2]}" for i in range(60)]
+    client.send(w.Select(id=3, choices=many, method=method))
+    engine.pump(3)
+    client.send(w.Select(id=4, branch="small", choices=["one", "two three"], method=method))
+    while 4 not in client.replies:
+        engine.pump(1)
+    assert 3 not in client.replies
+    engine.pump()
+    assert max(asked) == 4
+    for ident, branch, choices in ((3, "main", many), (4, "small", ["one", "two three"])):
+        reply = done(client, ident)
+        encoded = [engine.tokenizer.encode(choice) for choice in choices]
+        before = tokens(engine, branch)[: reply.position - reply.usage.output]
+        index, scores = wanted(engine, before, encoded, method)
+        assert reply.choice == index
+        assert reply.scores == pytest.approx(scores)
+    at_rest(engine)
+
+
+@pytest.mark.parametrize("steps", [0, 4, 8, 16, 30])
+def test_a_select_pauses_while_its_client_is_away(sim: Callable[..., Any], steps: int) -> None:
+    """What is scored stays so; the rest, and a select that begins meanwhile, wait for the client."""
+    engine = sim(limits=Limits(running=3), context=128)
+    client = engine.session(detach="pause")
+    other = engine.session("other")
+    client.send(w.Append(id=1, text="one"))
+    engine.pump()
+    choices = [f"{i} {i}" for i in range(12)]
+    client.send(w.Select(id=2, choices=choices), w.Select(id=3, choices=["a", "b"]))
+    engine.pump(steps)
+    selects, before = engine.cores[1]._runner.selects, len(engine.cache.branches)
+    for _ in range(3):  # nothing is left behind by who comes and goes
+        client.drop()
+        engine.pump()
+        assert not selects.busy
+        assert not engine.cache.runs
+        if not client.replies.get(2):
+            assert len(engine.cache.branches) <= before + 12
+            client.connect()
+            engine.pump(2)
+    other.send(w.Append(id=1, text="x"), w.Select(id=2, choices=choices))
+    client.drop() if client.socket is not None else None
+    engine.pump()
+    assert done(other, 2)
+    client.connect()
+    engine.pump()
+    reply = done(client, 2)
+    encoded = [engine.tokenizer.encode(choice) for choice in choices]
+    index, scores = wanted(engine, engine.tokenizer.encode("one"), encoded, METHODS[0])
+    assert (reply.choice, reply.scores) == (index, pytest.approx(scores))
+    assert done(client, 3)
+    at_rest(engine)
+
+
+@pytest.mark.parametrize("end", ["cancel", "deadline"])
+def test_a_select_that_stops_submits_no_more(sim: Callable[..., Any], end: str) -> None:
+    engine = sim(limits=Limits(running=2), context=128)
+    client = engine.session()
+    client.send(w.Append(id=1, text="one"))
+    late = 10 if end == "deadline" else None
+    client.send(w.Select(id=2, choices=[f"{i} {i}" for i in range(60)], deadline_ms=late))
+    engine.pump(8)
+    if end == "cancel":
+        client.send(w.Cancel(id=3, ops=[2]))
+    engine.pump()
+    engine.post_session(1, m.Tick())
+    engine.pump()
+    assert error(client, 2).code == {"cancel": "cancelled", "deadline": "deadline"}[end]
+    assert engine.computed < 60
     at_rest(engine)
 
 

@@ -75,6 +75,8 @@ def test_info_and_progress(checkpoint: Path) -> None:
     assert info.parameters == sum(
         t.numel() for t in load_file(checkpoint / "model.safetensors").values()
     )
+    head = info.vocab_size * 32
+    assert info.logits_cost == pytest.approx(head / (info.parameters - 2 * head))
     assert any("model.safetensors" in what for what, _ in seen)
     assert seen[-1] == ("ready", 1.0)
     assert all(0 <= share <= 1 for _, share in seen)
