@@ -132,13 +132,13 @@ class Probe:
         self._lag: list[float] = []
         mailbox, executor = engine._to_scheduler, engine.executor
         assert executor is not None
-        tell_scheduler, tell_executor = mailbox.tell, executor.tell
+        drain_with, tell_executor = mailbox.drain_with, executor.tell
 
-        def arrives(message: Any) -> None:
+        def arrives(message: Any) -> list[Any]:
             if type(message) is StepResult and not self._arrived:
                 self._arrived = time.perf_counter()
                 self._handed_over = message.elapsed_us * 1e-6
-            tell_scheduler(message)
+            return drain_with(message)
 
         def departs(message: Any) -> None:
             tell_executor(message)
@@ -149,7 +149,7 @@ class Probe:
                 self._arrived = 0.0
 
         # Instance attributes hide the methods: the engine's own code stays as it is.
-        mailbox.tell = arrives  # type: ignore[method-assign]
+        mailbox.drain_with = arrives  # type: ignore[method-assign]
         executor.tell = departs  # type: ignore[method-assign]
 
     async def watch_lag(self, interval: float = 0.01) -> None:

@@ -21,7 +21,7 @@ import msgspec
 from ramify.protocol.errors import Code
 from ramify.protocol.plan import ExecutorDown, StepPlan, StepResult, StopExecutor
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
-from ramify.protocol.wire import MOST_PRIORITY, ClientMessage, Open, ServerMessage
+from ramify.protocol.wire import MOST_PRIORITY, ClientMessage, Error, Open, ServerMessage
 
 
 def session_of(ident: int) -> int:
@@ -423,8 +423,15 @@ class Opened(Base, frozen=True):
     session: int
 
 
+class OpenRefused(Base, frozen=True):
+    """The other answer to `OpenSession`: `error` is sent, and the client may `open` anew."""
+
+    socket: int
+    error: Error
+
+
 class Deliver(Base, frozen=True):
-    """Send `messages` as one frame. `deltas`: true if the frame holds deltas (may be throttled)."""
+    """Send `messages` as one frame."""
 
     socket: int
     messages: list[ServerMessage]
@@ -438,7 +445,7 @@ class CloseSocket(Base, frozen=True):
     reason: str
 
 
-GatewayMessage = Opened | Deliver | CloseSocket
+GatewayMessage = Opened | OpenRefused | Deliver | CloseSocket
 
 # --- executor mailbox ---------------------------------------------------------------------------
 

@@ -22,7 +22,9 @@ Lengths, for one row with `length` tokens whose KV is in the pool:
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, cast
 
 import msgspec
 
@@ -40,11 +42,8 @@ def pack(values: Iterable[int]) -> bytes:
     return array("i", values).tobytes()
 
 
-def unpack(data: bytes) -> "array[int]":
-    """The inverse of `pack`. Raises ValueError if `data` is not a whole number of int32."""
-    values: array[int] = array("i")
-    values.frombytes(data)
-    return values
+# The inverse of `pack`. Raises ValueError if the bytes are not a whole number of int32.
+unpack: Callable[[bytes], "array[int]"] = partial(array, "i")
 
 
 def pack_floats(values: Iterable[float]) -> bytes:
@@ -52,11 +51,8 @@ def pack_floats(values: Iterable[float]) -> bytes:
     return array("f", values).tobytes()
 
 
-def unpack_floats(data: bytes) -> "array[float]":
-    """The inverse of `pack_floats`. Raises ValueError if `data` is not a whole number of float32."""
-    values: array[float] = array("f")
-    values.frombytes(data)
-    return values
+# The inverse of `pack_floats`. Raises ValueError if the bytes are not a whole number of float32.
+unpack_floats: Callable[[bytes], "array[float]"] = cast(Any, partial(array, "f"))
 
 
 class OpenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

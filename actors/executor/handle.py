@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ramify.actors.executor.spec import ExecutorFailed
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import Address, MailboxClosed
+from ramify.actors.kit.mailbox import Address, MailboxClosed, MailboxFull
 from ramify.actors.kit.relay import Relay
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import ExecutorMessage, SchedulerEvent
@@ -30,11 +30,13 @@ class ExecutorHandle(ABC):
     outstanding. After `stop` has returned nothing more is delivered.
     """
 
-    def __init__(self, delivered: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, delivered: Callable[[], None] | None = None) -> None:
         """`delivered` is called when a result has reached its address."""
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[ExecutorInfo] = self._loop.create_future()
         self._relay: Relay[SchedulerEvent] = Relay(delivered)
+        self._delivered = delivered
+        self._direct: Address[SchedulerEvent] | None = None  # results need not wait in the relay
         self._stopping = False
         self._failed = False
         self._outstanding = 0  # plans without a result
@@ -62,6 +64,8 @@ class ExecutorHandle(ABC):
     def connect(self, results: Address[SchedulerEvent]) -> None:
         """Deliver results, also those that came before, to `results`. Once only."""
         self._relay.connect(results)
+        if not self._relay:
+            self._direct = results
 
     def tell(self, message: ExecutorMessage, /) -> None:
         """Queue a plan. Raises MailboxClosed once the executor has failed or is stopping.
@@ -100,8 +104,19 @@ class ExecutorHandle(ABC):
     def _result(self, result: StepResult) -> None:
         self._outstanding -= 1
         self.signs += 1
-        if not self._failed:
+        if self._failed:
+            return
+        if self._direct is None:
             self._relay.tell(result)
+            return
+        try:
+            self._direct.tell(result)
+        except (MailboxFull, MailboxClosed):
+            self._direct = None  # from now on by the relay, which waits for room and keeps the order
+            self._relay.tell(result)
+        else:
+            if self._delivered is not None:
+                self._delivered()
 
     def _fail(self, reason: str, error: BaseException | None = None) -> None:
         """The executor is lost. Fails the start, or tells ExecutorDown. The first call counts."""

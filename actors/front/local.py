@@ -17,8 +17,8 @@ from ramify.actors.gateway.actor import GatewayActor
 from ramify.actors.gateway.interfaces import Metrics, Status
 from ramify.actors.gateway.minted import Minted
 from ramify.actors.kit.clock import Clock
-from ramify.actors.kit.fanout import FanOut, Spread
-from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox, Router
+from ramify.actors.kit.fanout import FanOut, Router, Spread
+from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
 from ramify.actors.kit.usage import Usage
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
 from ramify.actors.session.meter import Holdings

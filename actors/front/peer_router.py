@@ -25,8 +25,8 @@ from ramify.actors.front.wire import PeerMessage, ToSession, encoder, from_peer,
 from ramify.actors.gateway.intake import refuse
 from ramify.actors.kit.batch import LARGEST, Batch
 from ramify.actors.kit.bundle import FRAME_BYTES
-from ramify.actors.kit.fanout import FanOut
-from ramify.actors.kit.mailbox import Address, MailboxFull, Router
+from ramify.actors.kit.fanout import FanOut, Router
+from ramify.actors.kit.mailbox import Address, MailboxFull
 from ramify.actors.kit.relay import Relay
 from ramify.protocol.errors import Close, Overloaded
 from ramify.protocol.messages import (
@@ -38,6 +38,7 @@ from ramify.protocol.messages import (
     Frame,
     GatewayMessage,
     Opened,
+    OpenRefused,
     OpenSession,
     SessionMessage,
     Throttled,
@@ -222,7 +223,7 @@ class PeerRouter(Mailboxes):
             self.opens.tell(message)
         except MailboxFull:
             error = Error(code=BUSY.code, message=BUSY.message, retry_ms=RETRY_MS)
-            self._to_gateway(Deliver(message.socket, [error]))
+            self._to_gateway(OpenRefused(message.socket, error))
 
     def _to_session_here(self, session: int, message: Frame | Detached | Throttled | Drained) -> None:
         if not isinstance(message, Frame):
@@ -237,12 +238,11 @@ class PeerRouter(Mailboxes):
 
     def _answered(self, message: GatewayMessage) -> None:
         socket = message.socket
-        if socket in self._opening:
-            if isinstance(message, Opened):
-                self._opening.discard(socket)
-            elif isinstance(message, Deliver) and _refusal(message):
-                self._opening.discard(socket)
-                del self._remote_sessions[socket]
+        if isinstance(message, Opened):
+            self._opening.discard(socket)
+        elif isinstance(message, OpenRefused) and socket in self._opening:
+            self._opening.discard(socket)
+            del self._remote_sessions[socket]
         self._arrived.tell(message)
 
 
@@ -264,9 +264,3 @@ class _FunctionAddress(Generic[T]):
 
     def __init__(self, tell: Callable[[T], None]) -> None:
         self.tell = tell
-
-
-def _refusal(message: Deliver) -> bool:
-    """An error without an id is the directory's answer to `open` (see `gateway.connection`)."""
-    first = message.messages[0]
-    return isinstance(first, Error) and first.id is None

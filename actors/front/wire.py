@@ -44,6 +44,7 @@ from ramify.protocol.messages import (
     Inspected,
     Lost,
     Opened,
+    OpenRefused,
     OpenSession,
     RequestMessage,
     Throttled,
@@ -229,7 +230,7 @@ class ToSession(_Base, frozen=True):
     message: Frame | Detached | Throttled | Drained
 
 
-PeerMessage = OpenSession | ToSession | Opened | Deliver | CloseSocket
+PeerMessage = OpenSession | ToSession | Opened | OpenRefused | Deliver | CloseSocket
 PeerMessages = list[PeerMessage]
 
 # --- numbers and names --------------------------------------------------------------------------

@@ -4,10 +4,10 @@ It listens before the model is loaded, so that probes and people see the progres
 503 until the engine is ready. One wake-up handles everything in the mailbox, then each socket
 that got something is written to once.
 
-The mailbox is told `Opened`, `Deliver`, `CloseSocket` for sockets by number; a number that is gone
-is no error, because a socket may end while a message to it is under way. A full mailbox means that
-the loop is far behind its sessions: it must be large (a step's fan-out times a few), and a session
-that meets it keeps its deltas and merges them later.
+The mailbox is told `Opened`, `OpenRefused`, `Deliver`, `CloseSocket` for sockets by number. A number
+that is gone is no error, because a socket may end while a message to it is under way. A full mailbox
+means that the loop is far behind its sessions: it must be large (a step's fan-out times a few), and a
+session that meets it keeps its deltas and merges them later.
 """
 
 import asyncio
@@ -29,7 +29,8 @@ from ramify.actors.gateway.routes import Routes
 from ramify.actors.gateway.server import listen, listen_on, port_of
 from ramify.actors.gateway.static import StaticFiles, browser_client
 from ramify.actors.kit.clock import Clock
-from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, Router
+from ramify.actors.kit.fanout import Router
+from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
 from ramify.actors.kit.usage import Usage
 from ramify.protocol.config import Limits, ServerConfig
 from ramify.protocol.credentials import Credential
@@ -41,6 +42,7 @@ from ramify.protocol.messages import (
     DirectoryMessage,
     GatewayMessage,
     Opened,
+    OpenRefused,
     SessionMessage,
 )
 from ramify.protocol.wire import Bye
@@ -81,6 +83,7 @@ class GatewayActor:
         self._static = StaticFiles(browser_client()) if static is None else static
         self._listeners = listeners
         self._servers: list[asyncio.Server] = []
+        self._failure: Exception | None = None
         tokens = Tokens(credentials, config.token_ttl_s, minted)
         self._hub = Hub(
             config=config,
@@ -135,9 +138,10 @@ class GatewayActor:
             hub.routes = self._routes(hub.config, port, hub.tokens, hub.status, hub.metrics)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch)
+                tasks.start_soon(self._serve, tasks.cancel_scope)
                 task_status.started(port)
-                await self._serve()
-                tasks.cancel_scope.cancel()
+            if self._failure is not None:
+                raise self._failure
         finally:
             self._stop_listening()
             for connection in list(hub.connections.values()):
@@ -176,17 +180,21 @@ class GatewayActor:
         for connection in list(self._hub.connections.values()):
             connection.abort()
 
-    async def _serve(self) -> None:
+    async def _serve(self, scope: anyio.CancelScope) -> None:
+        """A task of its own. Ends the others with `scope` once the mailbox is closed."""
         while True:
             try:
                 batch = await self._mailbox.drain()
-            except MailboxClosed:
+                touched: list[Socket] = []
+                for message in batch:
+                    self._handle(message, touched)
+                for connection in touched:
+                    connection.flush()
+            except Exception as error:
+                if not isinstance(error, MailboxClosed):
+                    self._failure = error  # `run` raises it as it is, not inside a group
+                scope.cancel()
                 return
-            touched: list[Socket] = []
-            for message in batch:
-                self._handle(message, touched)
-            for connection in touched:
-                connection.flush()
 
     def _handle(self, message: GatewayMessage, touched: list[Socket]) -> None:
         connection = self._hub.connections.get(message.socket)
@@ -201,6 +209,9 @@ class GatewayActor:
                         touched.append(connection)
                 case Opened():
                     connection.opened(message.session)
+                    touched.append(connection)
+                case OpenRefused():
+                    connection.refused(message.error)
                     touched.append(connection)
                 case CloseSocket():
                     connection.close(message.code, message.reason)

@@ -199,15 +199,13 @@ class Connection(asyncio.Protocol):
                 return False
             self._bye = True
         self._out.append(ws.data_frame(self._codec, self._codec.encode(messages)))
-        if type(first) is Error and first.id is None:
-            self._refused()
         return idle
 
-    def _refused(self) -> None:
-        """An error without an id, while the directory is asked, is its answer to `open`."""
-        binding = self._binding
-        if binding is not None and binding.stage is Stage.OPENING:
-            self._reply(binding.failed())
+    def refused(self, error: Error) -> None:
+        """The directory's other answer: no session, so the client may `open` anew."""
+        self._reply([error])
+        if self._binding is not None and self._binding.stage is Stage.OPENING:
+            self._reply(self._binding.failed())
             self._pace_reading()
 
     def flush(self) -> None:

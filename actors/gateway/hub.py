@@ -13,11 +13,12 @@ from ramify.actors.gateway.routes import Routes
 from ramify.actors.gateway.shares import Shares
 from ramify.actors.gateway.timers import Timers
 from ramify.actors.kit.clock import Clock
-from ramify.actors.kit.mailbox import Address, Router
+from ramify.actors.kit.fanout import Router
+from ramify.actors.kit.mailbox import Address
 from ramify.protocol.codec import Codec, CodecName
 from ramify.protocol.config import Limits, ServerConfig
 from ramify.protocol.messages import DirectoryMessage, SessionMessage
-from ramify.protocol.wire import ServerMessage
+from ramify.protocol.wire import Error, ServerMessage
 
 
 class Socket(Protocol):
@@ -28,6 +29,7 @@ class Socket(Protocol):
     @property
     def attached(self) -> bool: ...
     def opened(self, session: int) -> None: ...
+    def refused(self, error: Error) -> None: ...
     def deliver(self, messages: list[ServerMessage]) -> bool: ...
     def flush(self) -> None: ...
     def close(self, code: int, reason: str) -> None: ...

@@ -4,7 +4,8 @@ A frame can be refused (the client is told and sends it again), but a lost `Deta
 a binding for ever. What does not fit is owed, one notice per socket, and told later.
 """
 
-from ramify.actors.kit.mailbox import MailboxFull, Router
+from ramify.actors.kit.fanout import Router
+from ramify.actors.kit.mailbox import MailboxFull
 from ramify.protocol.messages import Detached, Drained, SessionMessage, Throttled
 
 Notice = Throttled | Drained | Detached

@@ -1,4 +1,4 @@
-"""Fan-out in slices: tells many addressees without keeping the event loop to itself.
+"""Addressees by number, and fan-out in slices: telling many without keeping the event loop to itself.
 
 A step's tokens go to hundreds of sessions. Told at once, all of them run, and all their sockets
 are written, before the loop gets to the executor's next result, and the device waits. Told a few
@@ -13,12 +13,45 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from ramify.actors.kit.mailbox import MailboxFull, Router
+from ramify.actors.kit.mailbox import Address, MailboxClosed, MailboxFull
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 WIDTH = 8  # addressees a turn: some 100 us of sessions and sockets
+
+
+class Router(Generic[T]):
+    """Addresses by number: how the scheduler, the cache and gateways reach sessions."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._addresses: dict[int, Address[T]] = {}
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._addresses
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def add(self, key: int, address: Address[T]) -> None:
+        if key in self._addresses:
+            raise ValueError(f"{self.name}: {key} is registered already")
+        self._addresses[key] = address
+
+    def remove(self, key: int) -> None:
+        self._addresses.pop(key, None)
+
+    def tell(self, key: int, message: T) -> bool:
+        """Tell the addressee. False if there is none (any more): the message is dropped."""
+        address = self._addresses.get(key)
+        if address is None:
+            return False
+        try:
+            address.tell(message)
+        except MailboxClosed:
+            return False
+        return True
 
 
 class Spread(Protocol[T_contra]):
@@ -48,7 +81,7 @@ class FanOut(Generic[T]):
         self,
         router: Router[T],
         width: int = WIDTH,
-        emptied: Callable[[], None] = lambda: None,
+        emptied: Callable[[], None] | None = None,
     ) -> None:
         self._router = router
         self._width = width
@@ -72,7 +105,7 @@ class FanOut(Generic[T]):
 
     def start(self) -> None:
         """Send to the first few now, unless some were sent in this turn, the rest in later turns."""
-        if self._turn is None:
+        if self._turn is None and self._order:
             self._run()
 
     def flush(self) -> None:
@@ -100,5 +133,5 @@ class FanOut(Generic[T]):
             except MailboxFull:  # once it has worked off what it has
                 waiting[key] = messages
                 order.append(key)
-        if not order:
+        if not order and self._emptied is not None:
             self._emptied()

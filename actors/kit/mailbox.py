@@ -74,6 +74,17 @@ class Mailbox(Generic[T]):
         items, self._items = self._items, []
         return items
 
+    def drain_with(self, message: T) -> list[T]:
+        """All messages that wait now, then `message`: for a reader that is told in its own turn.
+
+        The mailbox need not have room for `message`. Raises MailboxClosed.
+        """
+        if self._closed:
+            raise MailboxClosed(self.name)
+        items, self._items = self._items, []
+        items.append(message)
+        return items
+
     def close(self) -> None:
         """No more messages; the reader gets what waits, then MailboxClosed."""
         self._closed = True
@@ -105,36 +116,3 @@ class LimitedAddress(Generic[T]):
         if len(self._queue) >= self._most:
             raise MailboxFull(f"{self._most} messages wait")
         self._queue.tell(message)
-
-
-class Router(Generic[T]):
-    """Addresses by number: how the scheduler, the cache and gateways reach sessions."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._addresses: dict[int, Address[T]] = {}
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._addresses
-
-    def __len__(self) -> int:
-        return len(self._addresses)
-
-    def add(self, key: int, address: Address[T]) -> None:
-        if key in self._addresses:
-            raise ValueError(f"{self.name}: {key} is registered already")
-        self._addresses[key] = address
-
-    def remove(self, key: int) -> None:
-        self._addresses.pop(key, None)
-
-    def tell(self, key: int, message: T) -> bool:
-        """Tell the addressee. False if there is none (any more): the message is dropped."""
-        address = self._addresses.get(key)
-        if address is None:
-            return False
-        try:
-            address.tell(message)
-        except MailboxClosed:
-            return False
-        return True

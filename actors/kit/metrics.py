@@ -82,23 +82,22 @@ class Metrics:
         self._step = Histogram("ramify_step_seconds", "Time of a step on the device.", STEP)
         self._plan = Histogram("ramify_plan_seconds", "Time to plan a step on the host.", PLAN)
 
-    def step(self, result: StepResult, running: int, waiting: int, plan_seconds: float) -> None:
-        """A step has come back; `running` and `waiting` requests after it."""
+    def step(self, result: StepResult, plan_seconds: float) -> None:
+        """A step has come back. `plan_seconds`: until the next plan had left."""
         self._steps += 1
         self._executor_tokens += result.computed
         self._sampled += len(result.tokens) >> 2
-        self._running = running
-        self._waiting = waiting
         self._step.observe(result.elapsed_us * 1e-6)
         self._plan.observe(plan_seconds)
 
-    def requests(self, running: int, waiting: int) -> None:
-        """How many requests run and wait, where that changes without a step."""
+    def turn(
+        self, running: int, waiting: int, retractions: Mapping[str, int], twice: int, room: int
+    ) -> None:
+        """After a turn of the scheduler: how many requests run and wait, how they gave way to others,
+        and the prompt tokens that a step with decodes may take.
+        """
         self._running = running
         self._waiting = waiting
-
-    def sharing(self, retractions: Mapping[str, int], twice: int, room: int) -> None:
-        """How requests gave way to others, and the prompt tokens that a step with decodes may take."""
         self._retractions = retractions
         self._twice = twice
         self._mixed_room = room

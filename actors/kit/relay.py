@@ -23,7 +23,7 @@ class Relay(Generic[T]):
     An address that is closed swallows what follows: its actor has stopped, nobody waits.
     """
 
-    def __init__(self, delivered: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, delivered: Callable[[], None] | None = None) -> None:
         self._delivered = delivered
         self._loop = asyncio.get_running_loop()
         self._address: Address[T] | None = None
@@ -71,4 +71,5 @@ class Relay(Generic[T]):
                 self.close()
                 return
             self._held.popleft()
-            self._delivered()
+            if self._delivered is not None:
+                self._delivered()

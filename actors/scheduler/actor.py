@@ -42,7 +42,7 @@ class ExecutorFailed(Exception):
 class MetricsSink(Protocol):
     """What the scheduler reports of itself, after the step's work is done."""
 
-    def step(self, result: StepResult, running: int, waiting: int, plan_seconds: float) -> None:
+    def step(self, result: StepResult, plan_seconds: float) -> None:
         """A step's result. `plan_seconds`: from its arrival to the next plan's departure."""
         ...
 
@@ -54,13 +54,11 @@ class MetricsSink(Protocol):
         """A request has ended."""
         ...
 
-    def requests(self, running: int, waiting: int) -> None:
-        """How many run and wait after a turn, with or without a step."""
-        ...
-
-    def sharing(self, retractions: Mapping[str, int], twice: int, room: int) -> None:
-        """After a step: retractions by cause and tokens computed twice, since the start; how many
-        prompt tokens a step beside decodes may take now.
+    def turn(
+        self, running: int, waiting: int, retractions: Mapping[str, int], twice: int, room: int
+    ) -> None:
+        """After each turn: requests that run and wait; retractions by cause and tokens computed twice,
+        since the start; how many prompt tokens a step beside decodes may take now.
         """
         ...
 
@@ -114,11 +112,12 @@ class SchedulerActor:
         By way of the mailbox alone, a result waits until the sessions and sockets that are ready
         to run have run, and the device waits with it. Raises as the mailbox does.
         """
-        self._mailbox.tell(event)
         if type(event) is ExecutorDown:  # `run` takes it: it has to wait for what follows
+            self._mailbox.tell(event)
             return
+        events = self._mailbox.drain_with(event)
         try:
-            self._turn(self._mailbox.drain_nowait())
+            self._turn(events)
         except Exception as error:  # `run` raises it
             self._failure = error
             self._mailbox.close()
@@ -140,14 +139,14 @@ class SchedulerActor:
         if (settle := core.settle(now)) is not None:
             self._cache.tell(settle)
         self._deliver()
+        running, waiting, room = core.running, core.waiting, core.mixed_room
         for event in events:
             if type(event) is StepResult:
-                self._metrics.step(event, core.running, core.waiting, plan_seconds)
-                self._metrics.sharing(core.retractions, core.computed_twice, core.mixed_room)
+                self._metrics.step(event, plan_seconds)
             elif type(event) is Settled:
                 size = self._page_size
                 self._metrics.kv(event.free * size, event.evictable * size, event.referenced * size)
-        self._metrics.requests(core.running, core.waiting)
+        self._metrics.turn(running, waiting, core.retractions, core.computed_twice, room)
         deadline = core.next_deadline()
         if deadline is not None and (self._alarm_at is None or deadline < self._alarm_at):
             self._alarm_scope.cancel()

@@ -9,11 +9,13 @@ Time is a number that the caller passes in; sockets, tensors and tasks are unkno
 """
 
 import heapq
+from array import array
 from collections import Counter
+from collections.abc import Callable
 
 from ramify.actors.scheduler.admission import Admission, Cause
 from ramify.actors.scheduler.deliveries import Deliveries
-from ramify.actors.scheduler.planner import Planner, scored
+from ramify.actors.scheduler.planner import Planner, Step, scored
 from ramify.actors.scheduler.preemption import for_growth
 from ramify.actors.scheduler.request import (
     Account,
@@ -61,6 +63,7 @@ class Scheduler:
         self._info = info
         self._config = config
         self._planner = Planner(info, config)
+        self.plan: Callable[[], StepPlan | None] = self._planner.plan  # for the executor; until None
         self._settlements = Settlements(info.pages, info.page_size, config.lookahead)
         self._requests: dict[int, Request] = {}
         self._runs: dict[int, Run] = {}
@@ -123,15 +126,14 @@ class Scheduler:
 
     # --- commands -----------------------------------------------------------------------------
 
-    def plan(self) -> StepPlan | None:
-        """The next step for the executor; call again until None."""
-        return self._planner.plan()
-
     def settle(self, now: float) -> Settle | None:
         """What the cache is to be told now, at most one message per call."""
         self._batch += 1
         if self._hungry:
             self._relieve(now)
+        waiting = len(self._requests) > len(self._runs)
+        if not (waiting or self._planner.wanted or self._settlements.commits):
+            return None  # as after most steps
         if not self._settlements.ready:
             return None
         acquires = self._admission.pick()
@@ -267,23 +269,9 @@ class Scheduler:
             for run, token in zip(step.bound, tokens, strict=True):
                 if token == NO_TOKEN and run.live:
                     self._not_finite(run, now)
-        scores = unpack_floats(result.scores)
-        if any(score != score for score in scores):
-            for run, _, taken in scored(step.chunks, scores):
-                if run.live and any(score != score for score in taken):
-                    self._not_finite(run, now)
         over: list[Run] = []
-        for run, end, taken in scored(step.chunks, scores):
-            if run.live:
-                run.computed = end
-                if run.request.targets is not None:
-                    run.request.targets.scores.extend(taken)
-                self._settlements.commit(run)
-                self._admission.wake(run)
-                if end == run.prompt:
-                    run.priority = run.request.submit.priority  # nobody waits for its prompt now
-                    if not run.limit:
-                        over.append(run)
+        if step.chunks:
+            self._computed(step, unpack_floats(result.scores), over, now)
         bound = step.bound
         stale = False
         for run, token in zip(bound, tokens, strict=True):
@@ -304,6 +292,24 @@ class Scheduler:
         for run in over:
             stopped = bool(run.out) and run.out[-1] in run.stops
             self._end(run.request, "stop" if stopped else "length", now)
+
+    def _computed(self, step: Step, scores: "array[float]", over: list[Run], now: float) -> None:
+        """Chunks of prompts were computed. Adds runs that want nothing more to `over`."""
+        if any(score != score for score in scores):
+            for run, _, taken in scored(step.chunks, scores):
+                if run.live and any(score != score for score in taken):
+                    self._not_finite(run, now)
+        for run, end, taken in scored(step.chunks, scores):
+            if run.live:
+                run.computed = end
+                if run.request.targets is not None:
+                    run.request.targets.scores.extend(taken)
+                self._settlements.commit(run)
+                self._admission.wake(run)
+                if end == run.prompt:
+                    run.priority = run.request.submit.priority  # nobody waits for its prompt now
+                    if not run.limit:
+                        over.append(run)
 
     def _not_finite(self, run: Run, now: float) -> None:
         """`run` got no token: NaN or infinities in its logits.

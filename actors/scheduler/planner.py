@@ -159,7 +159,7 @@ class Planner:
         chunks: list[Chunk] = []
         firsts: list[Run] = []
         prompts = work = 0
-        for run, start, end in self._prompts.take(len(bound)):
+        for run, start, end in self._prompts.take(len(bound)) if self._prompts.order else ():
             if not run.opened:
                 run.opened = True
                 opens.append(self._open(run))
@@ -179,8 +179,10 @@ class Planner:
         self.processed += prompts + len(self._decoding)
         self.in_flight.append(Step(self._step, bound, rows, chunks, len(firsts), work))
         grows, self._grows = self._grows, []
-        plan = StepPlan(self._step, pack(self._closes), opens, grows, extends, self._decode_rows)
-        self._closes.clear()
+        closes = b""
+        if self._closes:
+            closes, self._closes = pack(self._closes), []
+        plan = StepPlan(self._step, closes, opens, grows, extends, self._decode_rows)
         for run in firsts:
             run.planned = 1
             self._schedule(run)
@@ -210,7 +212,7 @@ class Planner:
         if result.logprobs and len(result.logprobs) != len(step.bound):
             counts = f"{len(result.logprobs)} logprobs for {len(step.bound)} tokens"
             raise SchedulerError(f"step {step.step}: {counts}")
-        targets = sum(count for _, _, count in step.chunks)
+        targets = sum(count for _, _, count in step.chunks) if step.chunks else 0
         if len(result.scores) != 4 * targets:
             counts = f"{len(result.scores) // 4} scores for {targets} targets"
             raise SchedulerError(f"step {step.step}: {counts}")

@@ -53,7 +53,7 @@ class Prompts:
         # step takes a part only, must not keep short ones out.
         self.enough = max(64, info.step_tokens // 32)
         self._lines: dict[Level, _Line] = {}
-        self._order: list[Level] = []  # those that are not empty, from the lowest to the highest
+        self.order: list[Level] = []  # levels that have prompts, from the lowest to the highest
         self._now = 0  # virtual time: when the lot in work was begun
         self._serial = 0
         self._long = 0  # prompts that take several of the largest steps
@@ -92,19 +92,19 @@ class Prompts:
         tokens, a quarter of the largest step counts: a few long prompts would else keep out short ones.
         """
         room = max(self._room(decodes), self._least) if level[0] else self._ahead
-        first = (self._lines[each].weight for each in self._order if each >= level)
+        first = (self._lines[each].weight for each in self.order if each >= level)
         if not level[0]:
-            first = (self._lines[each].weight for each in self._order if not each[0])
+            first = (self._lines[each].weight for each in self.order if not each[0])
         return self._steps * room - sum(first)
 
     def take(self, decodes: int) -> list[Chunk]:
         """What the next step runs beside so many decodes."""
-        if not self._order:
+        if not self.order:
             return []
         left = self._room(decodes)
         ahead = min(left, self._ahead)
         begun: dict[Run, int] = {}
-        for level in self._order[::-1]:
+        for level in self.order[::-1]:
             room = left if level[0] else min(left, ahead)
             taken = self._fill(level, begun, room)
             left -= taken
@@ -159,7 +159,7 @@ class Prompts:
     def _enter(self, run: Run, due: int) -> None:
         line = self._lines.setdefault(run.level, _Line())
         if not line.live:
-            insort(self._order, run.level)
+            insort(self.order, run.level)
         line.live += 1
         line.weight += self._weight(run)
         self._serial += 1
@@ -173,7 +173,7 @@ class Prompts:
         line.weight -= self._weight(run)
         if not line.live:
             line.heap.clear()
-            self._order.remove(run.level)
+            self.order.remove(run.level)
         elif len(line.heap) > 32 and len(line.heap) > 2 * line.live:  # amortised O(1)
             line.heap[:] = [entry for entry in line.heap if entry[1] == entry[2].place]
             heapq.heapify(line.heap)

@@ -21,7 +21,7 @@ class Settlements:
     def __init__(self, pages: int, page_size: int, lookahead: int) -> None:
         self._page_size = page_size
         self._lookahead = lookahead
-        self._commits: dict[int, Commit] = {}
+        self.commits: dict[int, Commit] = {}  # that wait to be sent
         self._sent: deque[tuple[list[Request], list[Run], dict[int, Commit]]] = deque()
         self.finals = 0  # final commits that wait to be sent
         self.available = pages  # free and evictable pages after the last Settled
@@ -37,24 +37,24 @@ class Settlements:
 
     def owes(self, request: int) -> bool:
         """The cache had not seen the last commit of `request` when the last verdict fell."""
-        return request in self._commits or any(request in commits for _, _, commits in self._sent)
+        return request in self.commits or any(request in commits for _, _, commits in self._sent)
 
     def commit(self, run: Run) -> None:
         """A prefill chunk of `run` has been computed; behind the last one, logits may have been seen."""
         finite = True if run.seen else None
-        self._commits[run.ident] = Commit(run.ident, run.computed, finite=finite)
+        self.commits[run.ident] = Commit(run.ident, run.computed, finite=finite)
 
     def final(self, commit: Commit) -> None:
         """A run has ended. Replaces what was collected for it before."""
-        self._commits[commit.request] = commit
+        self.commits[commit.request] = commit
         self.finals += 1
 
     def take(self, acquires: list[Request], grows: list[Run]) -> Settle | None:
         """The next Settle, or None if there is nothing to say."""
-        if not self._commits and not acquires and not grows:
+        if not self.commits and not acquires and not grows:
             return None
         settle = Settle(
-            list(self._commits.values()),
+            list(self.commits.values()),
             [Grow(run.ident, self.growth(run)) for run in grows],
             [
                 Acquire(
@@ -68,8 +68,8 @@ class Settlements:
                 for request in acquires
             ],
         )
-        self._sent.append((acquires, grows, self._commits))
-        self._commits = {}
+        self._sent.append((acquires, grows, self.commits))
+        self.commits = {}
         self.finals = 0
         return settle
 

@@ -5,23 +5,24 @@ drain, the timer, and the queue for long text (`encoder`).
 
 Back-pressure. What clients cause has a part of the room in the mailboxes of gateway, cache and scheduler
 (`kit.mailbox.LimitedAddress`). When it is used up, a session keeps what it wanted to say and reads
-nothing more until it could say it; its own mailbox (`mailbox`) then refuses frames, and the gateway
-answers `overloaded`. So nothing is lost, and no client fills a mailbox that others need. A session that
-has much to say hands over after each message that it reads, and lets others run.
+nothing more until it could say it; its own mailbox (`SessionMailbox`) then refuses frames, and the
+gateway answers `overloaded`. So nothing is lost, and no client fills a mailbox that others need. A
+session that has much to say hands over after each message that it reads, and lets others run.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ramify.actors.kit.clock import Clock, Timer
+from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.session.choices import Choices
-from ramify.actors.session.core import SessionCore
+from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.encoder import Encoder, Job
 from ramify.actors.session.outbox import Encoded, EncodeText
-from ramify.protocol.errors import Overloaded, RamifyError
+from ramify.protocol.errors import Close, Overloaded, RamifyError
 from ramify.protocol.messages import (
     Attach,
     CacheMessage,
@@ -40,10 +41,45 @@ from ramify.protocol.messages import (
     Tokens,
 )
 
+CAPACITY = 4096
+FRAMES = CAPACITY * 3 // 4  # messages of which kind ever, beyond which frames are refused
+FRAME_BYTES = 8 << 20  # of frames that wait, as they came over the sockets
+_FROM_CLIENTS = Frame, Attach  # made once: `tell` is called for each message of a step
+ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)  # of the task or the process, no fault
 HANDFUL = 512  # messages to cache and scheduler that one turn of the loop may bring
 BEHIND_SECONDS = 0.002  # until a full mailbox is tried again
 
+T = TypeVar("T")
+log = get_log(__name__)
 SessionEvent = SessionMessage | Encoded
+
+
+class SessionMailbox(Mailbox[T]):
+    """A mailbox in which frames of clients leave room for what the engine says, bounded in bytes.
+
+    `tell` raises MailboxFull for a frame or an `open` sooner than for the rest: its client sends it
+    again. Tokens, notices and answers of the cache must arrive; they have the rest of the room to
+    themselves.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, CAPACITY)
+        self._bytes = 0
+
+    def tell(self, message: T, /) -> None:
+        if not isinstance(message, _FROM_CLIENTS):
+            super().tell(message)
+            return
+        size = message.size
+        if len(self) >= FRAMES or (self._bytes and self._bytes + size > FRAME_BYTES):
+            raise MailboxFull(f"{self.name}: {len(self)} messages, {self._bytes} bytes of frames wait")
+        super().tell(message)
+        self._bytes += size
+
+    async def drain(self) -> list[T]:
+        messages = await super().drain()
+        self._bytes = 0
+        return messages
 
 
 class SessionActor:
@@ -78,6 +114,25 @@ class SessionActor:
         self._broken = True
         self._mailbox.close()
 
+    async def live(self, on_end: Callable[[int, str], None]) -> None:
+        """`run`, whatever happens. `on_end` gets the close code and reason for the session's sockets.
+
+        A session that crashes ends alone. Raises only what ends the process or its tasks.
+        """
+        code, reason = Close.DONE, "the session has ended"
+        try:
+            await self.run()
+            if self.core.ended == FAILED:
+                code, reason = Close.RESTART, FAILED
+        except BaseException as error:  # a panic of a native library is no Exception
+            if isinstance(error, ENDS):
+                raise
+            log.exception("session crashed", session=self.core.identity.session)
+            self.core.ended = "crashed"
+            code, reason = Close.SERVER_BUG, "the session failed"
+        finally:
+            on_end(code, reason)
+
     async def run(self) -> None:
         """Return when the session is over; whatever the core raises is a bug and ends it too.
 
@@ -91,7 +146,7 @@ class SessionActor:
                     self._handle(message)
                     if core.ended is not None:
                         break
-                    if core.state.out.commands >= HANDFUL:
+                    if len(core.state.out.cache) + len(core.state.out.scheduler) >= HANDFUL:
                         await self._hand_over()
                         await asyncio.sleep(0)
                 await self._hand_over()
@@ -135,10 +190,11 @@ class SessionActor:
     def _send(self) -> bool:
         """Send what the core wants sent. False if a mailbox is full: the rest waits, in order."""
         out = self.core.state.out
-        out.seal()
+        if out.retained:
+            out.seal()
         try:
             # Sockets first: when the engine goes down telling the others raises, and ends must be heard.
-            for subscriber in self.core.subscribers.values():
+            for subscriber in self.core.publisher.subscribers.values():
                 if subscriber.out:
                     self._gateway.tell(Deliver(subscriber.socket, subscriber.out))
                     subscriber.out = []

@@ -78,7 +78,7 @@ def common(
 
     Only borders of segments and marks of outputs count: elsewhere no position names the text.
     `inside(text, char)`: whether a token that is written in the text spans that character; what the
-    model said may begin like one. SegmentList keep their rendered text with its guards, so equal turns
+    model said may begin like one. Segments keep their rendered text with its guards, so equal turns
     compare equal.
     """
     position, chars = base, 0

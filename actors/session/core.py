@@ -63,6 +63,7 @@ class SessionCore:
         ttl_max_s: float = math.inf,
         random_seed: Callable[[], int],
     ) -> None:
+        self.identity = identity
         self.state = state
         self.ended: str | None = None
         self.writer = BranchWriter(state, tokenizer, template)
@@ -152,8 +153,8 @@ class SessionCore:
         for finished in message.finished:
             if not self._runner.selects.finished(finished, now):
                 self.generations.finished(finished)
-        self._runner.judge()
-        if message.finished:
+        if message.finished:  # tokens alone decide no race
+            self._runner.judge()
             self.generations.submit_ready()
 
     def inspected(self, message: Inspected, now: float) -> None:

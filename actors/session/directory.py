@@ -7,12 +7,12 @@ the mailboxes are. Mailbox: full means that sockets open faster than sessions ca
 gateway answers `overloaded`.
 """
 
-import asyncio
 import hmac
 import itertools
 import math
 import secrets
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import anyio
@@ -20,15 +20,15 @@ import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.kit.clock import Clock
+from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull, Router
+from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.kit.relay import Relay
-from ramify.actors.session.actor import SessionActor, SessionEvent
+from ramify.actors.session.actor import ENDS, SessionActor, SessionEvent, SessionMailbox
 from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.encoder import Encoder
-from ramify.actors.session.mailbox import SessionMailbox
 from ramify.actors.session.meter import Holdings, Meter
 from ramify.actors.session.replies import error_message
 from ramify.actors.session.state import SessionState
@@ -36,17 +36,17 @@ from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.view import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
-from ramify.protocol.errors import BadRequest, Close, Forbidden, NoSession, Overloaded, RamifyError
+from ramify.protocol.errors import BadRequest, Forbidden, NoSession, Overloaded, RamifyError
 from ramify.protocol.messages import (
     Attach,
     CacheMessage,
     CancelSession,
     CloseSocket,
-    Deliver,
     DirectoryMessage,
     DropSessions,
     GatewayMessage,
     Opened,
+    OpenRefused,
     OpenSession,
     RequestMessage,
     SessionMessage,
@@ -55,7 +55,6 @@ from ramify.protocol.messages import (
 from ramify.protocol.wire import Open, ServerInfo
 
 RETRY_MS = 1000  # when a client may look for this server's next life
-ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)  # of the task or the process, no fault
 log = get_log(__name__)
 Message = TypeVar("Message")
 
@@ -177,13 +176,13 @@ class Directory:
                     self._open(message, group)
                 except RamifyError as error:
                     log.info("open refused", client=opened.who, code=error.code)
-                    self._must_gateway.tell(Deliver(socket, [error_message(error)]))
+                    self._must_gateway.tell(OpenRefused(socket, error_message(error)))
                 except BaseException as error:
                     if isinstance(error, ENDS):
                         raise
                     log.exception("a session could not be opened")
                     reply = error_message(RamifyError("the session could not be opened"))
-                    self._must_gateway.tell(Deliver(socket, [reply]))
+                    self._must_gateway.tell(OpenRefused(socket, reply))
             case Shutdown():
                 self._draining = message
 
@@ -293,38 +292,25 @@ class Directory:
         self._metrics.sessions(1)
         whose: dict[str, Any] = {"owner": message.owner} if message.owner else {}
         log.info("session opened", session=identity.session, client=opened.who, **whose)
-        group.start_soon(self._guard, number, entry)
+        group.start_soon(actor.live, partial(self._ended, number, entry))
         return number, entry
 
-    async def _guard(self, number: int, entry: _Entry) -> None:
-        """Run a session; whatever happens, give back what it held."""
-        identity, actor = entry.identity, entry.actor
-        code, reason = Close.DONE, "the session has ended"
-        try:
-            await actor.run()
-            if actor.core.ended == FAILED:
-                code, reason = Close.RESTART, FAILED
-        except BaseException as error:  # a panic of a native library is no Exception
-            if isinstance(error, ENDS):
-                raise
-            log.exception("session crashed", session=identity.session)
-            actor.core.ended = "crashed"
-            code, reason = Close.SERVER_BUG, "the session failed"
-        finally:
-            core = actor.core
-            del self._entries[identity.session]
-            self._sessions.remove(number)
-            self._metrics.sessions(-1)
-            entry.mailbox.close()
-            late = [m.socket for m in entry.mailbox.drain_nowait() if isinstance(m, Attach)]
-            for socket in [*core.sockets, *late]:
-                self._must_gateway.tell(CloseSocket(socket, code, reason))
-            self._must_scheduler.tell(CancelSession(number))
-            self._must_cache.tell(DropSessions([number]))
-            self._holdings.close(core.state.owner, core.state.meter)
-            if not self._entries:
-                self._deserted.set()
-            log.info("session ended", session=identity.session, reason=core.ended or "stopped")
+    def _ended(self, number: int, entry: _Entry, code: int, reason: str) -> None:
+        """A session has ended, however: give back what it held, close its sockets."""
+        identity, core = entry.identity, entry.actor.core
+        del self._entries[identity.session]
+        self._sessions.remove(number)
+        self._metrics.sessions(-1)
+        entry.mailbox.close()
+        late = [m.socket for m in entry.mailbox.drain_nowait() if isinstance(m, Attach)]
+        for socket in [*core.sockets, *late]:
+            self._must_gateway.tell(CloseSocket(socket, code, reason))
+        self._must_scheduler.tell(CancelSession(number))
+        self._must_cache.tell(DropSessions([number]))
+        self._holdings.close(core.state.owner, core.state.meter)
+        if not self._entries:
+            self._deserted.set()
+        log.info("session ended", session=identity.session, reason=core.ended or "stopped")
 
 
 def _relay(address: Address[Message]) -> Relay[Message]:

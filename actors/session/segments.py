@@ -1,6 +1,6 @@
 """What a branch is made of: segments of input and output, each a run of tokens with its text.
 
-SegmentList are shared between branches after a fork, so a segment that is complete never changes; only
+Segments are shared between branches after a fork, so a segment that is complete never changes; only
 the segment of a running generation grows. This file knows positions, tokens and text; it does not
 know templates, sockets or requests.
 

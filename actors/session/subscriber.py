@@ -184,14 +184,14 @@ class Subscriber:
 
     def _flush(self, branch: Branch) -> list[Branch]:
         """Send what is due of `branch`. Returns the children that the socket knows of since."""
-        name = branch.name
+        name = branch.label.name
         told: list[Branch] = []
         if name in self._untold:
             return told
         held = self._held.get(name)
         while held:
             upto, message, children = held[0]
-            if not self._advance(branch, upto):
+            if not self._advance(branch, name, upto):
                 return told
             self.out.append(message)
             held.popleft()
@@ -202,7 +202,7 @@ class Subscriber:
             told += children
         if held is not None:
             del self._held[name]
-        self._advance(branch, UNLIMITED)
+        self._advance(branch, name, UNLIMITED)
         return told
 
     def reply(
@@ -229,7 +229,7 @@ class Subscriber:
             mine = self.write and segment.client == self.client
             done = _done(segment, branch, replies) if mine else None
             if done is not None:
-                if self._advance(branch, segment.end):
+                if self._advance(branch, branch.name, segment.end):
                     self.out.append(done)
                 else:
                     self._wait(branch, segment.end, done)
@@ -242,47 +242,51 @@ class Subscriber:
         cursor = self._cursors.get(branch.name, 0)
         return any(p.counts and not p.quiet and p.released > cursor for p in branch.outputs_from(cursor))
 
-    def _advance(self, branch: Branch, upto: int) -> bool:
-        """Move the cursor to `upto`, or as far as it may. True if it got there."""
+    def _advance(self, branch: Branch, name: str, upto: int) -> bool:
+        """Move the cursor to `upto`, or as far as it may. True if it got there.
+
+        `name`: of the branch. This runs for each token: it looks nothing up twice.
+        """
         if self.throttled:
             return not self._behind(branch)
-        name = branch.name
         cursor = self._cursors.get(name, 0)
         limit = min(upto, self._credit.get(name, UNLIMITED))
-        complete = True
+        complete, running = True, False  # running: the branch ends here, for now
         for segment in branch.outputs_from(cursor):
             if segment.start >= upto:
                 break
             if segment.quiet:
                 continue
             first, last = segment.mark_at(cursor), len(segment.counts)
-            if segment.released > limit:
+            if last and segment.start + segment.counts[-1] > limit:
                 last = segment.mark_at(limit)
                 complete = complete and limit == upto
             if self.opened.parts and last > segment.labelled:  # what it is will be known soon
                 last, complete = segment.labelled, False
             if last > first:
-                self.out.append(self._delta(branch, segment, first, last))
-                cursor = segment.mark_position(last)
+                delta = self._delta(name, segment, first, last)
+                self.out.append(delta)
+                cursor = delta.position
             if not complete:
                 break
-        if complete:  # also past input, so that the next look begins there
+            running = not segment.ended and 0 < last == len(segment.counts)
+        if complete and not running:  # also past input, so that the next look begins there
             cursor = max(cursor, min(upto, branch.released))
         self._cursors[name] = cursor
         return complete
 
-    def _delta(self, branch: Branch, segment: OutputSegment, first: int, last: int) -> Delta:
+    def _delta(self, name: str, segment: OutputSegment, first: int, last: int) -> Delta:
         chunks = segment.chunks
         low = segment.counts[first - 1] if first else 0
         high = segment.counts[last - 1]
         return Delta(
-            branch=branch.name,
+            branch=name,
             position=segment.start + high,
             text=chunks[first] if last - first == 1 else "".join(chunks[first:last]),
             parts=segment.parts(first, last) or None if self.opened.parts else None,
             tokens=segment.tokens[low:high].tolist() if self.opened.tokens else None,
             logprobs=segment.logprobs[low:high] if segment.logprobs is not None else None,
-            truncate=self._truncate.pop(branch.name, None) if self._truncate else None,
+            truncate=self._truncate.pop(name, None) if self._truncate else None,
         )
 
 

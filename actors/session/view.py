@@ -1,9 +1,10 @@
 """The session as `state` messages show it: to a client that opens it, and to one that asks. Pure."""
 
-from ramify.actors.session.branch import Branch, segment_state
+from ramify.actors.session.branch import Branch
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.inspections import UNKNOWN
 from ramify.actors.session.reply_log import ReplyLog
+from ramify.actors.session.segments import OutputSegment, Segment
 from ramify.actors.session.sizes import json_size
 from ramify.actors.session.state import SessionState
 from ramify.protocol.messages import Attach
@@ -92,7 +93,7 @@ class View:
                     first = max(first, branch.index_at(after.position))
                 turns = pages.take(branch, first, op)
             running = self._generations.running_segment(branch)
-            pages.branches.append(branch.state(running, known, turns=turns, turns_from=start))
+            pages.branches.append(branch_state(branch, running, known, turns=turns, turns_from=start))
             if pages.next is not None:
                 break
         return State(
@@ -111,7 +112,7 @@ class View:
         return branch.shared_with(parent) if parent is not None else 0
 
     def _branch(self, branch: Branch, resident: int) -> BranchState:
-        return branch.state(self._generations.running_segment(branch), resident)
+        return branch_state(branch, self._generations.running_segment(branch), resident)
 
 
 class _Page:
@@ -146,3 +147,46 @@ class _Page:
             turns.append(turn)
             self._turns += 1
         return turns
+
+
+def branch_state(
+    branch: Branch,
+    running: OutputSegment | None,
+    resident: int,
+    *,
+    turns: list[SegmentState] | None = None,
+    turns_from: int | None = None,
+) -> BranchState:
+    """As `state` messages show it. `resident`: tokens with KV (-1: not known)."""
+    return BranchState(
+        branch=branch.name,
+        position=branch.released,
+        parent=branch.parent,
+        at=branch.at if branch.parent is not None else None,
+        running=running.op if running else None,
+        started_at=running.start if running else None,
+        kv="gpu" if resident > 0 else "none",
+        resident=resident if resident >= 0 else None,
+        retain_s=branch.retain_s,
+        reason=branch.reason,
+        meta=branch.meta,
+        turns=turns,
+        turns_from=turns_from,
+    )
+
+
+def segment_state(segment: Segment, text: bool, tokens: bool) -> SegmentState:
+    """A segment as `tree` shows it: of one that is being written, what is released."""
+    messages = segment.messages if text and not isinstance(segment, OutputSegment) else ()
+    output = isinstance(segment, OutputSegment)
+    end = segment.released if isinstance(segment, OutputSegment) and not segment.ended else segment.end
+    return SegmentState(
+        kind="output" if output else "input",
+        start=segment.start,
+        end=end,
+        op=segment.op,
+        role=segment.role,
+        text=segment.text if text else None,
+        tokens=segment.tokens[: end - segment.start].tolist() if tokens else None,
+        messages=list(messages) or None,
+    )

@@ -174,7 +174,7 @@ async def test_a_session_that_raises_takes_nobody_along(
 ) -> None:
     real = SessionCore.frame
 
-    def frame(core: SessionCore, socket: int, ops: list[Any], now: float) -> None:
+    def frame(core: SessionCore, socket: int, ops: list[Any], now: float, *place: Any) -> None:
         if any(isinstance(op, Append) and op.text == "crash" for op in ops):
             raise RuntimeError("injected")
         real(core, socket, ops, now)

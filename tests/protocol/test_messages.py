@@ -49,6 +49,7 @@ CASES: list[tuple[Any, list[Any]]] = [
         GatewayMessage,
         [
             messages.Opened(1, 2),
+            messages.OpenRefused(1, wire.Error(code="no_session", message="gone")),
             messages.Deliver(1, [wire.Delta(branch="a", position=1, text="x"), wire.Pong(n=1, load={})]),
             messages.CloseSocket(1, 1000, "done"),
         ],

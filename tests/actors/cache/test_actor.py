@@ -8,8 +8,8 @@ from ramify.actors.cache.branches import UnknownBranch
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import IntegrityError
 from ramify.actors.kit.clock import ManualClock
-from ramify.actors.kit.fanout import FanOut
-from ramify.actors.kit.mailbox import Mailbox, Router
+from ramify.actors.kit.fanout import FanOut, Router
+from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol import messages as m
 from ramify.protocol.plan import pack
 

@@ -14,6 +14,7 @@ from ramify.protocol.messages import (
     Detached,
     Frame,
     Opened,
+    OpenRefused,
     OpenSession,
     SessionMessage,
     Throttled,
@@ -134,7 +135,7 @@ async def test_a_refused_open_is_forgotten() -> None:
     pair = Pair()
     pair.open()
     await turn()
-    pair.there.gateway.tell(Deliver(SOCKET, [Error(code="forbidden", message="key")]))
+    pair.there.gateway.tell(OpenRefused(SOCKET, Error(code="forbidden", message="key")))
     await turn()
     assert len(pair.here.to_gateway.drain_nowait()) == 1
     assert pair.here.relayed == 0

@@ -10,7 +10,7 @@ from ramify.protocol import messages as m
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
 from ramify.protocol.credentials import Credential, CredentialLimits
 from ramify.protocol.errors import ConfigError, ModelError
-from ramify.protocol.wire import Delta, Open, Ping, ServerInfo, State
+from ramify.protocol.wire import Delta, Error, Open, Ping, ServerInfo, State
 
 CONFIG = EngineConfig(model=ModelConfig(path=Path("m")), server=ServerConfig(tokens=("a", "b")))
 
@@ -93,6 +93,7 @@ def test_what_neighbours_say() -> None:
         w.ToSession(1, m.Frame(2, [Ping(n=1)])),
         w.ToSession(1, m.Detached(2)),
         m.Opened(1, 2),
+        m.OpenRefused(1, Error(code="no_session", message="gone")),
         m.Deliver(
             1,
             [State(session="s", op=0, revision=0, branches=[]), Delta(branch="a", position=1, text="x")],

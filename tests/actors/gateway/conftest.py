@@ -13,7 +13,8 @@ from ramify.actors.credentials import read_credentials
 from ramify.actors.gateway.actor import GatewayActor
 from ramify.actors.gateway.static import StaticFiles
 from ramify.actors.kit.clock import ManualClock
-from ramify.actors.kit.mailbox import Mailbox, Router
+from ramify.actors.kit.fanout import Router
+from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits, ServerConfig
 from ramify.protocol.messages import (

@@ -9,7 +9,8 @@ from ramify.actors.gateway.binding import PENDING_FRAMES, SessionBinding, Stage
 from ramify.actors.gateway.notices import Notices
 from ramify.actors.gateway.timers import Timers
 from ramify.actors.kit.clock import ManualClock
-from ramify.actors.kit.mailbox import Mailbox, Router
+from ramify.actors.kit.fanout import Router
+from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol.config import Limits
 from ramify.protocol.messages import Detached, Drained, Frame, OpenSession, Throttled
 from ramify.protocol.wire import Generate, Open

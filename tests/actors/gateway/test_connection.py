@@ -16,6 +16,7 @@ from ramify.protocol.messages import (
     Deliver,
     Detached,
     Opened,
+    OpenRefused,
 )
 from ramify.protocol.wire import Append, Delta, Error, Generate, Open, Pong, State
 
@@ -77,7 +78,7 @@ async def test_subprotocol_is_echoed_and_used(serve, name) -> None:
         data = codec.encode([Open(client="c")])
         await client.send(data, text=not codec.binary)
         opening = await gateway.next_open()
-        gateway.mailbox.tell(Deliver(opening.socket, [Error(code="no_session", message="m")]))
+        gateway.mailbox.tell(OpenRefused(opening.socket, Error(code="no_session", message="m")))
         reply = await client.recv()
         assert isinstance(reply, bytes) == codec.binary
         assert codec.decode_server(reply) == [Error(code="no_session", message="m")]
@@ -201,7 +202,7 @@ async def test_failed_open_may_open_anew(serve) -> None:
             await client.send('{"type":"open","client":"c","session":"s_x"}')
             await client.send(APPEND % 3)
             opening = await gateway.next_open()
-            gateway.mailbox.tell(Deliver(opening.socket, [Error(code="no_session", message="gone")]))
+            gateway.mailbox.tell(OpenRefused(opening.socket, Error(code="no_session", message="gone")))
             assert (await error(gateway, client)).code == "no_session"
             stray = await error(gateway, client)
             assert (stray.code, stray.id) == ("bad_request", 3)

@@ -10,7 +10,8 @@ import pytest
 from ramify.actors.gateway.actor import GatewayActor
 from ramify.actors.gateway.http import HEAD_BYTES, RequestParser
 from ramify.actors.gateway.static import StaticFiles
-from ramify.actors.kit.mailbox import Mailbox, Router
+from ramify.actors.kit.fanout import Router
+from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol.config import Limits, ServerConfig
 from ramify.protocol.errors import ConfigError
 

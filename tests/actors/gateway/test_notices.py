@@ -1,7 +1,8 @@
 """Notices reach a session whose mailbox is full, in the end and in order."""
 
 from ramify.actors.gateway.notices import Notices
-from ramify.actors.kit.mailbox import Mailbox, Router
+from ramify.actors.kit.fanout import Router
+from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol.messages import Detached, Drained, SessionMessage, Throttled
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from ramify.actors.kit.fanout import FanOut
-from ramify.actors.kit.mailbox import Mailbox, Router
+from ramify.actors.kit.fanout import FanOut, Router
+from ramify.actors.kit.mailbox import Mailbox
 
 
 class Post:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.kit.mailbox import LimitedAddress, Mailbox, MailboxClosed, MailboxFull, Router
+from ramify.actors.kit.fanout import Router
+from ramify.actors.kit.mailbox import LimitedAddress, Mailbox, MailboxClosed, MailboxFull
 
 
 async def test_drain_gives_everything_that_waits_in_order() -> None:

@@ -77,8 +77,9 @@ def test_fresh_metrics_show_every_series_at_zero() -> None:
 
 def test_steps_and_gauges() -> None:
     metrics = Metrics()
-    metrics.step(StepResult(1, pack([0, 1]), pack([5, 6]), 130, 2500), 2, 9, 0.00012)
-    metrics.step(StepResult(2, pack([0]), pack([7]), 1, 900), 1, 8, 0.00002)
+    metrics.step(StepResult(1, pack([0, 1]), pack([5, 6]), 130, 2500), 0.00012)
+    metrics.step(StepResult(2, pack([0]), pack([7]), 1, 900), 0.00002)
+    metrics.turn(1, 8, {}, 0, 0)
     metrics.kv(10, 20, 30)
     for delta in (1, 1, -1):
         metrics.sockets(delta)
@@ -101,13 +102,13 @@ def test_steps_and_gauges() -> None:
     assert values["ramify_step_seconds_sum"] == pytest.approx(0.0034)
     assert values["ramify_plan_seconds_bucket{2e-05}"] == 1
     assert (metrics.running, metrics.waiting, metrics.kv_in_use) == (1, 8, 0.5)
-    metrics.requests(0, 0)
+    metrics.turn(0, 0, {}, 0, 0)
     assert samples(metrics)["ramify_requests_running"] == 0
 
 
 def test_how_requests_gave_way() -> None:
     metrics = Metrics()
-    metrics.sharing({"fairness": 3, "ahead": 1}, 17, 512)
+    metrics.turn(0, 0, {"fairness": 3, "ahead": 1}, 17, 512)
     values = samples(metrics)
     causes = ("priority", "fairness", "memory", "ahead")
     assert [values[f"ramify_retractions_total{{{cause}}}"] for cause in causes] == [0, 3, 0, 1]
@@ -156,7 +157,8 @@ def test_a_step_costs_microseconds() -> None:
     for _ in range(20):
         start = time.perf_counter()
         for _ in range(100):
-            metrics.step(result, 256, 3, 0.0001)
+            metrics.step(result, 0.0001)
+            metrics.turn(256, 3, {}, 0, 0)
         best = min(best, (time.perf_counter() - start) / 100)
     assert best < 20e-6  # 1 us on an idle machine; this one may be busy
 

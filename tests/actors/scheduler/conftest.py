@@ -395,7 +395,7 @@ class World:
         assert (self.core.running, self.core.waiting) == (0, 0)
         assert not self.executor.rows
         prompts = self.core._planner._prompts
-        assert (len(prompts), prompts._order) == (0, [])
+        assert (len(prompts), prompts.order) == (0, [])
         assert all(not line.weight for line in prompts._lines.values())
         for account in self.core._accounts.values():
             client = account.client

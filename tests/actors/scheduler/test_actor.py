@@ -4,8 +4,8 @@ import anyio
 import pytest
 
 from ramify.actors.kit.clock import ManualClock
-from ramify.actors.kit.fanout import FanOut
-from ramify.actors.kit.mailbox import Mailbox, Router
+from ramify.actors.kit.fanout import FanOut, Router
+from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.scheduler.actor import ExecutorFailed, SchedulerActor
 from ramify.actors.scheduler.request import SchedulerError
 from ramify.protocol.config import ScheduleConfig
@@ -32,8 +32,8 @@ class Metrics:
         self.pages = []
         self.ended = []
 
-    def step(self, result, running, waiting, plan_seconds):
-        self.steps.append((result.step, running, waiting, plan_seconds))
+    def step(self, result, plan_seconds):
+        self.steps.append((result.step, plan_seconds))
 
     def kv(self, free, evictable, referenced):
         self.pages.append((free, evictable, referenced))
@@ -41,10 +41,8 @@ class Metrics:
     def finished(self, finished):
         self.ended.append(finished)
 
-    def requests(self, running, waiting):
+    def turn(self, running, waiting, retractions, twice, room):
         self.now = (running, waiting)
-
-    def sharing(self, retractions, twice, room):
         self.shared = (dict(retractions), twice, room)
 
 

@@ -21,8 +21,8 @@ from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.kit.clock import ManualClock
-from ramify.actors.kit.fanout import FanOut
-from ramify.actors.kit.mailbox import LimitedAddress, Mailbox, Router
+from ramify.actors.kit.fanout import FanOut, Router
+from ramify.actors.kit.mailbox import LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.scheduler.core import Scheduler
@@ -540,6 +540,8 @@ class World:
                     self.router.tell(session, m.Detached(socket))
                 else:
                     self.session_of[socket] = session
+            case m.OpenRefused(socket, error):
+                self.sockets[socket].append(error)
             case m.Deliver(socket, messages):
                 self.sockets[socket].extend(messages)
             case m.CloseSocket(socket, code):

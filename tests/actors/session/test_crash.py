@@ -41,8 +41,10 @@ class Panic(BaseException):
 
 
 def ours(code: CodeType) -> bool:
-    """Whether a crash there is a crash of a session; the directory only guards it."""
-    return code.co_filename.startswith(FOLDER) and "directory" not in code.co_filename
+    """Whether a crash there is a crash of a session; the directory and `live` only guard it."""
+    if code is SessionActor.live.__code__ or "directory" in code.co_filename:
+        return False
+    return code.co_filename.startswith(FOLDER)
 
 
 def belongs(frame: FrameType | None) -> bool:
@@ -53,8 +55,8 @@ def belongs(frame: FrameType | None) -> bool:
             if frame.f_code.co_name in CALLBACKS:
                 return False
             return owner.core.state.number > 1
-        if isinstance(owner, Directory) and frame.f_code.co_name == "_begin":
-            return bool(frame.f_locals["number"] > 1)
+        if isinstance(owner, Directory):  # `_ended` cleans up behind a session
+            return frame.f_code.co_name == "_begin" and bool(frame.f_locals["number"] > 1)
         frame = frame.f_back
     return False
 

@@ -8,7 +8,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from ramify.actors.kit.mailbox import Mailbox, Router
+from ramify.actors.kit.fanout import Router
+from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.session.directory import Directory
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
@@ -90,11 +91,10 @@ def state_of(told: list[Any], socket: int) -> w.State:
 
 
 def error_of(told: list[Any], socket: int) -> str:
-    (deliver,) = told
-    assert isinstance(deliver, m.Deliver)
-    assert deliver.socket == socket
-    (error,) = deliver.messages
-    return str(error.code)
+    (refused,) = told
+    assert isinstance(refused, m.OpenRefused)
+    assert refused.socket == socket
+    return str(refused.error.code)
 
 
 async def test_a_socket_is_told_its_session(doors: Callable[..., Any]) -> None:
@@ -133,7 +133,7 @@ async def test_while_it_drains_nobody_opens_a_session(doors: Callable[..., Any])
         each.inbox.tell(m.Shutdown("bye", 250))
         told = await each.open(1)
         assert error_of(told, 1) == "overloaded"
-        assert told[0].messages[0].retry_ms == 250
+        assert told[0].error.retry_ms == 250
         assert len(each.directory) == 0
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from ramify.actors.kit.mailbox import MailboxFull
-from ramify.actors.session.mailbox import CAPACITY, FRAME_BYTES, FRAMES, SessionMailbox
+from ramify.actors.session.actor import CAPACITY, FRAME_BYTES, FRAMES, SessionMailbox
 from ramify.protocol.messages import Detached, Frame
 
 

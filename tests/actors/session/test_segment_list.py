@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.session import segment_list
-from ramify.actors.session.branch import Branch, input_segment
-from ramify.actors.session.segment_list import SegmentList
+from ramify.actors.session import branch as branch_module
+from ramify.actors.session.branch import Branch, SegmentList, input_segment
 from ramify.actors.session.segments import InputSegment, Tail
 
 
@@ -66,14 +65,14 @@ def test_forks_of_a_long_branch_share_its_pieces(monkeypatch: pytest.MonkeyPatch
     for _ in range(turns):
         input_segment(branch, [1, 2, 3], "abc", tail=Tail.CLOSED, turn=True)
     made = []
-    link = segment_list._Link
+    link = branch_module._Link
 
     class Counted(link):  # type: ignore[misc, valid-type]
         def __init__(self, *arguments: Any) -> None:
             made.append(1)
             super().__init__(*arguments)
 
-    monkeypatch.setattr(segment_list, "_Link", Counted)
+    monkeypatch.setattr(branch_module, "_Link", Counted)
     children = [
         branch.fork(str(at), at, at * 66, lambda tokens: "ab"[: len(tokens)]) for at in range(900)
     ]

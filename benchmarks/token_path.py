@@ -1,0 +1,210 @@
+"""Which way a token takes through the server: calls, moves between files, files.
+
+    python benchmarks/token_path.py [--tokens 200] [--list] [--json FILE]
+
+A real engine with the fake executor runs in this process; one socket generates on one branch. Every
+call of a Python function of ours on the event loop's thread is noted, so the figures are counts, not
+clocks, and the same on every machine.
+
+    a decoded token    from the executor's result to the frame on the socket, in steady state. The
+                       next plan is sent on the way. The median over the tokens: every 16th token or
+                       so costs more, because pages are asked for
+    the first delta    from the frame with `append` and `generate` to the frame with the first delta
+
+    calls    Python functions that are entered (a coroutine that goes on is entered again)
+    moves    how often the next call is in another file than the one before
+    files    how many files the calls are in
+
+`--list` prints the way of a median token, call by call. It does not know what the calls are for.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from fake_server import write_model_folder
+from load import Recorder
+
+from ramify.actors.engine import running_engine
+from ramify.actors.executor.spec import FakeSpec
+from ramify.actors.executor.thread import ThreadExecutor
+from ramify.actors.gateway.connection import Connection
+from ramify.actors.kit.log import LogConfig, configure
+from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = tuple(f"{folder}/" for folder in ("actors", "protocol"))  # the server's folders
+STEP_SECONDS = 0.003  # long enough for a token to reach its socket before the next one comes
+
+RESULT = ThreadExecutor._collect.__code__
+FRAME = Connection.data_received.__code__
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of ours that was entered."""
+
+    file: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Way:
+    """The calls between two moments, in order."""
+
+    calls: list[Call]
+
+    @property
+    def moves(self) -> int:
+        files = [call.file for call in self.calls]
+        return sum(a != b for a, b in pairwise(files))
+
+    @property
+    def files(self) -> list[str]:
+        return sorted({call.file for call in self.calls})
+
+
+@dataclass(frozen=True)
+class Figures:
+    calls: int
+    moves: int
+    files: int
+
+
+class Tracer:
+    """Notes calls on the thread that enters `tracing`. `events`: codes of ours, and what was written."""
+
+    def __init__(self) -> None:
+        self.events: list[CodeType | bytes] = []
+        self._ours: dict[CodeType, bool] = {}
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        sys.setprofile(self._profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+    def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event != "call":
+            return
+        code = frame.f_code
+        ours = self._ours.get(code)
+        if ours is None:
+            ours = self._ours[code] = relative(code).startswith(OURS)
+        if ours:
+            self.events.append(code)
+        elif code.co_name == "write" and code.co_filename.endswith("selector_events.py"):
+            self.events.append(bytes(frame.f_locals["data"]))
+
+
+def relative(code: CodeType) -> str:
+    """The file of `code` as the repository names it."""
+    try:
+        return str(Path(code.co_filename).resolve().relative_to(ROOT))
+    except ValueError:
+        return ""
+
+
+def way(events: Iterable[CodeType | bytes]) -> Way:
+    return Way([Call(relative(code), code.co_qualname) for code in events if isinstance(code, CodeType)])
+
+
+def tokens(events: list[CodeType | bytes]) -> list[Way]:
+    """One way for each result that reached a socket, up to the write."""
+    starts = [i for i, event in enumerate(events) if event is RESULT]
+    ways = []
+    for start, following in pairwise(starts):
+        for end in range(start, following):
+            event = events[end]
+            if isinstance(event, bytes) and b'"type":"delta"' in event:
+                ways.append(way(events[start:end]))
+                break
+    return ways
+
+
+def first_delta(events: list[CodeType | bytes]) -> Way:
+    """From the first frame to the first delta."""
+    start = next(i for i, event in enumerate(events) if event is FRAME)
+    end = next(i for i, e in enumerate(events) if isinstance(e, bytes) and b'"type":"delta"' in e)
+    return way(events[start:end])
+
+
+def median(ways: list[Way]) -> Way:
+    """The way with the median number of calls."""
+    middle = statistics.median_low(len(each.calls) for each in ways)
+    return next(each for each in ways if len(each.calls) == middle)
+
+
+def figures(taken: Way) -> Figures:
+    return Figures(len(taken.calls), taken.moves, len(taken.files))
+
+
+async def measure(folder: Path, count: int) -> tuple[Way, Way]:
+    """The way of a median token among `count`, and that of a first delta."""
+    vocab, first = write_model_folder(folder)
+    config = EngineConfig(
+        model=ModelConfig(path=folder), server=ServerConfig(port=0, grace_s=1.0), executor="thread"
+    )
+    spec = FakeSpec(
+        {"verify": False, "step_seconds": STEP_SECONDS}, {"vocab_size": vocab, "first": first, "eos": 2}
+    )
+    async with running_engine(config, spec=spec) as engine:
+        socket = await Recorder.connect(engine.port)
+        opened = asyncio.ensure_future(socket.until(b'"type":"ok"'))
+        await asyncio.sleep(0)
+        socket.send({"type": "open", "client": "way"}, {"type": "append", "id": 1, "text": "abcd" * 4})
+        await opened
+        await asyncio.sleep(20 * STEP_SECONDS)  # it is computed ahead
+        tracer = Tracer()
+        done = asyncio.ensure_future(socket.until_done(1))
+        await asyncio.sleep(0)
+        with tracer.tracing():
+            socket.send(
+                {"type": "append", "id": 2, "text": "dcba"},
+                {"type": "generate", "id": 3, "max_tokens": count, "ignore_eos": True},
+            )
+            await done
+        await socket.end_session()
+    found = tokens(tracer.events)
+    if len(found) < count // 2:
+        raise RuntimeError(f"{len(found)} of {count} tokens had a frame of their own: a busy machine")
+    return median(found[8:]), first_delta(tracer.events)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--list", action="store_true", help="print the calls of a median token")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    configure(LogConfig(level="warning"))
+    with tempfile.TemporaryDirectory() as folder:
+        token, delta = asyncio.run(measure(Path(folder), options.tokens))
+    if options.list:
+        for call in token.calls:
+            print(f"{call.file:42} {call.name}")
+    for name, taken in (("a decoded token", token), ("the first delta", delta)):
+        found = figures(taken)
+        print(f"{name}: {found.calls} calls, {found.moves} moves, {found.files} files")
+    if options.json is not None:
+        result = {
+            "token": asdict(figures(token)) | {"way": [asdict(call) for call in token.calls]},
+            "first_delta": asdict(figures(delta)) | {"in": delta.files},
+        }
+        options.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

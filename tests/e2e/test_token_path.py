@@ -1,0 +1,32 @@
+"""`benchmarks/token_path.py`: a token's way through the server stays short."""
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def token_path(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("token_path")
+
+
+def test_moves_are_changes_of_the_file(token_path: ModuleType) -> None:
+    calls = [token_path.Call(file, "f") for file in ("a", "a", "b", "a")]
+    assert token_path.figures(token_path.Way(calls)) == token_path.Figures(4, 2, 2)
+
+
+async def test_a_token_and_a_first_delta(token_path: ModuleType, tmp_path: Path) -> None:
+    """Who makes the way longer finds it here: `token_path.py --list` shows it."""
+    token, delta = await token_path.measure(tmp_path, 60)
+    found = token_path.figures(token)
+    assert found.files <= 24, token.files
+    assert found.moves <= 50
+    assert found.calls <= 80
+    assert len(delta.files) <= 75
+    assert token.calls[0].name == "ThreadExecutor._collect"
+    assert token.calls[-1].name == "Connection.flush"
