@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from ramify import ConnectionLost
 from ramify.clients.program import AsyncState, assistant, gen, program, system, user
 
 INSTRUCTIONS = (
@@ -153,4 +154,7 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=Path, help="a file of traces, like react_hotpotqa_traces.jsonl")
     parser.add_argument("--limit", type=int, default=10, help="questions of the file")
     parser.add_argument("--steps", type=int, default=4, help="most steps for a question")
-    asyncio.run(main(parser.parse_args()))
+    try:
+        asyncio.run(main(parser.parse_args()))
+    except ConnectionLost as lost:
+        raise SystemExit(str(lost)) from None

@@ -25,4 +25,7 @@ if __name__ == "__main__":
     parser.add_argument("question", nargs="?", default="What is a good name for a small boat?")
     parser.add_argument("--url", default="ws://127.0.0.1:8765/v1/ws")
     options = parser.parse_args()
-    asyncio.run(main(options.url, options.question))
+    try:
+        asyncio.run(main(options.url, options.question))
+    except ramify.ConnectionLost as lost:
+        raise SystemExit(str(lost)) from None

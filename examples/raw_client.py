@@ -32,4 +32,7 @@ async def main(url: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="ws://127.0.0.1:8765/v1/ws")
-    asyncio.run(main(parser.parse_args().url))
+    try:
+        asyncio.run(main(parser.parse_args().url))
+    except OSError as error:
+        raise SystemExit(f"no server: {error}") from None

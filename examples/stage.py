@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.panel import Panel
 
+from ramify import ConnectionLost
 from ramify.clients.bench.server import served
 from ramify.clients.generation import Result
 
@@ -65,11 +66,14 @@ def stage(
         parser.error(f"--size is {options.size}: at least {least}")
     console = Console(highlight=False)
     console.print(Panel(text.strip().splitlines()[0], border_style="blue"))
-    with _server(options.url, console) as url:
-        shown = Stage(url, options.size, options.data, console)
-        yield shown
-        if shown._usage:
-            console.print(f"[dim]{shown.report()}[/]")
+    try:
+        with _server(options.url, console) as url:
+            shown = Stage(url, options.size, options.data, console)
+            yield shown
+            if shown._usage:
+                console.print(f"[dim]{shown.report()}[/]")
+    except ConnectionLost as lost:
+        raise SystemExit(str(lost)) from None
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from ramify import RamifyError
+from ramify import ConnectionLost, RamifyError
 from ramify.clients.agent import Agent, Answer, Called, Returned, Tool, tool
 from ramify.clients.handles import Branch
 from ramify.clients.stream import TextDelta
@@ -256,4 +256,7 @@ if __name__ == "__main__":
     parser.add_argument("--concurrency", type=int, default=8, help="conversations at once")
     parser.add_argument("--full", action="store_true", help="tools with their whole descriptions")
     parser.add_argument("--force", action="store_true", help="each turn begins with its first tool")
-    asyncio.run(main(parser.parse_args()))
+    try:
+        asyncio.run(main(parser.parse_args()))
+    except ConnectionLost as lost:
+        raise SystemExit(str(lost)) from None

@@ -132,7 +132,7 @@ class GatewayChild:
             naming=naming(start.worker, start.incarnation, start.first),
             listeners=[Listener(fileno=fd) for fd in start.listeners],
             credentials=start.credentials,
-            minted=None if start.minted is None else SharedMinted(start.minted, MINTED_MAX),
+            minted=_minted(start),
         )
 
     async def _serve(self, link: Link[ToCore, FromCore]) -> int:
@@ -211,6 +211,13 @@ class GatewayChild:
         if not self._started.done():
             self._started.set_exception(_EngineGone())
         self._control.close()
+
+
+def _minted(start: Start) -> SharedMinted | None:
+    """The table of single-use tokens, where several processes have sockets."""
+    if start.minted is None:
+        return None
+    return SharedMinted(start.minted, MINTED_MAX, start.config.gateways or 1)
 
 
 def _unguarded(name: str, run: Runner) -> Runner:

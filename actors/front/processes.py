@@ -330,6 +330,7 @@ def share(config: EngineConfig, count: int) -> EngineConfig:
     server, limits = config.server, config.limits
     return msgspec.structs.replace(
         config,
+        gateways=count,
         server=msgspec.structs.replace(
             server,
             max_sessions=part(server.max_sessions),

@@ -22,7 +22,8 @@ from ramify.protocol.codec import BEARER_PREFIX
 from ramify.protocol.credentials import Credential, digest_of
 from ramify.protocol.errors import Overloaded
 
-MINTED_MAX = 10_000  # minted tokens that are neither used nor expired
+MINTED_MAX = 10_000  # minted tokens that are neither used nor expired; each name has its part of them
+LEAST_MINTED = 4  # that a name has in any case
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 _DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
@@ -72,11 +73,12 @@ class Tokens:
         return found if held.digest else msgspec.structs.replace(found, digest=b"")
 
     def mint(self, minter: Credential, now: float) -> str:
-        """A token for one connection within `ttl_s`. Raises Overloaded if too many are unused."""
+        """A token for one connection within `ttl_s`. Raises Overloaded if too many of it are unused."""
         token = "t_" + secrets.token_urlsafe(24)
-        if not self._minted.add(digest_of(token), minter.name, now + self.ttl_s, now):
+        most = max(LEAST_MINTED, MINTED_MAX // len(self._by_name))
+        if not self._minted.add(digest_of(token), minter.name, now + self.ttl_s, now, most):
             raise Overloaded(
-                f"{MINTED_MAX} minted tokens are unused: wait until they expire",
+                f"{most} minted tokens of {minter.name!r} are unused: wait until they expire",
                 retry_ms=int(self.ttl_s * 1000),
             )
         return token

@@ -4,6 +4,8 @@ Which process mints a token and which one a client then reaches is chance, and a
 connection, wherever. So several processes share a table in memory (an anonymous file, inherited):
 no message, no wait, and whoever takes a token out of it is the only one.
 
+Each name may hold its part of the room, so that one that mints without end leaves the others theirs.
+
 Pure but for that file: time is an argument. This file does not know what a token looks like, only
 its digest.
 """
@@ -11,6 +13,7 @@ its digest.
 import fcntl
 import mmap
 import struct
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -20,13 +23,19 @@ NAME_BYTES = 64  # of the minter's name: `protocol.credentials.NAME`
 # digest (zero: free), expiry in engine seconds, name (filled up with zeros)
 _RECORD = struct.Struct(f"<{DIGEST_BYTES}sd{NAME_BYTES}s")
 _FREE = bytes(DIGEST_BYTES)
+_SPARSE = 2  # slots for each token, so that one is soon found
+_LOOKED_AT = 4  # of a name's own tokens, for each that it mints: so those that were used are forgotten
+_PROBES = 64  # slots that one token may have: with half of all free, that many are never taken
 
 
 class Minted(Protocol):
-    """A set of digests with expiries, and the names of those who minted them."""
+    """A set of digests with expiries, and the names of those who minted them. All live equally long."""
 
-    def add(self, digest: bytes, name: str, expiry: float, now: float) -> bool:
-        """Remember a token. False if there is no room, even without those that have expired."""
+    def add(self, digest: bytes, name: str, expiry: float, now: float, most: int) -> bool:
+        """Remember a token. False if `name` holds `most` that can still be used, or there is no room.
+
+        O(1), but for what has expired.
+        """
         ...
 
     def take(self, digest: bytes, now: float) -> str | None:
@@ -40,59 +49,84 @@ class OwnMinted:
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: dict[bytes, tuple[float, str]] = {}  # expiry and minter, oldest first
+        self._count: Counter[str] = Counter()  # by minter
 
-    def add(self, digest: bytes, name: str, expiry: float, now: float) -> bool:
-        for old in [old for old, (expiry, _) in self._held.items() if expiry <= now]:
-            del self._held[old]
-        if len(self._held) >= self._most:
+    def add(self, digest: bytes, name: str, expiry: float, now: float, most: int) -> bool:
+        while self._held:
+            oldest = next(iter(self._held))
+            if self._held[oldest][0] > now:
+                break
+            self.take(oldest, now)
+        if len(self._held) >= self._most or self._count[name] >= most:
             return False
         self._held[digest] = (expiry, name)
+        self._count[name] += 1
         return True
 
     def take(self, digest: bytes, now: float) -> str | None:
-        expiry, name = self._held.pop(digest, (now, ""))
+        held = self._held.pop(digest, None)
+        if held is None:
+            return None
+        expiry, name = held
+        self._count[name] -= 1
+        if not self._count[name]:
+            del self._count[name]
         return name if now < expiry else None
 
 
 class SharedMinted:
     """The tokens of all processes that hold the file `fd`, of `table_bytes(most)` zeros at first.
 
-    A ring: as all tokens live equally long, the slot after the last one is free or has the oldest
-    that is left; behind that one some may be free.
+    A hash table: a token stands in one of the slots behind the place that its digest says. A name's
+    part is divided between the `processes`, each of which counts what it has minted itself.
     Record locks belong to a process and end with it, so one that dies leaves no lock behind.
     """
 
-    def __init__(self, fd: int, most: int) -> None:
+    def __init__(self, fd: int, most: int, processes: int = 1) -> None:
         self._fd = fd
-        self._most = most
+        self._slots = most * _SPARSE
+        self._processes = processes
         self._table = mmap.mmap(fd, table_bytes(most))
+        self._mine: dict[str, deque[tuple[float, bytes, int]]] = {}  # expiry, digest, place; by minter
 
-    def add(self, digest: bytes, name: str, expiry: float, now: float) -> bool:
+    def add(self, digest: bytes, name: str, expiry: float, now: float, most: int) -> bool:
+        mine = self._mine.setdefault(name, deque())
         with self._locked():
-            (last,) = struct.unpack_from("<Q", self._table, _RECORD.size * self._most)
-            for slot in range(last, last + self._most):
-                at = slot % self._most * _RECORD.size
-                held, until, _ = _RECORD.unpack_from(self._table, at)
+            for _ in range(min(_LOOKED_AT, len(mine))):
+                until, mints, place = entry = mine.popleft()
+                if until > now and self._digest(place) == mints:  # nobody has used it
+                    mine.append(entry)
+            if len(mine) >= max(1, most // self._processes):
+                return False
+            for place in self._places(digest):
+                held, until, _ = _RECORD.unpack_from(self._table, place)
                 if held == _FREE or until <= now:
-                    _RECORD.pack_into(self._table, at, digest, expiry, name.encode())
-                    struct.pack_into("<Q", self._table, _RECORD.size * self._most, slot + 1)
+                    _RECORD.pack_into(self._table, place, digest, expiry, name.encode())
+                    mine.append((expiry, digest, place))
                     return True
             return False
 
     def take(self, digest: bytes, now: float) -> str | None:
         with self._locked():
-            at = self._table.find(digest, 0, _RECORD.size * self._most)
-            while at >= 0 and at % _RECORD.size:  # by chance across two records
-                at = self._table.find(digest, at + 1, _RECORD.size * self._most)
-            if at < 0:
-                return None
-            _, expiry, name = _RECORD.unpack_from(self._table, at)
-            _RECORD.pack_into(self._table, at, _FREE, 0.0, b"")
-            return bytes(name).rstrip(b"\0").decode() if now < float(expiry) else None
+            for place in self._places(digest):
+                if self._digest(place) == digest:
+                    _, expiry, name = _RECORD.unpack_from(self._table, place)
+                    _RECORD.pack_into(self._table, place, _FREE, 0.0, b"")
+                    return bytes(name).rstrip(b"\0").decode() if now < float(expiry) else None
+            return None
 
     def close(self) -> None:
         """Unmap the table; the file stays open."""
         self._table.close()
+
+    def _places(self, digest: bytes) -> Iterator[int]:
+        """Where in the table the token may be."""
+        first = int.from_bytes(digest[:8])
+        for i in range(min(_PROBES, self._slots)):
+            yield (first + i) % self._slots * _RECORD.size
+
+    def _digest(self, place: int) -> bytes:
+        return self._table[place : place + DIGEST_BYTES]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -104,5 +138,5 @@ class SharedMinted:
 
 
 def table_bytes(most: int) -> int:
-    """The size of a shared table for `most` tokens: the records, and the ring's position."""
-    return most * _RECORD.size + 8
+    """The size of a shared table for `most` tokens."""
+    return most * _SPARSE * _RECORD.size

@@ -5,6 +5,7 @@ Each workload is a subcommand with sizes as flags; `plot` compares reports. This
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,7 +71,7 @@ def _workload(kinds: Any, name: str, text: str) -> argparse.ArgumentParser:
 def _load_flags(parser: argparse.ArgumentParser) -> None:
     """Of everything that sends requests."""
     parser.add_argument("--model", help="the model's name in requests (--openai needs one)")
-    parser.add_argument("--token", help="bearer token")
+    parser.add_argument("--token", help="bearer token (default: for --url, $RAMIFY_TOKEN)")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (default 0)")
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--ids", type=_count, metavar="N", help=f"prompt ids below N (default {IDS:,})")
@@ -278,7 +279,7 @@ def _target(args: argparse.Namespace) -> Iterator[tuple[Target, float | None]]:
     """The server, and how long it took to start, if it is ours."""
     common: dict[str, Any] = {
         "model": args.model,
-        "token": args.token,
+        "token": args.token or (os.environ.get("RAMIFY_TOKEN") if args.url is not None else None),
         "temperature": args.temperature,
         "warm_prefix": args.warm_prefix,
     }

@@ -1,6 +1,7 @@
 """Every example runs on the bundled model, on one server for all."""
 
 import importlib
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,19 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
             and Path(sys.modules[name].__file__ or "").parent == FOLDER
         ):
             del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", ["agent", "tools", "vote", *OLDER])
+def test_without_a_server_it_says_so_in_a_line(
+    name: str, load: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No traceback: whoever tries it reads what to do."""
+    monkeypatch.setattr(sys, "argv", [name, "--url", "ws://127.0.0.1:9/v1/ws"])
+    monkeypatch.syspath_prepend(str(FOLDER))
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    assert "127.0.0.1" in str(left.value)
+    assert left.value.__suppress_context__
 
 
 @pytest.mark.parametrize("name", sorted(SAYS))

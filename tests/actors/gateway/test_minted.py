@@ -40,35 +40,70 @@ def minted(request: pytest.FixtureRequest) -> Iterator[Minted]:
 
 
 def test_a_token_is_taken_once(minted: Minted) -> None:
-    assert minted.add(digest("a"), "me", 10.0, 0.0)
+    assert minted.add(digest("a"), "me", 10.0, 0.0, MOST)
     assert not minted.take(digest("b"), 1.0)
     assert minted.take(digest("a"), 1.0)
     assert not minted.take(digest("a"), 1.0)
 
 
 def test_a_token_expires(minted: Minted) -> None:
-    minted.add(digest("a"), "me", 10.0, 0.0)
+    minted.add(digest("a"), "me", 10.0, 0.0, MOST)
     assert not minted.take(digest("a"), 10.0)
     assert not minted.take(digest("a"), 1.0)
 
 
 def test_there_is_a_bound_until_tokens_expire_or_are_used(minted: Minted) -> None:
     for i in range(MOST):
-        assert minted.add(digest(i), "me", 10.0 + i, float(i))
-    assert not minted.add(digest("more"), "me", 20.0, 9.0)
+        assert minted.add(digest(i), "me", 10.0 + i, float(i), MOST)
+    assert not minted.add(digest("more"), "me", 20.0, 9.0, MOST)
     assert minted.take(digest(0), 9.0)
-    assert minted.add(digest("more"), "me", 20.0, 9.0)
-    assert minted.add(digest("late"), "me", 30.0, 12.0)  # two have expired
+    assert minted.add(digest("more"), "me", 20.0, 9.0, MOST)
+    assert minted.add(digest("late"), "me", 30.0, 12.0, MOST)  # two have expired
     assert minted.take(digest("more"), 12.0)
     assert minted.take(digest("late"), 12.0)
 
 
 def test_one_that_is_never_used_keeps_no_other_out(minted: Minted) -> None:
-    assert minted.add(digest("unused"), "me", 10.0, 0.0)
+    assert minted.add(digest("unused"), "me", 10.0, 0.0, MOST)
     for i in range(3 * MOST):
-        assert minted.add(digest(i), "me", 10.0, 0.0)
+        assert minted.add(digest(i), "me", 10.0, 0.0, MOST)
         assert minted.take(digest(i), 0.0)
     assert minted.take(digest("unused"), 0.0)
+
+
+def test_a_name_has_no_more_than_its_part(minted: Minted) -> None:
+    for i in range(3):
+        assert minted.add(digest(i), "greedy", 10.0, 0.0, 3)
+    for i in range(100):
+        assert not minted.add(digest(f"more {i}"), "greedy", 10.0, 0.0, 3)
+    assert [minted.add(digest(f"other {i}"), "other", 10.0, 0.0, 3) for i in range(4)] == [1, 1, 1, 0]
+    assert minted.take(digest(0), 1.0) == "greedy"
+    assert minted.add(digest("again"), "greedy", 11.0, 1.0, 3)
+    assert minted.take(digest("other 1"), 1.0) == "other"
+    assert minted.add(digest("late"), "greedy", 20.0, 10.0, 3)  # two of its have expired
+
+
+def test_processes_divide_the_part_of_a_name() -> None:
+    with table() as fd:
+        one, two = SharedMinted(fd, MOST, 2), SharedMinted(fd, MOST, 2)
+        for shared in (one, two):
+            added = [shared.add(digest((id(shared), i)), "me", 10.0, 0.0, 4) for i in range(3)]
+            assert added == [True, True, False]
+        assert two.take(digest((id(one), 0)), 0.0) == "me"  # used elsewhere: there is room again
+        assert one.add(digest("new"), "me", 10.0, 0.0, 4)
+        one.close()
+        two.close()
+
+
+def test_a_table_holds_as_many_as_it_was_made_for() -> None:
+    most = 2000
+    fd = os.memfd_create("test-minted")
+    os.truncate(fd, table_bytes(most))
+    shared = SharedMinted(fd, most)
+    assert all(shared.add(digest(i), "me", 10.0, 0.0, most) for i in range(most))
+    assert all(shared.take(digest(i), 1.0) for i in range(most))
+    shared.close()
+    os.close(fd)
 
 
 TAKER = """
@@ -87,7 +122,7 @@ def test_processes_share_a_table() -> None:
     with table() as fd:
         shared = SharedMinted(fd, MOST)
         for i in range(MOST):
-            shared.add(digest(i), "me", 10.0, 0.0)
+            shared.add(digest(i), "me", 10.0, 0.0, MOST)
         takers = [
             subprocess.Popen(
                 [sys.executable, "-c", TAKER, str(fd), str(MOST)],

@@ -152,3 +152,21 @@ def test_a_server_of_our_own(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert one["figures"]["steps"] >= 5
         assert one["figures"]["wall_over_device"] > 1
         assert sum(one["requests"]["output"]) == 30
+
+
+@pytest.mark.parametrize(
+    ("flags", "token"),
+    [
+        (["--url", "http://a"], "from the variable"),
+        (["--url", "http://a", "--token", "given"], "given"),
+        (["--openai", "http://b"], None),  # another server is told nothing of ours
+        (["--sglang", "http://b", "--token", "given"], "given"),
+    ],
+)
+def test_the_token_of_our_server(
+    flags: list[str], token: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAMIFY_TOKEN", "from the variable")
+    args = cli.build_parser().parse_args(["bench", "chat", *flags])
+    with bench._target(args) as (target, _):
+        assert target.token == token
