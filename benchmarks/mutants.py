@@ -152,6 +152,8 @@ def _left_alone(node: ast.AST) -> bool:
             return name in LOGGERS or name == "__slots__"
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return True
+        case ast.keyword(arg="strict"):  # of `zip`: an assertion
+            return True
         case _:
             return False
 

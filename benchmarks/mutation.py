@@ -19,6 +19,7 @@ that fits no change any more, or that a test notices, is an error. The exit code
 """
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -38,6 +39,7 @@ from report import headline, machine, table, write_json
 ROOT = Path(__file__).resolve().parents[1]
 JUDGED = ROOT / "benchmarks" / "judged.toml"
 LEAST = 90.0
+KEY = ("within", "before", "after", "nth")  # `Change.key`
 LEFT_OUT = ("__init__.py", "actor.py", "integrity.py")  # shells, and a check that only tests use
 
 
@@ -66,10 +68,6 @@ def _clients() -> tuple[str, ...]:
     return tuple(f"clients/{name}.py" for name in names)
 
 
-def _gpu(pattern: str) -> tuple[str, ...]:
-    return tuple(pattern.format(name) for name in ("rows", "staging", "sampler", "row_sampler"))
-
-
 GROUPS = [
     Group("scheduler", ("actors/scheduler/**/*.py",), ("tests/actors/scheduler",)),
     Group("cache", ("actors/cache/**/*.py",), ("tests/actors/cache",)),
@@ -79,7 +77,11 @@ GROUPS = [
     Group("kit", ("actors/kit/**/*.py",), ("tests/actors/kit",)),
     Group("front", ("actors/front/**/*.py",), ("tests/actors/front",)),
     Group("gateway", ("actors/gateway/**/*.py",), ("tests/actors/gateway",)),
-    Group("gpu", _gpu("gpu/**/{}.py"), ("tests/gpu",)),
+    Group(
+        "gpu",
+        ("gpu/step/rows.py", "gpu/step/staging.py", "gpu/step/inputs.py", "gpu/sampling/*_sampler.py"),
+        ("tests/gpu/step", "tests/gpu/sampling", "tests/gpu/executors/test_torch_executor.py"),
+    ),
 ]
 
 
@@ -191,6 +193,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="a group, or the start of a path")
     parser.add_argument("--tests", action="append", default=[], help="run these test files only")
     parser.add_argument("--jobs", type=int, default=max(1, os.cpu_count() or 2))
+    parser.add_argument("--again", type=Path, help="those that survived, of a file of `--json`")
     parser.add_argument("--least", type=float, default=LEAST, help="percent that must be noticed")
     parser.add_argument(
         "--reached", type=Path, help="keep in this folder which test reaches what, for the next run"
@@ -208,7 +211,11 @@ def main() -> None:
     except Stale as stale:
         sys.exit(f"{JUDGED.name} is stale: {stale}")
     chosen = list(mutants(options.only, judged))
-    if options.sample:
+    if options.again:
+        before = json.loads(options.again.read_text())["results"]["mutants"]
+        survived = {(each["file"], *map(each.get, KEY)) for each in before if each["survived"]}
+        chosen = [mutant for mutant in chosen if (mutant.file, *mutant.change.key) in survived]
+    elif options.sample:
         rng = random.Random(options.seed)
         places = sorted(rng.sample(range(len(chosen)), min(options.sample, len(chosen))))
         chosen = [chosen[place] for place in places]
@@ -243,9 +250,7 @@ def _report(options: argparse.Namespace, about: dict[str, Any], chosen: Sequence
         {
             "file": mutant.file,
             "line": mutant.change.line,
-            "within": mutant.change.within,
-            "before": mutant.change.before,
-            "after": mutant.change.after,
+            **dict(zip(KEY, mutant.change.key, strict=True)),
             "survived": mutant.survived,
             "judged": mutant.judged,
             "seconds": round(mutant.outcome.seconds, 2) if mutant.outcome else None,

@@ -137,6 +137,4 @@ def _greedy(walks: Sequence[Sequence[int]], logprobs: Sequence[float], means: Se
         values = [logprobs[walks[i][place]] if place < len(walks[i]) else means[i] for i in left]
         best = max(values)
         left = [i for i, value in zip(left, values, strict=True) if value == best]
-        if len(left) == 1:
-            break
     return left[0]

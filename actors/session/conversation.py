@@ -83,7 +83,7 @@ def common(
     """
     position, chars = base, 0
     for segment in branch.segments:
-        if segment.start < base or segment.end <= base:
+        if segment.start < base:
             continue
         raw = segment.raw
         if rendered.startswith(raw, chars):

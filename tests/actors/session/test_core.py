@@ -312,8 +312,6 @@ def test_rollback_by_turns_and_the_same_answer_again(sim: Callable[..., Any]) ->
 
 
 def test_view_key_holders_may_look_only(sim: Callable[..., Any]) -> None:
-    from ramify.protocol import messages as m
-
     engine = sim()
     engine.session()
     viewer = engine.session("viewer")
@@ -329,8 +327,6 @@ def test_view_key_holders_may_look_only(sim: Callable[..., Any]) -> None:
 
 
 def test_other_clients_see_deltas_and_events(sim: Callable[..., Any]) -> None:
-    from ramify.protocol import messages as m
-
     engine = sim(eos_every=0)
     first = engine.session("one")
     second = engine.session("two")
@@ -346,8 +342,6 @@ def test_other_clients_see_deltas_and_events(sim: Callable[..., Any]) -> None:
 
 
 def test_a_slow_reader_gets_fewer_frames_and_all_text(sim: Callable[..., Any]) -> None:
-    from ramify.protocol import messages as m
-
     engine = sim(eos_every=0)
     client = engine.session()
     engine.pump()
@@ -605,3 +599,187 @@ def test_an_op_on_many_branches_prepares_its_stop_strings_once(
     engine.pump()
     assert client.unanswered == {}
     assert sorted(made) == [["e"], ["zz", "e"]]
+
+
+def second_socket(engine: Any, number: int = 1, **opened: Any) -> Any:
+    """Another client's socket of session `number`."""
+    other = engine.session("other")
+    engine.pump()
+    other.number = number
+    opened = {"client": "other", "session": f"s_{number}"} | opened
+    engine.post_session(number, m.Attach(other.socket, w.Open(**opened), [], True))
+    engine.pump()
+    return other
+
+
+def test_the_first_branch_is_older_than_the_first_state(sim: Callable[..., Any]) -> None:
+    """Else a client that comes back would take it for another one of that name."""
+    engine = sim()
+    client = engine.session()
+    engine.pump()
+    assert client.revision == 1
+    assert engine.cores[1].state.branches["main"].undercut(client.revision) is None
+
+
+def test_a_close_tells_every_socket_why(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    other = second_socket(engine)
+    core = engine.cores[1]
+    core.frame(other.socket, [w.CloseSession(id=1)], engine.now)
+    assert sorted(core.state.out.closes) == [
+        (client.socket, 1000, "the session was closed"),
+        (other.socket, 1000, "closed by the client"),
+    ]
+
+
+def test_who_detaches_closes_nobody_else(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    engine.session()
+    other = second_socket(engine)
+    core = engine.cores[1]
+    core.frame(other.socket, [w.CloseSession(id=1, keep=True)], engine.now)
+    assert core.state.out.closes == [(other.socket, 1000, "closed by the client")]
+    assert core.ended is None
+
+
+def test_no_more_branches_than_the_limit(sim: Callable[..., Any]) -> None:
+    engine = sim(limits=Limits(branches=3))
+    client = engine.session()
+    client.send(w.Fork(id=1, as_=["a", "b", "c"]))
+    client.send(w.Fork(id=2, as_=["a", "b"]))
+    client.send(w.Fork(id=3, as_=["c"]))
+    client.send(w.Set(id=4, branch="a", name="c"))  # a rename makes none
+    engine.pump()
+    assert (error(client, 1).code, error(client, 3).code) == ("limit", "limit")
+    assert error(client, 1).details == {"max": 3}
+    assert sorted(engine.cores[1].state.branches) == ["b", "c", "main"]
+
+
+def told_scheduler(engine: Any, number: int = 1) -> list[Any]:
+    return list(engine.cores[number].state.out.scheduler)
+
+
+def test_a_prefill_is_cancelled_where_its_text_goes(sim: Callable[..., Any]) -> None:
+    """And once it has ended, there is nothing to cancel."""
+    for ended in (False, True):
+        engine = sim()
+        client = engine.session()
+        engine.pump()
+        core = engine.cores[1]
+        core.frame(client.socket, [w.Append(id=1, text="hello world, one two three")], engine.now)
+        (submit,) = [each for each in told_scheduler(engine) if isinstance(each, m.Submit)]
+        if ended:
+            engine.pump()
+        core.frame(client.socket, [w.Rollback(id=2, to=2)], engine.now)
+        cancelled = [each for each in told_scheduler(engine) if isinstance(each, m.Cancel)]
+        assert [each.request for each in cancelled] == ([] if ended else [submit.request])
+
+
+def test_credit_still_holds_after_a_branch_was_settled(sim: Callable[..., Any]) -> None:
+    """A rename sends what is due under the old name; the credit goes with the branch."""
+    engine = sim(eos_every=0)
+    client = engine.session()
+    client.send(w.Append(id=1, tokens=[5, 6]), w.Credit(branch="main", upto=10))
+    client.send(w.Set(id=2, branch="main", name="other"))
+    client.send(w.Generate(id=3, branch="other", max_tokens=30))
+    engine.pump()
+    assert client.have["other"] <= 10
+    assert 3 not in client.replies
+    client.send(w.Credit(branch="other", upto=100))
+    engine.pump()
+    assert done(client, 3).position == 32
+
+
+def test_a_tree_that_is_asked_for_again_looks_again(sim: Callable[..., Any]) -> None:
+    """Its reply is not kept."""
+    engine = sim()
+    client = engine.session()
+    client.send(w.Tree(id=1))
+    engine.pump()
+    client.send(w.Tree(id=1))
+    engine.pump()
+    client.send(w.Append(id=2, text="x"))
+    client.send(w.Tree(id=1))
+    engine.pump()
+    positions = [state.branches[0].position for state in client.replies[1]]
+    assert positions[:2] == [0, 0]
+    assert positions[2] > 0
+
+
+def test_a_reply_that_is_sent_again_stays_behind_its_deltas(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0)
+    client = engine.session()
+    client.send(w.Append(id=1, tokens=[5, 6]), w.Credit(branch="main", upto=10))
+    client.send(w.Generate(id=2, max_tokens=30))
+    engine.pump()
+    client.send(w.Generate(id=2, max_tokens=30))
+    engine.pump()
+    assert 2 not in client.replies
+    client.send(w.Credit(branch="main", upto=100))
+    engine.pump()
+    assert (client.have["main"], done(client, 2).position) == (32, 32)
+
+
+def test_ops_that_came_with_a_resume_are_judged_when_it_is_answered(sim: Callable[..., Any]) -> None:
+    """A prune of branches that have ended waits for nothing that is still to come."""
+    engine = sim()
+    client = engine.session()
+    client.send(w.Append(id=1, text="x"), w.Fork(id=2, as_=["a", "b"]))
+    client.send(w.Generate(id=3, branch=["a", "b"], max_tokens=3))
+    engine.pump()
+    client.drop()
+    client.send(w.Prune(id=4, from_=["a", "b"], by="first"))
+    client.connect()
+    engine.pump()
+    (ok,) = client.replies[4]
+    assert isinstance(ok, w.Ok)
+    assert len(ok.result["kept"]) == 1
+
+
+def again(engine: Any, client: Any, op: w.Op) -> Any:
+    """The reply to an op that was answered before."""
+    client.replies.pop(op.id)
+    client.send(op)
+    engine.pump()
+    (reply,) = client.replies[op.id]
+    return reply
+
+
+def test_a_done_that_is_sent_again_has_the_text_unless_that_was_hidden(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0)
+    client = engine.session()
+    shown, hidden = w.Generate(id=2, max_tokens=5), w.Generate(id=3, max_tokens=5, hidden=True)
+    client.send(w.Append(id=1, text="x"), shown, hidden)
+    engine.pump()
+    assert (done(client, 2).text, done(client, 3).text) == (None, None)
+    assert again(engine, client, shown).text == client.text("main") != ""
+    assert again(engine, client, hidden).text is None
+
+
+def test_cancelling_all_below_a_branch_stops_what_is_computed_ahead(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    engine.pump()
+    core = engine.cores[1]
+    core.frame(client.socket, [w.Append(id=1, text="hello world, one two three")], engine.now)
+    (submit,) = [each for each in told_scheduler(engine) if isinstance(each, m.Submit)]
+    core.frame(client.socket, [w.Cancel(id=2, branch="main", subtree=True)], engine.now)
+    assert m.Cancel(submit.request) in told_scheduler(engine)
+    engine.pump()
+
+
+def test_each_change_of_the_tree_has_a_revision_of_its_own(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    client.send(
+        w.Append(id=1, text="x"),
+        w.Fork(id=2, as_=["a"]),
+        w.Fork(id=3, branch=None, as_=["b"]),
+        w.Set(id=4, branch="a", name="c"),
+        w.Rollback(id=5, branch="c", to=0),
+        w.Drop(id=6, branch="c"),
+    )
+    engine.pump()
+    revisions = [client.replies[ident][0].revision for ident in range(1, 7)]
+    assert sorted(revisions) == [2, 3, 4, 5, 6, 7]  # branches of their own are changed in any order

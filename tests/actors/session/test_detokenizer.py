@@ -254,3 +254,43 @@ def test_a_long_output_that_releases_nothing_costs_linear_time() -> None:
         assert output.push([0]) is None
     released = output.finish()
     assert released == Released(20_001, "\u4e2d" * 20_000 + "\ufffd")
+
+
+def test_a_token_without_bytes_does_not_end_a_character() -> None:
+    table = [b"\xe4", b"", b"\xb8\xad"]
+    output = Detokenizer(table).stream()
+    assert output.push([0, 1]) is None
+    assert output.push([2]) == Released(3, "\u4e2d")
+
+
+def test_the_replacement_character_itself_may_come_in_pieces() -> None:
+    """Its bytes are valid: they are not taken for a character that cannot go on."""
+    output = BYTES.stream()
+    assert output.push([0xEF]) is None
+    assert output.push([0xBF]) is None
+    assert output.push([0xBD]) == Released(3, "\ufffd")
+    assert output.push([ord("a")]) == Released(4, "a")
+
+
+def test_what_is_decoded_behind_the_last_mark_waits_for_its_own() -> None:
+    """Also after a token that was released the short way."""
+    output = Detokenizer([b"a", b"b\xe4\xb8", b"\xad"]).stream()
+    assert output.push([0]) == Released(1, "a")
+    assert output.push([0, 1]) == Released(2, "a")
+    assert output.push([2]) == Released(4, "b\u4e2d")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        ([b"\xed\xa0", b"x"], "\ufffd\ufffdx"),  # the least surrogate: no third byte can make it valid
+        ([b"\xed\x9f", b"\xbf"], "\ud7ff"),  # the last character before them
+        ([b"\xed", b"\x9f", b"\xbf"], "\ud7ff"),
+    ],
+)
+def test_surrogates_are_no_characters(pieces: list[bytes], text: str) -> None:
+    output = Detokenizer(pieces).stream()
+    released = run(output, [[i] for i in range(len(pieces))])
+    assert "".join(each.text for each in released) == text
+    if text.endswith("x"):
+        assert released[0] == Released(1, "\ufffd\ufffd")  # at once

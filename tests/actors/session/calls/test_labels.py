@@ -3,10 +3,11 @@
 import random
 
 from ramify.actors.session.calls.dialects import THOUGHTS, dialect_of
-from ramify.actors.session.calls.labels import Labels, kind_of, label_bytes, merged
+from ramify.actors.session.calls.labels import Label, Labels, kind_of, label_bytes, merged
 from ramify.actors.session.calls.reader import Reader
 from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.segments import OutputSegment
+from ramify.protocol.wire import Part
 
 TEXT = (
     "<think>Hm, a < b.</think>\n\nSo: <tool_call>\n"
@@ -72,3 +73,25 @@ def test_plain_chunks_take_no_room() -> None:
     assert labels.grown() > 0
     labels.finish()
     assert labels.grown() < 0
+
+
+def test_a_label_says_what_its_text_begins_with() -> None:
+    call = Part(kind="call", text="{", call=0)
+    assert kind_of("reasoning") == "reasoning"
+    assert kind_of((Part(kind="markup", text="<"), call)) == "markup"
+    assert kind_of((call, Part(kind="text", text="x"))) == "call"
+    assert kind_of(()) == "text"
+
+
+def test_neighbours_of_one_kind_are_one_part() -> None:
+    first = Part(kind="call", text="{", call=0, id="c", name="f", arguments="{")
+    more = Part(kind="call", text="}", call=0, arguments="}")
+    other = Part(kind="call", text="{}", call=1, id="d", name="g", arguments="{}")
+    labels: list[Label] = ["text", "text", (first,), (more, other), "text", "text"]
+    merged_parts = merged(labels, ["a", "b", "{", "}{}", "", "c"])
+    assert merged_parts == [
+        Part(kind="text", text="ab"),
+        Part(kind="call", text="{}", call=0, id="c", name="f", arguments="{}"),
+        other,
+        Part(kind="text", text="c"),
+    ]
