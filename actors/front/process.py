@@ -7,15 +7,8 @@ it of the engine's end. Nothing is left in the file system.
 It does not know what the messages do.
 """
 
-import asyncio
-import contextlib
 import os
-import signal
-import socket
-import sys
 from collections.abc import Callable
-
-import anyio
 
 from ramify.actors.front.wire import (
     MAX_FRAME,
@@ -30,14 +23,13 @@ from ramify.actors.front.wire import (
 )
 from ramify.actors.kit.batch import CannotEncode
 from ramify.actors.kit.bundle import Bundle
-from ramify.actors.kit.link import Link, open_link
+from ramify.actors.kit.child_process import ChildProcess
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.kit.silence import Silence
 from ramify.protocol.messages import Lost
 
 CHILD = "ramify.actors.front.child"
-PARTING_SECONDS = 1.0  # between the end of the link and the end of the process
 
 log = get_log(__name__)
 
@@ -49,18 +41,15 @@ class GatewayProcess:
     has had. `silence`: since it last sent something; its owner keeps it.
     """
 
-    _link: Link[FromCore, ToCore]  # this and the bundles: from `start` on
+    _child: ChildProcess[FromCore, ToCore]  # this and the bundles: from `start` on
     _sessions: Bundle[tuple[int, FromEngine]]
     _relayed: Bundle[bytes]
 
-    def __init__(self, start: Start, process: asyncio.subprocess.Process, lifeline: int) -> None:
+    def __init__(self, start: Start, lifeline: int) -> None:
         self.worker = start.worker
         self.live: set[int] = set()
         self.first = start.first
-        self._process = process
         self._lifeline = lifeline
-        self._loop = asyncio.get_running_loop()
-        self._broken: Exception | None = None
         self.silence = Silence(0.0)
         self._hung: str | None = None
 
@@ -69,41 +58,26 @@ class GatewayProcess:
         cls, start: Start, receive: Callable[["GatewayProcess", ToCore], None]
     ) -> "GatewayProcess":
         """Start a process and tell it `start`. Its messages go to `receive`, one call each."""
-        ours, theirs = socket.socketpair()
         lifeline, held = os.pipe()
+        self = cls(start, held)
+        codec = encoder()
         try:
-            with theirs:
-                inherited = [theirs.fileno(), lifeline, *start.listeners]
-                if start.minted is not None:
-                    inherited.append(start.minted)
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", CHILD, str(theirs.fileno()), str(lifeline)),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=inherited,
-                    start_new_session=True,  # Ctrl-C reaches the engine only, which then stops it
-                )
+            self._child = await ChildProcess.start(
+                f"gateway {start.worker}",
+                CHILD,
+                to_core(),
+                codec,
+                lambda message: receive(self, message),
+                arguments=[str(lifeline)],
+                inherit=[fd for fd in (lifeline, *start.listeners, start.minted) if fd is not None],
+                max_frame=MAX_FRAME,
+            )
         except BaseException:
-            ours.close()
             os.close(held)
             raise
         finally:
             os.close(lifeline)
-        self = cls(start, process, held)
-        codec = encoder()
-        try:
-            self._link = link = await open_link(
-                f"gateway {start.worker}",
-                ours,
-                to_core(),
-                codec,
-                on_message=lambda message: receive(self, message),
-                on_end=self._ended,
-                max_frame=MAX_FRAME,
-            )
-        except BaseException:
-            self.kill()
-            os.close(held)
-            raise
+        link = self._child.link
         self._sessions = Bundle(link, ToSessions, codec)
         self._relayed = Bundle(link, Forwarded, codec)
         self.tell(start)
@@ -112,7 +86,7 @@ class GatewayProcess:
     @property
     def pid(self) -> int:
         """The process' id."""
-        return self._process.pid
+        return self._child.pid
 
     def tell(self, message: FromCore, /) -> None:
         """Send `message`, after all else that was given here unless the process is far behind.
@@ -122,7 +96,7 @@ class GatewayProcess:
         try:
             self._sessions.flush()
             self._relayed.flush()
-            self._link.tell(message)
+            self._child.link.tell(message)
         except MailboxFull as error:
             self.hung(str(error))
         except MailboxClosed:
@@ -155,7 +129,7 @@ class GatewayProcess:
 
     def consumed(self) -> None:
         """A message of the process has been dealt with."""
-        self._link.consumed()
+        self._child.link.consumed()
 
     def hung(self, why: str) -> None:
         """It does not read or does not speak: end it."""
@@ -165,36 +139,16 @@ class GatewayProcess:
 
     def kill(self) -> None:
         """End the process now."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        self._child.kill()
 
     async def ended(self) -> str:
         """Wait until the process has ended and all that it sent has been received: says why."""
         try:
-            code = await self._process.wait()
-            with anyio.move_on_after(PARTING_SECONDS):
-                await self._link.wait_closed()
-        finally:  # cancelled: no process and no socket stays
-            self.kill()
-            with anyio.CancelScope(shield=True):
-                await self._process.wait()
-                self._link.abort()
-                await self._link.wait_closed()
+            code = await self._child.ended()
+        finally:
             self._sessions.close()
             self._relayed.close()
             os.close(self._lifeline)
-        return self._explain(code)
-
-    def _ended(self, error: Exception | None) -> None:
-        self._broken = error
-        self._loop.call_later(PARTING_SECONDS, self.kill)
-
-    def _explain(self, code: int) -> str:
         if self._hung is not None:
             return f"its process {self.pid} hung and was killed: {self._hung}"
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                return f"its process {self.pid} was killed by {signal.Signals(-code).name}"
-        broken = f" ({self._broken})" if self._broken is not None else ""
-        return f"its process {self.pid} ended with exit code {code}{broken}; see its log"
+        return self._child.explain(code)

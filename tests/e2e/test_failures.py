@@ -108,7 +108,7 @@ async def test_a_gateway_without_credits_tells_every_end(serving: Any) -> None:
             os.kill(worker.process.pid, signal.SIGSTOP)
             try:
                 async with asyncio.timeout(PATIENCE):
-                    while worker.process._link.credits:
+                    while worker.process._child.link.credits:
                         await asyncio.sleep(0.01)
                     os.kill(served.engine.executor.pid, signal.SIGKILL)
                     while served.engine.status.phase != "failed":

@@ -1,0 +1,131 @@
+"""A process that the engine starts, with a link to it: `python -m MODULE FD ...`.
+
+The process is started fresh, not forked, because torch has threads. It inherits one end of an anonymous
+socket pair, so nothing is left in the file system. Its end is seen twice: as its exit and as the end of
+the link. The exit says why; the link's end says that all that it had sent has been received.
+
+This file does not know what the process does, nor what the messages mean.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Generic
+
+import anyio
+import msgspec
+
+from ramify.actors.kit.frames import MAX_FRAME, In, Out
+from ramify.actors.kit.link import Link, open_link
+
+PARTING_SECONDS = 1.0  # between the end of the link and the end of the process
+
+
+class ChildProcess(Generic[Out, In]):
+    """A started process. `link`: the way to it. `killed`: whether it had to be."""
+
+    link: Link[Out, In]  # from `start` on
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._broken: Exception | None = None  # why the link ended
+        self.killed = False
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        module: str,
+        decoder: "msgspec.msgpack.Decoder[In]",
+        encoder: msgspec.msgpack.Encoder,
+        on_message: Callable[[In], None],
+        *,
+        arguments: Sequence[str] = (),
+        inherit: Sequence[int] = (),
+        max_frame: int = MAX_FRAME,
+    ) -> "ChildProcess[Out, In]":
+        """Start `module` with its end of the link as first argument, then `arguments`.
+
+        `inherit`: further file descriptors that it gets. Cancelled or failed, nothing is left.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    # `-P`: the working directory is no place to import from.
+                    *(sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(), *inherit),
+                    start_new_session=True,  # Ctrl-C reaches the engine only, which then stops it
+                )
+        except BaseException:
+            ours.close()
+            raise
+        self = cls(process)
+        try:
+            link: Link[Any, In] = await open_link(
+                name,
+                ours,
+                decoder,
+                encoder,
+                on_message=on_message,
+                on_end=self._link_ended,
+                max_frame=max_frame,
+            )
+            self.link = link
+        except BaseException:
+            self.kill()
+            with anyio.CancelScope(shield=True):
+                await process.wait()
+            raise
+        return self
+
+    @property
+    def pid(self) -> int:
+        """The process' id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.returncode
+
+    def kill(self) -> None:
+        """End the process now."""
+        if self._process.returncode is None:
+            self.killed = True
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def ended(self) -> int:
+        """Wait until the process has ended and all that it sent has been received: its exit code.
+
+        Cancelled, it kills the process: neither process nor socket stays.
+        """
+        try:
+            code = await self._process.wait()
+            with anyio.move_on_after(PARTING_SECONDS):
+                await self.link.wait_closed()
+        finally:
+            self.kill()
+            with anyio.CancelScope(shield=True):
+                await self._process.wait()
+                self.link.abort()  # a grandchild may hold the other end open
+                await self.link.wait_closed()
+        return code
+
+    def explain(self, code: int) -> str:
+        """How it ended, in words."""
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"its process {self.pid} was killed by {signal.Signals(-code).name}"
+        broken = f" ({self._broken})" if self._broken is not None else ""
+        return f"its process {self.pid} ended with exit code {code}{broken}; see its log"
+
+    def _link_ended(self, error: Exception | None) -> None:
+        self._broken = error
+        self._loop.call_later(PARTING_SECONDS, self.kill)
