@@ -3,7 +3,7 @@
 Pure: times come as `now`, effects go into `state.out` and the subscribers' `out`. The way of a frame:
 
     attachments  sockets come and go; a frame of one that has its `state` goes on
-    core         checked as a whole (`intake`); `tree`, `cancel`, `close`, `credit` are done here
+    core         checked as a whole (`intake`); ops that wait for no branch run `AtOnce`
     op_runner    the other ops wait in the queues of their branches (`op_queues`) and run (`ops/`)
     generations  ask the scheduler; its tokens come back as text
     publisher    replies, events and deltas, to each socket what it has not seen (`subscriber`)
@@ -20,6 +20,8 @@ from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.inspections import Inspections
 from ramify.actors.session.intake import take_apart
 from ramify.actors.session.op_runner import OpRunner
+from ramify.actors.session.ops.handler import Hands
+from ramify.actors.session.ops.registry import AT_ONCE
 from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.replies import error_message, refusals
 from ramify.actors.session.reply_log import ReplyLog
@@ -30,18 +32,13 @@ from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.trees import Trees
 from ramify.actors.session.view import Identity, View
 from ramify.actors.tokenizer import Tokenizer
-from ramify.protocol.errors import Close, NoBranch, RamifyError
+from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import Attach, Inspected, Tokens
 from ramify.protocol.wire import (
-    Cancel,
     ClientMessage,
-    CloseSession,
     Credit,
-    Ok,
     Op,
     ServerInfo,
-    Tree,
-    names,
 )
 
 FAILED = "the engine failed"  # why a session may be over
@@ -73,6 +70,7 @@ class SessionCore:
         self._inspections = Inspections(state)
         self._view = View(identity, state, self.generations, server)
         self._trees = Trees(state, self.publisher, self._inspections, self._view)
+        self._hands = Hands(state, self.publisher, self._runner, self._trees, self._over)
         self._attachments = Attachments(
             state,
             self.publisher,
@@ -203,25 +201,28 @@ class SessionCore:
             match op:
                 case Credit():
                     self._credit(subscriber, op)
-                case Tree() | Cancel() | CloseSession():
+                case Op() if (at_once := AT_ONCE.get(type(op))) is not None:
                     self._runner.start(queued)
                     queued = []
-                    if self._admit(subscriber, reply_log, op, tasks):
-                        self._run_now(subscriber, op)
+                    if self._admit(subscriber, reply_log, op, 1, again=at_once.looks_again):
+                        at_once.run(self._hands, subscriber, op)
                 case Op():
-                    if self._admit(subscriber, reply_log, op, tasks):
+                    if self._admit(subscriber, reply_log, op, sum(not t.kind.silent for t in tasks)):
                         self._runner.add(tasks)
                         queued.extend(tasks)
                 case _:
                     pass
         self._runner.start(queued)
 
-    def _admit(self, subscriber: Subscriber, reply_log: ReplyLog, op: Op, tasks: list[Task]) -> bool:
-        """Whether `op` is to be run. One that was seen gets its replies again, as far as there are any.
+    def _admit(
+        self, subscriber: Subscriber, reply_log: ReplyLog, op: Op, replies: int, *, again: bool = False
+    ) -> bool:
+        """Whether `op`, which will get so many replies, is to be run.
 
-        A `tree` looks again: its reply, perhaps the whole history, is not kept.
+        One that was seen gets its replies again, as far as there are any. `again`: it runs again, if
+        the first time is over.
         """
-        if isinstance(op, Tree) and op.id <= reply_log.last:
+        if again and op.id <= reply_log.last:
             return not reply_log.waits(op.id)
         try:
             stored = reply_log.seen(op.id)
@@ -233,19 +234,8 @@ class SessionCore:
                 branch = self.state.branches.get(getattr(reply, "branch", None) or "")
                 subscriber.reply(branch, reply)
             return False
-        reply_log.begin(op.id, sum(task.kind != "spawn" for task in tasks) or 1)
+        reply_log.begin(op.id, replies)
         return True
-
-    # --- ops that do not queue -------------------------------------------------------------------
-
-    def _run_now(self, subscriber: Subscriber, op: Tree | Cancel | CloseSession) -> None:
-        match op:
-            case Tree():
-                self._trees.ask(subscriber, op)
-            case Cancel():
-                self._cancel(subscriber.client, op)
-            case CloseSession():
-                self._close(subscriber, op)
 
     def _credit(self, subscriber: Subscriber, op: Credit) -> None:
         if not self._runner.expects(op.branch):
@@ -255,32 +245,5 @@ class SessionCore:
         if branch is not None:
             self.publisher.stream(subscriber, branch)
 
-    def _cancel(self, client: str, op: Cancel) -> None:
-        """By id: those ops. By branch (or all): generations that run or wait there, or the subtree."""
-        if op.ops is not None:
-            tasks = self._runner.cancel(client, set(op.ops))
-        else:
-            where = dict.fromkeys(names(op.branch)).keys() if op.branch is not None else None
-            for name in where or ():
-                if not self._runner.expects(name):
-                    self._refuse(client, op, NoBranch(f"there is no branch {name!r}"), name)
-                    return
-            cancel = self._runner.cancel_subtree if op.subtree else self._runner.cancel_generations
-            tasks = cancel(where)
-        cancelled = sorted({task.op.id for task in tasks})
-        reply = Ok(id=op.id, revision=self.state.revision, result={"cancelled": cancelled})
-        self.publisher.reply(client, op.id, reply, None)
-
-    def _close(self, subscriber: Subscriber, op: CloseSession) -> None:
-        closes = self.state.out.closes
-        reply = Ok(id=op.id, revision=self.state.revision)
-        self.publisher.reply(subscriber.client, op.id, reply, None, write=subscriber.write)
-        closes.append((subscriber.socket, Close.DONE, "closed by the client"))
-        if not op.keep and subscriber.write:
-            self.ended = "closed"
-            for other in self.subscribers.values():
-                if other is not subscriber:
-                    closes.append((other.socket, Close.DONE, "the session was closed"))
-
-    def _refuse(self, client: str, op: Op, error: RamifyError, branch: str | None) -> None:
-        self.publisher.reply(client, op.id, error_message(error, ident=op.id, branch=branch), None)
+    def _over(self, why: str) -> None:
+        self.ended = why

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from ramify.actors.session.ops.handler import Faults
-from ramify.actors.session.ops.registry import HANDLERS
+from ramify.actors.session.ops.registry import AT_ONCE, HANDLERS
 from ramify.actors.session.reply_log import ReplyLog
 from ramify.actors.session.sizes import op_bytes
 from ramify.actors.session.tasks import Bill, FrameRun, Task
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Forbidden, LimitExceeded
-from ramify.protocol.wire import ClientMessage, CloseSession, Op, Open, Tree
+from ramify.protocol.wire import ClientMessage, Op, Open
 
 
 def take_apart(
@@ -35,17 +35,18 @@ def take_apart(
     for i, op in enumerate(ops):
         tasks: list[Task] = []
         if isinstance(op, Op):
-            if not write and not isinstance(op, Tree | CloseSession):
+            home = HANDLERS.get(type(op))
+            at_once = AT_ONCE.get(type(op))
+            if not write and (at_once is None or not at_once.viewers):
                 what = type(op).__name__.lower()
                 raise Forbidden(
                     f"the view key does not allow `{what}`: open with the session's key",
                     details={"id": op.id},
                 )
-            home = HANDLERS.get(type(op))  # of an op that waits
             if home is not None:
                 home.check(op, Faults(op, limits, "$" if place is None else f"$[{place + i}]"))
             ids.append(op.id)
-            if isinstance(op, Tree):
+            if at_once is not None and at_once.looks_again:
                 count += 1
             if op.id > reply_log.last:
                 count += home.count(op) if home is not None else 0

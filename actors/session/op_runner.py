@@ -33,10 +33,7 @@ from ramify.actors.session.selects import Selects
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.wire import Done, Generate, Ok, Select, ServerMessage
-
-GENERATES = frozenset({"generate", "select"})  # output
-ADDS = frozenset({"append", "join"})  # input, which a generation will want computed
+from ramify.protocol.wire import Done, Generate, Ok, ServerMessage
 
 
 class OpRunner:
@@ -108,10 +105,8 @@ class OpRunner:
             task.arrived = self._publisher.now
             self._queues.add(task)
             self._races.add(task, task.arrived)
-            op = task.op
-            late = op.deadline_ms if isinstance(op, Generate | Select) else None
-            if task.kind in GENERATES and late is not None:
-                self._watch(task, task.arrived + late / 1e3)
+            if task.deadline_ms is not None:
+                self._watch(task, task.arrived + task.deadline_ms / 1e3)
         if tasks and tasks[0].bill is not None:  # one for all tasks of the op
             self._hold(tasks[0].bill.size)
 
@@ -144,7 +139,7 @@ class OpRunner:
                 ready.extendleft(reversed(self._finish(task)))
                 continue
             if reply is not None:
-                if task.kind != "spawn":
+                if not task.kind.silent:
                     self._complete(task, reply)
                 else:
                     self._publisher.announce(task, reply)
@@ -156,7 +151,7 @@ class OpRunner:
         failed = [n for n in task.touched if n in task.frame.failed and n not in task.spared]
         if failed:
             cause = task.frame.failed[failed[0]]
-            if cause is not None and task.kind == "generate":  # of the spawn that was to make its branch
+            if cause is not None and task.kind.generates:  # of the spawn that was to make its branch
                 raise cause
             raise Skipped(
                 f"an earlier op of this frame failed on branch {failed[0]!r}",
@@ -172,7 +167,7 @@ class OpRunner:
 
     def _prefill(self, task: Task) -> None:
         """Nobody waits for what `task` has added: it is computed ahead."""
-        branch = self._branch(task.branch) if task.kind in ADDS else None
+        branch = self._branch(task.branch) if task.kind.adds else None
         if branch is not None:
             self.generations.prefill(branch, self._publisher.now)
 
@@ -229,10 +224,10 @@ class OpRunner:
         tasks = [
             task
             for task in self._queues.on(branches)
-            if task.kind in GENERATES
-            or (task.kind == "spawn" and (branches is None or task.branch in branches))
+            if task.kind.generates
+            or (task.kind.silent and (branches is None or task.branch in branches))
         ]
-        spawned = {id(task.op) for task in tasks if task.kind == "spawn"}
+        spawned = {id(task.op) for task in tasks if task.kind.silent}
         if spawned:  # the generations of a fork that will not be made
             taken = set(map(id, tasks))
             tasks += [t for t in self._queues.on() if id(t.op) in spawned and id(t) not in taken]
@@ -241,7 +236,7 @@ class OpRunner:
     def cancel_generations_of(self, client: str) -> None:
         """The client is gone, and nobody else wants them."""
         mine = [task for task in self._queues.on() if task.frame.client == client]
-        self._cancel([task for task in mine if task.kind in GENERATES or task.kind == "spawn"])
+        self._cancel([task for task in mine if task.kind.generates or task.kind.silent])
 
     def cancel_subtree(self, branches: Set[str] | None) -> list[Task]:
         """All ops that wait or run on these branches or their descendants, None: on all.
@@ -254,9 +249,9 @@ class OpRunner:
         inside = {branch.name for branch in below} | set(branches or ())
         tasks: list[Task] = []
         for task in self._queues.on():
-            makes = task.kind in ("fork", "spawn")
+            makes = task.kind.forks
             where = [task.branch] if makes else task.touched
-            if task.kind != "drop" and (branches is None or not inside.isdisjoint(where)):
+            if not task.kind.cleans and (branches is None or not inside.isdisjoint(where)):
                 tasks.append(task)
                 inside.update(task.children if makes else ())
         for branch in below:
@@ -285,7 +280,7 @@ class OpRunner:
             done.append(task)
             if within is not None:
                 task.frame.failed.update((name, None) for name in task.touched if name not in within)
-            if task.kind != "spawn":
+            if not task.kind.silent:
                 self._refuse(task, Cancelled("cancelled before it ran"))
         now = self._publisher.now
         done += [
@@ -320,11 +315,11 @@ class OpRunner:
             self._state.out.wake(late[0][0])
         spawns = {id(task.op) for task in waiting}
         if spawns:  # else all that waits would be looked at, at each tick
-            waiting += [t for t in self._queues.on() if t.kind == "spawn" and id(t.op) in spawns]
+            waiting += [t for t in self._queues.on() if t.kind.silent and id(t.op) in spawns]
         freed: list[Task] = []
         for task in waiting:
             freed += self._finish(task)
-            if task.kind != "spawn":
+            if not task.kind.silent:
                 self._fail(task, DeadlinePassed("the deadline passed before the generation could begin"))
         for task in running:  # now: what is not submitted ends at once, and what is behind it starts
             if not self.selects.expire(task):
@@ -357,7 +352,7 @@ class OpRunner:
     def _fail(self, task: Task, error: RamifyError) -> None:
         bare(error)  # it may be kept, and raised again
         failed = task.frame.failed
-        if task.kind == "spawn":  # the generations report it
+        if task.kind.silent:  # the generations report it
             failed.update(dict.fromkeys(task.children, error))
             return
         failed.update(dict.fromkeys(task.touched))  # reported now: what follows is skipped

@@ -60,13 +60,16 @@ class Publisher:
             details["reason"] = reply.reason
         else:
             details.update((key, value) for key, value in (reply.result or {}).items() if key in TOLD)
-        if task.children and task.kind in ("fork", "spawn"):
+        if task.children and task.kind.forks:
             details["as"] = list(task.children)
-        if task.kind == "set" and reply.branch != task.branch:
+        if task.kind.renames and reply.branch != task.branch:
             details["from"] = task.branch  # the name that it had
-        kind = "fork" if task.kind == "spawn" else task.kind
         event = Event(
-            revision=self._state.revision, op=kind, branch=reply.branch, by=client, details=details
+            revision=self._state.revision,
+            op=task.kind.name,
+            branch=reply.branch,
+            by=client,
+            details=details,
         )
         branches = self._state.branches
         branch = branches.get(reply.branch or "")

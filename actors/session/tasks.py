@@ -6,7 +6,7 @@ that failed.
 """
 
 from collections.abc import Sequence, Set
-from typing import Literal
+from typing import NamedTuple
 
 from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.drafts import Shared
@@ -15,9 +15,23 @@ from ramify.actors.session.stops import StopSet
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Generate, Op, Open
 
-Kind = Literal[
-    "append", "generate", "spawn", "select", "fork", "join", "prune", "rollback", "set", "drop"
-]
+
+class Kind(NamedTuple):
+    """What the runner and the publisher have to know of a task, beside its branches.
+
+    `name`: as events call it. `adds`: it brings input, which a generation will want computed.
+    `generates`: it brings output; a `cancel` of generations ends it, and a deadline may. `forks`: it makes
+    its children. `silent`: it sends no reply. `cleans`: it runs even if its subtree is cancelled.
+    `renames`: its branch has another name afterwards.
+    """
+
+    name: str
+    adds: bool = False
+    generates: bool = False
+    forks: bool = False
+    silent: bool = False
+    cleans: bool = False
+    renames: bool = False
 
 
 class FrameRun:
@@ -66,8 +80,8 @@ class Bill:
 class Task:
     """One op on one branch (or one fork), queued on every branch it touches.
 
-    `branch`: the target, which its terminal reply names. A "spawn" is the fork inside a
-    `generate` with `n`: it sends no reply; its failure is reported by the generations.
+    `branch`: the target, which its terminal reply names. The fork inside a `generate` with `n` is
+    silent: it sends no reply; its failure is reported by the generations. `deadline_ms`: from its arrival.
     `spared`: branches whose failure does not skip it. `race`, `scored`: what a `prune` that waits wants
     to know: who ends first, and the log-probabilities of what is generated on which branches.
     """
@@ -77,6 +91,7 @@ class Task:
         "bill",
         "branch",
         "children",
+        "deadline_ms",
         "frame",
         "index",
         "kind",
@@ -100,6 +115,7 @@ class Task:
         children: Sequence[str] = (),
         shared: Shared | None = None,
         spared: Set[str] = frozenset(),
+        deadline_ms: int | None = None,
     ) -> None:
         self.kind = kind
         self.op = op
@@ -110,6 +126,7 @@ class Task:
         self.children = tuple(children)
         self.shared = shared  # input: what its branches have in common
         self.spared = spared
+        self.deadline_ms = deadline_ms
         self.race: Race | None = None
         self.scored: tuple[str, ...] = ()
         self.arrived = 0.0

@@ -1,4 +1,4 @@
-"""The ops that wait for their branches. Each has one home: a file with its check, the branches that it
-touches, and how it runs (`home` says more). To add one: its frame in `protocol/wire.py`, its file here,
-and a line in `registry`.
+"""The ops. Each has one home: a file with its check, the branches that it touches, and how it runs
+(`handler` says more). To add one: its wire type in `protocol/wire.py`, its file here, and a line in
+`registry`. CONTRIBUTING.md has the walk.
 """

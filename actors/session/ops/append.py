@@ -2,8 +2,10 @@
 
 from ramify.actors.session.drafts import Shared
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.tasks import FrameRun, Task
+from ramify.actors.session.tasks import FrameRun, Kind, Task
 from ramify.protocol.wire import Append, Ok, names
+
+KIND = Kind("append", adds=True)
 
 
 def _check(op: Append, faults: Faults) -> None:
@@ -15,7 +17,7 @@ def _check(op: Append, faults: Faults) -> None:
 def _tasks(op: Append, frame: FrameRun) -> list[Task]:
     targets = list(dict.fromkeys(names(op.branch)))
     shared = Shared()
-    return [Task("append", op, frame, name, [name], shared=shared) for name in targets]
+    return [Task(KIND, op, frame, name, [name], shared=shared) for name in targets]
 
 
 def _run(ctx: OpContext, op: Append, task: Task) -> Ok | None:

@@ -1,8 +1,10 @@
 """`drop`: release branches."""
 
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.tasks import FrameRun, Task
+from ramify.actors.session.tasks import FrameRun, Kind, Task
 from ramify.protocol.wire import Drop, Ok, names
+
+KIND = Kind("drop", cleans=True)
 
 
 def _check(op: Drop, faults: Faults) -> None:
@@ -11,7 +13,7 @@ def _check(op: Drop, faults: Faults) -> None:
 
 
 def _tasks(op: Drop, frame: FrameRun) -> list[Task]:
-    return [Task("drop", op, frame, name, [name]) for name in names(op.branch)]
+    return [Task(KIND, op, frame, name, [name]) for name in names(op.branch)]
 
 
 def _run(ctx: OpContext, op: Drop, task: Task) -> Ok:

@@ -2,9 +2,11 @@
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.tasks import FrameRun, Task
+from ramify.actors.session.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Fork, Ok
+
+KIND = Kind("fork", forks=True)
 
 
 def _check(op: Fork, faults: Faults) -> None:
@@ -15,7 +17,7 @@ def _check(op: Fork, faults: Faults) -> None:
 
 def _tasks(op: Fork, frame: FrameRun) -> list[Task]:
     source = [op.branch] if op.branch is not None else []
-    return [Task("fork", op, frame, op.branch, [*source, *op.as_], children=op.as_)]
+    return [Task(KIND, op, frame, op.branch, [*source, *op.as_], children=op.as_)]
 
 
 def _run(ctx: OpContext, op: Fork, task: Task) -> Ok:

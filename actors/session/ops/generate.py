@@ -2,10 +2,12 @@
 
 from ramify.actors.session.ops.fork import make_children
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.tasks import FrameRun, Task
+from ramify.actors.session.tasks import FrameRun, Kind, Task
 from ramify.protocol.wire import Generate, Ok, names
 
 LONGEST = 64  # letters of a branch's name
+KIND = Kind("generate", generates=True)
+SPAWN = Kind("fork", forks=True, silent=True)  # the children that `n` and `as` ask for
 
 
 def _children(op: Generate) -> list[str]:
@@ -40,15 +42,18 @@ def _count(op: Generate) -> int:
 def _tasks(op: Generate, frame: FrameRun) -> list[Task]:
     targets, children = names(op.branch), _children(op)
     on = children or targets
-    tasks = [Task("generate", op, frame, name, [name], index=i) for i, name in enumerate(on)]
+    tasks = [
+        Task(KIND, op, frame, name, [name], index=i, deadline_ms=op.deadline_ms)
+        for i, name in enumerate(on)
+    ]
     if children:
         parent = targets[0]
-        tasks.insert(0, Task("spawn", op, frame, parent, [parent, *children], children=children))
+        tasks.insert(0, Task(SPAWN, op, frame, parent, [parent, *children], children=children))
     return tasks
 
 
 def _run(ctx: OpContext, op: Generate, task: Task) -> Ok | None:
-    if task.kind == "spawn":
+    if task.kind is SPAWN:
         branch = ctx.target(task, expect=op.expect)
         return make_children(ctx, task, branch, branch.position)
     expect = op.expect if op.as_ is None and op.n == 1 else None

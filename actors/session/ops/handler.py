@@ -1,11 +1,12 @@
-"""What the home of an op has to say, and what it works with when the op runs. Pure.
+"""What the file of an op declares, and what it works with when the op runs. Pure.
 
 The way of an op: `check` sees the frame's faults before anything of it runs; `tasks` says which branches
-it touches, and so what it waits for; `run` does it, once its task is first in all their queues.
+it touches, and so what it waits for; `run` does it, once its task is first in all their queues. An op
+that touches no branch runs `AtOnce`.
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.branch_writer import BranchWriter
@@ -14,10 +15,15 @@ from ramify.actors.session.ops.texts import Texts
 from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.selects import Selects
 from ramify.actors.session.state import SessionState
+from ramify.actors.session.subscriber import Subscriber
 from ramify.actors.session.tasks import FrameRun, Task
+from ramify.actors.session.trees import Trees
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Conflict, LimitExceeded
 from ramify.protocol.wire import Ok, Op
+
+if TYPE_CHECKING:
+    from ramify.actors.session.op_runner import OpRunner  # it imports the registry
 
 O_contra = TypeVar("O_contra", bound=Op, contravariant=True)
 
@@ -105,8 +111,30 @@ def _one_task(op: Op) -> int:
     return 1
 
 
+class Hands(NamedTuple):
+    """What ops that run at once work with. `end(why)`: the session is over."""
+
+    state: SessionState
+    publisher: Publisher
+    runner: "OpRunner"
+    trees: Trees
+    end: Callable[[str], None]
+
+
+class AtOnce(NamedTuple, Generic[O_contra]):
+    """An op that waits for no branch: it runs when its frame is read, before what follows it there.
+
+    `viewers`: who has the view key only may send it. `looks_again`: sent again it runs again, so its
+    reply is not kept; and it counts as an op in flight.
+    """
+
+    run: Callable[[Hands, Subscriber, O_contra], None]
+    viewers: bool = False
+    looks_again: bool = False
+
+
 class OpHandler(NamedTuple, Generic[O_contra]):
-    """Where an op lives.
+    """An op that waits for its branches.
 
     `tasks`: one for each branch it works on, in the order they are queued. `count`: how many those are
     at most (names may repeat), before they are made. `run`: does a task that is first in its queues, and

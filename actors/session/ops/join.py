@@ -5,9 +5,11 @@ from typing import Any
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.drafts import Shared
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.tasks import FrameRun, Task
+from ramify.actors.session.tasks import FrameRun, Kind, Task
 from ramify.protocol.joining import FIELDS, fields, join_texts
 from ramify.protocol.wire import Append, ChatMessage, Join, Ok
+
+KIND = Kind("join", adds=True)
 
 
 def _check(op: Join, faults: Faults) -> None:
@@ -19,7 +21,7 @@ def _check(op: Join, faults: Faults) -> None:
 
 
 def _tasks(op: Join, frame: FrameRun) -> list[Task]:
-    return [Task("join", op, frame, op.branch, [op.branch, *op.from_], shared=Shared())]
+    return [Task(KIND, op, frame, op.branch, [op.branch, *op.from_], shared=Shared())]
 
 
 def _run(ctx: OpContext, op: Join, task: Task) -> Ok | None:

@@ -11,7 +11,7 @@ from ramify.actors.session.branch import Branch
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.ops.race import Race
 from ramify.actors.session.replies import Skipped
-from ramify.actors.session.tasks import FrameRun, Task
+from ramify.actors.session.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.ranking import best_first, number_in, vote_of, votes
 from ramify.protocol.wire import Ok, Prune
@@ -22,6 +22,7 @@ _LACKING = {
     "number": "has a number in its last generation",
     "vote": "has said anything in its last generation",
 }
+KIND = Kind("prune")
 
 
 def _check(op: Prune, faults: Faults) -> None:
@@ -45,7 +46,7 @@ def _tasks(op: Prune, frame: FrameRun) -> list[Task]:
     judges = op.score_from or op.from_
     sources = [*op.from_, *judges]
     touched = [*op.targets, *sources]
-    task = Task("prune", op, frame, touched[0], touched, spared=frozenset(sources) - {*op.targets})
+    task = Task(KIND, op, frame, touched[0], touched, spared=frozenset(sources) - {*op.targets})
     if op.by == "first":
         task.race = Race(op.from_, op.targets, op.winners)
     elif op.by == "logprob":

@@ -2,9 +2,11 @@
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.tasks import FrameRun, Task
+from ramify.actors.session.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Ok, Rollback
+
+KIND = Kind("rollback")
 
 
 def _check(op: Rollback, faults: Faults) -> None:
@@ -13,7 +15,7 @@ def _check(op: Rollback, faults: Faults) -> None:
 
 
 def _tasks(op: Rollback, frame: FrameRun) -> list[Task]:
-    return [Task("rollback", op, frame, op.branch, [op.branch])]
+    return [Task(KIND, op, frame, op.branch, [op.branch])]
 
 
 def _run(ctx: OpContext, op: Rollback, task: Task) -> Ok:

@@ -1,8 +1,10 @@
 """`select`: the best of several choices is appended. They are scored by the model (`selects`)."""
 
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.tasks import FrameRun, Task
+from ramify.actors.session.tasks import FrameRun, Kind, Task
 from ramify.protocol.wire import Ok, Select, names
+
+KIND = Kind("select", generates=True)
 
 
 def _check(op: Select, faults: Faults) -> None:
@@ -16,7 +18,7 @@ def _check(op: Select, faults: Faults) -> None:
 
 
 def _tasks(op: Select, frame: FrameRun) -> list[Task]:
-    return [Task("select", op, frame, name, [name]) for name in names(op.branch)]
+    return [Task(KIND, op, frame, name, [name], deadline_ms=op.deadline_ms) for name in names(op.branch)]
 
 
 def _run(ctx: OpContext, op: Select, task: Task) -> Ok | None:

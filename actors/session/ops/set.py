@@ -3,11 +3,12 @@
 import msgspec
 
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.tasks import FrameRun, Task
+from ramify.actors.session.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import Unsupported
 from ramify.protocol.wire import Ok, Set
 
 _JSON = msgspec.json.Encoder()
+KIND = Kind("set", renames=True)
 
 
 def _check(op: Set, faults: Faults) -> None:
@@ -19,7 +20,7 @@ def _check(op: Set, faults: Faults) -> None:
 
 def _tasks(op: Set, frame: FrameRun) -> list[Task]:
     touched = [name for name in (op.branch, op.name) if name is not None]
-    return [Task("set", op, frame, op.branch, touched)]
+    return [Task(KIND, op, frame, op.branch, touched)]
 
 
 def _run(ctx: OpContext, op: Set, task: Task) -> Ok:

@@ -1,0 +1,28 @@
+"""`cancel`: ops by their ids, or generations on branches, or all that runs and waits on a subtree."""
+
+from ramify.actors.session.ops.handler import AtOnce, Hands
+from ramify.actors.session.replies import error_message
+from ramify.actors.session.subscriber import Subscriber
+from ramify.protocol.errors import NoBranch
+from ramify.protocol.wire import Cancel, Ok, names
+
+
+def _run(hands: Hands, subscriber: Subscriber, op: Cancel) -> None:
+    client, runner = subscriber.client, hands.runner
+    if op.ops is not None:
+        tasks = runner.cancel(client, set(op.ops))
+    else:
+        where = dict.fromkeys(names(op.branch)).keys() if op.branch is not None else None
+        for name in where or ():
+            if not runner.expects(name):
+                error = NoBranch(f"there is no branch {name!r}")
+                message = error_message(error, ident=op.id, branch=name)
+                hands.publisher.reply(client, op.id, message, None)
+                return
+        tasks = runner.cancel_subtree(where) if op.subtree else runner.cancel_generations(where)
+    cancelled = sorted({task.op.id for task in tasks})
+    reply = Ok(id=op.id, revision=hands.state.revision, result={"cancelled": cancelled})
+    hands.publisher.reply(client, op.id, reply, None)
+
+
+HANDLER = AtOnce(_run)

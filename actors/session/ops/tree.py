@@ -1,0 +1,12 @@
+"""`tree`: what the session holds. How it is answered, page by page, is in `session/trees.py`."""
+
+from ramify.actors.session.ops.handler import AtOnce, Hands
+from ramify.actors.session.subscriber import Subscriber
+from ramify.protocol.wire import Tree
+
+
+def _run(hands: Hands, subscriber: Subscriber, op: Tree) -> None:
+    hands.trees.ask(subscriber, op)
+
+
+HANDLER = AtOnce(_run, viewers=True, looks_again=True)
