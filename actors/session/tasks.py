@@ -20,8 +20,8 @@ class Kind(NamedTuple):
     """What the runner and the publisher have to know of a task, beside its branches.
 
     `name`: as events call it. `adds`: it brings input, which a generation will want computed.
-    `generates`: it brings output; a `cancel` of generations ends it, and a deadline may. `forks`: it makes
-    its children. `silent`: it sends no reply. `cleans`: it runs even if its subtree is cancelled.
+    `generates`: it brings output; a `cancel` of generations ends it, and a deadline may. `forks`: it
+    makes its children. `silent`: it sends no reply. `cleans`: it runs even if its subtree is cancelled.
     `renames`: its branch has another name afterwards.
     """
 
@@ -81,7 +81,8 @@ class Task:
     """One op on one branch (or one fork), queued on every branch it touches.
 
     `branch`: the target, which its terminal reply names. The fork inside a `generate` with `n` is
-    silent: it sends no reply; its failure is reported by the generations. `deadline_ms`: from its arrival.
+    silent: it sends no reply; its failure is reported by the generations. `deadline_ms`: from its
+    arrival.
     `spared`: branches whose failure does not skip it. `race`, `scored`: what a `prune` that waits wants
     to know: who ends first, and the log-probabilities of what is generated on which branches.
     """

@@ -29,4 +29,4 @@ def _run(ctx: OpContext, op: Append, task: Task) -> Ok | None:
     return ctx.texts.put(task, branch, op, names(op.branch), finish)
 
 
-HANDLER = OpHandler(_tasks, _run, _check, lambda op: len(names(op.branch)))
+HANDLER = OpHandler(Append, _tasks, _run, _check, lambda op: len(names(op.branch)))

@@ -25,4 +25,4 @@ def _run(hands: Hands, subscriber: Subscriber, op: Cancel) -> None:
     hands.publisher.reply(client, op.id, reply, None)
 
 
-HANDLER = AtOnce(_run)
+HANDLER = AtOnce(Cancel, _run)

@@ -18,4 +18,4 @@ def _run(hands: Hands, subscriber: Subscriber, op: CloseSession) -> None:
                 closes.append((other.socket, Close.DONE, "the session was closed"))
 
 
-HANDLER = AtOnce(_run, viewers=True)
+HANDLER = AtOnce(CloseSession, _run, viewers=True)

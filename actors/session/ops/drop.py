@@ -23,4 +23,4 @@ def _run(ctx: OpContext, op: Drop, task: Task) -> Ok:
     return Ok(id=op.id, branch=branch.name, revision=ctx.state.revision)
 
 
-HANDLER = OpHandler(_tasks, _run, _check, lambda op: len(names(op.branch)))
+HANDLER = OpHandler(Drop, _tasks, _run, _check, lambda op: len(names(op.branch)))

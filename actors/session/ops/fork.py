@@ -47,4 +47,4 @@ def make_children(ctx: OpContext, task: Task, branch: Branch, at: int) -> Ok:
     return Ok(id=task.op.id, branch=branch.name, position=at, revision=state.revision)
 
 
-HANDLER = OpHandler(_tasks, _run, _check)
+HANDLER = OpHandler(Fork, _tasks, _run, _check)

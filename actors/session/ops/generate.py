@@ -62,4 +62,4 @@ def _run(ctx: OpContext, op: Generate, task: Task) -> Ok | None:
     return None
 
 
-HANDLER = OpHandler(_tasks, _run, _check, _count)
+HANDLER = OpHandler(Generate, _tasks, _run, _check, _count)

@@ -124,10 +124,11 @@ class Hands(NamedTuple):
 class AtOnce(NamedTuple, Generic[O_contra]):
     """An op that waits for no branch: it runs when its frame is read, before what follows it there.
 
-    `viewers`: who has the view key only may send it. `looks_again`: sent again it runs again, so its
-    reply is not kept; and it counts as an op in flight.
+    `op`: its wire type. `viewers`: who has the view key only may send it. `looks_again`: sent again it
+    runs again, so its reply is not kept; and it counts as an op in flight.
     """
 
+    op: type[O_contra]
     run: Callable[[Hands, Subscriber, O_contra], None]
     viewers: bool = False
     looks_again: bool = False
@@ -136,12 +137,13 @@ class AtOnce(NamedTuple, Generic[O_contra]):
 class OpHandler(NamedTuple, Generic[O_contra]):
     """An op that waits for its branches.
 
-    `tasks`: one for each branch it works on, in the order they are queued. `count`: how many those are
-    at most (names may repeat), before they are made. `run`: does a task that is first in its queues, and
-    returns its reply, or None where it goes on and ends later (`OpRunner.end`). It raises RamifyError
-    before anything has changed.
+    `op`: its wire type. `tasks`: one for each branch that it works on, in the order in which they are
+    queued. `count`: how many tasks there are at most (names may repeat), before they are made. `run`: does
+    a task that is first in its queues. It returns the reply, or None if the task goes on and ends later
+    (`OpRunner.end`). It raises RamifyError before anything has changed.
     """
 
+    op: type[O_contra]
     tasks: Callable[[O_contra, FrameRun], list[Task]]
     run: Callable[[OpContext, O_contra, Task], Ok | None]
     check: Callable[[O_contra, Faults], None] = _nothing_to_check

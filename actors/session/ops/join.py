@@ -51,4 +51,4 @@ def _answer(branch: Branch) -> str:
     return answer.said if answer is not None else ""
 
 
-HANDLER = OpHandler(_tasks, _run, _check)
+HANDLER = OpHandler(Join, _tasks, _run, _check)

@@ -142,4 +142,4 @@ def _settle(
     return ctx.ok(task, state.branches[into[0]], result)
 
 
-HANDLER = OpHandler(_tasks, _run, _check)
+HANDLER = OpHandler(Prune, _tasks, _run, _check)

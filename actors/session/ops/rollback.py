@@ -48,4 +48,4 @@ def _place(branch: Branch, op: Rollback) -> int:
     return to
 
 
-HANDLER = OpHandler(_tasks, _run, _check)
+HANDLER = OpHandler(Rollback, _tasks, _run, _check)

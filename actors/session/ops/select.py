@@ -26,4 +26,4 @@ def _run(ctx: OpContext, op: Select, task: Task) -> Ok | None:
     return None
 
 
-HANDLER = OpHandler(_tasks, _run, _check, lambda op: len(names(op.branch)))
+HANDLER = OpHandler(Select, _tasks, _run, _check, lambda op: len(names(op.branch)))

@@ -47,4 +47,4 @@ def _run(ctx: OpContext, op: Set, task: Task) -> Ok:
     return ctx.ok(task, branch)
 
 
-HANDLER = OpHandler(_tasks, _run, _check)
+HANDLER = OpHandler(Set, _tasks, _run, _check)

@@ -9,4 +9,4 @@ def _run(hands: Hands, subscriber: Subscriber, op: Tree) -> None:
     hands.trees.ask(subscriber, op)
 
 
-HANDLER = AtOnce(_run, viewers=True, looks_again=True)
+HANDLER = AtOnce(Tree, _run, viewers=True, looks_again=True)
