@@ -211,6 +211,9 @@ def measure(case: Case, products: Products, tilings: Sequence[AnyTiling | None])
     }
 
 
+OPERATIONS = {"qkv": "linear", "output": "add", "gate_up": "gated", "down": "add"}  # of the products
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=list(PRODUCTS), default="qwen3-0.6b")
@@ -240,7 +243,7 @@ def main() -> None:
         ]
         for count in tokens:
             case = Case(name, outputs, inputs, count, weights)
-            tilings = [getattr(tilings_for(count, sizes), name)]
+            tilings = [getattr(tilings_for(count, sizes), OPERATIONS[name])]
             if args.search:
                 tilings = [*candidates(name, count, outputs, inputs)]
             line = measure(case, products, tilings)

@@ -8,13 +8,15 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ramify.gpu.attention.spec import AttentionSpec
+from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
 from ramify.gpu.step.rows import StepRows
 from ramify.gpu.step.staging import Array
 
 
-class PagedAttention(Protocol):
+class AttentionBackend(Protocol):
     """Causal attention of each token over its own sequence, through the page table."""
 
     static_extends: bool
@@ -53,12 +55,6 @@ class PagedAttention(Protocol):
         """
         ...
 
-    def attend(
-        self, q: Tensor, pool: "tuple[Tensor, Tensor]", step: StepInputs[Tensor], window: int | None
-    ) -> Tensor:
-        """q [T, heads, D] over one layer's pool (k and v, each [slots, kv_heads, D]).
-
-        `window`: how many positions back a token sees, itself included; None: all.
-        Returns [T, heads * D].
-        """
+    def attend(self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec) -> Tensor:
+        """q [T, heads, D] over the keys and values of one layer -> [T, heads * D]."""
         ...

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.attention.page_lists import fill_page_lists
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.attention.triton_paged import TritonPaged
 from ramify.gpu.devices import multiprocessors
-from ramify.gpu.models.config import DecoderConfig
+from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
 from ramify.gpu.step.rows import Ints, RowTable, StepRows
@@ -28,7 +29,7 @@ _PLAN_BYTES = 1 << 20  # of a decode plan: some words for each of its programs
 _TILE = 128  # queries that a program of FA3 takes at once, of one head
 
 
-def _scratch_bytes(extend: str, decode: str, shape: DecoderConfig, multiprocessors: int) -> int:
+def _scratch_bytes(extend: str, decode: str, shape: AttentionShape, multiprocessors: int) -> int:
     """Room for partial results where keys are split, which FA3 does not: 16 bytes stand for none.
 
     FA2 splits until two programs a multiprocessor are busy. Each holds a float32 tile of 128 lines.
@@ -54,14 +55,12 @@ class FlashInferPaged:
         self,
         pages: Tensor,
         table: RowTable,
-        shape: DecoderConfig,
-        dtype: torch.dtype,
+        shape: AttentionShape,
         extend: str,
         decode: str,
     ) -> None:
-        page_size = table.page_size
         self.static_extends = decode == "triton"  # graphs of steps with extends are Triton's
-        self._triton = TritonPaged(pages, table, shape, dtype if decode == "triton" else None)
+        self._triton = TritonPaged(pages, table, shape, shares_keys=decode == "triton")
         self._heads = shape.heads
         self._multiprocessors = multiprocessors(pages.device)
         scratch = torch.zeros(
@@ -69,12 +68,11 @@ class FlashInferPaged:
             dtype=torch.uint8,
             device=pages.device,
         )
-        self._page_size = page_size
         self._views: dict[int, tuple[Tensor, Tensor]] = {}
-        self._extends = _Extends(pages, page_size, shape, dtype, extend, scratch)
+        self._extends = _Extends(pages, table.page_size, shape, extend, scratch)
         self._decodes = None
         if decode == "flashinfer":
-            self._decodes = _Decodes(pages, page_size, shape, dtype, scratch)
+            self._decodes = _Decodes(pages, table.page_size, shape, scratch)
         one = np.ones(1, dtype=np.int64)
         self._extends.plan(one * (len(pages) - 1), one - 1, one)  # loads the kernels
 
@@ -106,34 +104,31 @@ class FlashInferPaged:
     def unlike_decodes(self, most: int) -> list[int]:
         return [] if self._decodes is not None else self._triton.unlike_decodes(most)
 
-    def attend(
-        self, q: Tensor, pool: "tuple[Tensor, Tensor]", step: StepInputs[Tensor], window: int | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec) -> Tensor:
         first = step.extended
         if step.plan or (not first and self._decodes is None):
-            return self._triton.attend(q, pool, step, window)
+            return self._triton.attend(q, kv, step, spec)
         output = torch.empty_like(q)
         merged = output.view(len(q), -1)
         if not first and self._decodes is not None:
-            self._decodes.run(q, self._paged(pool), output, window)
+            self._decodes.run(q, self._paged(kv), output, spec.window)
             return merged
-        self._extends.run(q, self._paged(pool), output, window)
+        self._extends.run(q, self._paged(kv), output, spec.window)
         if first < len(q) and self._decodes is None:
-            self._triton.decode(q[first:], pool, step, window, merged[first:])
+            self._triton.decode(q[first:], kv, step, spec, merged[first:])
         return merged
 
-    def _paged(self, pool: "tuple[Tensor, Tensor]") -> "tuple[Tensor, Tensor]":
-        """k and v [slots, kv_heads, D] as [pages, page_size, kv_heads, D]; made once for a layer.
+    def _paged(self, kv: LayerKV) -> "tuple[Tensor, Tensor]":
+        """k and v as [pages, page_size, kv_heads, D]; made once for a layer.
 
         The padding slot is the first of a page that no view holds; kernels reach it by its number.
         """
-        keys, values = pool
-        views = self._views.get(keys.data_ptr())
+        views = self._views.get(kv.k.data_ptr())
         if views is None:
-            slots = len(keys) // self._page_size * self._page_size
-            shape = (-1, self._page_size, *keys.shape[1:])
-            views = keys[:slots].view(shape), values[:slots].view(shape)
-            self._views[keys.data_ptr()] = views
+            slots = len(kv.k) // kv.page_size * kv.page_size
+            shape = (-1, kv.page_size, *kv.k.shape[1:])
+            views = kv.k[:slots].view(shape), kv.v[:slots].view(shape)
+            self._views[kv.k.data_ptr()] = views
         return views
 
 
@@ -173,19 +168,18 @@ class _Extends:
         self,
         pages: Tensor,
         page_size: int,
-        shape: DecoderConfig,
-        dtype: torch.dtype,
+        shape: AttentionShape,
         kernels: str,
         scratch: Tensor,
     ) -> None:
         wrapper = import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper
         self._wrappers: dict[int | None, Any] = {
-            window: wrapper(scratch, "NHD", backend=kernels) for window in set(shape.windows)
+            window: wrapper(scratch, "NHD", backend=kernels) for window in shape.windows
         }
         self._pages = pages
         self._page_size = page_size
         self._sizes = shape.heads, shape.kv_heads, shape.head_dim, page_size
-        self._dtype = dtype
+        self._dtype = shape.dtype
         self._compact = kernels == "fa2"
         self._planner = _Planner(pages.device)
         self._tokens = 0
@@ -235,21 +229,19 @@ class _Decodes:
     A graph holds the addresses that its wrapper was made with; a plan rewrites what lies there.
     """
 
-    def __init__(
-        self, pages: Tensor, page_size: int, shape: DecoderConfig, dtype: torch.dtype, scratch: Tensor
-    ) -> None:
+    def __init__(self, pages: Tensor, page_size: int, shape: AttentionShape, scratch: Tensor) -> None:
         decode = import_module("flashinfer.decode")
         self._make = decode.BatchDecodeWithPagedKVCacheWrapper
         self._replan = decode.fast_decode_plan
         self._pages = pages
         self._page_size = page_size
         self._sizes = shape.heads, shape.kv_heads, shape.head_dim, page_size
-        self._dtype = dtype
+        self._dtype = shape.dtype
         self._scratch = scratch
         self._tensor_cores = shape.heads // shape.kv_heads >= 4
         self._plans = {
             window: torch.zeros(_PLAN_BYTES, dtype=torch.uint8, device=pages.device)
-            for window in set(shape.windows)
+            for window in shape.windows
         }
         self._indices = torch.zeros(pages.numel(), dtype=torch.int32, device=pages.device)
         self._lines = torch.zeros(3 * (len(pages) + 4), dtype=torch.int32, device=pages.device)

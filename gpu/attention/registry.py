@@ -1,4 +1,4 @@
-"""Which attention kernels serve a model here: what was asked for, the model and the machine decide.
+"""The attention back ends, and which of them serves a model on this machine.
 
 Nothing is chosen silently: a `Choice` says why, and what was asked for and cannot be had is an
 error that names the mend. It does not know how the kernels work.
@@ -8,20 +8,18 @@ import importlib.util
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ramify.gpu.attention.base import PagedAttention
-from ramify.gpu.models.config import DecoderConfig
+from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.attention.spec import AttentionShape
 from ramify.gpu.step.rows import RowTable
 from ramify.protocol.errors import ModelError
-
-if TYPE_CHECKING:
-    from ramify.gpu.ops.triton_linear import Products
 
 _LOG = logging.getLogger("ramify.gpu.attention")
 _MOST_HEADS = 64  # query heads that share a KV head: a tile of the kernels holds all of a token's
@@ -50,34 +48,65 @@ class Choice:
             return self.extend
         return f"flashinfer prefill {self.extend} + {self.decode} decode"
 
-    def paged(
-        self, pages: Tensor, table: RowTable, shape: DecoderConfig, dtype: torch.dtype
-    ) -> PagedAttention:
-        """The back end over `pages` int32[rows, columns]; `table`: the same on the host."""
+    def back_end(self, pages: Tensor, table: RowTable, shape: AttentionShape) -> AttentionBackend:
+        """The back end over `pages`, on the device of the page table.
+
+        `pages`: int32[rows, columns] on the device; `table`: the same on the host, all that torch reads.
+        """
+        return BACK_ENDS[self.kind](self, pages, table, shape)
+
+    @property
+    def kind(self) -> str:
+        """Its key in `BACK_ENDS`."""
         if self.deterministic:
-            from ramify.gpu.attention.triton_invariant import InvariantPaged
+            return "deterministic"
+        return "flashinfer" if self.extend in ("fa2", "fa3") else self.extend
 
-            return InvariantPaged(pages, table.page_size, shape.heads // shape.kv_heads, dtype)
-        if self.extend == "triton":
-            from ramify.gpu.attention.triton_paged import TritonPaged
 
-            return TritonPaged(pages, table, shape, dtype)
-        from ramify.gpu.attention.flashinfer_paged import FlashInferPaged
+Maker = Callable[[Choice, Tensor, RowTable, AttentionShape], AttentionBackend]
 
-        return FlashInferPaged(pages, table, shape, dtype, self.extend, self.decode)
 
-    def products(self, device: torch.device) -> "Products":
-        """The matrix products that go with it."""
-        from ramify.gpu.ops.invariant_linear import InvariantProducts
-        from ramify.gpu.ops.triton_linear import Products
+def _torch(choice: Choice, pages: Tensor, table: RowTable, shape: AttentionShape) -> AttentionBackend:
+    from ramify.gpu.attention.torch_attention import TorchAttention
 
-        return InvariantProducts(device) if self.deterministic else Products(device)
+    return TorchAttention(table, shape, pages.device)
+
+
+def _triton(choice: Choice, pages: Tensor, table: RowTable, shape: AttentionShape) -> AttentionBackend:
+    from ramify.gpu.attention.triton_paged import TritonPaged
+
+    return TritonPaged(pages, table, shape)
+
+
+def _invariant(
+    choice: Choice, pages: Tensor, table: RowTable, shape: AttentionShape
+) -> AttentionBackend:
+    from ramify.gpu.attention.triton_invariant import InvariantPaged
+
+    return InvariantPaged(pages, table, shape)
+
+
+def _flashinfer(
+    choice: Choice, pages: Tensor, table: RowTable, shape: AttentionShape
+) -> AttentionBackend:
+    from ramify.gpu.attention.flashinfer_paged import FlashInferPaged
+
+    return FlashInferPaged(pages, table, shape, choice.extend, choice.decode)
+
+
+# Imported where they are made, because Triton and FlashInfer may be missing. To add a back end, write
+# its file, add a line here, and say in `choose` when it serves.
+BACK_ENDS: dict[str, Maker] = {
+    "torch": _torch,
+    "triton": _triton,
+    "deterministic": _invariant,
+    "flashinfer": _flashinfer,
+}
 
 
 def choose(
     asked: str,
-    shape: DecoderConfig,
-    dtype: torch.dtype,
+    shape: AttentionShape,
     device: torch.device,
     deterministic: bool = False,
 ) -> Choice:
@@ -99,26 +128,26 @@ def choose(
         raise ModelError(f"--attention {asked}: {obstacle}; give --attention torch")
     if asked == "triton":
         return Choice("triton", "triton", "as asked")
-    obstacle = _flashinfer_obstacle(shape, dtype, device)
+    obstacle = _flashinfer_obstacle(shape, device)
     if asked == "auto":
-        return _automatic(obstacle, shape, dtype, device)
+        return _automatic(obstacle, shape, device)
     if obstacle is None:
         obstacle = _import_fault()
     if obstacle is None:
         extend = "fa3" if _is_hopper(device) else "fa2"
-        kernels = _kernels(extend, "flashinfer", shape, dtype)
+        kernels = _kernels(extend, "flashinfer", shape)
         built = all(map(_is_built, kernels))
         obstacle = _load_fault(kernels) if built else None
         if obstacle is None and (built or _can_build()):
             return Choice(extend, "flashinfer", "as asked", compiles=not built)
         obstacle = obstacle or (
-            f"its kernels for {_kind(shape, dtype)} are not compiled, and there is no nvcc with ninja: "
+            f"its kernels for {_kind(shape)} are not compiled, and there is no nvcc with ninja: "
             "install flashinfer-jit-cache of the same version, or a CUDA toolkit and ninja"
         )
     raise ModelError(f"--attention flashinfer: {obstacle}; or give --attention triton")
 
 
-def _deterministic(asked: str, shape: DecoderConfig, device: torch.device) -> Choice:
+def _deterministic(asked: str, shape: AttentionShape, device: torch.device) -> Choice:
     """What torch's products round to depends on how many rows they have; FlashInfer's splits too."""
     if asked not in ("auto", "triton"):
         raise ModelError(f"--deterministic runs on Triton kernels: leave --attention {asked} out")
@@ -129,20 +158,18 @@ def _deterministic(asked: str, shape: DecoderConfig, device: torch.device) -> Ch
     return Choice("triton", "triton", "--deterministic", deterministic=True)
 
 
-def _automatic(
-    obstacle: str | None, shape: DecoderConfig, dtype: torch.dtype, device: torch.device
-) -> Choice:
+def _automatic(obstacle: str | None, shape: AttentionShape, device: torch.device) -> Choice:
     """A server does not spend minutes in a compiler unasked: only kernels that are built count."""
     if obstacle is None and not _is_hopper(device):
         obstacle = "its FA2 is no faster, and the GPU is not a Hopper, which FA3 needs"
     fault = _import_fault() if obstacle is None else None
     if obstacle is None and fault is None:
-        kernels = _kernels("fa3", "triton", shape, dtype)
+        kernels = _kernels("fa3", "triton", shape)
         if all(map(_is_built, kernels)):
             fault = _load_fault(kernels)
         else:
             obstacle = (
-                f"its FA3 kernels for {_kind(shape, dtype)} are not compiled (install "
+                f"its FA3 kernels for {_kind(shape)} are not compiled (install "
                 "flashinfer-jit-cache, or start once with --attention flashinfer)"
             )
     if fault is not None:
@@ -152,7 +179,7 @@ def _automatic(
     return Choice("fa3", "triton", "a Hopper GPU and FlashInfer's FA3 kernels are here")
 
 
-def _triton_obstacle(shape: DecoderConfig, device: torch.device) -> str | None:
+def _triton_obstacle(shape: AttentionShape, device: torch.device) -> str | None:
     """Why the Triton kernels cannot serve this model here, None if they can."""
     if shape.head_dim not in (16, 32, 64, 128, 256):
         return f"the kernels know head sizes 16, 32, 64, 128 and 256, not {shape.head_dim}"
@@ -166,16 +193,18 @@ def _triton_obstacle(shape: DecoderConfig, device: torch.device) -> str | None:
     return None
 
 
-def _flashinfer_obstacle(shape: DecoderConfig, dtype: torch.dtype, device: torch.device) -> str | None:
+def _flashinfer_obstacle(shape: AttentionShape, device: torch.device) -> str | None:
     """Why FlashInfer cannot serve this model here, compiled or not."""
     if device.type != "cuda":
         return "it runs on CUDA devices only"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or more"
-    if dtype == torch.float32:
+    if shape.dtype == torch.float32:
         return "it does not compute in float32: give --dtype bfloat16 or float16"
     if shape.head_dim not in (64, 128, 256):
         return f"it knows head sizes 64, 128 and 256, not {shape.head_dim}"
+    if not all(spec.plain and spec.scale == shape.head_dim**-0.5 for spec in shape.specs):
+        return "the model has soft-capped scores, sinks or another scale, which it is not given"
     if importlib.util.find_spec("flashinfer") is None:
         return "the package is not installed: pip install flashinfer-python"
     return None
@@ -211,9 +240,9 @@ def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == _HOPPER
 
 
-def _kind(shape: DecoderConfig, dtype: torch.dtype) -> str:
+def _kind(shape: AttentionShape) -> str:
     window = ", sliding windows" if any(shape.windows) else ""
-    return f"{str(dtype).removeprefix('torch.')}, head size {shape.head_dim}{window}"
+    return f"{str(shape.dtype).removeprefix('torch.')}, head size {shape.head_dim}{window}"
 
 
 class _Kernel(NamedTuple):
@@ -227,9 +256,9 @@ _LOADERS = {"prefill": "flashinfer.prefill", "decode": "flashinfer.decode"}
 _REINSTALL = "install flashinfer-python again"
 
 
-def _kernels(extend: str, decode: str, shape: DecoderConfig, dtype: torch.dtype) -> list[_Kernel]:
+def _kernels(extend: str, decode: str, shape: AttentionShape) -> list[_Kernel]:
     """What would run."""
-    found = []
+    found, dtype = [], shape.dtype
     for windowed in {window is not None for window in shape.windows}:
         common = (dtype, dtype, dtype, torch.int32, shape.head_dim, shape.head_dim, 0, windowed, False)
         found.append(_Kernel("prefill", (extend, *common, False)))

@@ -13,9 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ramify.gpu.attention.segments import Segments, Slots, cut
-from ramify.gpu.kv.pool import KVPool
-from ramify.gpu.step.batch import Batch
-from ramify.gpu.step.rows import RowTable
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
+from ramify.gpu.kv.layout import LayerKV
+from ramify.gpu.step.buckets import Bucket
+from ramify.gpu.step.inputs import Plan, StepInputs
+from ramify.gpu.step.rows import Ints, RowTable, StepRows
+from ramify.gpu.step.staging import Array
 
 _QUERY_BLOCK = 512  # queries of a masked extend that run at once: bounds the mask
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -50,52 +53,72 @@ class _Decodes:
 
 
 class TorchAttention:
-    """`windows[layer]`: sliding window or None."""
+    """Reads the page tables on the host, from `table`; keys and values are on `device`."""
 
-    def __init__(
-        self, pool: KVPool, table: RowTable, heads: int, windows: tuple[int | None, ...]
-    ) -> None:
-        self._pool = pool
+    static_extends = False
+
+    def __init__(self, table: RowTable, shape: AttentionShape, device: torch.device) -> None:
         self._table = table
-        kv_heads, self._dim = pool.k.shape[2:]
-        self._heads, self._kv_heads, self._group = heads, kv_heads, heads // kv_heads
-        self._windows = windows
-        self._device = pool.k.device
-        self._in_place = self._device.type == "cpu"
+        self._shape = shape
+        self._heads, self._kv_heads, self._dim = shape.heads, shape.kv_heads, shape.head_dim
+        self._group = shape.group
+        self._windows = shape.windows
+        self._padding_slot = table.pool_pages * table.page_size
+        self._device = device
+        self._in_place = device.type == "cpu"
         self._first_decode = 0
         self._extends: dict[int | None, list[_Extend]] = {}
         self._decodes: dict[int | None, _Decodes] = {}
-        self._slots = torch.empty(0)
 
-    def plan(self, batch: Batch) -> None:
-        self._slots = batch.slots
-        self._first_decode = int(batch.qo_indptr[batch.extends])
+    def room(self, bucket: Bucket) -> Plan:
+        return {}  # nothing is captured
+
+    def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
+        """slots int64[T]: where the new tokens' keys and values go. All else stays here."""
+        n = step.extends
+        ends = np.cumsum(step.counts)
+        firsts = (ends - step.counts).tolist()
+        self._first_decode = int(ends[n - 1]) if n else 0
         self._extends, self._decodes = {}, {}
-        for window in set(self._windows):
+        lengths = step.starts + step.counts
+        for window in self._windows:
             self._extends[window] = [
-                block for i in range(batch.extends) for block in self._plan_extend(batch, i, window)
+                block
+                for row, first, start, end in zip(
+                    step.rows[:n].tolist(), firsts, step.starts.tolist(), lengths.tolist(), strict=False
+                )
+                for block in self._plan_extend(row, first, start, end, window)
             ]
-            if batch.decodes:
-                self._decodes[window] = self._plan_decodes(batch, window)
+            if len(step.rows) > n:
+                self._decodes[window] = self._plan_decodes(step.rows[n:], lengths[n:], window)
+        if not n:
+            return {"slots": self._table.slots_at(step.rows, step.starts)}
+        rows = np.repeat(step.rows, step.counts)
+        positions = np.arange(ends[-1]) + np.repeat(step.starts - ends + step.counts, step.counts)
+        return {"slots": self._table.slots_at(rows, positions)}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        pool = self._pool.layers[layer]
-        self._pool.store(layer, self._slots, k, v)
-        window = self._windows[layer]
-        extends = self._extends[window]
+    def plan_decodes(self, rows: Array, positions: Array) -> None:
+        pass
+
+    def unlike_decodes(self, most: int) -> list[int]:
+        return []
+
+    def attend(self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec) -> Tensor:
+        extends = self._extends[spec.window]
         if not extends:
-            return self._decode(self._decodes[window], pool, q)
-        outputs = [self._extend(extend, pool, q) for extend in extends]
-        if window in self._decodes:
-            outputs.append(self._decode(self._decodes[window], pool, q[self._first_decode :]))
+            return self._decode(self._decodes[spec.window], kv, q, spec)
+        outputs = [self._extend(extend, kv, q, spec) for extend in extends]
+        if spec.window in self._decodes:
+            outputs.append(self._decode(self._decodes[spec.window], kv, q[self._first_decode :], spec))
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     # --- extends ---
 
-    def _plan_extend(self, batch: Batch, i: int, window: int | None) -> list[_Extend]:
-        first, last = int(batch.qo_indptr[i]), int(batch.qo_indptr[i + 1])
-        row, end = int(batch.rows[i]), int(batch.kv_lens[i])
-        start = end - (last - first)
+    def _plan_extend(
+        self, row: int, first: int, start: int, end: int, window: int | None
+    ) -> list[_Extend]:
+        """The tokens from line `first` on, at positions [start, end) of `row`."""
+        last = first + end - start
         if start == 0 and (window is None or end <= window):
             return [_Extend(first, last, self._keys(self._table.slots(row, 0, end)), None)]
         blocks = []
@@ -112,28 +135,37 @@ class TorchAttention:
             blocks.append(_Extend(at, at + stop - begin, slots, mask))
         return blocks
 
-    def _extend(self, extend: _Extend, pool: tuple[Tensor, Tensor], q: Tensor) -> Tensor:
-        k, v = self._read(pool, extend.keys)
+    def _extend(self, extend: _Extend, kv: LayerKV, q: Tensor, spec: AttentionSpec) -> Tensor:
+        k, v = _read(kv, extend.keys)
+        queries = q[extend.first : extend.last].transpose(0, 1)[None]  # [1, heads, n, D]
+        keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]  # [1, kv_heads, keys, D]
+        if not spec.plain:
+            mask = extend.mask
+            if mask is None:
+                n = extend.last - extend.first
+                mask = torch.ones((n, n), dtype=torch.bool, device=q.device).tril_()
+            output, sums = attention_with_sums(queries, keys, values, mask, spec)
+            output = with_sinks(output.transpose(1, 2), sums.transpose(1, 2), spec)
+            return output.reshape(-1, self._heads * self._dim)
         output = F.scaled_dot_product_attention(
-            q[extend.first : extend.last].transpose(0, 1)[None],  # [1, heads, n, D]
-            k.transpose(0, 1)[None],  # [1, kv_heads, keys, D]
-            v.transpose(0, 1)[None],
+            queries,
+            keys,
+            values,
             attn_mask=extend.mask,
             is_causal=extend.mask is None,
+            scale=spec.scale,
             enable_gqa=self._group > 1,
         )
         return output[0].transpose(0, 1).reshape(-1, self._heads * self._dim)
 
     # --- decodes ---
 
-    def _plan_decodes(self, batch: Batch, window: int | None) -> _Decodes:
+    def _plan_decodes(self, rows: Ints, lengths: Ints, window: int | None) -> _Decodes:
         slots = []
-        for row, end in zip(
-            batch.rows[batch.extends :].tolist(), batch.kv_lens[batch.extends :].tolist(), strict=True
-        ):
+        for row, end in zip(rows.tolist(), lengths.tolist(), strict=True):
             slots.append(self._table.slots(row, 0 if window is None else max(0, end - window), end))
         longest = max(map(len, slots))
-        padding = self._pool.padding_slot
+        padding = self._padding_slot
         segments = cut(slots, padding) if self._in_place else cut(slots, padding, longest + 1)
         parts = [
             _Part(slice(run.start, run.stop), self._readers(run.readers, len(slots)), len(run.readers))
@@ -155,29 +187,29 @@ class TorchAttention:
         mask = None
         if (lens != width).any():
             allowed = torch.from_numpy(np.arange(width) < lens[:, None]).to(self._device)
-            mask = torch.zeros(allowed.shape, dtype=self._pool.k.dtype, device=self._device)
+            mask = torch.zeros(allowed.shape, dtype=self._shape.dtype, device=self._device)
             mask = mask.masked_fill_(~allowed, -torch.inf)[:, None, None, :]
         keys = torch.from_numpy(segments.rest.reshape(-1)).to(self._device)
         return _Part(keys, self._readers(segments.readers.tolist(), decodes), len(lens), mask)
 
-    def _decode(self, decodes: _Decodes, pool: tuple[Tensor, Tensor], q: Tensor) -> Tensor:
+    def _decode(self, decodes: _Decodes, kv: LayerKV, q: Tensor, spec: AttentionSpec) -> Tensor:
         """q [N, heads, D] -> [N, heads * D]."""
         if decodes.owners is None:
-            output, _ = self._part(decodes.parts[0], pool, q)
-            return output.reshape(-1, self._heads * self._dim)
-        results = [self._part(part, pool, q) for part in decodes.parts]
-        outputs = torch.cat([output for output, _ in results])  # [P, heads, D]
-        sums = torch.cat([lse for _, lse in results])  # [P, heads]
-        merged = _merge(outputs, sums, decodes.owners, len(q))
-        return merged.reshape(-1, self._heads * self._dim)
+            output = with_sinks(*self._part(decodes.parts[0], kv, q, spec), spec)
+        else:
+            results = [self._part(part, kv, q, spec) for part in decodes.parts]
+            outputs = torch.cat([output for output, _ in results])  # [P, heads, D]
+            sums = torch.cat([lse for _, lse in results])  # [P, heads]
+            output = _merge(outputs, sums, decodes.owners, len(q), spec)
+        return output.reshape(-1, self._heads * self._dim)
 
-    def _part(self, part: _Part, pool: tuple[Tensor, Tensor], q: Tensor) -> tuple[Tensor, Tensor]:
+    def _part(self, part: _Part, kv: LayerKV, q: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
         """Outputs [readers, heads, D] and log-sum-exps [readers, heads] of one part."""
         if part.readers is not None:
             q = q[part.readers]
         n = part.count
         queries = q.reshape(n, self._kv_heads, self._group, self._dim)
-        k, v = self._read(pool, part.keys)
+        k, v = _read(kv, part.keys)
         if isinstance(part.keys, slice):
             # the readers' queries side by side, as if they were one sequence's
             queries = queries.transpose(0, 1).reshape(1, self._kv_heads, n * self._group, self._dim)
@@ -185,10 +217,13 @@ class TorchAttention:
         else:
             k = k.view(n, -1, self._kv_heads, self._dim).transpose(1, 2)
             v = v.view(n, -1, self._kv_heads, self._dim).transpose(1, 2)
-        if not self._in_place:
-            output = F.scaled_dot_product_attention(queries, k, v, attn_mask=part.mask)
+        if not spec.plain:
+            output, sums = attention_with_sums(queries, k, v, part.mask, spec)
+        elif self._in_place:
+            output, sums = _flash(queries, k, v, attn_mask=part.mask, scale=spec.scale)
+        else:  # always one part, which nothing is merged with
+            output = F.scaled_dot_product_attention(queries, k, v, attn_mask=part.mask, scale=spec.scale)
             return output.reshape(n, self._heads, self._dim), output
-        output, sums = _flash(queries, k, v, attn_mask=part.mask)
         if isinstance(part.keys, slice) and n > 1:
             output = output.view(self._kv_heads, n, self._group, self._dim).transpose(0, 1)
             sums = sums.view(self._kv_heads, n, self._group).transpose(0, 1)
@@ -203,14 +238,45 @@ class TorchAttention:
             return slice(first, last + 1)
         return torch.from_numpy(slots).to(self._device)
 
-    def _read(self, pool: tuple[Tensor, Tensor], keys: "slice | Tensor") -> tuple[Tensor, Tensor]:
-        """k and v [keys, kv_heads, D]."""
-        if isinstance(keys, slice):
-            return pool[0][keys], pool[1][keys]
-        return pool[0].index_select(0, keys), pool[1].index_select(0, keys)
+
+def attention_with_sums(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, spec: AttentionSpec
+) -> tuple[Tensor, Tensor]:
+    """Attention by its definition, for what torch's kernels do not know.
+
+    q [B, heads, n, D]; k, v [B, kv_heads, keys, D]; mask: which keys are seen, or what is added to
+    scores, broadcast to [B, heads, n, keys]. Returns outputs [B, heads, n, D] and log-sum-exps
+    [B, heads, n].
+    """
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = (q @ k.transpose(2, 3)).float() * spec.scale
+    if spec.softcap is not None:
+        scores = torch.tanh(scores / spec.softcap) * spec.softcap
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        scores = scores + mask
+    sums = scores.logsumexp(-1)
+    return (scores - sums[..., None]).exp().to(v.dtype) @ v, sums
 
 
-def _merge(outputs: Tensor, sums: Tensor, owners: Tensor, n: int) -> Tensor:
+def with_sinks(output: Tensor, sums: Tensor, spec: AttentionSpec) -> Tensor:
+    """output [..., heads, D], of which the sinks take their part; sums [..., heads]: log-sum-exps."""
+    if spec.sinks is None:
+        return output
+    return output * torch.sigmoid(sums - spec.sinks)[..., None].to(output.dtype)
+
+
+def _read(kv: LayerKV, keys: "slice | Tensor") -> tuple[Tensor, Tensor]:
+    """k and v [keys, kv_heads, D]."""
+    if isinstance(keys, slice):
+        return kv.k[keys], kv.v[keys]
+    return kv.k.index_select(0, keys), kv.v.index_select(0, keys)
+
+
+def _merge(outputs: Tensor, sums: Tensor, owners: Tensor, n: int, spec: AttentionSpec) -> Tensor:
     """Combine attention over disjoint sets of keys (Dao et al. 2022, online softmax).
 
     outputs [P, heads, D], sums [P, heads] (log-sum-exp), owners int64[P] -> [n, heads, D].
@@ -221,4 +287,5 @@ def _merge(outputs: Tensor, sums: Tensor, owners: Tensor, n: int) -> Tensor:
     total = torch.zeros_like(top).index_add_(0, owners, weights)
     shares = (weights / total[owners])[..., None].to(outputs.dtype)
     merged = outputs.new_zeros((n, *outputs.shape[1:]))
-    return merged.index_add_(0, owners, outputs * shares)
+    merged.index_add_(0, owners, outputs * shares)
+    return merged if spec.sinks is None else with_sinks(merged, top + total.log(), spec)

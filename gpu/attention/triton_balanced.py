@@ -18,8 +18,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
+from ramify.gpu.attention.spec import AttentionSpec
+from ramify.gpu.attention.triton_tile import (
+    begin_with_sinks,
+    paged,
+    score_scale,
+    take_keys,
+    take_part,
+)
 from ramify.gpu.devices import multiprocessors
+from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait
 
 _RESIDENT = 6  # programs that one multiprocessor runs at once
@@ -44,34 +52,34 @@ def block_for(sequences: int) -> int:
 def balanced_attention(
     q: Tensor,
     output: Tensor,
-    pool: "tuple[Tensor, Tensor]",
+    kv: LayerKV,
     rows: Tensor,
     positions: Tensor,
     pages: Tensor,
-    page_size: int,
-    window: int | None,
+    spec: AttentionSpec,
     shares: int,
     arrived: Tensor,
 ) -> None:
     """q [B, heads, D], each at positions int32[B] of rows int32[B]; pages int32[rows, columns].
 
-    pool: one layer's k and v, each [slots, kv_heads, D], the new ones included. `shares` as of
+    `kv` holds the new keys and values, too. `shares` as of
     `shares_for`. `arrived` int32[>= B * kv_heads]: zeros, which are zeros again afterwards, so
     launches that use them must follow each other on one stream. Writes output [B, heads * D].
     """
     sequences, heads, dim = q.shape
-    kv_heads = pool[0].shape[1]
+    kv_heads = kv.k.shape[1]
     group = heads // kv_heads
     # a program leaves at most two: of the sequence in which its share begins, and of the last
     parts = torch.empty((2 * shares, heads, dim), dtype=torch.float32, device=q.device)
     sums = torch.empty((2 * shares, heads), dtype=torch.float32, device=q.device)
     exact = q.dtype == torch.float32
+    scale, softcap = score_scale(spec)
     _attend[(shares, kv_heads)](
-        q, pool[0], pool[1], rows, positions, pages, output, parts, sums, arrived, sequences,
-        pages.shape[1], dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
-        GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, PAGE=page_size,
-        WINDOW=window or 0, KEYS=min(64, max(16, _TILE // dim)), SHARES=shares,
-        BLOCK=block_for(sequences), PRECISION="ieee" if exact else "tf32",
+        q, kv.k, kv.v, rows, positions, pages, output, parts, sums, arrived, spec.sinks,
+        sequences, pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
+        GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, PAGE=kv.page_size,
+        WINDOW=spec.window or 0, KEYS=min(64, max(16, _TILE // dim)), SHARES=shares,
+        BLOCK=block_for(sequences), PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap,
         OVERLAP=overlaps(q.device), num_warps=4 if exact else 2, num_stages=3,
         maxnreg=_REGISTERS, **launch_options(q.device),
     )  # fmt: skip
@@ -89,12 +97,14 @@ def _cut(ends, total, at):
 
 @triton.jit(do_not_specialize=["sequences"])
 def _attend(
-    q, k_pool, v_pool, rows, positions, pages, output, parts, sums, arrived, sequences, columns, scale,
+    q, k_pool, v_pool, rows, positions, pages, output, parts, sums, arrived, sinks, sequences,
+    columns, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
     DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
-    SHARES: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    SHARES: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """scale: of the scores, times log2(e), so that exp2 can be used throughout."""
+    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None."""
     program = tl.program_id(0)
     kv_head = tl.program_id(1)
     index = tl.arange(0, BLOCK)
@@ -143,13 +153,16 @@ def _attend(
         top = tl.full([GROUP_PADDED], -float("inf"), tl.float32)
         weight = tl.zeros([GROUP_PADDED], tl.float32)
         mixed = tl.zeros([GROUP_PADDED, DIM], tl.float32)
+        if sinks is not None:
+            top, weight = begin_with_sinks(sinks, head, real, tl.maximum(begin - first, 0))
         for tile in range(start, stop, KEYS):
             keys = tile + tl.arange(0, KEYS)
             there = keys < stop
             place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
             top, weight, mixed = take_keys(
-                query, k_pool, v_pool, place, there, there[None, :], scale, top, weight, mixed, PRECISION
-            )
+                query, k_pool, v_pool, place, there, there[None, :], scale, top, weight, mixed,
+                PRECISION, SOFTCAP,
+            )  # fmt: skip
         done = (begin <= first) & (last <= until)
         if not done:
             part = (program * 2 + (begin <= first).to(tl.int32)) * HEADS + head

@@ -13,8 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.gpu.attention.spec import AttentionSpec
 from ramify.gpu.attention.triton_shared import TILE, Parts
-from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
+from ramify.gpu.attention.triton_tile import (
+    begin_with_sinks,
+    paged,
+    score_scale,
+    take_keys,
+    take_part,
+)
+from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait
 
 _PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
@@ -37,24 +45,23 @@ def variant_for(sequences: int, kv_heads: int) -> tuple[bool, bool]:
 
 def decode_attention(
     q: Tensor,
-    pool: "tuple[Tensor, Tensor]",
+    kv: LayerKV,
     rows: Tensor,
     positions: Tensor,
     pages: Tensor,
-    page_size: int,
-    window: int | None,
+    spec: AttentionSpec,
     splits: int,
     parts: Parts | None = None,
     output: Tensor | None = None,
 ) -> Tensor:
     """q [B, heads, D], each at positions int32[B] of rows int32[B]; pages int32[rows, columns].
 
-    pool: one layer's k and v, each [slots, kv_heads, D], the new ones included. `splits` as of
+    `kv` holds the new keys and values, too. `splits` as of
     `splits_for`. `parts`: what `shared_attention` made of the keys that a line has in common with
     others; then only its own ones are read here. Returns `output` [B, heads * D], a new one if None.
     """
     sequences, heads, dim = q.shape
-    kv_heads = pool[0].shape[1]
+    kv_heads = kv.k.shape[1]
     group = heads // kv_heads
     if output is None:
         output = q.new_empty((sequences, heads * dim))
@@ -64,6 +71,7 @@ def decode_attention(
         partial = torch.empty((sequences, heads, splits, dim), dtype=torch.float32, device=q.device)
         sums = torch.empty((sequences, heads, splits), dtype=torch.float32, device=q.device)
     exact = q.dtype == torch.float32
+    scale, softcap = score_scale(spec)
     # Measured on an H200 (docs/log.md): few programs want larger tiles, many want more of them.
     crowded, few = variant_for(sequences, kv_heads)
     keys, stages = (32, 4) if crowded and not exact else (_KEYS, 3)
@@ -73,11 +81,11 @@ def decode_attention(
     if parts is not None:
         own, shared, shared_sums = parts.own, parts.outputs, parts.sums
     _decode[(sequences, kv_heads, splits)](
-        q, pool[0], pool[1], rows, positions, pages, partial, sums, own, shared, shared_sums,
-        pages.shape[1],
-        dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
-        GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, PAGE=page_size,
-        WINDOW=window or 0, SPLITS=splits, KEYS=keys, PRECISION="ieee" if exact else "tf32",
+        q, kv.k, kv.v, rows, positions, pages, partial, sums, own, shared, shared_sums,
+        spec.sinks, pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
+        GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, PAGE=kv.page_size,
+        WINDOW=spec.window or 0, SPLITS=splits, KEYS=keys, PRECISION="ieee" if exact else "tf32",
+        SOFTCAP=softcap,
         SHARED=parts is not None, TILE=TILE, OVERLAP=overlap, num_warps=4 if exact else 2,
         num_stages=stages, **options,
     )  # fmt: skip
@@ -91,13 +99,14 @@ def decode_attention(
 
 @triton.jit
 def _decode(
-    q, k_pool, v_pool, rows, positions, pages, partial, sums, own, shared, shared_sums, columns, scale,
+    q, k_pool, v_pool, rows, positions, pages, partial, sums, own, shared, shared_sums, sinks,
+    columns, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
     DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
-    KEYS: tl.constexpr, PRECISION: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, SHARED: tl.constexpr,
+    TILE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """scale: of the scores, times log2(e), so that exp2 can be used throughout."""
+    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None."""
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -125,6 +134,8 @@ def _decode(
     top = tl.full([GROUP_PADDED], -float("inf"), tl.float32)
     total = tl.zeros([GROUP_PADDED], tl.float32)
     mixed = tl.zeros([GROUP_PADDED, DIM], tl.float32)
+    if sinks is not None:
+        top, total = begin_with_sinks(sinks, head, real, split)
     if SHARED:
         item = tl.load(own + sequence * 4 + 2).to(tl.int64)
         at = tl.load(own + sequence * 4 + 3) * GROUP + members
@@ -136,8 +147,9 @@ def _decode(
         there = keys < stop
         place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
         top, total, mixed = take_keys(
-            query, k_pool, v_pool, place, there, there[None, :], scale, top, total, mixed, PRECISION
-        )
+            query, k_pool, v_pool, place, there, there[None, :], scale, top, total, mixed,
+            PRECISION, SOFTCAP,
+        )  # fmt: skip
     if SPLITS == 1:
         target = partial + sequence * HEADS * DIM + head[:, None] * DIM + dims[None, :]
         mixed = (mixed / total[:, None]).to(partial.dtype.element_ty)

@@ -15,7 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.gpu.attention.triton_tile import paged, take_keys, take_part
+from ramify.gpu.attention.spec import AttentionSpec
+from ramify.gpu.attention.triton_tile import (
+    begin_with_sinks,
+    paged,
+    score_scale,
+    take_keys,
+    take_part,
+)
+from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait
 from ramify.gpu.step.inputs import Plan
 from ramify.gpu.step.rows import StepRows
@@ -89,30 +97,30 @@ def _wanted(kv_heads: int) -> int:
 def extend_attention(
     q: Tensor,
     output: Tensor,
-    pool: "tuple[Tensor, Tensor]",
+    kv: LayerKV,
     items: Tensor,
     merges: Tensor,
     pages: Tensor,
-    page_size: int,
-    window: int | None,
+    spec: AttentionSpec,
 ) -> None:
     """q [T, heads, D], output [T, heads * D], written at the queries that `items` names.
 
-    items int32[n, 7], merges int32[m, 4] as of `extend_items`; pages int32[rows, columns]; pool:
-    one layer's k and v, each [slots, kv_heads, D], the new ones included.
+    items int32[n, 7], merges int32[m, 4] as of `extend_items`; pages int32[rows, columns]. `kv` holds
+    the new keys and values, too.
     """
     _, heads, dim = q.shape
-    kv_heads = pool[0].shape[1]
+    kv_heads = kv.k.shape[1]
     exact = q.dtype == torch.float32
+    scale, softcap = score_scale(spec)
     # more items than are wanted leave no parts, and no merges none at all
     most = min(len(items), _wanted(kv_heads)) if len(merges) else 0
     parts = torch.empty((most, kv_heads, _TILE, dim), dtype=torch.float32, device=q.device)
     sums = torch.empty((most, kv_heads, _TILE), dtype=torch.float32, device=q.device)
     _extend[(len(items), kv_heads)](
-        q, pool[0], pool[1], items, pages, output, parts, sums, pages.shape[1],
-        dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
-        DIM=dim, PAGE=page_size, WINDOW=window or 0, TILE=_TILE, KEYS=_KEYS,
-        PRECISION="ieee" if exact else "tf32", OVERLAP=overlaps(q.device),
+        q, kv.k, kv.v, items, pages, output, parts, sums, spec.sinks, pages.shape[1],
+        scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        DIM=dim, PAGE=kv.page_size, WINDOW=spec.window or 0, TILE=_TILE, KEYS=_KEYS,
+        PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap, OVERLAP=overlaps(q.device),
         num_warps=8 if exact else _WARPS, num_stages=2 if exact else _STAGES,
         **launch_options(q.device),
     )  # fmt: skip
@@ -127,12 +135,12 @@ def extend_attention(
 
 @triton.jit
 def _extend(
-    q, k_pool, v_pool, items, pages, output, parts, sums, columns, scale, HEADS: tl.constexpr,
+    q, k_pool, v_pool, items, pages, output, parts, sums, sinks, columns, scale, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    SOFTCAP: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """scale: of the scores, times log2(e), so that exp2 can be used throughout."""
+    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None."""
     item = items + tl.program_id(0) * 7
     kv_head = tl.program_id(1)
     row = tl.load(item).to(tl.int64)
@@ -153,11 +161,15 @@ def _extend(
     places = (token * HEADS + kv_head * GROUP + lines % GROUP)[:, None] * DIM + dims[None, :]
     query = tl.load(q + places, mask=real[:, None], other=0.0)
     reach = position + lines // GROUP
+    first_key = start
     if WINDOW:
         start = tl.maximum(start, (position - WINDOW + 1) // KEYS * KEYS)
     top = tl.full([TILE], -float("inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     mixed = tl.zeros([TILE, DIM], tl.float32)
+    if sinks is not None:
+        head = kv_head * GROUP + lines % GROUP
+        top, total = begin_with_sinks(sinks, head, real, first_key)
     for begin in range(start, stop, KEYS):
         keys = begin + tl.arange(0, KEYS)
         there = keys < stop
@@ -166,8 +178,9 @@ def _extend(
         if WINDOW:
             seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
         top, total, mixed = take_keys(
-            query, k_pool, v_pool, place, there, seen, scale, top, total, mixed, PRECISION
-        )
+            query, k_pool, v_pool, place, there, seen, scale, top, total, mixed,
+            PRECISION, SOFTCAP,
+        )  # fmt: skip
     total = tl.where(total > 0, total, 1.0)  # a query may have seen nothing
     mixed = mixed / total[:, None]
     if part < 0:

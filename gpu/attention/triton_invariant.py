@@ -16,11 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.attention.triton_decode import splits_for
-from ramify.gpu.attention.triton_tile import paged, take_keys
+from ramify.gpu.attention.triton_tile import begin_with_sinks, paged, score_scale, take_keys
+from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
-from ramify.gpu.step.rows import StepRows
+from ramify.gpu.step.rows import RowTable, StepRows
 from ramify.gpu.step.staging import Array
 
 _KEYS = 64  # in one block
@@ -30,23 +32,19 @@ _FIELDS = 4
 
 
 class InvariantPaged:
-    """`pages` int32[rows, columns] is the page table on the device; `group`: query heads a KV head.
-
-    `dtype`: of queries and pool.
-    """
+    """`pages` int32[rows, columns] is the page table on the device."""
 
     static_extends = False  # a step's decodes are tiles beside those of its extends
 
-    def __init__(self, pages: Tensor, page_size: int, group: int, dtype: torch.dtype) -> None:
+    def __init__(self, pages: Tensor, table: RowTable, shape: AttentionShape) -> None:
         self._pages = pages
-        self._page_size = page_size
-        self._group = triton.next_power_of_2(group)
+        self._group = triton.next_power_of_2(shape.group)
         # a step of padding has no plan: one tile without queries
         self._no_query = torch.zeros((1, _FIELDS), dtype=torch.int32, device=pages.device)
-        length = pages.shape[1] * page_size
+        length = pages.shape[1] * table.page_size
         self._chunk = max(_CHUNK, triton.next_power_of_2(triton.cdiv(length, _MOST_CHUNKS)))
         self._chunks = triton.cdiv(length, self._chunk)
-        self._exact = dtype == torch.float32
+        self._exact = shape.dtype == torch.float32
         tall, flat = 128, 64
         if self._exact:  # of 256 dimensions, 128 lines do not fit into shared memory
             tall = flat
@@ -81,11 +79,9 @@ class InvariantPaged:
         tiles.sort(key=lambda tile: -(tile[3] + tile[2]))
         return {"tiles": np.array(tiles, dtype=np.int32).reshape(-1, _FIELDS)}
 
-    def attend(
-        self, q: Tensor, pool: "tuple[Tensor, Tensor]", step: StepInputs[Tensor], window: int | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec) -> Tensor:
         tokens, heads, dim = q.shape
-        kv_heads = pool[0].shape[1]
+        kv_heads = kv.k.shape[1]
         output = q.new_empty((tokens, heads * dim))
         decode = not step.extended
         splits = min(self._chunks, splits_for(tokens, kv_heads)) if decode else 1
@@ -97,17 +93,20 @@ class InvariantPaged:
         tiles = step.rows if decode else step.plan.get("tiles", self._no_query)
         lines = self._decode_lines if decode else self._extend_lines
         exact = self._exact
-        shapes = {"HEADS": heads, "DIM": dim, "WINDOW": window or 0, "CHUNK": self._chunk,
+        scale, softcap = score_scale(spec)
+        shapes = {"HEADS": heads, "DIM": dim, "WINDOW": spec.window or 0, "CHUNK": self._chunk,
                   "CHUNKS": self._chunks, "enable_fp_fusion": False}  # fmt: skip
         _attend[(len(tiles), kv_heads, splits)](
-            q, pool[0], pool[1], tiles, step.positions, self._pages, output, partial, sums,
-            self._pages.shape[1], dim**-0.5 * 1.4426950408889634, KV_HEADS=kv_heads,
-            PADDED=self._group, LINES=lines, PAGE=self._page_size, KEYS=_KEYS, DECODE=decode,
-            SPLITS=splits, PRECISION="ieee" if exact else "tf32", num_warps=lines // 16 if lines >= 64
-            else 4, num_stages=2 if exact else 3, **shapes,
+            q, kv.k, kv.v, tiles, step.positions, self._pages, output, partial, sums,
+            spec.sinks, self._pages.shape[1], scale, KV_HEADS=kv_heads,
+            PADDED=self._group, LINES=lines, PAGE=kv.page_size, KEYS=_KEYS, DECODE=decode,
+            SPLITS=splits, PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap,
+            num_warps=lines // 16 if lines >= 64 else 4, num_stages=2 if exact else 3, **shapes,
         )  # fmt: skip
         if splits > 1:
-            _merge[(tokens, heads)](step.positions, partial, sums, output, num_warps=2, **shapes)
+            _merge[(tokens, heads)](
+                step.positions, partial, sums, output, spec.sinks, num_warps=2, **shapes
+            )
         return output
 
 
@@ -125,13 +124,13 @@ def _add(top, total, mixed, other_top, other_total, other_mixed):
 
 @triton.jit
 def _attend(
-    q, k_pool, v_pool, tiles, positions, pages, output, partial, sums, columns, scale,
+    q, k_pool, v_pool, tiles, positions, pages, output, partial, sums, sinks, columns, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     LINES: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, DECODE: tl.constexpr, SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """scale: of the scores, times log2(e), so that exp2 can be used throughout."""
+    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None."""
     index = tl.program_id(0)
     kv_head = tl.program_id(1)
     if DECODE:
@@ -160,6 +159,8 @@ def _attend(
     top = tl.full([LINES], -float("inf"), tl.float32)
     total = tl.zeros([LINES], tl.float32)
     mixed = tl.zeros([LINES, DIM], tl.float32)
+    if sinks is not None:
+        top, total = begin_with_sinks(sinks, head, real, 0)
     for chunk in range(low + tl.program_id(2), tl.cdiv(end, CHUNK), SPLITS):
         own_top = tl.full([LINES], -float("inf"), tl.float32)
         own_total = tl.zeros([LINES], tl.float32)
@@ -172,8 +173,8 @@ def _attend(
             if WINDOW:
                 seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
             own_top, own_total, own_mixed = take_keys(
-                asked, k_pool, v_pool, source, there, seen, scale, own_top, own_total, own_mixed,
-                PRECISION,
+                asked, k_pool, v_pool, source, there, seen, scale, own_top, own_total,
+                own_mixed, PRECISION, SOFTCAP,
             )  # fmt: skip
         if SPLITS == 1:
             top, total, mixed = _add(top, total, mixed, own_top, own_total, own_mixed)
@@ -190,8 +191,8 @@ def _attend(
 
 @triton.jit
 def _merge(
-    positions, partial, sums, output, HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+    positions, partial, sums, output, sinks, HEADS: tl.constexpr, DIM: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """The chunks of one decode and head, in order."""
     token = tl.program_id(0)
@@ -205,6 +206,8 @@ def _merge(
     top = tl.full([1], -float("inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     mixed = tl.zeros([1, DIM], tl.float32)
+    if sinks is not None:
+        top, total = begin_with_sinks(sinks, tl.program_id(1) + one, one < 1, 0)
     for chunk in range(low, position // CHUNK + 1):
         at = place * CHUNKS + chunk
         own_mixed = tl.load(partial + (at + one)[:, None] * DIM + dims[None, :])

@@ -5,15 +5,15 @@ Plans nothing for decodes but which of them share keys: the kernels read page ta
 on the device.
 """
 
-import torch
 from torch import Tensor
 
 from ramify.gpu.attention.groups import no_groups
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.attention.triton_balanced import balanced_attention, block_for, shares_for
 from ramify.gpu.attention.triton_decode import decode_attention, splits_for, variant_for
 from ramify.gpu.attention.triton_extend import extend_attention, extend_items, extend_room
 from ramify.gpu.attention.triton_shared import Shared, grouper_for, shared_attention
-from ramify.gpu.models.config import DecoderConfig
+from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
 from ramify.gpu.step.rows import RowTable, StepRows
@@ -23,8 +23,8 @@ from ramify.gpu.step.staging import Array
 class TritonPaged:
     """`pages` int32[rows, columns] is the page table on the device, `table` the one on the host.
 
-    Decodes read shared keys once where that pays, if `dtype` is what the pool holds; None: each
-    reads all of its keys itself.
+    `shares_keys`: decodes read keys that they have in common once, where that pays; else each reads
+    all of its keys itself.
     """
 
     static_extends = True
@@ -34,18 +34,15 @@ class TritonPaged:
     fewest_balanced = 192
 
     def __init__(
-        self, pages: Tensor, table: RowTable, shape: DecoderConfig, dtype: torch.dtype | None
+        self, pages: Tensor, table: RowTable, shape: AttentionShape, shares_keys: bool = True
     ) -> None:
         self._pages = pages
-        self._page_size = table.page_size
         self._heads, self._kv_heads = shape.heads, shape.kv_heads
         self._shares = shares_for(pages.device, shape.kv_heads)
         self._arrived = pages.new_zeros(len(pages) * shape.kv_heads)
         self._grouper = None
-        if dtype is not None and None in shape.windows:
-            self._grouper = grouper_for(
-                table, shape.heads, shape.kv_heads, shape.head_dim, dtype.itemsize
-            )
+        if shares_keys and None in shape.windows:
+            self._grouper = grouper_for(table, shape)
 
     def room(self, bucket: Bucket) -> Plan:
         if bucket.extended:
@@ -79,39 +76,30 @@ class TritonPaged:
     def _balanced(self, decodes: int) -> bool:
         return decodes * self._kv_heads >= self.fewest_balanced
 
-    def attend(
-        self, q: Tensor, pool: "tuple[Tensor, Tensor]", step: StepInputs[Tensor], window: int | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec) -> Tensor:
         first = step.extended
         output = q.new_empty((len(q), q.shape[1] * q.shape[2]))
         if first < len(q):
-            self.decode(q[first:], pool, step, window, output[first:])
+            self.decode(q[first:], kv, step, spec, output[first:])
         if first:
             items, merges = step.plan["items"], step.plan["merges"]
-            extend_attention(q, output, pool, items, merges, self._pages, self._page_size, window)
+            extend_attention(q, output, kv, items, merges, self._pages, spec)
         return output
 
     def decode(
-        self,
-        q: Tensor,
-        pool: "tuple[Tensor, Tensor]",
-        step: StepInputs[Tensor],
-        window: int | None,
-        output: Tensor,
+        self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec, output: Tensor
     ) -> None:
         """The step's decodes alone: q [decodes, heads, D] -> output [decodes, heads * D]."""
         first, parts = step.extended, None
-        if step.bucket.grouped and window is None:  # a window has moved past most of what lines share
+        # a window has moved past most of what lines share
+        if step.bucket.grouped and spec.window is None:
             groups = Shared(step.plan["shared_items"], step.plan["members"], step.plan["own"])
-            parts = shared_attention(q, pool, groups, self._pages, self._page_size)
+            parts = shared_attention(q, kv, groups, self._pages, spec)
         rows, positions = step.rows[first:], step.positions[first:]
         if parts is None and self._balanced(len(q)):
             balanced_attention(
-                q, output, pool, rows, positions, self._pages, self._page_size, window, self._shares,
-                self._arrived,
-            )  # fmt: skip
+                q, output, kv, rows, positions, self._pages, spec, self._shares, self._arrived
+            )
             return
-        decode_attention(
-            q, pool, rows, positions, self._pages, self._page_size, window,
-            splits_for(len(q), self._kv_heads), parts, output,
-        )  # fmt: skip
+        splits = splits_for(len(q), self._kv_heads)
+        decode_attention(q, kv, rows, positions, self._pages, spec, splits, parts, output)

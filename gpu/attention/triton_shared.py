@@ -17,7 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ramify.gpu.attention.groups import Grouper, Limits
-from ramify.gpu.attention.triton_tile import paged, take_keys
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
+from ramify.gpu.attention.triton_tile import paged, score_scale, take_keys
+from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.rows import RowTable
 
 TILE = 64  # query heads of one program: a warp group's smallest tile on Hopper
@@ -45,46 +47,45 @@ class Parts:
     sums: Tensor  # float32[capacity, kv_heads, TILE] log-sum-exps, base 2
 
 
-def grouper_for(
-    table: RowTable, heads: int, kv_heads: int, head_dim: int, itemsize: int
-) -> Grouper | None:
-    """Finds the groups of a model whose pool has elements of `itemsize` bytes, by what pays.
+def grouper_for(table: RowTable, shape: AttentionShape) -> Grouper | None:
+    """Finds the groups of a model's decodes, by what pays.
 
     Measured on an H200 (docs/log.md), where the L2 cache gives the plain pass most of what shared
     keys could save: it reads them again at 7 to 8 TB/s. None if the query heads of one line fill a
     tile, which then has no room for another line's.
     """
-    tile_lines = TILE * kv_heads // heads
+    tile_lines = TILE * shape.kv_heads // shape.heads
     if tile_lines < _LEAST_MEMBERS:
         return None
     limits = Limits(
         least_depth=128,
-        least_saved=_LEAST_SAVED // (2 * kv_heads * head_dim * itemsize),
+        least_saved=_LEAST_SAVED // (2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize),
         least_members=_LEAST_MEMBERS,
         tile_lines=tile_lines,
-        items=max(1, _PROGRAMS // kv_heads),
+        items=max(1, _PROGRAMS // shape.kv_heads),
     )
     return Grouper(table, limits)
 
 
 def shared_attention(
-    q: Tensor, pool: "tuple[Tensor, Tensor]", shared: Shared, pages: Tensor, page_size: int
+    q: Tensor, kv: LayerKV, shared: Shared, pages: Tensor, spec: AttentionSpec
 ) -> Parts:
     """q [B, heads, D] over the stretches that `shared` names; pages int32[rows, columns].
 
-    pool: one layer's k and v, each [slots, kv_heads, D].
+    A sink is no key that lines share: `triton_decode` takes it in once.
     """
     _, heads, dim = q.shape
-    kv_heads = pool[0].shape[1]
+    kv_heads = kv.k.shape[1]
     capacity = len(shared.items)
     outputs = torch.empty((capacity, kv_heads, TILE, dim), dtype=torch.float32, device=q.device)
     sums = torch.empty((capacity, kv_heads, TILE), dtype=torch.float32, device=q.device)
     exact = q.dtype == torch.float32
+    scale, softcap = score_scale(spec)
     _shared[(capacity, kv_heads)](
-        q, pool[0], pool[1], shared.items, shared.members, pages, outputs, sums, pages.shape[1],
-        dim**-0.5 * 1.4426950408889634, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
-        TILE=TILE, DIM=dim, PAGE=page_size, KEYS=_KEYS, PRECISION="ieee" if exact else "tf32",
-        num_warps=4, num_stages=2 if exact else 4,
+        q, kv.k, kv.v, shared.items, shared.members, pages, outputs, sums, pages.shape[1],
+        scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        TILE=TILE, DIM=dim, PAGE=kv.page_size, KEYS=_KEYS, PRECISION="ieee" if exact else "tf32",
+        SOFTCAP=softcap,        num_warps=4, num_stages=2 if exact else 4,
     )  # fmt: skip
     return Parts(shared.own, outputs, sums)
 
@@ -93,9 +94,9 @@ def shared_attention(
 def _shared(
     q, k_pool, v_pool, items, members, pages, outputs, sums, columns, scale, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """scale: of the scores, times log2(e), so that exp2 can be used throughout."""
+    """scale, SOFTCAP: as of `score_scale`."""
     item = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     row = tl.load(items + item * 5).to(tl.int64)
@@ -122,8 +123,9 @@ def _shared(
         there = keys < stop
         place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
         top, total, mixed = take_keys(
-            query, k_pool, v_pool, place, there, there[None, :], scale, top, total, mixed, PRECISION
-        )
+            query, k_pool, v_pool, place, there, there[None, :], scale, top, total, mixed,
+            PRECISION, SOFTCAP,
+        )  # fmt: skip
     at = (item * KV_HEADS + kv_head) * TILE + tile
     tl.store(outputs + at[:, None] * DIM + dims[None, :], mixed / total[:, None], mask=real[:, None])
     tl.store(sums + at, top + tl.log2(total), mask=real)

@@ -11,6 +11,32 @@ Called from kernels only; knows neither who the queries are nor which keys are t
 import triton
 import triton.language as tl
 
+from ramify.gpu.attention.spec import AttentionSpec
+
+LOG2E = 1.4426950408889634
+_LOG2E = tl.constexpr(LOG2E)
+
+
+def score_scale(spec: AttentionSpec) -> tuple[float, float]:
+    """`scale` and SOFTCAP as the kernels take them (see `take_keys`), which use exp2 throughout.
+
+    tanh(x) is 1 - 2 / (exp(2x) + 1): a soft-capped score is scaled by what the exponent needs.
+    """
+    if spec.softcap is None:
+        return spec.scale * LOG2E, 0.0
+    return spec.scale / spec.softcap * 2 * LOG2E, spec.softcap * LOG2E
+
+
+@triton.jit
+def begin_with_sinks(sinks, head, real, order):
+    """top and total of `real` queries that have met no key but the sink of their `head` [Q].
+
+    order: which of the parts of a query's keys comes; only part 0 takes the sink in.
+    """
+    there = real & (head * 0 + order == 0)
+    sink = tl.load(sinks + head, mask=there, other=-float("inf")).to(tl.float32) * _LOG2E
+    return sink, (sink > -float("inf")).to(tl.float32)
+
 
 @triton.jit
 def paged(
@@ -25,14 +51,17 @@ def paged(
 
 @triton.jit
 def take_keys(
-    query, k_pool, v_pool, place, there, seen, scale, top, total, mixed, PRECISION: tl.constexpr
-):
+    query, k_pool, v_pool, place, there, seen, scale, top, total, mixed, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):  # fmt: skip
     """Take in the keys at `place` [K, D]: of each those `there` [K], of which a query has `seen` [Q, K].
 
-    scale: of the scores, times log2(e). Returns top [Q], total [Q] and mixed [Q, D].
+    scale, SOFTCAP: as of `score_scale`. Returns top [Q], total [Q] and mixed [Q, D].
     """
     k = tl.load(k_pool + place, mask=there[:, None], other=0.0)
     scores = tl.dot(query, tl.trans(k), input_precision=PRECISION) * scale
+    if SOFTCAP:
+        scores = SOFTCAP - 2.0 * SOFTCAP / (tl.exp2(scores) + 1.0)
     scores = tl.where(seen, scores, -float("inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
     # all keys so far may be hidden from a query

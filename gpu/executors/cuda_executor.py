@@ -16,10 +16,14 @@ from torch import Tensor
 
 from ramify.gpu.attention.registry import Choice
 from ramify.gpu.executors.base import BadLogits, Counters, Progress
-from ramify.gpu.kv.pool import KVPool
+from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.models.fused import FusedDecoder
-from ramify.gpu.ops.triton_linear import Rows
+from ramify.gpu.ops.gluon_check import gluon_works
+from ramify.gpu.ops.invariant_linear import InvariantProducts
+from ramify.gpu.ops.programmatic_launch import overlaps
+from ramify.gpu.ops.tilings import LayerSizes
+from ramify.gpu.ops.triton_linear import Products
+from ramify.gpu.ops.triton_ops import LazyStream, TritonOps
 from ramify.gpu.sampling.cuda_sampler import RowSampler, token_logprobs
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.triton_logprobs import WORDS
@@ -94,18 +98,24 @@ class CudaExecutor:
         # one row more than there are: padding runs in it, at position 0 of the padding slot's page
         self._spare = info.max_rows
         columns = -(-table.max_length // info.page_size)
-        shape = (info.max_rows + 1, columns)
-        self._pages = torch.full(shape, pool.pages, dtype=torch.int32, device=self._device)
+        self._pages = torch.full(
+            (info.max_rows + 1, columns), pool.pages, dtype=torch.int32, device=self._device
+        )
         self._last = torch.zeros(info.max_rows + 1, dtype=torch.int32, device=self._device)
         self._tokens = torch.zeros(info.max_rows, dtype=torch.int32, device=self._device)
         # of whatever step runs: were each graph to keep its own, they would fill a gigabyte
         self._logits = torch.empty(
             (info.max_rows, info.vocab_size), dtype=model.dtype, device=self._device
         )
-        self._attention = attention.paged(self._pages, table, model.config, model.dtype)
-        self._decoder = FusedDecoder(
-            model, pool, self._pages, self._last, self._attention, attention.products(self._device)
-        )
+        shape = model.config.attention_shape(model.dtype)
+        self._attention = attention.back_end(self._pages, table, shape)
+        self._model = model
+        self._unlike_layers = model.unlike_layers()
+        products = (InvariantProducts if attention.deterministic else Products)(self._device)
+        self._ops = TritonOps(
+            pool, self._pages, self._last, self._attention, products, layer_sizes(model, products),
+            model.rotaries,
+        )  # fmt: skip
         self._sampler = RowSampler(info.max_rows + 1, info.vocab_size, self._device)
         decodes = decode_buckets(info.max_rows)[-1]
         most = [largest(info.max_rows, info.step_tokens), *self.forms(decodes)]
@@ -190,7 +200,8 @@ class CudaExecutor:
         step = self._apply(slot, plan)
         self._upload_pages(slot)
         if len(step.rows):
-            self._compute(self._tailor(slot, step).device)
+            inputs = self._tailor(slot, step).device
+            self._logits_of(self._compute(inputs), inputs.sampled_lines, len(step.sampling))
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         sampling = len(step.sampling)
@@ -237,7 +248,7 @@ class CudaExecutor:
         """Drop the weights, the pool and the graphs."""
         if self._device.type == "cuda":
             torch.cuda.synchronize()
-        del self._graphs, self._decoder, self._attention, self._pages, self._logits
+        del self._graphs, self._model, self._ops, self._attention, self._pages, self._logits
 
     # --- the host's part of a step ---
 
@@ -271,7 +282,7 @@ class CudaExecutor:
         sent = self._page_uploads.send(slot, places=places, pages=self.rows.pages[row, column])
         self._pages.view(-1).index_copy_(0, sent["places"], sent["pages"])
 
-    def _run(self, slot: int, step: StepRows) -> Rows | None:
+    def _run(self, slot: int, step: StepRows) -> LazyStream | None:
         """Upload the step and issue it, by a graph if one holds it.
 
         Returns the model's output if targets are to be scored, which no graph keeps.
@@ -338,32 +349,36 @@ class CudaExecutor:
         """What the graph of `bucket` holds."""
         self._issue(self._frame(0, bucket).device)
 
-    def _issue(self, inputs: StepInputs[Tensor], abridged: bool = False) -> Rows:
+    def _issue(self, inputs: StepInputs[Tensor], abridged: bool = False) -> LazyStream:
         """Issue a step's kernels, its sampler included."""
         final = self._compute(inputs, abridged)
         if inputs.bucket.sampling:
-            logits = self._logits[: inputs.bucket.sampling]
+            logits = self._logits_of(final, inputs.sampled_lines, inputs.bucket.sampling)
             sample_into(
                 logits, inputs.rows_that_sample, inputs.temperatures, inputs.uniforms, self._last,
                 self._tokens,
             )  # fmt: skip
         return final
 
-    def _compute(self, inputs: StepInputs[Tensor], abridged: bool = False) -> Rows:
-        """Run the model; the logits of the lines that sample come to `_logits`."""
-        return self._decoder.forward(inputs, self._logits[: inputs.bucket.sampling], abridged)
+    def _compute(self, inputs: StepInputs[Tensor], abridged: bool = False) -> LazyStream:
+        """Run the model. `abridged`: only layers that together launch all of its kernels."""
+        return self._model.forward(inputs, self._ops, self._unlike_layers if abridged else None)
+
+    def _logits_of(self, final: LazyStream, lines: Tensor | None, count: int) -> Tensor:
+        """[count, vocabulary] of `lines` of the model's output (None: of all), where all logits go."""
+        if not count:
+            return self._logits[:0]
+        return self._model.logits(final, lines, self._ops, self._logits[:count])
 
     def _resample(self, slot: int, rows: Ints, draws: Ints) -> Tensor | None:
         """Sample again the lines that ask for more than a temperature; their log-probabilities."""
         return self._sampler.resample(slot, self._logits, rows, draws, self._last, self._tokens)
 
-    def _score(self, slot: int, scored: Scored, final: Rows) -> Tensor:
+    def _score(self, slot: int, scored: Scored, final: LazyStream) -> Tensor:
         """int32[K], the bits of the targets' log-probabilities. What was sampled from is overwritten."""
 
         def logits_of(lines: Tensor) -> Tensor:
-            logits = self._logits[: len(lines)]
-            self._decoder.logits_of(final, lines, logits)
-            return logits
+            return self._logits_of(final, lines, len(lines))
 
         views = self._targets.send(slot, **arrays(scored))
         return score(scored, views, logits_of, self._slice).view(torch.int32)
@@ -372,4 +387,19 @@ class CudaExecutor:
         """Score as a step would that has targets at so many positions."""
         places = np.arange(lines)
         scored = Scored(places, places, np.zeros(lines, dtype=np.int32), places)
-        self._score(0, scored, self._decoder.no_rows(lines))
+        self._score(0, scored, self._ops.blank(lines))
+
+
+def layer_sizes(model: Decoder, products: Products) -> LayerSizes:
+    """What decides on which kernels the model's products run."""
+    config = model.config
+    tried = products.follows_tilings and model.dtype == torch.bfloat16  # else Gluon is never chosen
+    return LayerSizes(
+        hidden=config.hidden_size,
+        attention=config.attention_width,
+        qkv=config.attention_width + 2 * config.kv_width,
+        intermediate=config.intermediate_size,
+        dtype=model.dtype,
+        overlaps=overlaps(model.device),
+        gluon=tried and gluon_works(model.device),
+    )

@@ -1,25 +1,32 @@
 """The executor that runs a decoder on torch: the CPU's, and the reference for CUDA.
 
-rows -> batch -> decoder -> sampler, one step at a time. Sampled tokens stay in a tensor on the
+rows -> inputs -> decoder -> sampler, one step at a time. Sampled tokens stay in a tensor on the
 device, where the next step reads its inputs. It does not know files; see `load`.
 """
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.gpu.attention.torch_attention import TorchAttention
+from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
 from ramify.gpu.executors.threads import ThreadChoice
+from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.ops.base import Ops, Stream
+from ramify.gpu.ops.torch_ops import TorchOps
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampled, Sampler
-from ramify.gpu.step.batch import make_batch
+from ramify.gpu.step.buckets import tailored
+from ramify.gpu.step.inputs import NO_DRAWS, StepInputs, host_inputs, lay
 from ramify.gpu.step.rows import RowTable, Scored, StepRows
 from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
 from ramify.protocol.sampling import TokenLogprobs
+
+MakeOps = Callable[[KVPool, Tensor, AttentionBackend], Ops[Stream]]
 
 
 class DoneStep:
@@ -39,13 +46,19 @@ class DoneStep:
 
 
 class TorchExecutor:
-    """Runs plans on `model`, whose keys and values `attention` keeps in its pool.
+    """Runs plans on `model` over `pool`. `table` is the one that `attention` reads page tables from.
 
-    `table` is the one that `attention` reads page tables from.
+    `make_ops`: what the model's operations run on.
     """
 
     def __init__(
-        self, model: Decoder, attention: TorchAttention, table: RowTable, info: ExecutorInfo
+        self,
+        model: Decoder,
+        pool: KVPool,
+        attention: AttentionBackend,
+        table: RowTable,
+        info: ExecutorInfo,
+        make_ops: MakeOps = TorchOps,
     ) -> None:
         self.info = info
         self.counters = Counters()
@@ -54,6 +67,7 @@ class TorchExecutor:
         self._attention = attention
         self._sampler = Sampler(info.max_rows, info.vocab_size, model.device)
         self._last = torch.zeros(info.max_rows, dtype=torch.int64, device=model.device)
+        self._ops = make_ops(pool, self._last, attention)
         # what torch may use at most: set by the thread that loads the model and runs it
         self._threads = ThreadChoice(torch.get_num_threads()) if model.device.type == "cpu" else None
 
@@ -76,7 +90,8 @@ class TorchExecutor:
         sampled, scores = None, None
         if len(step.sampling):
             rows = step.rows[step.sampling]
-            sampled = self._sampler.sample(self._model.logits(hidden, lines), rows, step.draws)
+            logits = self._logits(hidden, lines)
+            sampled = self._sampler.sample(logits, rows, step.draws)
             self._last[torch.from_numpy(rows).to(self._last.device)] = sampled.tokens
         if step.scored is not None:
             scores = self._score(step.scored, hidden)
@@ -89,10 +104,10 @@ class TorchExecutor:
         Returns what ran and float32 logits [S, vocabulary], None if no row samples. Meant for tests.
         """
         step, hidden, lines = self._run(plan)
-        return step, self._model.logits(hidden, lines) if len(step.sampling) else None
+        return step, self._logits(hidden, lines) if len(step.sampling) else None
 
-    def _run(self, plan: StepPlan) -> tuple[StepRows, Tensor, Tensor | None]:
-        """What ran, the model's output [T, hidden], the lines of it that sample (None: all)."""
+    def _run(self, plan: StepPlan) -> tuple[StepRows, Stream, Tensor | None]:
+        """What ran, the model's output, the lines of it that sample (None: all)."""
         step = self.rows.apply(plan)
         for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
             self._sampler.close(row)
@@ -100,27 +115,36 @@ class TorchExecutor:
             self._sampler.open(opened)
         self.counters.count(step.computed)
         if not len(step.rows):
-            return step, torch.empty(0), None
-        with torch.inference_mode():
-            batch = make_batch(step, self.rows, self._last)
-            self._attention.plan(batch)
-            return step, self._model.forward(batch, self._attention), batch.sample_positions
+            nothing = self._model.embedding[:0]
+            return step, Stream(nothing, nothing), None
+        inputs = self._inputs(step)
+        return step, self._model.forward(inputs, self._ops), inputs.sampled_lines
 
-    def _score(self, scored: Scored, hidden: Tensor) -> Tensor:
-        model = self._model
-        views = {
-            name: torch.from_numpy(array).to(hidden.device) for name, array in arrays(scored).items()
-        }
+    def _inputs(self, step: StepRows) -> StepInputs[Tensor]:
+        """The step as large as it is, on the device."""
+        bucket = tailored(step, padded=False)
+        plan = self._attention.plan(step, bucket, captured=False)
+        host = host_inputs(bucket, plan)
+        lay(host, step, NO_DRAWS, plan, spare=0)
+        return host.on(self._model.device)
+
+    def _logits(self, hidden: Stream, lines: Tensor | None) -> Tensor:
+        """float32[S, vocabulary]."""
+        return self._model.logits(hidden, lines, self._ops).float()
+
+    def _score(self, scored: Scored, hidden: Stream) -> Tensor:
+        device = self._model.device
+        views = {name: torch.from_numpy(array).to(device) for name, array in arrays(scored).items()}
         return score(
             scored,
             views,
-            lambda lines: model.logits(hidden, lines),
+            lambda lines: self._logits(hidden, lines),
             slice_lines(self.info.vocab_size),
         )
 
     def close(self) -> None:
         """Drop the weights and the pool."""
-        del self._model, self._attention
+        del self._model, self._attention, self._ops
 
     def _result(
         self,

@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramify.protocol.errors import ModelError
+import torch
 
-RopeSettings = dict[str, Any]
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
+from ramify.gpu.kv.layout import KVLayout, PairLayout
+from ramify.gpu.ops.base import Activation
+from ramify.gpu.ops.rotary import RopeSettings
+from ramify.protocol.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,8 @@ class DecoderConfig:
     context: int  # longest sequence to serve unless another is asked for
     longest: int | None  # the most that may be asked for; None: any
     rope: RopeSettings  # has at least rope_type and rope_theta
-    windows: tuple[int | None, ...]  # sliding window of each layer; None: full attention
+    local_rope: RopeSettings | None  # of the layers with a window; None: the same
+    specs: tuple[AttentionSpec, ...]  # of the layers
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
@@ -41,6 +46,11 @@ class DecoderConfig:
     tied: bool  # lm_head shares the embedding
     eos_token_ids: tuple[int, ...]
     dtype: str  # as the file states it
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    norm_offset: float = 0.0  # added to the weights of the norms
+    post_norms: bool = False  # what attention and feed-forward add to the residual is normalised
+    logit_softcap: float | None = None
 
     @property
     def attention_width(self) -> int:
@@ -50,6 +60,14 @@ class DecoderConfig:
     @property
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
+
+    def attention_shape(self, dtype: torch.dtype) -> AttentionShape:
+        """What attention back ends are chosen and made by."""
+        return AttentionShape(self.heads, self.kv_heads, self.head_dim, dtype, self.specs)
+
+    def kv_layout(self, dtype: torch.dtype) -> KVLayout:
+        """How keys and values are kept."""
+        return PairLayout(self.layers, self.kv_heads, self.head_dim, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +183,11 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) ->
         context=context,
         longest=longest,
         rope=rope,
-        windows=_windows(fields, family, layers, path),
+        local_rope=None,
+        specs=tuple(
+            AttentionSpec(head_dim**-0.5, window=window)
+            for window in _windows(fields, family, layers, path)
+        ),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias if family.output_bias is None else family.output_bias,
         mlp_bias=bool(fields.get("mlp_bias")) if family.mlp_bias is None else family.mlp_bias,

@@ -13,10 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.linear import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import AnyTiling
-from ramify.gpu.ops.triton_layer import add_norm, silu_mul
+from ramify.gpu.ops.triton_layer import add_norm, gate_mul
 from ramify.gpu.ops.triton_linear import Products, Rows
 
 # Tiles of (rows, outputs, inputs, warps, stages), as measured on an H200: up to so many rows, for
@@ -38,8 +39,18 @@ class InvariantProducts(Products):
     def plain(self, x: Rows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
         return invariant_product(linear, x.values)
 
-    def gated(self, x: Rows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
-        return silu_mul(invariant_product(linear, x.values))
+    def library(self, x: Tensor, linear: Linear) -> Tensor:
+        return invariant_product(linear, x)
+
+    def gated(
+        self,
+        x: Rows,
+        linear: Linear,
+        eps: float,
+        tiling: AnyTiling | None,
+        activation: Activation = "silu",
+    ) -> Tensor:
+        return gate_mul(invariant_product(linear, x.values), activation)
 
     def add(
         self, x: Tensor, linear: Linear, residual: Tensor, norm: RMSNorm, tiling: AnyTiling | None

@@ -9,12 +9,14 @@ they are what `transformers` computes there, beyond it what it computes for a fu
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ramify.gpu.models.config import RopeSettings
 from ramify.protocol.errors import ModelError
+
+RopeSettings = dict[str, Any]
 
 
 def inverse_frequencies(rope: RopeSettings, dim: int, context: int) -> tuple[Tensor, float]:
@@ -50,6 +52,11 @@ class Rotary:
         if self._factor != 1.0:
             cos, sin = cos * self._factor, sin * self._factor
         return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+
+    def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, each float32[T, D / 2], as `triton_layer.rope_store` reads them."""
+        cos, signed_sin = self.angles(positions, torch.float32)
+        return cos[:, 0, : self._half].contiguous(), signed_sin[:, 0, self._half :].contiguous()
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [T, heads, D], halves convention (as in GPT-NeoX): three kernels."""

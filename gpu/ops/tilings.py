@@ -52,13 +52,12 @@ AnyTiling = Tiling | GluonTiling
 
 
 @dataclass(frozen=True, slots=True)
-class LayerTilings:
-    """Of a layer's four products; None: torch's library."""
+class OpTilings:
+    """Of the products in each operation; None: torch's library."""
 
-    qkv: AnyTiling | None = None
-    output: Tiling | None = None
-    gate_up: AnyTiling | None = None
-    down: Tiling | None = None
+    linear: AnyTiling | None = None
+    add: Tiling | None = None
+    gated: AnyTiling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +92,11 @@ _LARGE_GLUON = (
 _SMALL_GLUON = ((32, None), (768, _FEW), (1536, _MORE))
 
 
-def tilings_for(tokens: int, sizes: LayerSizes) -> LayerTilings:
+def tilings_for(tokens: int, sizes: LayerSizes) -> OpTilings:
     """What each product of a step of `tokens` runs on."""
     tilings = _tilings_for(tokens, sizes)
     gluon = _gluon_for(tokens, sizes)
-    return tilings if gluon is None else replace(tilings, gate_up=gluon)
+    return tilings if gluon is None else replace(tilings, gated=gluon)
 
 
 def _gluon_for(tokens: int, sizes: LayerSizes) -> GluonTiling | None:
@@ -109,11 +108,11 @@ def _gluon_for(tokens: int, sizes: LayerSizes) -> GluonTiling | None:
     return next((tiling for most, tiling in table if tokens <= most), _MANY)
 
 
-def _tilings_for(tokens: int, sizes: LayerSizes) -> LayerTilings:
+def _tilings_for(tokens: int, sizes: LayerSizes) -> OpTilings:
     if not sizes.overlaps or sizes.dtype != torch.bfloat16 or tokens > MOST_TOKENS:
-        return LayerTilings()
+        return OpTilings()
     if any(size % 128 for size in (sizes.hidden, sizes.attention, sizes.qkv, sizes.intermediate)):
-        return LayerTilings()
+        return OpTilings()
     rows = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
     # Long reads keep pace with 64 tokens a tile. Short ones want more programs: `output` of
     # Qwen3-0.6B takes 6.0 us at 64 tokens in tiles of 32, 9.9 in tiles of 64.
@@ -126,4 +125,4 @@ def _tilings_for(tokens: int, sizes: LayerSizes) -> LayerTilings:
     tiles = -(-sizes.hidden // _OUTPUTS) * -(-tokens // whole.tokens)
     splits = max(1, min(8, _PROGRAMS // tiles))
     shared = replace(whole, splits=1 << (splits.bit_length() - 1))
-    return LayerTilings(whole, shared, gated, shared)
+    return OpTilings(whole, shared, gated)

@@ -9,29 +9,32 @@ TRITON_INTERPRET=1.
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.gpu.kv.layout import LayerKV
+from ramify.gpu.ops.base import Activation, LayerAttention
 from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait, wait_first
 
 
-def embed_norm(codes: Tensor, last: Tensor, table: Tensor, weight: Tensor, eps: float) -> Any:
-    """Look the inputs up and normalise them for the first layer.
+def embed_norm(
+    input_ids: Tensor, last: Tensor, table: Tensor, scale: float, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Look the inputs up, times `scale`, and normalise them for the first layer.
 
-    codes int32[T]: a token, or -(row + 1) for the token that `last` int32[rows] holds of a row.
+    input_ids int32[T]: a token, or -(row + 1) for the token that `last` int32[rows] holds of a row.
     Returns (embeddings, normalised), both [T, hidden] in the table's type.
     """
-    tokens, hidden = len(codes), table.shape[1]
+    tokens, hidden = len(input_ids), table.shape[1]
     residual = table.new_empty((tokens, hidden))
     normed = torch.empty_like(residual)
     block = triton.next_power_of_2(hidden)
     _embed_norm[(tokens,)](
-        codes, last, table, weight, residual, normed, hidden, eps, BLOCK=block, num_warps=_warps(block)
-    )
+        input_ids, last, table, weight, residual, normed, hidden, eps, BLOCK=block, SCALE=scale,
+        num_warps=_warps(block),
+    )  # fmt: skip
     return residual, normed
 
 
@@ -64,45 +67,44 @@ def divide_rows(values: Tensor, squares: Tensor, which: "Tensor | None", eps: fl
     return output
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of [T, 2 * size], the gate first -> [T, size]."""
+def gate_mul(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) * up of [T, 2 * size], the gate first -> [T, size]."""
     tokens, size = len(gate_up), gate_up.shape[1] // 2
     output = gate_up.new_empty((tokens, size))
     block = min(1024, triton.next_power_of_2(size))
-    _silu_mul[(tokens, triton.cdiv(size, block))](
-        gate_up, output, size, BLOCK=block, OVERLAP=overlaps(gate_up.device), num_warps=4,
-        **launch_options(gate_up.device),
+    _gate_mul[(tokens, triton.cdiv(size, block))](
+        gate_up, output, size, BLOCK=block, GELU=activation == "gelu_tanh",
+        OVERLAP=overlaps(gate_up.device), num_warps=4, **launch_options(gate_up.device),
     )  # fmt: skip
     return output
 
 
 def rope_store(
     qkv: Tensor,
-    norms: "tuple[Tensor, Tensor] | None",
-    eps: float,
+    layer: LayerAttention,
     cos_sin: "tuple[Tensor, Tensor]",
     rows: Tensor,
     positions: Tensor,
     pages: Tensor,
-    page_size: int,
-    pool: "tuple[Tensor, Tensor]",
-    heads: int,
+    kv: LayerKV,
 ) -> Tensor:
-    """Normalise (if `norms`) and rotate q and k, write k and v into the pool, return q.
+    """Normalise (if the layer does) and rotate q and k, write k and v into `kv`, return q.
 
-    qkv [T, (heads + 2 kv_heads) * D]; norms: weights [D] of q and k; cos_sin: each
-    float32[positions, D / 2]; rows, positions int32[T]; pages int32[rows, columns];
-    pool: one layer's k and v, each [slots, kv_heads, D]. Returns [T, heads, D].
+    qkv [T, (heads + 2 kv_heads) * D]; cos_sin: each float32[positions, D / 2]; rows, positions
+    int32[T]; pages int32[rows, columns]. Returns [T, heads, D].
     """
-    tokens, (_, kv_heads, dim) = len(qkv), pool[0].shape
+    heads, kv_heads, dim = layer.heads, layer.kv_heads, layer.head_dim
+    tokens, norms = len(qkv), layer.q_norm is not None
     q = qkv.new_empty((tokens, heads, dim))
     # heads that one program takes: the largest power of two in both counts, so that none is mixed
     together = min(16, heads & -heads, kv_heads & -kv_heads)
-    q_weight, k_weight = norms if norms is not None else (qkv, qkv)
+    q_weight, k_weight, eps = qkv, qkv, 0.0  # not read without norms
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q_weight, k_weight, eps = layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps
     _rope_store[(tokens, (heads + 2 * kv_heads) // together)](
-        qkv, q, pool[0], pool[1], q_weight, k_weight, cos_sin[0], cos_sin[1], rows, positions, pages,
+        qkv, q, kv.k, kv.v, q_weight, k_weight, cos_sin[0], cos_sin[1], rows, positions, pages,
         pages.shape[1], eps, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF=dim // 2,
-        TOGETHER=together, PAGE=page_size, NORM=norms is not None, OVERLAP=overlaps(qkv.device),
+        TOGETHER=together, PAGE=kv.page_size, NORM=norms, OVERLAP=overlaps(qkv.device),
         num_warps=2, **launch_options(qkv.device),
     )  # fmt: skip
     return q
@@ -113,14 +115,19 @@ def _warps(block: int) -> int:
 
 
 @triton.jit
-def _embed_norm(codes, last, table, weight, residual, normed, hidden, eps, BLOCK: tl.constexpr):
+def _embed_norm(
+    input_ids, last, table, weight, residual, normed, hidden, eps, BLOCK: tl.constexpr,
+    SCALE: tl.constexpr,
+):  # fmt: skip
     index = tl.program_id(0).to(tl.int64)
-    token = tl.load(codes + index)
+    token = tl.load(input_ids + index)
     if token < 0:
         token = tl.load(last + (-token - 1))
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden
     x = tl.load(table + token.to(tl.int64) * hidden + columns, mask=inside, other=0.0)
+    if SCALE != 1.0:
+        x = (x.to(tl.float32) * SCALE).to(residual.dtype.element_ty)
     tl.store(residual + index * hidden + columns, x, mask=inside)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide) / hidden + eps)
@@ -169,14 +176,27 @@ def _divide_rows(
 
 
 @triton.jit
-def _silu_mul(gate_up, output, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+def opened(gate, GELU: tl.constexpr):
+    """The activation of a gate, float32: SiLU, or GELU by its tanh formula."""
+    if GELU:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        y = gate - gate / (1.0 + tl.exp(2.0 * inner))  # gate / 2 * (1 + tanh(inner))
+    else:
+        y = gate / (1.0 + tl.exp(-gate))
+    return y
+
+
+@triton.jit
+def _gate_mul(
+    gate_up, output, size, BLOCK: tl.constexpr, GELU: tl.constexpr, OVERLAP: tl.constexpr
+):  # fmt: skip
     wait(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
     gate = tl.load(gate_up + token * 2 * size + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + token * 2 * size + size + columns, mask=inside, other=0.0).to(tl.float32)
-    y = gate / (1.0 + tl.exp(-gate)) * up
+    y = opened(gate, GELU) * up
     tl.store(output + token * size + columns, y.to(output.dtype.element_ty), mask=inside)
 
 

@@ -23,12 +23,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.gluon_check import gluon_product
 from ramify.gpu.ops.linear import Linear
 from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import AnyTiling, GluonTiling, Tiling
-from ramify.gpu.ops.triton_layer import add_norm, divide_rows, silu_mul
+from ramify.gpu.ops.triton_layer import add_norm, divide_rows, gate_mul, opened
 
 _STORE, _ADD, _GATED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _EARLY_TOKENS = tl.constexpr(32)
@@ -72,14 +73,25 @@ class Products:
         self._launch(_STORE, x, linear, output, tiling, eps)
         return output
 
-    def gated(self, x: Rows, linear: Linear, eps: float, tiling: AnyTiling | None) -> Tensor:
-        """silu(gate) * up, the gate's rows first in the weight [2 * size, inputs] -> [T, size]."""
-        if isinstance(tiling, GluonTiling) and linear.bias is None:
+    def library(self, x: Tensor, linear: Linear) -> Tensor:
+        """[T, inputs] -> [T, outputs], with nothing before or after it."""
+        return linear(x)
+
+    def gated(
+        self,
+        x: Rows,
+        linear: Linear,
+        eps: float,
+        tiling: AnyTiling | None,
+        activation: Activation = "silu",
+    ) -> Tensor:
+        """activation(gate) * up, the gate's rows first in the weight [2 * size, inputs] -> [T, size]."""
+        if isinstance(tiling, GluonTiling) and linear.bias is None and activation == "silu":
             return gluon_product(x.values, x.squares, linear.weight, True, eps, tiling)
         if not isinstance(tiling, Tiling):
-            return silu_mul(linear(_divided(x, eps)))
+            return gate_mul(linear(_divided(x, eps)), activation)
         output = x.values.new_empty((len(x.values), len(linear.weight) // 2))
-        self._launch(_GATED, x, linear, output, tiling, eps)
+        self._launch(_GATED, x, linear, output, tiling, eps, gelu=activation == "gelu_tanh")
         return output
 
     def add(
@@ -113,6 +125,7 @@ class Products:
         residual: Tensor | None = None,
         gain: Tensor | None = None,
         squares_out: Tensor | None = None,
+        gelu: bool = False,
     ) -> None:
         tokens, (outputs, inputs) = len(x.values), linear.weight.shape
         splits, width = tiling.splits, tiling.outputs
@@ -141,7 +154,7 @@ class Products:
         _linear[(programs, splits)](
             *operands, linear.weight, linear.bias, x.squares, residual, gain, output, squares_out,
             partial, self._arrived, tokens, outputs, inputs, parts, eps, 2 * tiling.prefetch // lines,
-            EPILOGUE=epilogue, SCALED=x.squares is not None, BIAS=linear.bias is not None,
+            EPILOGUE=epilogue, GELU=gelu, SCALED=x.squares is not None, BIAS=linear.bias is not None,
             SPLITS=splits, TOKENS=tiling.tokens, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs,
             PARTS=triton.next_power_of_2(parts), SWAP=tiling.swap, LINES=lines, OVERLAP=self._overlap,
             num_warps=tiling.warps, num_stages=tiling.stages, **self._options,
@@ -156,9 +169,9 @@ def _divided(x: Rows, eps: float) -> Tensor:
 def _linear(
     x, weight, weights, bias, squares, residual, gain, output, squares_out, partial, arrived,
     tokens, outputs, inputs, parts, eps, stretch,
-    EPILOGUE: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, SPLITS: tl.constexpr,
-    TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, PARTS: tl.constexpr,
-    SWAP: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
+    EPILOGUE: tl.constexpr, GELU: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr,
+    SPLITS: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    PARTS: tl.constexpr, SWAP: tl.constexpr, LINES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """x, weight: descriptors of their tiles, which the hardware copies; of a gated product pointers,
     because its tiles take turns of gate and up rows. weights: the pointer. outputs: the columns
@@ -222,7 +235,7 @@ def _linear(
         kind = output.dtype.element_ty
         if EPILOGUE == _GATED:
             gate, up = tl.split(tl.reshape(y, (TOKENS, WIDTH, 2)))
-            tl.store(output + place, (gate / (1.0 + tl.exp(-gate)) * up).to(kind), mask=inside)
+            tl.store(output + place, (opened(gate, GELU) * up).to(kind), mask=inside)
         elif EPILOGUE == _ADD:
             if TOKENS > _EARLY_TOKENS:
                 before = tl.load(residual + place, mask=inside, other=0.0)

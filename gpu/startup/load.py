@@ -14,9 +14,10 @@ from ramify.gpu.attention.registry import Choice, choose
 from ramify.gpu.attention.torch_attention import TorchAttention
 from ramify.gpu.executors.base import Executor, Progress
 from ramify.gpu.executors.torch_executor import TorchExecutor
-from ramify.gpu.kv.pool import KVPool, kv_bytes_per_token
+from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.config import DecoderConfig, read_config
 from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.ops.linear import packed
 from ramify.gpu.startup.memory import free_bytes, plan_pages
 from ramify.gpu.startup.weights import fill_random, load_weights
 from ramify.gpu.step.rows import RowTable
@@ -41,7 +42,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     context = _context(config, shape)
-    attention = choose(config.attention, shape, dtype, device, config.deterministic)
+    attention = choose(config.attention, shape.attention_shape(dtype), device, config.deterministic)
     try:
         model = Decoder(shape, context, dtype, device)
     except torch.OutOfMemoryError as error:
@@ -54,7 +55,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     if attention.extend == "torch":
         executor = _torch(config, model, info, progress)
     else:
-        executor = _fused(config, model, info, attention, progress)
+        executor = _cuda(config, model, info, attention, progress)
     progress("ready", 1.0)
     executor.info = msgspec.structs.replace(
         executor.info, load_seconds=round(time.perf_counter() - begin, 3)
@@ -69,9 +70,10 @@ def _fill(config: ModelConfig, model: Decoder, progress: Progress) -> None:
         fill_random(model.weights())
     else:
         load_weights(config.path, model.weights(), progress)
-    if not config.deterministic:  # its products read plain weights
-        with torch.inference_mode():
-            model.pack()
+    with torch.inference_mode():
+        model.complete()
+        if not config.deterministic:  # its products read plain weights
+            model.pack(packed)
 
 
 def _torch(config: ModelConfig, model: Decoder, info: ExecutorInfo, progress: Progress) -> Executor:
@@ -79,11 +81,11 @@ def _torch(config: ModelConfig, model: Decoder, info: ExecutorInfo, progress: Pr
     _fill(config, model, progress)
     info = _with_pages(info, config, free_bytes(model.device), model.device)
     pool, table = _pool(model, info, progress), RowTable(info)
-    attention = TorchAttention(pool, table, model.config.heads, model.config.windows)
-    return TorchExecutor(model, attention, table, info)
+    attention = TorchAttention(table, model.config.attention_shape(model.dtype), model.device)
+    return TorchExecutor(model, pool, attention, table, info)
 
 
-def _fused(
+def _cuda(
     config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: Choice, progress: Progress
 ) -> Executor:
     """The executor on Triton kernels, rehearsed on a pool of one page, then made in earnest.
@@ -137,11 +139,8 @@ def _fused(
 
 def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:
     progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
-    shape = model.config
-    return KVPool(
-        shape.layers, info.pages, info.page_size, shape.kv_heads, shape.head_dim, model.dtype,
-        model.device,
-    )  # fmt: skip
+    layout = model.config.kv_layout(model.dtype)
+    return layout.allocate(info.pages, info.page_size, model.device)
 
 
 def _rows(config: ModelConfig, device: torch.device) -> int:
@@ -214,7 +213,7 @@ def _info(
         attention=attention.name,
         attention_reason=attention.reason,
         eos_token_ids=list(shape.eos_token_ids),
-        kv_bytes_per_token=kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, dtype),
+        kv_bytes_per_token=shape.kv_layout(dtype).bytes_per_token,
         load_seconds=0.0,
         logits_cost=_logits_cost(shape, model.parameters()),
     )

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from ramify.gpu.step.buckets import Bucket
@@ -73,6 +74,14 @@ class StepInputs(Generic[Part]):
         named: dict[str, Any] = {name: parts.get(name) for name in DECLARED}
         plan = {name: part for name, part in parts.items() if name not in DECLARED}
         return cls(**named, plan=plan, bucket=bucket)
+
+    def on(self: "StepInputs[Array]", device: torch.device) -> "StepInputs[Tensor]":
+        """The same as tensors; on a CPU they are views of the arrays."""
+        parts = {name: getattr(self, name) for name in DECLARED} | self.plan
+        tensors = {
+            name: torch.from_numpy(part).to(device) for name, part in parts.items() if part is not None
+        }
+        return StepInputs.from_parts(self.bucket, tensors)
 
     @property
     def extended(self) -> int:

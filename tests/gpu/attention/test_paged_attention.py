@@ -1,4 +1,4 @@
-"""Every paged back end against attention in float32: small in the interpreter, in earnest on a GPU."""
+"""Every paged back end against attention in float64: small in the interpreter, in earnest on a GPU."""
 
 import importlib.util
 import json
@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from ramify.gpu.attention.registry import Choice
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
+from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.buckets import Bucket, tailored
 from ramify.gpu.step.inputs import StepInputs
 from ramify.gpu.step.rows import StepRows
@@ -35,24 +37,30 @@ on_gpu = pytest.mark.gpu
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, window: int | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, spec: AttentionSpec
 ) -> torch.Tensor:
-    """The reference. q [n, heads, D] at positions first..; k, v [first + n, kv_heads, D].
+    """The reference, in float64. q [n, heads, D] at positions first..; k, v [first + n, kv_heads, D].
 
-    Returns float32 [n, heads * D].
+    Returns [n, heads * D].
     """
     group = q.shape[1] // k.shape[1]
-    k, v = k.float().transpose(0, 1), v.float().transpose(0, 1)
+    k, v = (part.double().transpose(0, 1) for part in (k, v))
     keys = torch.arange(k.shape[1], device=q.device)
     outputs = []
     for begin in range(0, len(q), 256):
-        part = q[begin : begin + 256].float().unflatten(1, (-1, group)).permute(1, 2, 0, 3)
+        part = q[begin : begin + 256].double().unflatten(1, (-1, group)).permute(1, 2, 0, 3)
         reach = torch.arange(first + begin, first + begin + part.shape[2], device=q.device)[:, None]
         seen = keys <= reach
-        if window is not None:
-            seen &= keys > reach - window
-        scores = part @ k[:, None].transpose(2, 3) * q.shape[2] ** -0.5
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        if spec.window is not None:
+            seen &= keys > reach - spec.window
+        scores = part @ k[:, None].transpose(2, 3) * spec.scale  # [kv_heads, group, n, keys]
+        if spec.softcap is not None:
+            scores = torch.tanh(scores / spec.softcap) * spec.softcap
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if spec.sinks is not None:
+            sinks = spec.sinks.double().view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat((scores, sinks), -1)
+        weights = scores.softmax(-1)[..., : k.shape[1]]
         outputs.append((weights @ v[:, None]).permute(2, 0, 1, 3).flatten(1))
     return torch.cat(outputs)
 
@@ -83,12 +91,12 @@ class StandIn:
 
         def run(self, q: torch.Tensor, paged: Any, out: torch.Tensor) -> None:
             assert len(q) == self.q[-1]
-            window = None if self.left < 0 else self.left + 1
+            spec = AttentionSpec(q.shape[2] ** -0.5, window=None if self.left < 0 else self.left + 1)
             bounds = zip(self.q.tolist(), self.q.tolist()[1:], self.lists.T.tolist(), strict=False)
             for (start, stop, (begin, end)), length in zip(bounds, self.lengths, strict=True):
                 pages = self.indices[begin:end].long()
                 k, v = (part[pages].flatten(0, 1)[:length] for part in paged)
-                own = attention(q[start:stop], k, v, length - (stop - start), window)
+                own = attention(q[start:stop], k, v, length - (stop - start), spec)
                 out[start:stop] = own.view(out[start:stop].shape)
 
     class BatchDecodeWithPagedKVCacheWrapper(BatchPrefillWithPagedKVCacheWrapper):
@@ -130,6 +138,8 @@ class StandIn:
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Choice:
     """On a CPU FlashInfer is the stand-in."""
     name = str(request.param)
+    if name == "deterministic":
+        return Choice("triton", "triton", "a test", deterministic=True)
     if name == "triton, balanced":
         from ramify.gpu.attention.triton_paged import TritonPaged
 
@@ -172,25 +182,26 @@ class Sequences:
                 tensor[slot] = torch.randn((length, kv_heads, dim), device=DEVICE).to(dtype)
         self.pages = self.pages.to(DEVICE)
 
-    def reference(self, q: torch.Tensor, row: int, first: int, window: int | None) -> torch.Tensor:
-        """q [n, heads, D] at positions first.. of `row` -> float32 [n, heads * D]."""
+    def reference(self, q: torch.Tensor, row: int, first: int, spec: AttentionSpec) -> torch.Tensor:
+        """q [n, heads, D] at positions first.. of `row` -> float64 [n, heads * D]."""
         slots = self.slots[row][: first + len(q)]
-        return attention(q, self.k[slots], self.v[slots], first, window)
+        return attention(q, self.k[slots], self.v[slots], first, spec)
 
 
 def check(ours: torch.Tensor, wanted: torch.Tensor) -> None:
     """Relative error of one sequence, against the reference."""
     limit = 1e-5 if ours.dtype == torch.float32 else 1e-2
-    assert (ours.float() - wanted).norm() <= limit * wanted.norm()
+    assert (ours.double() - wanted).norm() <= limit * wanted.norm()
 
 
-def make(kernels: Choice, sequences: Sequences, heads: int, window: int | None, **more: Any) -> Any:
+def make(kernels: Choice, sequences: Any, heads: int, spec: AttentionSpec) -> Any:
     _, kv_heads, dim = sequences.k.shape
-    shape = SimpleNamespace(heads=heads, kv_heads=kv_heads, head_dim=dim, windows=(window,))
-    if CUDA and window is not None and kernels.extend != "triton" and not WINDOWED:
+    shape = AttentionShape(heads, kv_heads, dim, sequences.k.dtype, (spec,))
+    if CUDA and spec.window is not None and kernels.kind == "flashinfer" and not WINDOWED:
         pytest.skip("set RAMIFY_TEST_FLASHINFER_WINDOWS=1 to let FlashInfer compile for windows")
-    table = SimpleNamespace(page_size=sequences.page_size)  # all that is asked of it without groups
-    return kernels.paged(sequences.pages, table, shape, sequences.k.dtype, **more)  # type: ignore[arg-type]
+    # all that is asked of the table on the host without groups
+    table: Any = SimpleNamespace(page_size=sequences.page_size)
+    return kernels.back_end(sequences.pages, table, shape)
 
 
 def lines(runs: list[tuple[int, int]]) -> "tuple[torch.Tensor, torch.Tensor]":
@@ -218,7 +229,7 @@ def inputs_of(
 
 def run_step(
     back_end: Any, sequences: Sequences, runs: list[tuple[int, int]], decodes: int, heads: int,
-    window: int | None,
+    spec: AttentionSpec,
 ) -> None:  # fmt: skip
     """One step over rows 0..: `runs` of (cached, new), the last `decodes` of which are decodes."""
     step = step_of(runs, 0, len(runs) - decodes)
@@ -229,14 +240,14 @@ def run_step(
     if not step.extends:
         back_end.plan_decodes(rows.cpu().numpy(), positions.cpu().numpy())
     inputs = inputs_of(bucket, rows, positions, plan)
-    pool = sequences.k, sequences.v
-    ours = back_end.attend(q, pool, inputs, window)
+    kv = LayerKV(sequences.k, sequences.v, sequences.page_size)
+    ours = back_end.attend(q, kv, inputs, spec)
     if CUDA:  # another layer, the same plan
-        assert torch.equal(ours, back_end.attend(q, pool, inputs, window))
+        assert torch.equal(ours, back_end.attend(q, kv, inputs, spec))
     first = 0
     for row, (cached, new) in enumerate(runs):
         part = slice(first, first + new)
-        check(ours[part], sequences.reference(q[part], row, cached, window))
+        check(ours[part], sequences.reference(q[part], row, cached, spec))
         first += new
 
 
@@ -253,17 +264,12 @@ DTYPE = torch.bfloat16 if CUDA else torch.float32
 GROUPS = [(1, None), (2, None), (4, None), (8, None), (4, 50), (1, 1000)]
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize(("group", "window"), GROUPS if CUDA else [(1, None), (4, None), (2, 9)])
-def test_a_step_of_each_kind(kernels: Choice, page_size: int, group: int, window: int | None) -> None:
+def run_kinds(kernels: Choice, page_size: int, heads: int, kv_heads: int, spec: AttentionSpec) -> None:
     """Extends over prefixes, extends among decodes, decodes alone: one back end, step after step."""
-    torch.manual_seed(11)
-    kv_heads = 2 if CUDA else 1
-    heads = group * kv_heads
     largest = [cached + new for cached, new in EXTENDS + DECODES]
     sequences = Sequences(largest, page_size, kv_heads, DIM, DTYPE)
     table = torch.zeros_like(sequences.pages)
-    back_end = make(kernels, Moved(sequences, table), heads, window)  # type: ignore[arg-type]
+    back_end = make(kernels, Moved(sequences, table), heads, spec)
     kinds = [(EXTENDS, DECODES), ([], DECODES), ([], DECODES[::-1])]
     if CUDA:
         kinds += [(EXTENDS, []), (EXTENDS[:2], DECODES)]
@@ -272,7 +278,34 @@ def test_a_step_of_each_kind(kernels: Choice, page_size: int, group: int, window
         sequences = Sequences([cached + new for cached, new in runs], page_size, kv_heads, DIM, DTYPE)
         table.zero_()
         table[: len(sequences.pages), : sequences.pages.shape[1]] = sequences.pages
-        run_step(back_end, sequences, runs, len(decodes), heads, window)
+        run_step(back_end, sequences, runs, len(decodes), heads, spec)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("group", "window"), GROUPS if CUDA else [(1, None), (4, None), (2, 9)])
+def test_a_step_of_each_kind(kernels: Choice, page_size: int, group: int, window: int | None) -> None:
+    torch.manual_seed(11)
+    kv_heads = 2 if CUDA else 1
+    run_kinds(kernels, page_size, group * kv_heads, kv_heads, AttentionSpec(DIM**-0.5, window=window))
+
+
+SPECS = {
+    "scale": {"scale": 0.7},
+    "soft cap": {"softcap": 2.0},
+    "sinks": {"sinks": True},
+    "all of them": {"scale": 0.4, "softcap": 3.0, "window": 9, "sinks": True},
+}
+
+
+@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("kernels", ["triton", "triton, balanced", "deterministic"], indirect=True)
+def test_soft_caps_windows_and_sinks(kernels: Choice, kind: str) -> None:
+    torch.manual_seed(13)
+    kv_heads, heads = (2, 8) if CUDA else (2, 4)
+    fields: dict[str, Any] = {"scale": DIM**-0.5} | SPECS[kind]
+    if fields.pop("sinks", False):
+        fields["sinks"] = torch.linspace(-2.0, 3.0, heads, device=DEVICE)
+    run_kinds(kernels, 16, heads, kv_heads, AttentionSpec(**fields))
 
 
 class Moved:
@@ -290,7 +323,8 @@ def test_small_steps_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None
         pytest.skip("needs flashinfer and a Hopper GPU")
     runs = [(3, 5000), (0, 700), (20, 1)] if CUDA else [(3, 40), (0, 90), (20, 1)]
     sequences = Sequences([cached + new for cached, new in runs], 16, 2, DIM, DTYPE)
-    back_end = make(Choice("fa3", "triton", "a test"), sequences, 16 if CUDA else 2, None)
+    spec = AttentionSpec(DIM**-0.5)
+    back_end = make(Choice("fa3", "triton", "a test"), sequences, 16 if CUDA else 2, spec)
     served = []
     for part in (runs, runs[1:2], runs[2:]):
         first = runs.index(part[0])
@@ -298,7 +332,7 @@ def test_small_steps_are_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None
         served.append("triton" if back_end.plan(step, tailored(step, False), False) else "fa3")
     assert served == ["fa3", "triton", "triton"]
     for decodes in (0, 1):
-        run_step(back_end, sequences, runs, decodes, 16 if CUDA else 2, None)
+        run_step(back_end, sequences, runs, decodes, 16 if CUDA else 2, spec)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about the garbage in padding
@@ -338,18 +372,19 @@ def test_a_graph_of_decodes_is_replayed_at_other_lengths(
     torch.manual_seed(12)
     lengths = [1, 77, 3000, 9000, 640, 31, 2, 20000]
     sequences = Sequences(lengths, page_size, kv_heads, DIM, DTYPE)
-    back_end = make(kernels, sequences, heads, None)
+    spec = AttentionSpec(DIM**-0.5)
+    back_end = make(kernels, sequences, heads, spec)
     q = torch.randn((8, heads, DIM), device=DEVICE).to(DTYPE)
     rows, positions = (torch.zeros(8, dtype=torch.int32, device=DEVICE) for _ in range(2))
     inputs = inputs_of(Bucket(0, 0, 8, 8), rows, positions)
-    pool = sequences.k, sequences.v
+    kv = LayerKV(sequences.k, sequences.v, page_size)
     zeros = np.zeros(8, dtype=np.int32)
     back_end.plan_decodes(zeros, zeros)
-    back_end.attend(q, pool, inputs, None)
+    back_end.attend(q, kv, inputs, spec)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        output = back_end.attend(q, pool, inputs, None)
+        output = back_end.attend(q, kv, inputs, spec)
     for order in (range(8), [7, 6, 5, 4, 3, 2, 1, 0], [3] * 8):
         own = np.array(list(order), dtype=np.int32)
         at = np.array([lengths[row] - 1 for row in order], dtype=np.int32)
@@ -358,7 +393,7 @@ def test_a_graph_of_decodes_is_replayed_at_other_lengths(
         back_end.plan_decodes(own, at)
         graph.replay()
         for line, (row, position) in enumerate(zip(own.tolist(), at.tolist(), strict=True)):
-            wanted = sequences.reference(q[line : line + 1], row, position, None)
+            wanted = sequences.reference(q[line : line + 1], row, position, spec)
             check(output[line : line + 1], wanted)
 
 
@@ -384,16 +419,18 @@ def test_no_number_of_decodes_launches_what_was_not_warmed(
                          (triton_balanced, "_attend")):  # fmt: skip
         monkeypatch.setattr(module, name, Noted(f"{module.__name__}.{name}"))
         monkeypatch.setattr(module, "overlaps", lambda device: True)
-    shape: Any = SimpleNamespace(heads=2 * kv_heads, kv_heads=kv_heads, head_dim=16, windows=(None,))
+    spec = AttentionSpec(0.25)
+    shape = AttentionShape(2 * kv_heads, kv_heads, 16, torch.float32, (spec,))
     table: Any = SimpleNamespace(page_size=16)
     pages = torch.zeros((rows + 1, 1), dtype=torch.int32)
-    attention = TritonPaged(pages, table, shape, None)
+    attention = TritonPaged(pages, table, shape, shares_keys=False)
 
     def decode(count: int) -> None:
-        q, pool = torch.zeros((count, 2 * kv_heads, 16)), torch.zeros((16, kv_heads, 16))
+        q, keys = torch.zeros((count, 2 * kv_heads, 16)), torch.zeros((16, kv_heads, 16))
         lines = torch.zeros(count, dtype=torch.int32)
         inputs = inputs_of(Bucket(0, 0, count, count), lines, lines)
-        attention.decode(q, (pool, pool), inputs, None, torch.empty((count, 2 * kv_heads * 16)))
+        output = torch.empty((count, 2 * kv_heads * 16))
+        attention.decode(q, LayerKV(keys, keys, 16), inputs, spec, output)
 
     class Executor:
         info = SimpleNamespace(max_rows=rows, step_tokens=8192)

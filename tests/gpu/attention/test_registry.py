@@ -1,7 +1,7 @@
 """Which attention kernels are chosen, and what is said where they cannot be had."""
 
+import dataclasses
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,26 +9,27 @@ import torch
 
 from ramify.gpu.attention import registry
 from ramify.gpu.attention.registry import Choice, choose
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.protocol.errors import ModelError
 
-SHAPE: Any = SimpleNamespace(heads=4, kv_heads=2, head_dim=128, windows=(None,))
+SHAPE = AttentionShape(4, 2, 128, torch.bfloat16, (AttentionSpec(128**-0.5),))
 CPU = torch.device("cpu")
 
 
 def test_a_choice_says_why() -> None:
-    choice = choose("auto", SHAPE, torch.bfloat16, CPU)
+    choice = choose("auto", SHAPE, CPU)
     assert (choice.name, choice.reason) == ("torch", "the device is a CPU")
-    assert choose("torch", SHAPE, torch.bfloat16, CPU).name == "torch"
+    assert choose("torch", SHAPE, CPU).name == "torch"
     assert Choice("fa3", "triton", "").name == "flashinfer prefill fa3 + triton decode"
 
 
 def test_what_cannot_be_had_is_an_error_that_names_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(ModelError, match=r"--attention flashinfer: it runs on CUDA.*--attention triton"):
-        choose("flashinfer", SHAPE, torch.bfloat16, CPU)
+        choose("flashinfer", SHAPE, CPU)
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(ModelError, match=r"TRITON_INTERPRET=1.*; give --attention torch"):
-        choose("triton", SHAPE, torch.bfloat16, CPU)
+        choose("triton", SHAPE, CPU)
 
 
 class Machine:
@@ -61,9 +62,10 @@ class Machine:
 
     get_batch_decode_module = get_batch_prefill_module
 
-    def choose(self, asked: str, dtype: torch.dtype = torch.bfloat16, **shape: Any) -> Choice:
-        model: Any = SimpleNamespace(**(vars(SHAPE) | shape))
-        return choose(asked, model, dtype, torch.device("cuda"))
+    def choose(self, asked: str, spec: dict[str, Any] | None = None, **sizes: Any) -> Choice:
+        shape = dataclasses.replace(SHAPE, **sizes)
+        specs = (AttentionSpec(**({"scale": shape.head_dim**-0.5} | (spec or {}))),)
+        return choose(asked, dataclasses.replace(shape, specs=specs), torch.device("cuda"))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,8 @@ class Machine:
         ({}, {"dtype": torch.float32}, "triton", "float32"),
         ({}, {"head_dim": 32}, "triton", "not 32"),
         ({}, {"head_dim": 80}, "torch", "not 80"),
+        ({}, {"spec": {"softcap": 30.0}}, "triton", "soft-capped scores"),
+        ({}, {"spec": {"scale": 0.5}}, "triton", "another scale"),
         ({}, {"heads": 71, "kv_heads": 1}, "torch", "not 71"),
     ],
 )
@@ -99,6 +103,8 @@ def test_auto_takes_fa3_where_it_is_at_hand(
         ({"built": False}, {}, "install flashinfer-jit-cache"),
         ({}, {"dtype": torch.float32}, "--dtype bfloat16"),
         ({}, {"head_dim": 32}, "--attention triton"),
+        ({}, {"spec": {"softcap": 30.0}}, "soft-capped scores.*--attention triton"),
+        ({}, {"spec": {"sinks": torch.zeros(4)}}, "sinks.*--attention triton"),
     ],
 )
 def test_flashinfer_is_refused_with_a_mend(

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from ramify.gpu.attention.groups import Grouper, Limits, arrange, find_groups
+from ramify.gpu.attention.spec import AttentionSpec
+from ramify.gpu.kv.layout import LayerKV
 from ramify.protocol.plan import ExtendRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
@@ -92,6 +94,7 @@ def test_shared_attention(
     size = len(own)
     line_rows = torch.arange(size, dtype=torch.int32, device=DEVICE)
     positions = torch.from_numpy(starts).int().to(DEVICE)
+    kv, spec = LayerKV(k, v, page_size), AttentionSpec(dim**-0.5)
     for members, items in ((2, 33), (4, 1), (len(own) + 1, 7)):
         limits = Limits(1, 1, members, max(1, TILE * kv_heads // heads), items)
         groups = find_groups(host, rows, starts // page_size, 1, members)
@@ -100,10 +103,8 @@ def test_shared_attention(
             *(torch.from_numpy(a).to(DEVICE) for a in (arrays.items, arrays.members, arrays.own))
         )
         for splits in (1, 8) if CUDA else (1, 2):
-            parts = shared_attention(q, (k, v), shared, pages, page_size)
-            ours = decode_attention(
-                q, (k, v), line_rows, positions, pages, page_size, None, splits, parts
-            )
+            parts = shared_attention(q, kv, shared, pages, spec)
+            ours = decode_attention(q, kv, line_rows, positions, pages, spec, splits, parts)
             limit = 1e-5 if dtype == torch.float32 else 1e-2
             for line, reference in zip(ours.float(), wanted, strict=True):
                 assert (line - reference).norm() <= limit * reference.norm()
@@ -129,7 +130,7 @@ def test_the_executor_equals_the_one_on_torch(
             return arrays
 
     monkeypatch.setattr(
-        triton_paged, "grouper_for", lambda table, *shape: Watched(table, Limits(8, 8, 2, 3, 4))
+        triton_paged, "grouper_for", lambda table, shape: Watched(table, Limits(8, 8, 2, 3, 4))
     )
     (tmp_path / "config.json").write_text(
         json.dumps(tiny_config | {"head_dim": 16, "num_hidden_layers": 1})

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
+from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.startup.load import load_executor
 from ramify.gpu.step.buckets import Bucket, decode_buckets, mixed_buckets
 from ramify.gpu.step.inputs import StepInputs
@@ -345,7 +347,9 @@ def test_attention_agrees_with_the_plain_kernels(window: int | None) -> None:
     starts, counts = np.array([1020, 0, 1100]), np.array([7, 5, 1])
     length = 2500 if CUDA else 1200
     pages = torch.randperm(3 * length, device=device).int().view(3, length)
-    pool = tuple(torch.randn(3 * length, kv_heads, dim, device=device) for _ in range(2))
+    k, v = (torch.randn(3 * length, kv_heads, dim, device=device) for _ in range(2))
+    kv, spec = LayerKV(k, v, 1), AttentionSpec(dim**-0.5, window=window)
+    shape = AttentionShape(heads, kv_heads, dim, torch.float32, (spec,))
     index = np.arange(3)
     tokens = np.zeros(12, dtype=np.int32)
     step = StepRows(index, starts, counts, 2, tokens, index, index)
@@ -353,18 +357,17 @@ def test_attention_agrees_with_the_plain_kernels(window: int | None) -> None:
     rows = torch.tensor(np.repeat(index, counts), dtype=torch.int32, device=device)
     positions = np.concatenate([np.arange(s, s + c) for s, c in zip(starts, counts, strict=True)])
     outputs, bucket = [], Bucket(12, 2, 1, 3)
-    invariant = InvariantPaged(pages, 1, heads // kv_heads, q.dtype)
     table: Any = SimpleNamespace(page_size=1)
-    shape: Any = SimpleNamespace(heads=heads, kv_heads=kv_heads, windows=(window,))
-    for attention in (TritonPaged(pages, table, shape, None), invariant):
+    invariant = InvariantPaged(pages, table, shape)
+    for attention in (TritonPaged(pages, table, shape, shares_keys=False), invariant):
         plan = attention.plan(step, bucket, False)
         places = torch.from_numpy(positions).int().to(device)
         inputs = inputs_of(bucket, rows, places, plan)
-        outputs.append(attention.attend(q, pool, inputs, window))  # type: ignore[arg-type]
+        outputs.append(attention.attend(q, kv, inputs, spec))
     assert (outputs[0] - outputs[1]).norm() <= 1e-5 * outputs[0].norm()
     # the decode alone, its chunks on programs of their own
     alone = inputs_of(Bucket(0, 0, 1, 1), rows[12:], places[12:])
-    assert torch.equal(invariant.attend(q[12:], pool, alone, window), outputs[1][12:])  # type: ignore[arg-type]
+    assert torch.equal(invariant.attend(q[12:], kv, alone, spec), outputs[1][12:])
 
 
 @pytest.mark.parametrize(
@@ -391,10 +394,12 @@ def test_attention_of_large_heads(dim: int, page_size: int, dtype: torch.dtype) 
     rows = torch.from_numpy(np.repeat(index, counts)).int().to(device)
     places = torch.from_numpy(positions).int().to(device)
     q = torch.randn(54, heads, dim, device=device).to(dtype)
-    attention = InvariantPaged(pages, page_size, heads // kv_heads, dtype)
+    kv, spec = LayerKV(k, v, page_size), AttentionSpec(dim**-0.5)
+    table: Any = SimpleNamespace(page_size=page_size)
+    attention = InvariantPaged(pages, table, AttentionShape(heads, kv_heads, dim, dtype, (spec,)))
     bucket = Bucket(53, 2, 1, 3)
     inputs = inputs_of(bucket, rows, places, attention.plan(step, bucket, False))
-    found = attention.attend(q, (k, v), inputs, None)
+    found = attention.attend(q, kv, inputs, spec)
     for token, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
         at = torch.arange(position + 1, device=device)
         slots = pages[row].long()[at // page_size] * page_size + at % page_size
@@ -406,7 +411,7 @@ def test_attention_of_large_heads(dim: int, page_size: int, dtype: torch.dtype) 
     for token in (0, 32, 33, 53):
         one = slice(token, token + 1)
         single = inputs_of(Bucket(0, 0, 1, 1), rows[one].clone(), places[one].clone())
-        assert torch.equal(attention.attend(q[one].clone(), (k, v), single, None)[0], found[token])
+        assert torch.equal(attention.attend(q[one].clone(), kv, single, spec)[0], found[token])
 
 
 def test_it_is_refused_where_it_cannot_hold(

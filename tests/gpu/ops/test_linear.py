@@ -5,7 +5,7 @@ import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,15 +15,17 @@ from torch import Tensor
 # the interpreter of 3.6 does not know numpy 2.4
 pytest.importorskip("triton", minversion=None if torch.cuda.is_available() else "3.7")
 
-from ramify.gpu.kv.pool import KVPool
+from ramify.gpu.attention.spec import AttentionSpec
+from ramify.gpu.executors.cuda_executor import layer_sizes
+from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.models.fused import FusedDecoder
 from ramify.gpu.ops.gluon_check import gluon_works
-from ramify.gpu.ops.linear import LARGEST, Linear, few_sizes
+from ramify.gpu.ops.linear import LARGEST, Linear, few_sizes, packed
 from ramify.gpu.ops.rmsnorm import RMSNorm
-from ramify.gpu.ops.tilings import GluonTiling, LayerSizes, LayerTilings, Tiling, tilings_for
+from ramify.gpu.ops.tilings import GluonTiling, LayerSizes, OpTilings, Tiling, tilings_for
 from ramify.gpu.ops.triton_linear import Products, Rows
+from ramify.gpu.ops.triton_ops import TritonOps
 from ramify.gpu.startup.weights import fill_random
 from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import StepInputs
@@ -130,26 +132,25 @@ QWEN = LayerSizes(1024, 2048, 4096, 3072, torch.bfloat16, overlaps=True)
     ],
 )
 def test_the_library_takes_what_the_kernel_is_not_for(sizes: LayerSizes) -> None:
-    assert tilings_for(1, sizes) == LayerTilings()
+    assert tilings_for(1, sizes) == OpTilings()
 
 
 def test_tilings_of_real_models() -> None:
     for sizes in (QWEN, LLAMA):
-        assert tilings_for(1, sizes).qkv is not None
-        assert tilings_for(4096, sizes) == LayerTilings()
+        assert tilings_for(1, sizes).linear is not None
+        assert tilings_for(4096, sizes) == OpTilings()
         for tokens in range(1, 300):
             tilings = tilings_for(tokens, sizes)
-            assert not isinstance(tilings.gate_up, Tiling) or tilings.gate_up.splits == 1
+            assert not isinstance(tilings.gated, Tiling) or tilings.gated.splits == 1
             # rows that are not divided yet cost a kernel more if a library product takes them
-            assert tilings.output is None or tilings.gate_up is not None
-            assert tilings.down is None or tilings.qkv is not None
+            assert tilings.add is None or (tilings.gated is not None and tilings.linear is not None)
             # Gluon changes the gated product alone, and holds no more inputs than there are
             with_gluon = tilings_for(tokens, dataclasses.replace(sizes, gluon=True))
-            assert dataclasses.replace(with_gluon, gate_up=tilings.gate_up) == tilings
-            if isinstance(with_gluon.gate_up, GluonTiling):
-                assert with_gluon.gate_up.inputs * with_gluon.gate_up.stages <= sizes.hidden
-        assert isinstance(tilings_for(8192, dataclasses.replace(sizes, gluon=True)).gate_up, GluonTiling)
-    assert tilings_for(8192, dataclasses.replace(LLAMA, gluon=True, hidden=256)) == LayerTilings()
+            assert dataclasses.replace(with_gluon, gated=tilings.gated) == tilings
+            if isinstance(with_gluon.gated, GluonTiling):
+                assert with_gluon.gated.inputs * with_gluon.gated.stages <= sizes.hidden
+        assert isinstance(tilings_for(8192, dataclasses.replace(sizes, gluon=True)).gated, GluonTiling)
+    assert tilings_for(8192, dataclasses.replace(LLAMA, gluon=True, hidden=256)) == OpTilings()
 
 
 @pytest.mark.gpu
@@ -166,11 +167,11 @@ def test_real_shapes(sizes: LayerSizes, tokens: int) -> None:
     rows = Rows(x, squares)
     for bias in (False, True):
         qkv = linear(sizes.qkv, sizes.hidden, bias, half)
-        check(products.plain(rows, qkv, EPS, tilings.qkv), product(divided, qkv))
+        check(products.plain(rows, qkv, EPS, tilings.linear), product(divided, qkv))
         gate_up = linear(2 * sizes.intermediate, sizes.hidden, bias, half)
         gate, up = product(divided, gate_up).chunk(2, 1)
-        check(products.gated(rows, gate_up, EPS, tilings.gate_up), F.silu(gate) * up)
-        for inputs, tiling in ((sizes.attention, tilings.output), (sizes.intermediate, tilings.down)):
+        check(products.gated(rows, gate_up, EPS, tilings.gated), F.silu(gate) * up)
+        for inputs, tiling in ((sizes.attention, tilings.add), (sizes.intermediate, tilings.add)):
             own = linear(sizes.hidden, inputs, bias, half)
             norm = RMSNorm(random(sizes.hidden, dtype=half), EPS)
             mixed, residual = (
@@ -184,7 +185,7 @@ def test_real_shapes(sizes: LayerSizes, tokens: int) -> None:
             check(normed, exact_norm(residual, norm))
 
 
-def chosen_tilings(tilings: LayerTilings, tokens: int, sizes: LayerSizes) -> LayerTilings:
+def chosen_tilings(tilings: OpTilings, tokens: int, sizes: LayerSizes) -> OpTilings:
     return tilings
 
 
@@ -193,9 +194,7 @@ class Echo:
 
     name = "echo"
 
-    def attend(
-        self, q: Tensor, pool: tuple[Tensor, Tensor], step: StepInputs[Tensor], window: int | None
-    ) -> Tensor:
+    def attend(self, q: Tensor, kv: LayerKV, step: StepInputs[Tensor], spec: AttentionSpec) -> Tensor:
         return q.flatten(1)
 
 
@@ -215,7 +214,7 @@ def test_a_model_on_them(
     for name, view in model.weights().items():
         if name.endswith(("bias", "norm.weight")):  # 0 and 1 would hide a mistake
             view.uniform_(0.5, 1.5)
-    pool = KVPool(config.layers, 16, 4, config.kv_heads, config.head_dim, DTYPE, DEVICE)
+    pool = config.kv_layout(DTYPE).allocate(16, 4, DEVICE)
     pages = torch.arange(12, dtype=torch.int32, device=DEVICE).view(3, 4)
     last = torch.tensor([5, 6, 7], dtype=torch.int32, device=DEVICE)
 
@@ -223,10 +222,13 @@ def test_a_model_on_them(
         return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
     logits = []
-    for tilings in (LayerTilings(), LayerTilings(*(Tiling(16, 32, 32, n) for n in (1, 2, 1, 2)))):
-        decoder = FusedDecoder(
-            model, pool, pages, last, Echo(), Products(DEVICE), partial(chosen_tilings, tilings)
-        )
+    for tilings in (OpTilings(), OpTilings(*(Tiling(16, 32, 32, n) for n in (1, 2, 1)))):
+        products, attention = Products(DEVICE), cast(Any, Echo())
+        sizes = layer_sizes(model, products)
+        ops = TritonOps(
+            pool, pages, last, attention, products, sizes, model.rotaries,
+            partial(chosen_tilings, tilings),
+        )  # fmt: skip
         chosen = None if sampling is None else torch.tensor(sampling, device=DEVICE)
         lines = 3 if sampling is None else len(sampling)
         parts = {
@@ -236,7 +238,7 @@ def test_a_model_on_them(
             Bucket(0, 0, 3, lines), parts if chosen is None else {**parts, "sampled_lines": chosen}
         )
         logits.append(torch.empty((lines, config.vocab_size), dtype=DTYPE, device=DEVICE))
-        decoder.forward(inputs, logits[-1])
+        model.logits(model.forward(inputs, ops), chosen, ops, logits[-1])
     check(logits[1], logits[0])
 
 
@@ -246,14 +248,16 @@ def test_rings_are_tried_where_they_may_be_chosen(
     deterministic: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trial compiles a kernel, and warns where it fails."""
-    from ramify.gpu.models import fused
+    from ramify.gpu.executors import cuda_executor
     from ramify.gpu.ops.invariant_linear import InvariantProducts
 
-    monkeypatch.setattr(fused, "gluon_works", lambda device: True)
+    monkeypatch.setattr(cuda_executor, "gluon_works", lambda device: True)
     config = SimpleNamespace(hidden_size=512, attention_width=512, kv_width=128, intermediate_size=1024)
     model: Any = SimpleNamespace(config=config, dtype=dtype, device=torch.device("cpu"))
     products = (InvariantProducts if deterministic else Products)(torch.device("cpu"))
-    assert fused._sizes(model, products).gluon == (not deterministic and dtype == torch.bfloat16)
+    assert cuda_executor.layer_sizes(model, products).gluon == (
+        not deterministic and dtype == torch.bfloat16
+    )
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -261,11 +265,10 @@ def test_a_packed_weight_serves_any_number_of_rows(bias: bool) -> None:
     torch.manual_seed(0)
     weight = torch.randn(24, 40)
     offset = torch.randn(24) if bias else None
-    packed = Linear(weight.clone(), offset)
-    packed.pack()
+    product = packed(Linear(weight.clone(), offset))
     for rows in (1, 7, 16, 17, 31, 130, 517):
         x = torch.randn(rows, 40)
-        y = packed(x)
+        y = product(x)
         assert y.shape == (rows, 24)
         torch.testing.assert_close(y, F.linear(x, weight, offset))
 
@@ -274,14 +277,13 @@ def test_kernels_are_compiled_for_few_numbers_of_rows(monkeypatch: pytest.Monkey
     sizes = [few_sizes(rows) for rows in range(1, LARGEST + 1)]
     assert len(set(sizes)) == 28
     assert all(rows <= size <= rows * 5 / 4 for rows, size in enumerate(sizes, 1))
-    packed = Linear(torch.randn(24, 40))
-    packed.pack()
-    product, seen = Linear._product, []
+    product = packed(Linear(torch.randn(24, 40)))
+    own, seen = Linear._product, []
 
     def watched(self: Linear, x: torch.Tensor) -> torch.Tensor:
         seen.append(len(x))
-        return product(self, x)
+        return own(self, x)
 
     monkeypatch.setattr(Linear, "_product", watched)
-    assert packed(torch.randn(600, 40)).shape == (600, 24)
+    assert product(torch.randn(600, 40)).shape == (600, 24)
     assert seen in ([256, 256, 88], [])  # none where oneDNN does not serve

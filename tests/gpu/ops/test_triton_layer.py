@@ -2,13 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from ramify.gpu.attention.spec import AttentionSpec
+from ramify.gpu.kv.layout import LayerKV
+from ramify.gpu.ops.base import LayerAttention
+from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.step.rows import StepRows
 from ramify.protocol.plan import ExtendRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
@@ -44,6 +48,10 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, device=DEVICE).to(dtype)
 
 
+def plain(dim: int, window: int | None) -> AttentionSpec:
+    return AttentionSpec(dim**-0.5, window=window)
+
+
 class Pool:
     """Random keys and values under a random page table; what nobody owns is NaN."""
 
@@ -55,6 +63,7 @@ class Pool:
         self.pages = torch.zeros((len(lengths), max(counts)), dtype=torch.int32)
         shape = ((len(order)) * page_size, kv_heads, dim)
         self.k, self.v = (torch.full(shape, torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
+        self.kv = LayerKV(self.k, self.v, page_size)
         self.slots = []
         for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
             own, order = order[:count], order[count:]
@@ -94,9 +103,7 @@ def test_decode_attention(
     rows = torch.arange(len(LENGTHS), dtype=torch.int32, device=DEVICE)
     positions = torch.tensor(LENGTHS, dtype=torch.int32, device=DEVICE) - 1
     for splits in (1, 4, 64) if CUDA else (1, 4):
-        ours = decode_attention(
-            q, (pool.k, pool.v), rows, positions, pool.pages, page_size, window, splits
-        )
+        ours = decode_attention(q, pool.kv, rows, positions, pool.pages, plain(dim, window), splits)
         for row, length in enumerate(LENGTHS):
             close(ours[row : row + 1], pool.reference(q[row : row + 1], row, length - 1, window))
 
@@ -134,8 +141,7 @@ def test_balanced_attention(
         for _ in range(2 if CUDA else 1):
             ours = torch.full((len(lengths), heads * dim), torch.nan, dtype=dtype, device=DEVICE)
             balanced_attention(
-                q, ours, (pool.k, pool.v), rows, positions, pool.pages, page_size, window, shares,
-                arrived,
+                q, ours, pool.kv, rows, positions, pool.pages, plain(dim, window), shares, arrived,
             )  # fmt: skip
             results.append(ours)
         assert not arrived.any()
@@ -170,7 +176,7 @@ def test_extend_attention(
         for arrays in (plan, room):
             output = torch.full((len(tokens), heads * dim), torch.nan, dtype=dtype, device=DEVICE)
             items, merges = (torch.from_numpy(arrays[name]).to(DEVICE) for name in ("items", "merges"))
-            extend_attention(q, output, (pool.k, pool.v), items, merges, pool.pages, page_size, window)
+            extend_attention(q, output, pool.kv, items, merges, pool.pages, plain(dim, window))
             first = 0
             for row, (start, count) in zip(rows, runs, strict=True):
                 part = slice(first, first + count)
@@ -181,7 +187,7 @@ def test_extend_attention(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [48, *([4096, 1024] if CUDA else [])])
 def test_norms_and_activation(dtype: torch.dtype, size: int) -> None:
-    from ramify.gpu.ops.triton_layer import add_norm, embed_norm, silu_mul
+    from ramify.gpu.ops.triton_layer import add_norm, embed_norm, gate_mul
 
     n = 300 if CUDA else 3
     x, residual, weight = draw(n, size, dtype=dtype), draw(n, size, dtype=dtype), draw(size, dtype=dtype)
@@ -189,13 +195,15 @@ def test_norms_and_activation(dtype: torch.dtype, size: int) -> None:
     close(add_norm(x, residual, weight, 1e-6), F.rms_norm(total, (size,), weight.float(), 1e-6))
     close(residual, total)
     gate, up = x.float().chunk(2, -1)
-    close(silu_mul(x), F.silu(gate) * up)
+    close(gate_mul(x, "silu"), F.silu(gate) * up)
+    close(gate_mul(x, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up)
     table, last = draw(20, size, dtype=dtype), torch.arange(19, -1, -1, dtype=torch.int32, device=DEVICE)
     codes = torch.tensor([3, -3, 0], dtype=torch.int32, device=DEVICE)  # the second: what row 2 sampled
-    embedded, normed = embed_norm(codes, last, table, weight, 1e-6)
-    wanted = table[torch.tensor([3, 17, 0], device=DEVICE)]
-    assert torch.equal(embedded, wanted)
-    close(normed, F.rms_norm(wanted.float(), (size,), weight.float(), 1e-6))
+    for scale in (1.0, 6.5):
+        embedded, normed = embed_norm(codes, last, table, scale, weight, 1e-6)
+        wanted = table[torch.tensor([3, 17, 0], device=DEVICE)] * scale
+        assert torch.equal(embedded, wanted)
+        close(normed, F.rms_norm(wanted.float(), (size,), weight.float(), 1e-6))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -213,10 +221,9 @@ def test_rope_store(dtype: torch.dtype, page_size: int, normed: bool) -> None:
     weights = draw(dim, dtype=dtype), draw(dim, dtype=dtype)
     rows = torch.tensor([2, 0, 1], dtype=torch.int32, device=DEVICE)
     positions = torch.tensor([16, 4, 21], dtype=torch.int32, device=DEVICE)
-    q = rope_store(
-        qkv, weights if normed else None, 1e-6, (cos, sin), rows, positions, pool.pages, page_size,
-        (pool.k, pool.v), heads,
-    )  # fmt: skip
+    norms = [RMSNorm(weight, 1e-6) if normed else None for weight in weights]
+    layer = LayerAttention(0, heads, kv_heads, dim, plain(dim, None), cast(Any, None), *norms)
+    q = rope_store(qkv, layer, (cos, sin), rows, positions, pool.pages, pool.kv)
     parts = qkv.view(3, -1, dim).float().split([heads, kv_heads, kv_heads], 1)
     slots = torch.stack(
         [pool.slots[r][p] for r, p in zip(rows.tolist(), positions.tolist(), strict=True)]

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ramify.gpu.models.config import parse_config, read_config
+from ramify.gpu.models.config import DecoderConfig, parse_config, read_config
 from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.ops.linear import packed
 from ramify.gpu.startup.load import load_executor
 from ramify.gpu.startup.weights import fill_random, load_weights
 from ramify.protocol.config import ModelConfig
@@ -212,10 +213,14 @@ def test_windows_of_layers(tiny_config: dict[str, Any]) -> None:
         "architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 3, "sliding_window": 8,
         "use_sliding_window": True, "max_window_layers": 2,
     }  # fmt: skip
-    assert parse_config(qwen, {}, Path("config.json")).windows == (None, None, 8)
+
+    def windows(config: DecoderConfig) -> tuple[int | None, ...]:
+        return tuple(spec.window for spec in config.specs)
+
+    assert windows(parse_config(qwen, {}, Path("config.json"))) == (None, None, 8)
     listed = qwen | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-    assert parse_config(listed, {}, Path("config.json")).windows == (8, None, 8)
-    assert parse_config(qwen | {"use_sliding_window": False}, {}, Path("c")).windows == (None,) * 3
+    assert windows(parse_config(listed, {}, Path("config.json"))) == (8, None, 8)
+    assert windows(parse_config(qwen | {"use_sliding_window": False}, {}, Path("c"))) == (None,) * 3
     with pytest.raises(ModelError, match="layer_types"):
         parse_config(qwen | {"layer_types": ["other"] * 3}, {}, Path("config.json"))
     with pytest.raises(ModelError, match="sliding_window"):
@@ -357,7 +362,7 @@ def test_weights_go_straight_to_the_gpu(tmp_path: Path, tiny_config: dict[str, A
     model = Decoder(shape, 64, torch.bfloat16, cuda)
     load_weights(tmp_path, model.weights(), lambda what, share: None)
     with torch.inference_mode():
-        model.pack()
+        model.pack(packed)
     assert torch.cuda.max_memory_allocated() - device < size + 2 * most
     assert anonymous_bytes() - host < size // 2
     for name, view in model.weights().items():

@@ -1,0 +1,85 @@
+"""The paged KV cache: how keys and values lie in memory, who allocates them and how they are stored.
+
+Page p holds the slots [p * page_size, (p + 1) * page_size). Which page belongs to whom is the cache
+actor's business; this file knows only slots. One slot after the last page belongs to no page: padding
+points there. On torch it is only read and stays zero, because what a freed page holds may be NaN, and
+zero times NaN would reach a neighbour's output. The CUDA executor's padding writes there too, and
+nothing but padding reads it.
+
+A layout is one way to keep a token's keys and values. Another one (a latent vector for all heads, 8 bits
+with scales, fewer slots for layers with a window) is a class like `PairLayout`, a `LayerKV` of its own,
+and kernels that read and write it; executors and models ask for nothing but what `KVLayout` says.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class LayerKV:
+    """One layer's keys and values. k, v [slots, kv_heads, head_dim]."""
+
+    k: Tensor
+    v: Tensor
+    page_size: int
+
+    def store(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write k, v [T, kv_heads, head_dim] to slots int64[T].
+
+        On CUDA `ops.triton_layer.rope_store` does it in the kernel that rotates the keys.
+        """
+        self.k.index_copy_(0, slots, k)
+        self.v.index_copy_(0, slots, v)
+
+
+@dataclass(slots=True)
+class KVPool:
+    """The memory of all layers. The last slot is the padding's."""
+
+    pages: int
+    page_size: int
+    layers: list[LayerKV]
+
+    @property
+    def padding_slot(self) -> int:
+        return self.pages * self.page_size
+
+
+class KVLayout(Protocol):
+    """How a model's keys and values are kept."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of one token, over all layers."""
+        ...
+
+    def allocate(self, pages: int, page_size: int, device: torch.device) -> KVPool:
+        """Memory for so many pages. Raises torch.OutOfMemoryError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PairLayout:
+    """Keys and values as two tensors of one type, token slot by token slot."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def allocate(self, pages: int, page_size: int, device: torch.device) -> KVPool:
+        """Not initialised: memory of pages that are never used is never committed by the system."""
+        shape = (self.layers, pages * page_size + 1, self.kv_heads, self.head_dim)
+        k, v = (torch.empty(shape, dtype=self.dtype, device=device) for _ in range(2))
+        k[:, -1] = 0
+        v[:, -1] = 0
+        # one view a layer, made once: indexing a tensor costs more than an attention layer's sums
+        pairs = zip(k.unbind(0), v.unbind(0), strict=True)
+        return KVPool(pages, page_size, [LayerKV(*pair, page_size) for pair in pairs])

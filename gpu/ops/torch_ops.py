@@ -1,0 +1,83 @@
+"""The operations on torch: the reference for the others, and the CPU's where nothing faster is at hand.
+
+Knows neither families nor page tables.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.kv.layout import KVPool
+from ramify.gpu.ops.base import Activation, LayerAttention, Stream
+from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.rmsnorm import RMSNorm
+from ramify.gpu.ops.rotary import Rotary
+from ramify.gpu.step.inputs import StepInputs
+
+
+class TorchOps:
+    """`last` int[rows]: the token that each row sampled last."""
+
+    def __init__(self, pool: KVPool, last: Tensor, attention: AttentionBackend) -> None:
+        self._pool = pool
+        self._last = last
+        self._attention = attention
+        self._angles: dict[Rotary, tuple[Tensor, Tensor]] = {}  # of the step's positions
+
+    def begin(self, step: StepInputs[Tensor]) -> None:
+        self._angles.clear()
+
+    def embed(self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm) -> Stream:
+        residual = F.embedding(tokens_of(step.input_ids, self._last), table)
+        if scale != 1.0:
+            residual = residual * scale
+        return Stream(residual, norm(residual))
+
+    def linear(self, x: Stream, linear: Linear) -> Tensor:
+        return linear(x.normed)
+
+    def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
+        heads, rotated = layer.heads, layer.heads + layer.kv_heads
+        parts = qkv.view(-1, rotated + layer.kv_heads, layer.head_dim)
+        qk = parts[:, :rotated]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qk = torch.cat((layer.q_norm(parts[:, :heads]), layer.k_norm(parts[:, heads:rotated])), 1)
+        angles = self._angles.get(layer.rotary)
+        if angles is None:
+            angles = self._angles[layer.rotary] = layer.rotary.angles(step.positions, qkv.dtype)
+        qk = layer.rotary.rotate(qk, *angles)
+        kv = self._pool.layers[layer.index]
+        kv.store(step.plan["slots"], qk[:, heads:], parts[:, rotated:])
+        return self._attention.attend(qk[:, :heads], kv, step, layer.spec)
+
+    def add(
+        self, x: Stream, y: Tensor, linear: Linear, norm: RMSNorm, post: RMSNorm | None = None
+    ) -> Stream:
+        added = linear(y)
+        residual = x.residual.add_(added if post is None else post(added))
+        return Stream(residual, norm(residual))
+
+    def gated(self, x: Stream, linear: Linear, activation: Activation) -> Tensor:
+        gate, up = linear(x.normed).chunk(2, -1)
+        opened = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+        return opened.mul_(up)
+
+    def head(
+        self,
+        x: Stream,
+        lines: Tensor | None,
+        linear: Linear,
+        softcap: float | None,
+        output: Tensor | None = None,
+    ) -> Tensor:
+        logits = linear(x.normed if lines is None else x.normed.index_select(0, lines))
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap) * softcap
+        return logits if output is None else output.copy_(logits)
+
+
+def tokens_of(input_ids: Tensor, last: Tensor) -> Tensor:
+    """int64[T]: each line's token. -(row + 1) in `input_ids` stands for what `last` holds of a row."""
+    sampled = last.index_select(0, (-1 - input_ids).clamp_(min=0))
+    return torch.where(input_ids < 0, sampled, input_ids)

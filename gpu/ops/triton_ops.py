@@ -1,0 +1,130 @@
+"""The operations on Triton kernels: the same mathematics as `torch_ops`, in as few launches as pay.
+
+All inputs are device tensors of fixed meaning, and nothing waits for the device or asks it, so a CUDA
+graph can hold a whole step. An RMS norm may be left half done (`LazyStream`): the next product finishes
+it. Knows pages through the page table's tensor alone, and no families.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.kv.layout import KVPool
+from ramify.gpu.ops.base import Activation, LayerAttention, Stream
+from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.rmsnorm import RMSNorm
+from ramify.gpu.ops.rotary import Rotary
+from ramify.gpu.ops.tilings import LayerSizes, OpTilings, tilings_for
+from ramify.gpu.ops.triton_layer import add_norm, divide_rows, embed_norm, rope_store
+from ramify.gpu.ops.triton_linear import Products, Rows
+from ramify.gpu.step.inputs import StepInputs
+
+
+@dataclass(slots=True)
+class LazyStream(Stream):
+    """`normed` is the residual times the norm's weight where `squares` float32[T, parts] is given.
+
+    Then its rows are still to be divided by their root mean square: `squares` adds up to the sum of
+    squares of each row of the residual.
+    """
+
+    squares: Tensor | None
+    eps: float
+    tilings: OpTilings  # of the step's products
+
+    @property
+    def rows(self) -> Rows:
+        """What a product reads."""
+        return Rows(self.normed, self.squares)
+
+
+class TritonOps:
+    """Runs steps over `pool`; `pages` int32[rows, columns] is the page table on the device.
+
+    `last` int32[rows]: the token that each row sampled last. `rotaries`: all of the model's.
+    `tilings`: on which kernel each of the `products` runs, by the number of tokens and the sizes.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        pages: Tensor,
+        last: Tensor,
+        attention: AttentionBackend,
+        products: Products,
+        sizes: LayerSizes,
+        rotaries: Iterable[Rotary],
+        tilings: Callable[[int, LayerSizes], OpTilings] = tilings_for,
+    ) -> None:
+        self._pool = pool
+        self._pages = pages
+        self._last = last
+        self._attention = attention
+        self._products = products
+        self._sizes = sizes
+        self._tilings = tilings
+        positions = torch.arange(pages.shape[1] * pool.page_size, device=pages.device)
+        self._cos_sin = {rotary: rotary.table(positions) for rotary in rotaries}
+
+    def begin(self, step: StepInputs[Tensor]) -> None:
+        pass
+
+    @torch.inference_mode()
+    def blank(self, lines: int) -> LazyStream:
+        """A stream of so many lines without their content, to warm `head` with."""
+        shape, device = (lines, self._sizes.hidden), self._pages.device
+        nothing = torch.zeros(shape, dtype=self._sizes.dtype, device=device)
+        return LazyStream(nothing, nothing, None, 0.0, OpTilings())
+
+    def embed(self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm) -> LazyStream:
+        ids = step.input_ids
+        tilings = self._tilings(len(ids), self._sizes)
+        residual, normed = embed_norm(ids, self._last, table, scale, norm.weight, norm.eps)
+        return LazyStream(residual, normed, None, norm.eps, tilings)
+
+    def linear(self, x: LazyStream, linear: Linear) -> Tensor:
+        return self._products.plain(x.rows, linear, x.eps, x.tilings.linear)
+
+    def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
+        kv = self._pool.layers[layer.index]
+        q = rope_store(
+            qkv, layer, self._cos_sin[layer.rotary], step.rows, step.positions, self._pages, kv
+        )
+        return self._attention.attend(q, kv, step, layer.spec)
+
+    def add(
+        self, x: LazyStream, y: Tensor, linear: Linear, norm: RMSNorm, post: RMSNorm | None = None
+    ) -> LazyStream:
+        if post is None:
+            rows = self._products.add(y, linear, x.residual, norm, x.tilings.add)
+        else:
+            added = add_norm(None, self._products.library(y, linear), post.weight, post.eps)
+            rows = Rows(add_norm(added, x.residual, norm.weight, norm.eps))
+        return LazyStream(x.residual, rows.values, rows.squares, norm.eps, x.tilings)
+
+    def gated(self, x: LazyStream, linear: Linear, activation: Activation) -> Tensor:
+        return self._products.gated(x.rows, linear, x.eps, x.tilings.gated, activation)
+
+    def head(
+        self,
+        x: LazyStream,
+        lines: Tensor | None,
+        linear: Linear,
+        softcap: float | None,
+        output: Tensor | None = None,
+    ) -> Tensor:
+        if x.squares is not None:
+            final = divide_rows(x.normed, x.squares, lines, x.eps)
+        elif lines is not None:
+            final = x.normed.index_select(0, lines)
+        else:
+            final = x.normed
+        if output is None:
+            output = final.new_empty((len(final), len(linear.weight)))
+        self._products.head(final, linear, output)
+        if softcap is not None:
+            output.div_(softcap).tanh_().mul_(softcap)
+        return output
