@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from ramify.clients.commands import bench, chat, info, serve
+from ramify.clients.commands.screen import shown
 from ramify.protocol.errors import BadRequest, RamifyError, Unauthorized
 
 
@@ -57,7 +58,7 @@ def installed_version() -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    line = " ".join(message.split())
+    line = shown(" ".join(message.split()))
     print(f"ramify: {line}", file=sys.stderr)
     return code
 

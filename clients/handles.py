@@ -21,6 +21,7 @@ from typing import (
 
 import msgspec
 
+from ramify.clients.errors import Internal
 from ramify.clients.generation import Generation, Reply
 from ramify.clients.stream import UNSENT, Ticket
 from ramify.clients.trees import whole
@@ -45,6 +46,7 @@ from ramify.protocol.wire import (
     Method,
     Ok,
     Op,
+    Place,
     Prune,
     Role,
     Rollback,
@@ -63,6 +65,7 @@ Messages = Sequence[ChatMessage | Mapping[str, Any]]
 PruneBy = Literal["first", "logprob", "number", "vote"]
 B = TypeVar("B")
 
+MOST_PAGES = 1 << 14  # of one tree: more than a session's memory has at a quarter of a MiB each
 TREE_TRIES = 5  # a tree that does not fit into one answer may change between two
 
 
@@ -268,7 +271,10 @@ class Branch:
     async def tree(self, *, text: bool = False, tokens: bool = False) -> BranchState:
         """The branch as the server sees it; `text` and `tokens` add its turns."""
         state = await self.session.tree(branch=self.name, text=text, tokens=tokens)
-        return next(branch for branch in state.branches if branch.branch == self.name)
+        for branch in state.branches:
+            if branch.branch == self.name:
+                return branch
+        raise Internal(f"the server's answer lacks branch {self.name!r}, which it was asked for")
 
     def credit(self, upto: int) -> None:
         """Flow control: let the server deliver up to this position."""
@@ -352,12 +358,17 @@ class Session:
         """All branches, or one, as the server sees them, with all turns of each."""
         for _ in range(TREE_TRIES):
             pages: list[State] = []
+            places: set[Place] = set()
             while not pages or (pages[-1].next is not None and pages[-1].revision == pages[0].revision):
                 after = pages[-1].next if pages else None
                 op = Tree(id=UNSENT, branch=branch, text=text, tokens=tokens, after=after)
                 (state,) = await Reply(self.link, self._one(op))
                 assert isinstance(state, State)
                 pages.append(state)
+                if state.next is not None and state.revision == pages[0].revision:
+                    if state.next in places or len(places) == MOST_PAGES:
+                        raise Internal("the server's answers to `tree` come to no end")
+                    places.add(state.next)
             if pages[-1].revision == pages[0].revision:
                 return whole(pages)
         raise Conflict("the tree changes faster than it can be shown: ask for one branch of it")

@@ -20,11 +20,11 @@ from websockets.typing import Subprotocol
 
 from ramify.clients.errors import ConnectionLost, Internal
 from ramify.clients.events import Changed, CoreEvent, Ended, Foreign, Noted, Opened, Refused
-from ramify.clients.reconnect import RATE_DELAY_S, Action, Pacer, delay
+from ramify.clients.reconnect import RATE_DELAY_S, Action, Pacer, delay, pause
 from ramify.clients.session import Phase, SessionCore
 from ramify.clients.stream import Ticket
 from ramify.protocol.codec import SUBPROTOCOLS, Codec, CodecName
-from ramify.protocol.errors import BadRequest, Forbidden, RamifyError, Unauthorized
+from ramify.protocol.errors import BadRequest, Close, Forbidden, RamifyError, Unauthorized
 from ramify.protocol.wire import Bye, Delta, Error, Event, Op
 
 Token = str | Callable[[], str | Awaitable[str]]
@@ -43,6 +43,9 @@ class Connection(NamedTuple):
 
 Watch = Callable[[Connection], None]
 
+MOST_BYTES = 1 << 28  # of one frame of the server: what it may keep of a whole session
+STEADY_S = 5.0  # a connection that lasts so long was a good one: what comes later is a new loss
+SUDDEN = 5  # connections that ended sooner, one after the other, before the next one waits longer
 _NOTES = 1024  # events kept for a reader of `Session.events`; older ones are dropped
 
 
@@ -165,6 +168,8 @@ class Link:
             error = await self._connections()
         except RamifyError as raised:
             error = raised
+        except Exception as fault:  # a field of a type that nobody expects, say
+            error = Internal(f"the server sent what this client does not understand: {fault!r}")
         finally:
             self._dispatch(self.core.end(error))
             self._notify(self)
@@ -178,7 +183,7 @@ class Link:
 
     async def _connections(self) -> RamifyError:
         """Connect, serve, reconnect. Returns why that ended."""
-        attempt, lost_at, floor = 0, 0.0, 0.0
+        attempt, sudden, lost_at, floor = 0, 0, 0.0, 0.0
         while True:
             self._refused, self._attached = None, False
             try:
@@ -186,9 +191,11 @@ class Link:
             except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as raised:
                 error, again = _dial_error(raised, self._url)
             else:
+                begun = time.monotonic()
                 error, again, floor = await self._serve(socket)
                 if self._attached:
-                    attempt, lost_at = 0, 0.0
+                    sudden = sudden + 1 if time.monotonic() - begun < STEADY_S else 0
+                    attempt, lost_at = max(0, sudden - SUDDEN), 0.0
             if not again or not self.core.known or not self._reconnect:
                 return error
             self._tell(Connection(up=False, error=error))
@@ -214,7 +221,7 @@ class Link:
             additional_headers=headers,
             open_timeout=self._open_timeout_s,
             close_timeout=2,
-            max_size=None,
+            max_size=MOST_BYTES,
             proxy=None,
         )
 
@@ -233,7 +240,7 @@ class Link:
         if self._refused is not None:
             error, retry = self._refused
             retry = retry or (isinstance(error, Unauthorized) and callable(self._token))
-            return error, retry, (error.retry_ms or 0) / 1e3
+            return error, retry, pause(error.retry_ms)
         if verdict.action is Action.STOP:
             return verdict.error, False, 0.0
         if verdict.action is Action.NEW_TOKEN:
@@ -254,7 +261,9 @@ class Link:
         except TimeoutError:
             return None, f"no answer to `open` in {self._open_timeout_s:g} s"
         except ConnectionClosed as closed:
-            received = closed.rcvd
+            received, sent = closed.rcvd, closed.sent
+            if received is None and sent is not None and sent.code == Close.TOO_BIG:
+                raise Internal(f"the server sent a frame of more than {MOST_BYTES} bytes") from None
             return (received.code, received.reason) if received else (None, "")
         except BadRequest as fault:
             raise Internal(f"the server sent a frame that does not decode: {fault.message}") from None

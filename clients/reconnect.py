@@ -14,6 +14,8 @@ from ramify.protocol.errors import BadRequest, Close, Forbidden, RamifyError, Un
 FIRST_DELAY_S = 0.1
 LAST_DELAY_S = 10.0
 RATE_DELAY_S = 5.0  # at least this long after 4429
+LONGEST_S = 60.0  # that a server's `retry_ms` is obeyed
+_MOST = 10**9  # of a rate or burst: whatever is beyond is none
 
 
 class Action(Enum):
@@ -84,6 +86,11 @@ def delay(attempt: int, jitter: float, floor_s: float = 0.0) -> float:
     return floor_s + ceiling * jitter
 
 
+def pause(retry_ms: int | None) -> float:
+    """Seconds that a server asks for with `retry_ms`, within reason."""
+    return min(max(retry_ms or 0, 0), int(LONGEST_S * 1000)) / 1e3
+
+
 class Pacer:
     """A token bucket over `limits.ops_per_second` and `limits.ops_burst`.
 
@@ -95,9 +102,13 @@ class Pacer:
         self.limit(0.0, 0.0)
 
     def limit(self, rate: float, burst: float) -> None:
-        """Set the limits (ops per second, 0: none; ops). The bucket starts full."""
-        self._rate, self._burst = rate, burst
-        self._level, self._at = burst, self._now()
+        """Set the limits (ops per second, 0: none; ops). The bucket starts full.
+
+        What a server cannot mean (a rate or a burst below 1) is no limit, or the least there is.
+        """
+        self._rate = float(min(rate, _MOST)) if rate >= 1 else 0.0
+        self._burst = float(min(max(burst, 1), _MOST))
+        self._level, self._at = self._burst, self._now()
 
     def wait(self, ops: int) -> float:
         """Take `ops` from the bucket; returns the seconds to wait before they are sent."""

@@ -33,14 +33,13 @@ def _complete(
     name: str, branches: dict[str, BranchState], complete: dict[str, list[SegmentState] | None]
 ) -> None:
     """Note the turns of a branch and of those that it comes from. No recursion: chains may be long."""
-    chain = []
-    while name not in complete:
-        branch = branches[name]
-        chain.append(branch)
+    chain: dict[str, BranchState] = {}
+    while name not in complete and name not in chain:  # a circle would be the server's fault
+        branch = chain[name] = branches[name]
         if branch.turns_from is None or branch.parent not in branches:
             break
         name = branch.parent
-    for branch in reversed(chain):
+    for branch in reversed(chain.values()):
         turns, start = branch.turns, branch.turns_from
         if turns is not None and start is not None and branch.parent is not None:
             before = complete.get(branch.parent) or ()

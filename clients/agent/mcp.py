@@ -13,6 +13,8 @@ from typing import Any
 
 from ramify.clients.agent.tools import Context, Tool, as_text
 
+MOST_TOOLS = 1024  # that a session takes
+
 
 class ToolFailed(Exception):
     """The server says that the call failed; its words go to the model."""
@@ -35,12 +37,18 @@ async def mcp_tools(server: Any, *, prefix: str = "", **settings: Any) -> AsyncI
     async with client_of(server, **settings) as client:
         tools: list[Tool] = []
         cursor: str | None = None
+        cursors: set[str] = set()
         while True:
             page = await client.list_tools(cursor=cursor)
             tools += [_tool(client, each, prefix) for each in page.tools]
+            if len(tools) > MOST_TOOLS:
+                raise ToolFailed(f"the server offers more than {MOST_TOOLS} tools")
             cursor = page.next_cursor
             if cursor is None:
                 break
+            if cursor in cursors or len(cursors) == MOST_TOOLS:
+                raise ToolFailed("the server's list of tools comes to no end")
+            cursors.add(cursor)
         yield tools
 
 

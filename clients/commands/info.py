@@ -12,10 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ramify.clients.commands.screen import shown
 from ramify.clients.errors import ConnectionLost
 from ramify.clients.link import websocket_url
 from ramify.protocol.errors import ModelError
 
+MOST_BYTES = 1 << 20  # of a server's answer
 PACKAGES = ("ramify", "torch", "transformers", "tokenizers", "safetensors", "websockets", "msgspec")
 FACTS = (
     "model_type",
@@ -52,11 +54,11 @@ def show(facts: dict[str, Any], indent: str = "") -> None:
     """Print nested facts."""
     for name, value in facts.items():
         if isinstance(value, dict):
-            print(f"{indent}{name}:")
+            print(shown(f"{indent}{name}:"))
             show(value, indent + "  ")
         else:
             text = ", ".join(map(str, value)) if isinstance(value, list) else value
-            print(f"{indent}{name}: {text}")
+            print(shown(f"{indent}{name}: {text}"))
 
 
 def local_info() -> dict[str, Any]:
@@ -119,10 +121,12 @@ def server_info(url: str, token: str | None) -> dict[str, Any]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=10) as response:
-            facts: dict[str, Any] = json.load(response)
+            facts = json.loads(response.read(MOST_BYTES))
     except urllib.error.HTTPError as error:
         with error:
             raise ConnectionLost(f"{address} answered HTTP {error.code}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConnectionLost(f"cannot read {address}: {error}") from None
+    if not isinstance(facts, dict):
+        raise ConnectionLost(f"{address} does not tell what a Ramify server tells")
     return facts

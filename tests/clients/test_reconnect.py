@@ -3,7 +3,7 @@
 import pytest
 
 from ramify.clients.errors import ConnectionLost, Replaced
-from ramify.clients.reconnect import LAST_DELAY_S, Action, Pacer, after_close, delay
+from ramify.clients.reconnect import LAST_DELAY_S, LONGEST_S, Action, Pacer, after_close, delay, pause
 from ramify.protocol.errors import Forbidden, Unauthorized
 
 
@@ -49,6 +49,20 @@ def test_close_codes_as_exceptions() -> None:
     error = after_close(1000).error
     assert isinstance(error, ConnectionLost)
     assert error.details == {"close": 1000, "reason": ""}
+
+
+def test_what_a_server_asks_for_is_obeyed_within_reason() -> None:
+    assert [pause(ms) for ms in (None, 0, 250, -5, 10**400)] == [0.0, 0.0, 0.25, 0.0, LONGEST_S]
+
+
+@pytest.mark.parametrize(
+    ("rate", "burst", "wait"),
+    [(0, 0, 0.0), (-5, 9, 0.0), (10, -(10**9), 0.4), (10**400, 10**400, 0.0), (10, 10**400, 0.0)],
+)
+def test_limits_that_make_no_sense_hold_nobody_up(rate: int, burst: int, wait: float) -> None:
+    pacer = Pacer(lambda: 0.0)
+    pacer.limit(rate, burst)
+    assert pacer.wait(5) == pytest.approx(wait)
 
 
 def test_waits_double_up_to_a_ceiling() -> None:
