@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.publisher import Publisher
+from ramify.actors.session.publisher import REPLY_LOGS_KEPT, Publisher
 from ramify.actors.session.segments import OutputSegment
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.subscriber import Subscriber
@@ -205,3 +205,23 @@ def test_a_slower_socket_asks_for_its_own_tick_when_a_faster_ones_has_come() -> 
     assert asked[:2] == pytest.approx([1.05, 1.2])
     for subscriber in (fast, slow):
         assert [each.text for each in subscriber.out if isinstance(each, w.Delta)] == ["x", "x"]
+
+
+def test_only_as_many_clients_are_forgotten_as_must_be(sim: Callable[..., Any]) -> None:
+    """The ids of the last 64 are remembered; those who wait for replies are among them."""
+    engine = sim()
+    engine.session("here")
+    engine.pump()
+    forgotten: list[str] = []
+    publisher = Publisher(engine.cores[1].state, on_forget=forgotten.append)
+    for number in range(REPLY_LOGS_KEPT):
+        publisher.reply_log(f"c{number}")
+    assert forgotten == []
+    publisher.reply_log("c0").begin(1, 1)  # it waits for a reply
+    publisher.reply_log("new")
+    assert forgotten == ["c1"]
+    publisher.reply_log("newer")
+    assert forgotten == ["c1", "c2"]
+    assert len(publisher.reply_logs) == REPLY_LOGS_KEPT
+    publisher.reply_log("viewer", write=False)
+    assert forgotten == ["c1", "c2"]

@@ -589,3 +589,56 @@ def test_a_join_takes_what_was_chosen(sim: Callable[..., Any]) -> None:
     engine.pump()
     assert engine.tokenizer.decode(tokens(engine)) == "hello wor<ld><ld>"
     at_rest(engine)
+
+
+def test_choices_that_cannot_be_tokenized(sim: Callable[..., Any]) -> None:
+    """Also off the loop, and for a selection that was cancelled meanwhile."""
+    for cancelled in (False, True):
+        engine = sim(context=8192)
+        client = engine.session()
+        client.send(w.Append(id=1, text="hello "))
+        engine.pump()
+        core = engine.cores[1]
+        core.frame(client.socket, [w.Select(id=2, choices=["a" * 5000])], engine.now)
+        (job,) = core.state.out.encode
+        core.state.out.encode.clear()
+        if cancelled:
+            core.frame(client.socket, [w.Cancel(id=3, ops=[2])], engine.now)
+        core.encoded(job.ticket, None, ValueError("odd"), engine.now)
+        client.unanswered[2] = (w.Select(id=2, choices=["a"]), 1)
+        engine.pump()
+        assert error(client, 2).code == ("cancelled" if cancelled else "bad_request")
+        assert ("odd" in error(client, 2).message) == (not cancelled)
+        at_rest(engine)
+
+
+def test_selects_of_one_frame_are_tokenized_off_the_loop_once_they_are_long_together(
+    sim: Callable[..., Any],
+) -> None:
+    engine = sim(context=8192)
+    client = engine.session()
+    client.send(w.Append(id=1, text="hello "), w.Fork(id=2, as_=["a", "b", "c"]))
+    engine.pump()
+    core = engine.cores[1]
+    selects = [w.Select(id=3, branch=name, choices=["x" * 1500]) for name in ("main", "a", "b", "c")]
+    frame = [w.Select(id=3 + i, branch=s.branch, choices=s.choices) for i, s in enumerate(selects)]
+    core.frame(client.socket, frame, engine.now)
+    assert len(core.state.out.encode) == 2
+    for op in frame:
+        client.unanswered[op.id] = (op, 1)
+    engine.pump()
+    assert [done(client, op.id).choice for op in frame] == [0] * 4
+
+
+def test_a_select_cancels_what_is_computed_ahead(sim: Callable[..., Any]) -> None:
+    """It asks for the branch itself, which may end elsewhere."""
+    engine = sim()
+    client = engine.session()
+    engine.pump()
+    core = engine.cores[1]
+    core.frame(client.socket, [w.Append(id=1, text="hello world, one two three")], engine.now)
+    (submit,) = [each for each in core.state.out.scheduler if isinstance(each, m.Submit)]
+    core.frame(client.socket, [w.Select(id=2, choices=["a", "b"])], engine.now)
+    assert m.Cancel(submit.request) in core.state.out.scheduler
+    engine.pump()
+    at_rest(engine)
