@@ -81,8 +81,8 @@ class Link:
         self._pacer = Pacer(time.monotonic)
         self._wake = asyncio.Event()
         self._waiters: dict[object, list[asyncio.Future[None]]] = {}
-        self._refused: Refused | None = None
-        self._attached = False  # on the present or the last connection
+        self._refused: Refused | None  # of the present or the last connection
+        self._attached: bool  # as it
         self._task: asyncio.Task[None] | None = None
         self._socket: ClientConnection | None = None
 

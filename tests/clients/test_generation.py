@@ -201,3 +201,11 @@ async def test_leaving_a_loop_after_the_end_cancels_nothing(offline: Any) -> Non
         pass
     await asyncio.sleep(0)
     assert link.frames == [[Generate(id=0)]]
+
+
+async def test_a_handle_does_not_hold_on_to_the_tasks_that_ran_it(offline: Any) -> None:
+    session, _ = offline(delta(10, "a"), done(1, 10))
+    generation = session.main.generate()
+    await asyncio.create_task(generation)
+    assert generation._driven == {}
+    assert generation.text == "a"

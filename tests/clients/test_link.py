@@ -393,3 +393,25 @@ async def test_who_stops_waiting_leaves_nothing_behind(network: Network) -> None
     lone.cancel()
     await asyncio.gather(lone, return_exceptions=True)
     assert link._waiters == {}
+
+
+async def test_a_refusal_that_names_no_time_adds_nothing_to_the_wait(network: Network) -> None:
+    full = Error(code="overloaded", message="full")
+    link = linked(network, Socket(state()), Socket(full), Socket(state(), end=4409))
+    await link.start()
+    await over(link)
+    assert network.waits == [0.1, 0.2]
+
+
+async def test_what_ends_a_session_ends_it_though_the_server_leaves_the_socket_open(
+    network: Network,
+) -> None:
+    refusing = Socket(Error(code="forbidden", message="no"), end="open")
+    with pytest.raises(Forbidden):
+        await linked(network, refusing).start()
+    assert refusing.closed
+    restarted = Socket(state("other"), end="open")
+    link = linked(network, Socket(state()), restarted)
+    await link.start()
+    assert isinstance(await over(link), SessionLost)
+    assert restarted.closed
