@@ -34,7 +34,7 @@ from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import BadRequest, TooLong
-from ramify.protocol.wire import Append, ChatMessage, JsonObject, Role
+from ramify.protocol.wire import Append, ChatMessage, JsonObject, Open, Role
 
 ENDING = 32  # characters of a message that its end is known by
 log = logging.getLogger(__name__)
@@ -286,17 +286,18 @@ class BranchWriter:
 
     # --- around a generation -----------------------------------------------------------------
 
-    def open_turn(self, branch: Branch, tools: list[JsonObject] | None, opening: str = "") -> int | None:
+    def open_turn(self, branch: Branch, opened: Open, opening: str = "") -> int | None:
         """Make the branch ready for an answer: after a complete turn, add the generation prompt.
 
-        `opening`: what the answer has to begin with; returns where that stands, None without it.
+        `opened`: the client's settings. `opening`: what the answer has to begin with; returns where that
+        stands, None without it.
         Raises BadRequest, TooLong, and then nothing has changed.
         """
         tail, role = branch.tail, branch.role
         prompt: list[int] = []
         text = ""
         if tail in (Tail.CLOSED, Tail.EOS) and role is not None:
-            text = self._template.generation_prompt(role, tools)
+            text = self._prompt_behind(branch, role, opened)
             if tail is Tail.EOS:
                 text = self._after_eos(branch) + text
             prompt = self._continue(branch, text) if text else []
@@ -311,6 +312,17 @@ class BranchWriter:
         at = branch.position
         self._state.extend(branch, said, opening, tail=Tail.OPEN, role="assistant")
         return at
+
+    def _prompt_behind(self, branch: Branch, role: Role, opened: Open) -> str:
+        """The generation prompt behind a complete turn of `role`."""
+        if opened.template != "strict" or role not in ("user", "tool"):
+            return self._template.generation_prompt(role, opened.tools)
+        # A template may want none here (R1 behind a tool's output), which stand-ins cannot tell.
+        every = Conversation.of(branch).messages
+        closed, rendered = (
+            self._template.strict(every, opened.tools, generate) for generate in (False, True)
+        )
+        return rendered[common_prefix(closed, rendered) :]
 
     def _said(self, branch: Branch, prompt: list[int], opening: str) -> list[int]:
         """Tokens of an opening behind `prompt`, or behind the branch."""

@@ -62,10 +62,13 @@ class Tool:
         run: Run,
         *,
         timeout_s: float | None = None,
+        declared: Mapping[str, Any] | None = None,
     ) -> None:
+        """`declared`: the function as OpenAI's shape has it, where it was given so."""
         self.name = name
         self.description = description
         self.parameters = dict(parameters)
+        self._declared = declared
         self.timeout_s = timeout_s
         self._run = run
 
@@ -74,10 +77,11 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As `open.tools` and OpenAI's API want it."""
-        function: dict[str, Any] = {"name": self.name, "parameters": self.parameters}
-        if self.description:
-            function["description"] = self.description
+        """As `open.tools` and OpenAI's API want it: what was declared, as it was."""
+        function = dict(self._declared or {})
+        if not function:
+            about = {"description": self.description} if self.description else {}
+            function = {"name": self.name, **about, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
     async def __call__(self, arguments: dict[str, Any], context: Context) -> str:
@@ -104,9 +108,8 @@ class Tool:
                 raise BadArguments(f"the argument {missing[0]!r} is missing")
             return await called(run, arguments)
 
-        return Tool(
-            function["name"], function.get("description", ""), parameters, call, timeout_s=timeout_s
-        )
+        about = function.get("description", "")
+        return Tool(function["name"], about, parameters, call, timeout_s=timeout_s, declared=function)
 
     @staticmethod
     def of(

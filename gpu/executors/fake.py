@@ -27,8 +27,8 @@ from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 Hashes = npt.NDArray[np.uint64]
 
 _MASK = (1 << 64) - 1
-_FACTOR = 0x9E3779B97F4A7C15  # odd, hence invertible modulo 2**64: prefix sums work
-_INVERSE = pow(_FACTOR, -1, 1 << 64)
+FACTOR = 0x9E3779B97F4A7C15  # odd, hence invertible modulo 2**64: prefix sums work
+_INVERSE = pow(FACTOR, -1, 1 << 64)
 _CORRUPT = np.uint64(0xDEADBEEFCAFEF00D)
 
 
@@ -60,7 +60,7 @@ class FakeModel:
 
     def advance(self, chain: Hashes, tokens: Hashes) -> Hashes:
         """Append one token to each chain."""
-        return chain * np.uint64(_FACTOR) + _mix(tokens + np.uint64(1))
+        return chain * np.uint64(FACTOR) + _mix(tokens + np.uint64(1))
 
     def choose(self, chain: Hashes, salts: Hashes) -> npt.NDArray[np.int32]:
         """The token that follows each chain. Salts are 0 for greedy requests. int32[N]."""
@@ -196,7 +196,7 @@ class FakeExecutor:
         self._greedy = np.ones(max_rows, dtype=np.bool_)
         self._logprobs: Ints = np.zeros(max_rows, dtype=np.int64)
         longest = step_tokens + max_rows + 1
-        self._up, self._down = _powers(_FACTOR, longest), _powers(_INVERSE, longest)
+        self._up, self._down = _powers(FACTOR, longest), _powers(_INVERSE, longest)
 
     def launch(self, plan: StepPlan) -> FakePendingStep:
         """Run the plan. Raises PlanError if it contradicts the rows."""

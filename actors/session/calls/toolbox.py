@@ -9,6 +9,7 @@ from ramify.protocol.wire import JsonObject
 
 MAX_CALLS = 1024  # in one output: a message may carry as many back
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+_PYTHON = {"True": True, "False": False, "None": None}  # as templates in Jinja write them
 _DECODER = json.JSONDecoder(strict=False)  # models write line breaks inside strings
 
 
@@ -48,6 +49,8 @@ class Toolbox:
         kind = schema.get("type") if isinstance(schema, dict) else None
         if kind == "string":
             return text
+        if text in _PYTHON and kind is not None:
+            return _PYTHON[text]
         try:
             return json.loads(text)
         except (ValueError, RecursionError):

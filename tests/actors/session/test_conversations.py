@@ -27,7 +27,7 @@ from ramify.actors.session.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import Append, ChatMessage, JsonObject
+from ramify.protocol.wire import Append, ChatMessage, JsonObject, Open
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data" / "templates"
 PUBLISHED = sorted(Path(os.environ.get("RAMIFY_TEMPLATES", SHARED)).glob("*.jinja"))
@@ -143,7 +143,9 @@ class Chat:
 
     def answer(self, text: str, *, ends: bool = True) -> None:
         """As the model says it; without its end it may go on."""
-        self.writer.open_turn(self.branch, self.tools)
+        template: Any = "strict" if self.strict else "append"
+        opened = Open(client="c", template=template, tools=self.tools)
+        self.writer.open_turn(self.branch, opened)
         segment = OutputSegment(self.branch.position, op=self.count)
         self.branch.segments.append(segment)
         stream = self.detokenizer.stream()

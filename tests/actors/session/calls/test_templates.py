@@ -26,7 +26,7 @@ from ramify.actors.session.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import Append, ChatMessage
+from ramify.protocol.wire import Append, ChatMessage, Open
 
 SHARED = Path(__file__).parents[4].parent / "shared" / "data" / "templates"
 FOLDER = Path(os.environ.get("RAMIFY_TEMPLATES", SHARED))
@@ -235,7 +235,7 @@ def test_a_generated_call_is_a_call_when_it_is_rendered_again(name: str) -> None
     say(*messages[:turn])
     wanted = calls[0]["function"]["name"]
     opening = template.speech.opening(wanted, Toolbox(tools), chat=True)
-    writer.open_turn(branch, tools, opening)
+    writer.open_turn(branch, Open(client="c", template="strict", tools=tools), opening)
     segment = OutputSegment(branch.position)
     reading = template.speech.labels(branch, "auto", Toolbox(tools))
     assert reading is not None
@@ -266,3 +266,21 @@ def rest_of(template: ChatTemplate, messages: list[ChatMessage], tools: Any, ope
     for mark in (template.closing(), "<｜end▁of▁sentence｜>", "</s>"):
         rest = rest.removesuffix(mark)
     return rest
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_the_generation_prompt_stands_there_once(name: str) -> None:
+    """Also behind a tool's result, where some templates have none."""
+    tokenizer = tokenizer_of(name)
+    template = ChatTemplate(tokenizer, dialect_of(tokenizer.template_source))
+    conversation = PUBLISHED["conversations"]["tool_call_result"]
+    messages = [message_of(given) for given in conversation["messages"]]
+    tools = conversation["tools"]
+    state = SessionState(1, context=1 << 20, vocab=1 << 20, limits=Limits(), decode=tokenizer.decode)
+    writer, branch = BranchWriter(state, tokenizer, template), state.root("main")
+    end = 1 + next(i for i, each in enumerate(messages) if each.role == "tool")
+    op = Append(id=1, messages=messages[:end])
+    writer.apply(branch, writer.prepare(branch, op, strict=True, tools=tools, room=1 << 20), 1)
+    writer.open_turn(branch, Open(client="c", template="strict", tools=tools))
+    whole = template.strict(messages[:end], tools, True)
+    assert "".join(segment.raw for segment in branch.segments) == whole

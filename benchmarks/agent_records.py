@@ -1,0 +1,82 @@
+"""Recorded conversations of agents: what users say, and the calls that are expected, with their results.
+
+A file has JSON lines: `toolset` (a name, and tools of OpenAI's shape) and `conversation`. Pure.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ramify.protocol.wire import ChatMessage
+
+NO_CALL = "I need more information for that."
+DONE = "Done."
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call that is expected, with what it returns."""
+
+    name: str
+    arguments: dict[str, Any]
+    result: str
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """What the user says, and the calls that are expected then."""
+
+    messages: list[ChatMessage]
+    expected_calls: list[Call]
+    tools_added: list[str] = []
+
+    @property
+    def said(self) -> list[ChatMessage]:
+        """Its messages; a turn without any adds tools, which the user then tells."""
+        told = f"There are new tools: {', '.join(self.tools_added)}."
+        return self.messages or [ChatMessage(role="user", content=told)]
+
+
+class Conversation(NamedTuple):
+    """`tools`: of all its toolsets; those that are missing at first are there from the beginning."""
+
+    id: str
+    tools: list[dict[str, Any]]
+    turns: list[Turn]
+
+
+class Step(NamedTuple):
+    """One generation: calls, or an answer."""
+
+    calls: Sequence[Call]
+    text: str
+
+
+def read(path: Path) -> list[Conversation]:
+    """All conversations of a file. Raises ValueError for a line that is none."""
+    toolsets: dict[str, list[dict[str, Any]]] = {}
+    found = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        each = json.loads(line)
+        if each["kind"] == "toolset":
+            toolsets[each["name"]] = each["tools"]
+            continue
+        try:
+            turns = msgspec.convert(each["turns"], list[Turn], strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
+        tools = [tool for name in each["toolsets"] for tool in toolsets[name]]
+        excluded = each["excluded_tools"]
+        kept = [tool for tool in tools if tool["function"]["name"] not in excluded]
+        found.append(Conversation(each["id"], kept, turns))
+    return found
+
+
+def steps_of(turn: Turn, *, together: bool) -> list[Step]:
+    """The generations of a turn: its calls, all at once or one after the other, then the answer."""
+    calls = turn.expected_calls
+    if not calls:
+        return [Step((), NO_CALL)]
+    groups = [calls] if together else [[call] for call in calls]
+    return [*(Step(group, "") for group in groups), Step((), DONE)]

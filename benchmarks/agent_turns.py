@@ -1,0 +1,219 @@
+"""Agents with tools, on recorded conversations: calls are written by the model, read, run, answered.
+
+    python benchmarks/agent_turns.py --data agents_tools.jsonl [--conversations 600] [--at-once 16]
+        [--template FILE | FOLDER] [--json FILE]
+
+The engine is the real one; the model is faked, and says what the record wants: for each history that it
+may be asked to go on from, a script (`agent_script.py`) has its next token. The histories of the script
+are what `transformers` renders of the conversation so far, tokenized whole; the call is written as the
+chat template writes it. So the model makes a call only if the prompt is that of `transformers`, token by
+token, and the tools run only if the call is found in what it says. Of every second turn with several
+calls, all are made at once; elsewhere one after the other, as some templates allow no other way.
+
+The template: the bundled model's, or published ones (--template: a file, or all of a folder; beside them
+is `renderings.json`, which has their BOS and EOS). Checked are the reason of each generation, the calls
+and their arguments, the answer's text, and at the end the tokens of the whole branch. A conversation
+that is otherwise ends there, and counts as an error.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_records import Conversation, Step, Turn, read, steps_of
+from agent_script import History, Rendering, ScriptedModel, Unfit, model_folder
+from program_base import FAST, MODEL
+from report import headline, machine, table, write_json
+
+from ramify.actors.engine import Engine, running_engine
+from ramify.actors.executor.spec import FactorySpec
+from ramify.actors.kit.log import LogConfig, configure
+from ramify.clients.agent import Agent, Tool
+from ramify.clients.handles import Branch
+from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ServerConfig
+from ramify.protocol.errors import RamifyError
+
+CONTEXT = 1 << 16
+
+
+class Otherwise(Exception):
+    """The engine did something else than the record says."""
+
+
+class Replay:
+    """One conversation, as an agent has it. Its tools answer from the calls of the present step."""
+
+    def __init__(
+        self, conversation: Conversation, rendering: Rendering, model: ScriptedModel, number: int
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._turns = conversation.turns
+        self._said = rendering.of(conversation.tools)
+        self._history = History(model)
+        self._number = number
+        self._expected: list[Any] = []
+        tools = [self._tool(schema) for schema in conversation.tools]
+        self.agent = Agent(tools, max_steps=12, temperature=0.0, max_tokens=4096, retain_s=None)
+
+    async def run(self, url: str) -> None:
+        """All turns. Raises Otherwise, and what went wrong on the server."""
+        async with self.agent.connect(url, template="strict") as session:
+            for place, turn in enumerate(self._turns):
+                together = self._said.parallel and (self._number + place) % 2 == 0
+                await self._turn(session.main, turn, steps_of(turn, together=together))
+                self.counts["turns"] += 1
+            held = (await session.main.tree(tokens=True)).turns or []
+        tokens = [token for each in held for token in each.tokens or ()]
+        whole = self._said.tokens[:-1]  # but the stop token: not every template shows it as it was
+        if tokens[: len(whole)] != whole:
+            raise Otherwise("the branch does not hold what `transformers` renders")
+        self.counts["tokens compared"] += len(whole)
+
+    async def _turn(self, branch: Branch, turn: Turn, steps: Sequence[Step]) -> None:
+        """The script of the turn, then the turn."""
+        self._expected = [call for step in steps for call in step.calls]
+        self._said.say(turn.said)
+        for step in steps:
+            self._history.script(*self._said.speak(step))
+        answer = await self.agent.run(branch, turn.said)
+        reasons = [result.reason for result in answer.results]
+        wanted = ["tool" if step.calls else "stop" for step in steps]
+        if reasons != wanted:
+            said = answer.results[len(reasons) - 1].text[-80:]
+            raise Otherwise(f"generations ended by {reasons}, not {wanted}: ...{said!r}")
+        for result, step in zip(answer.results, steps, strict=True):
+            self._check(step, result.tool_calls or [], result.content, result.text)
+        if self._expected:
+            raise Otherwise(f"{len(self._expected)} calls did not run")
+        for result in answer.results:
+            self.counts["generations"] += 1
+            self.counts["prompt tokens"] += result.usage.prompt
+            self.counts["computed"] += result.usage.computed
+            self.counts["output tokens"] += result.usage.output
+
+    def _check(self, step: Step, calls: list[dict[str, Any]], content: str | None, text: str) -> None:
+        found = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]
+        if found != [(call.name, call.arguments) for call in step.calls]:
+            raise Otherwise(f"{text[-200:]!r} was read as {found}")
+        if content is not None and content.strip() != step.text:
+            raise Otherwise(f"the answer is {content!r}, not {step.text!r}")
+        self.counts["calls"] += len(calls)
+        self.counts["outputs with several calls"] += len(calls) > 1
+
+    def _tool(self, schema: dict[str, Any]) -> Tool:
+        name = schema["function"]["name"]
+
+        async def run(**arguments: Any) -> str:
+            for call in self._expected:
+                if (call.name, call.arguments) == (name, arguments):
+                    self._expected.remove(call)
+                    return str(call.result)
+            raise LookupError("the record has no such call here")
+
+        return Tool.declared(schema, run)
+
+
+async def replay(
+    engine: Engine,
+    conversations: Sequence[Conversation],
+    rendering: Rendering,
+    model: ScriptedModel,
+    places: int,
+) -> tuple[Counter[str], list[str]]:
+    """All of them, some at once: what was counted, and what went wrong."""
+    total: Counter[str] = Counter()
+    errors: list[str] = []
+    free = asyncio.Semaphore(places)
+
+    async def one(number: int, conversation: Conversation) -> None:
+        async with free:
+            replay = Replay(conversation, rendering, model, number)
+            try:
+                await replay.run(engine.url)
+            except (Otherwise, Unfit, RamifyError) as error:
+                errors.append(f"{conversation.id}: {error}")
+            else:
+                total["conversations"] += 1
+        total.update(replay.counts)
+
+    await asyncio.gather(*(one(i, each) for i, each in enumerate(conversations)))
+    return total, errors
+
+
+async def run(
+    conversations: Sequence[Conversation], template: Path | None, places: int
+) -> tuple[Counter[str], list[str]]:
+    """On an engine of their own, with the bundled model's template or a published one."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = MODEL if template is None else model_folder(Path(folder), MODEL, template)
+        rendering = Rendering(path)
+        settings = {"context": CONTEXT, "pages": 1 << 21, "verify": False, "step_tokens": 1 << 14}
+        model = ScriptedModel(rendering.vocab, eos=rendering.eos)
+        config = EngineConfig(
+            model=ModelConfig(path=path),
+            server=ServerConfig(port=0, allowed_hosts=("127.0.0.1",)),
+            limits=Limits(ops_per_second=FAST, ops_burst=FAST),
+            executor="thread",
+            gateways=0,
+        )
+        spec = FactorySpec("ramify.gpu.fake:FakeExecutor", {"model": model, **settings})
+        async with running_engine(config, spec=spec) as engine:
+            return await replay(engine, conversations, rendering, model, places)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="agents_tools.jsonl")
+    parser.add_argument("--conversations", type=int, default=600)
+    parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument(
+        "--template",
+        type=Path,
+        help="a published template, or a folder of them (default: the bundled one)",
+    )
+    parser.add_argument("--json", help="write the figures to this file")
+    options = parser.parse_args()
+    configure(LogConfig(level="warning"))
+    about = machine()
+    print(headline(about), flush=True)
+    conversations = read(options.data)[: options.conversations]
+    templates: list[Path | None] = [None]
+    if options.template is not None:
+        given: Path = options.template
+        templates = sorted(given.glob("*.jinja")) if given.is_dir() else [given]
+    results = []
+    for template in templates:
+        name = "bundled" if template is None else template.stem
+        begin = time.perf_counter()
+        try:
+            total, errors = asyncio.run(run(conversations, template, options.at_once))
+        except Unfit as error:
+            print(f"{name}: left out: {error}")
+            continue
+        seconds = round(time.perf_counter() - begin, 1)
+        results.append({"template": name, **total, "errors": errors, "seconds": seconds})
+        print(f"{name}: {total['turns']} turns, {len(errors)} errors, {seconds} s", flush=True)
+        for error in errors[:5]:
+            print(f"    {error[:500]}")
+    heads = [
+        *("template", "conversations", "turns", "generations", "calls", "outputs with several calls"),
+        *("prompt tokens", "computed", "output tokens", "tokens compared"),
+    ]
+    rows = [
+        [each["template"], *(f"{each.get(h, 0):,}" for h in heads[1:]), str(len(each["errors"]))]
+        for each in results
+    ]
+    print(table([*heads, "errors"], rows))
+    write_json(options.json, about, results)
+    return 1 if any(each["errors"] for each in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
