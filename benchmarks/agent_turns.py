@@ -163,7 +163,7 @@ async def run(
             executor="thread",
             gateways=0,
         )
-        spec = FactorySpec("ramify.gpu.fake:FakeExecutor", {"model": model, **settings})
+        spec = FactorySpec("ramify.gpu.executors.fake:FakeExecutor", {"model": model, **settings})
         async with running_engine(config, spec=spec) as engine:
             return await replay(engine, conversations, rendering, model, places)
 
