@@ -138,9 +138,9 @@ class OpHandler(NamedTuple, Generic[O_contra]):
     """An op that waits for its branches.
 
     `op`: its wire type. `tasks`: one for each branch that it works on, in the order in which they are
-    queued. `count`: how many tasks there are at most (names may repeat), before they are made. `run`: does
-    a task that is first in its queues. It returns the reply, or None if the task goes on and ends later
-    (`OpRunner.end`). It raises RamifyError before anything has changed.
+    queued. `count`: how many tasks there are at most (names may repeat), before they are made. `run`:
+    does a task that is first in its queues. It returns the reply, or None if the task goes on and ends
+    later (`OpRunner.end`). It raises RamifyError before anything has changed.
     """
 
     op: type[O_contra]
