@@ -99,20 +99,20 @@ class Rendering:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, model_max_length=1 << 30)
         # As `apply_chat_template` does it, but for contents that are null: it leaves them out.
         self._template: Any = _compile_jinja_template(self._tokenizer.chat_template)
-        self.end: str = self._tokenizer.eos_token
         shown = [(shape, text) for shape in _SHAPES if (text := self._try(shape, 1))]
         if not shown:
             raise Unfit("`transformers` renders no call with this template")
         self._shape = min(shown, key=lambda each: len(each[1]))[0]
-        one = self._try(self._shape, 1)
-        if self.end not in one[one.index("akey") :]:
-            raise Unfit(
-                "the template shows no end of a turn with one call, or another end than of an answer"
-            )
-        ends = [self._try(self._shape, calls).count(self.end) for calls in (1, 3)]
-        self.parallel = bool(self._try(self._shape, 3)) and ends[0] == ends[1]
+        self.ends = [
+            end for end in (self._tokenizer.eos_token, "<|call|>") if end in self._tokenizer.get_vocab()
+        ]
+        one, three = (self._try(self._shape, calls) for calls in (1, 3))
+        if not any(end in one[one.index("akey") :] for end in self.ends):
+            raise Unfit("the template shows no end of a turn with one call")
+        self.parallel = bool(three) and all(one.count(end) == three.count(end) for end in self.ends)
         self.vocab = len(self._tokenizer)
         self.eos: int = self._tokenizer.eos_token_id
+        self.stops: list[int] = self._tokenizer.convert_tokens_to_ids(self.ends)
 
     def of(self, tools: list[dict[str, Any]]) -> "Said":
         """An empty conversation with these tools."""
@@ -212,7 +212,7 @@ class Said:
             )
             said = _said(asked, closed, rendering.text([*start, turn], self._tools, prompt=False))
         output = rendering.tokens(said)
-        ends = [i for i, token in enumerate(output) if token.id == rendering.eos]
+        ends = [i for i, token in enumerate(output) if token.id in rendering.stops]
         if not ends:
             raise Unfit(f"the turn does not end: {said[-40:]!r}")
         self._add(said, output[: ends[0] + 1])

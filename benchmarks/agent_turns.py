@@ -60,7 +60,10 @@ class Replay:
         self._number = number
         self._expected: list[Any] = []
         tools = [self._tool(schema) for schema in conversation.tools]
-        self.agent = Agent(tools, max_steps=12, temperature=0.0, max_tokens=4096, retain_s=None)
+        self.agent = Agent(
+            tools, max_steps=12, retain_s=None, temperature=0.0, max_tokens=4096,
+            stop_token_ids=rendering.stops,
+        )  # fmt: skip
 
     async def run(self, url: str) -> None:
         """All turns. Raises Otherwise, and what went wrong on the server."""

@@ -112,7 +112,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: Literal["auto", "dummy"] = "auto"
     # how the model writes tool calls; auto: as its chat template says
     tool_parser: Literal[
-        "auto", "hermes", "qwen3-coder", "llama3", "mistral", "deepseek", "any", "none"
+        "auto", "hermes", "qwen3-coder", "llama3", "mistral", "deepseek", "harmony", "any", "none"
     ] = "auto"
 
     def __post_init__(self) -> None:

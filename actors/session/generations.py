@@ -348,7 +348,7 @@ class Generations:
         self._state.bump()
         text = segment.text
         calls = reader.calls if reader is not None and reason == "stop" else []
-        if reader is not None and calls and task.frame.opened.template == "strict":
+        if reader is not None and reason == "stop" and task.frame.opened.template == "strict":
             self._speak(generation, reader)
         hidden = generation.op.hidden
         parts = task.frame.opened.parts and not hidden
@@ -375,13 +375,16 @@ class Generations:
         )
 
     def _speak(self, generation: GenerationState, reader: Reader) -> None:
-        """The turn has ended with calls: a strict template may have to be told so."""
+        """The turn has ended: a strict template may have to be told what it says."""
         segment = generation.segment
         if generation.op.keep_open:
             return
         segment.spoken = self._writer.speech.spoken(reader, generation.branch, segment)
         if segment.spoken is not None:
-            segment.grow(len(segment.spoken.content) + json_bytes(segment.spoken.tool_calls))
+            spoken = segment.spoken
+            segment.grow(
+                len(spoken.content) + len(spoken.reasoning or "") + json_bytes(spoken.tool_calls)
+            )
 
     def _take_back(self, branch: Branch, to: int) -> None:
         revision = self._state.bump()

@@ -102,7 +102,17 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--tool-parser",
-        choices=["auto", "hermes", "qwen3-coder", "llama3", "mistral", "deepseek", "any", "none"],
+        choices=[
+            "auto",
+            "hermes",
+            "qwen3-coder",
+            "llama3",
+            "mistral",
+            "deepseek",
+            "harmony",
+            "any",
+            "none",
+        ],
         default="auto",
         help="how the model writes tool calls (auto: as its chat template says)",
     )

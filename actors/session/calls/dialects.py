@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from ramify.actors.session.calls import forms
 from ramify.actors.session.calls.forms import Form
 
-DialectName = Literal["hermes", "qwen3-coder", "llama3", "mistral", "deepseek", "any", "none"]
+DialectName = Literal["hermes", "qwen3-coder", "llama3", "mistral", "deepseek", "harmony", "any", "none"]
 
 
 class Thought(NamedTuple):
@@ -23,7 +23,8 @@ class Dialect(NamedTuple):
     """`openings`: marks that begin calls. `bare`: how calls without a mark are written, where they are.
 
     `marks`: all that belong to the form; in some tokenizers they are control tokens, which have no text
-    otherwise. `opening`, `argument`: how a forced call begins, up to its name, and what stands between
+    otherwise. `tags`: marks that say nothing of what is called; where there are some, thoughts may begin
+    anywhere. `opening`, `argument`: how a forced call begins, up to its name, and what stands between
     the name and the arguments, where the template does not tell.
     """
 
@@ -31,11 +32,18 @@ class Dialect(NamedTuple):
     openings: Mapping[str, Form] = {}
     bare: Form | None = None
     marks: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     thought: Thought | None = None
     opening: str = ""
     argument: str = ""
 
 
+# Harmony: messages with a header each, which says to which channel they go.
+_ANALYSIS = Thought("<|channel|>analysis<|message|>", "<|end|>")
+_TAGS = (
+    *("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
+    *("<|end|>", "<|return|>"),
+)
 THOUGHTS = (Thought("<think>", "</think>"), Thought("[THINK]", "[/THINK]"))
 
 _TAGGED = {forms.TOOL_CALL: forms.tagged}
@@ -87,6 +95,18 @@ DIALECTS: dict[DialectName, Dialect] = {
             argument=forms.CALL_SEP,
         ),
         Dialect(
+            "harmony",
+            {forms.COMMENTARY: forms.harmony, forms.RECIPIENT: forms.harmony},
+            marks=(
+                *("<|start|>", "<|channel|>", "<|constrain|>", forms.MESSAGE),
+                *("<|end|>", "<|return|>", forms.CALL),
+            ),
+            tags=_TAGS,
+            thought=_ANALYSIS,
+            opening=f" {forms.RECIPIENT}",
+            argument=f"<|channel|>commentary json{forms.MESSAGE}",
+        ),
+        Dialect(
             "any",
             {**_XML, forms.TOOL_CALLS: forms.mistral, forms.PYTHON_TAG: forms.python_tag},
             forms.bare,
@@ -105,12 +125,14 @@ def dialect_of(template: str, name: str = "auto") -> Dialect:
     A template that mentions no calls leaves it to the model: then all forms are understood.
     """
     found = DIALECTS[_named(template) if name == "auto" else name]  # type: ignore[index]
-    thought = next((each for each in THOUGHTS if each.end in template), None)
+    thought = found.thought or next((each for each in THOUGHTS if each.end in template), None)
     marks = (*found.marks, *(thought or ()))
     return found._replace(thought=thought, marks=marks)
 
 
 def _named(template: str) -> DialectName:
+    if "<|channel|>" in template:
+        return "harmony"
     if forms.CALLS_BEGIN in template:
         return "deepseek"
     if forms.TOOL_CALLS in template:

@@ -10,6 +10,7 @@ returns how many of the characters it read are not its own (they belong to the t
 | `xml` | `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>` (Coder) |
 | `mistral` | `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]NAME[ARGS]{...}` |
 | `deepseek` | `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`, in marks for all |
+| `harmony` | `<|channel|>commentary to=functions.NAME json<|message|>{...}<|call|>` (gpt-oss) |
 | `python_tag` | `<|python_tag|>{"name": ..., "parameters": {...}}` (Llama 3) |
 | `bare` | the same without a mark, up to the end of the text, or a list of such objects |
 
@@ -17,6 +18,7 @@ The closing tag of the last call may be missing: some models stop on it.
 """
 
 import json
+import re
 from collections.abc import Callable, Generator
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -36,6 +38,9 @@ TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, CALL_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 PYTHON_TAG = "<|python_tag|>"
+RECIPIENT, COMMENTARY = "to=functions.", "<|channel|>commentary to=functions."
+MESSAGE, CALL = "<|message|>", "<|call|>"
+_HEAD_END = re.compile(r"[\s<]")  # what ends a recipient's name
 
 
 class Sink(Protocol):
@@ -182,6 +187,22 @@ def deepseek(sink: Sink) -> Reading[int]:
             yield from _rest("```", c)
         yield from _closed(CALL_END)
         sink.commit()
+
+
+def harmony(sink: Sink) -> Reading[int]:
+    """Behind the recipient's `to=functions.`: the rest of the header, the arguments, and the call's end.
+
+    The recipient stands behind the channel, or (as the template writes it) behind the role before it.
+    """
+    sink.begin()
+    head = yield from _until(MESSAGE, NAME_MOST)
+    name = _HEAD_END.split(head, maxsplit=1)[0]
+    sink.named(name)
+    c = yield from _blanks()
+    yield from _arguments(sink, name, c)
+    yield from _closed(CALL)
+    sink.commit()
+    return 0
 
 
 def python_tag(sink: Sink) -> Reading[int]:

@@ -5,7 +5,7 @@ Pure. However the text is cut into chunks, the end is the same: a form is a coro
 
     START     blanks, then perhaps a thought, or a call without a mark
     THOUGHT   up to its end tag
-    TEXT      up to a mark that begins a call
+    TEXT      up to a mark that begins a call, or (where a dialect has `tags`) a tag or a thought
     CALL      as far as the form goes; if it breaks, what it has not committed is text again
 
 Two things come out. *Labels* (`take`) come as the text does, and tell what it is by all that is known
@@ -50,7 +50,11 @@ class Reader:
         self.position = position
         self._openings = dialect.openings if tools else {}
         self._bare = dialect.bare if tools else None
-        self._first_of = {_State.TEXT: frozenset(mark[0] for mark in self._openings)}
+        self._tags = dialect.tags
+        if dialect.tags and dialect.thought is not None:
+            self._tags = (*dialect.tags, dialect.thought.begin)
+        marks = [*self._openings, *self._tags]
+        self._first_of = {_State.TEXT: frozenset(mark[0] for mark in marks)}
         if dialect.thought is not None:
             self._first_of[_State.THOUGHT] = frozenset(dialect.thought.end[0])
         self._state = _State.START
@@ -210,15 +214,22 @@ class Reader:
     def _text(self, text: str) -> str:
         text, self._held = self._held + text, ""
         first, mark = len(text), ""
-        for opening in self._openings:
-            found = text.find(opening, 0, first + len(opening))
+        openings = self._openings if self._begun < MAX_CALLS else {}
+        for each in (*openings, *self._tags):
+            found = text.find(each, 0, first + len(each))
             if 0 <= found < first:
-                first, mark = found, opening
-        if mark and self._begun < MAX_CALLS:
+                first, mark = found, each
+        if mark:
             self._put("text", text[:first])
-            self._open(mark, self._openings[mark])
+            if mark in openings:
+                self._open(mark, openings[mark])
+            else:
+                self._put("markup", mark)
+                thought = self._dialect.thought
+                if thought is not None and mark == thought.begin:
+                    self._state = _State.THOUGHT
             return text[first + len(mark) :]
-        keep = len(text) - (_begins(text, self._openings) if self._begun < MAX_CALLS else 0)
+        keep = len(text) - _begins(text, (*openings, *self._tags))
         self._put("text", text[:keep])
         self._held = text[keep:]
         return ""

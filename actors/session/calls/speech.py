@@ -37,8 +37,11 @@ class Speech:
         return Labels(reader)
 
     def spoken(self, reader: Reader, branch: Branch, segment: OutputSegment) -> ChatMessage | None:
-        """The turn that ends with `segment`, if the template has to be told its calls as calls."""
-        if not self._control or not reader.calls:
+        """The turn that ends with `segment`, if its text does not tell the template what it is.
+
+        That is so of calls whose marks are control tokens, and of all that a dialect with tags says.
+        """
+        if not self._control or not (reader.calls or self.dialect.tags):
             return None
         prompt, said = _turn_so_far(branch, segment)
         if len(said) > PRIMED_MOST:
@@ -50,7 +53,7 @@ class Speech:
         return ChatMessage(
             role="assistant",
             content=whole.content,
-            tool_calls=whole.calls,
+            tool_calls=whole.calls or None,
             reasoning=whole.reasoning or None,
         )
 

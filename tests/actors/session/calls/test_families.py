@@ -234,6 +234,57 @@ def deepseek(fenced: bool) -> Callable[[random.Random], Written]:
     return write
 
 
+def harmony(rng: random.Random, name: str, given: dict[str, Any]) -> tuple[str, int]:
+    """A message to a tool: the recipient behind the channel, or as the template writes it."""
+    if rng.random() < 0.5:
+        head = f"<|channel|>commentary to=functions.{name} {rng.choice(['json', '<|constrain|>json'])}"
+    else:
+        head = f" to=functions.{name}<|channel|>commentary json"
+    body = f"{head}<|message|>{dumped(rng, given)}"
+    return f"{body}{rng.choice(['<|call|>', '<|call|>', ''])}", len(body)
+
+
+def messages(rng: random.Random) -> Written:
+    """Messages in channels: thoughts, words before a call, calls, an answer."""
+    text, content, thought = "", "", ""
+    calls: list[tuple[str, dict[str, Any]]] = []
+    start = ""
+    for _ in range(rng.randint(0, 3)):
+        kind = rng.random()
+        said = prose(rng)
+        if kind < 0.4:
+            text += f"{start}<|channel|>analysis<|message|>{said}<|end|>"
+            thought += said
+        elif kind < 0.6:
+            text += f"{start}<|channel|>commentary<|message|>{said}<|end|>"
+            content += said
+        else:
+            name, given = rng.choice(NAMES), arguments(rng)
+            shown, whole = harmony(rng, name, given)
+            calls.append((name, given))
+            text += start + shown[:whole] + "<|call|>"
+            content += " " * (shown[0] == " ")
+        start = "<|start|>assistant"
+    kind = rng.random()
+    name, given = rng.choice(NAMES), arguments(rng)
+    shown, whole = harmony(rng, name, given)
+    if kind < 0.4:
+        said = prose(rng)
+        text += f"{start}<|channel|>final<|message|>{said}" + rng.choice(["", "<|return|>", "<|end|>"])
+        content += said
+    elif kind < 0.8:
+        calls.append((name, given))
+        text += start + shown
+        content += " " * (shown[0] == " ")
+    elif kind < 0.9:  # cut in the middle of a call
+        shown = shown[: rng.randint(shown.index("functions.") + len("functions."), whole - 1)]
+        text, content = text + start + shown, content + shown
+    else:  # of no tool
+        shown, whole = harmony(rng, "unknown_tool", {})
+        text, content = text + start + shown[:whole], content + shown[:whole]
+    return Written(text, calls, content)
+
+
 FAMILIES: dict[str, tuple[str, Callable[[random.Random], Written]]] = {
     "qwen, hermes, default": ("hermes", separate(tagged)),
     "qwen3-coder, qwen3.5": ("qwen3-coder", separate(xml)),
@@ -243,6 +294,7 @@ FAMILIES: dict[str, tuple[str, Callable[[random.Random], Written]]] = {
     "llama 3, python_tag": ("llama3", separate(python_tag)),
     "deepseek r1, v3": ("deepseek", deepseek(True)),
     "deepseek v3.1": ("deepseek", deepseek(False)),
+    "gpt-oss": ("harmony", messages),
 }
 
 
