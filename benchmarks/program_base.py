@@ -27,10 +27,10 @@ def works(options: argparse.Namespace, context: int, first: int = 0) -> dict[str
 
 
 @asynccontextmanager
-async def counted(pages: int) -> AsyncIterator[Engine]:
-    """An engine whose model is faked, with so many token slots."""
+async def counted(pages: int, step_s: float = 0.0) -> AsyncIterator[Engine]:
+    """An engine whose model is faked, with so many token slots and steps of so many seconds."""
     spec = FakeSpec(
-        settings={"verify": False, "context": CONTEXT, "pages": pages},
+        settings={"verify": False, "context": CONTEXT, "pages": pages, "step_seconds": step_s},
         model={"vocab_size": 8192, "eos": 2, "first": 300},
     )
     config = EngineConfig(

@@ -15,6 +15,7 @@ from report import table, write_json
 from ramify.actors.engine import Engine
 from ramify.clients import connect
 
+STEP_S = 0.002  # of the faked model: with none at all, the sessions would be slower than the steps
 SLACK = 64  # token slots that a request needs beside its own tokens, at most
 
 
@@ -45,7 +46,7 @@ class Counted(msgspec.Struct):
 
 async def count_some(some: Sequence[Work], pages: int, words: Words, shared: int | None) -> Counted:
     """All at once, each in a session of its own, or in `shared` sessions by turns."""
-    async with counted(pages) as engine, AsyncExitStack() as stack:
+    async with counted(pages, STEP_S) as engine, AsyncExitStack() as stack:
         opened = [
             await stack.enter_async_context(connect(engine.url)) for _ in range(shared or len(some))
         ]

@@ -113,6 +113,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     as "gone" where the session has changed the branch meanwhile.
     `rerun`: positions from there on are computed again even if they have KV, because the logits at
     them are wanted (None: the last one only).
+    `leave`: so many pages, free or evictable, must be left when it has its own.
     """
 
     request: int
@@ -121,6 +122,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     history: bool = False
     prompt: int = 0
     rerun: int | None = None
+    leave: int = 0
 
 
 class Grow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -233,6 +235,8 @@ class Submit(Base, frozen=True):
     of the same generation sampled (a pause); they count for the random stream, and penalties,
     not for `max_tokens`. `deadline`: clock seconds. `arrived`: clock seconds.
     `owner`: the credential that the session belongs to; all its sessions share one turn.
+    `expects`: tokens that the session's ops, those included that wait for this one, are going to add to
+    its branches from now on, about; an output counts as a few only, because most end early.
     `places`, `targets`: tokens to score, as in `ExtendRow`, by positions of the branch; not with
     `max_tokens`. Their log-probabilities come with `Finished`. Somebody waits for them, so the
     request is scheduled as a generation is.
@@ -251,6 +255,7 @@ class Submit(Base, frozen=True):
     owner: str = ""
     places: bytes = b""
     targets: bytes = b""
+    expects: int = 0
 
 
 class Cancel(Base, frozen=True):

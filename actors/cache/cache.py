@@ -134,9 +134,9 @@ class RadixCache:
         need = -(-(tip.end + message.extra) // self.page_size) - first
         tip.refs += 1  # evicting the tail that is run again must not delete it
         self.branches.expire(now)
-        pages = self.residency.take(need)
+        pages = self.residency.take(need, message.leave)
         if pages is None:
-            short = need - self.free - self.evictable
+            short = need + message.leave - self.free - self.evictable
             tip.refs -= 1
             self.residency.unlock(anchor)
             return m.Denied(request, "memory", resident=resident, short=short)

@@ -161,8 +161,16 @@ class Residency:
             parts = [node.table, own.data]
         return b"".join(parts)
 
-    def take(self, count: int) -> Pages | None:
-        """`count` pages private to a request, evicting as needed; None if there are not enough."""
+    def take(self, count: int, leave: int = 0) -> Pages | None:
+        """`count` pages private to a request, evicting as needed; None if there are not enough.
+
+        `leave`: so many must be left, free or evictable.
+        """
+        if leave:
+            while count + leave > self.free + self.evictable and self.kept:
+                self._loosen()
+            if count + leave > self.free + self.evictable:
+                return None
         short = count - self.allocator.free_pages
         if short > 0:
             while short > self.evictable and self.kept:

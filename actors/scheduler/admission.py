@@ -9,6 +9,9 @@ request whose prefix another run computes is parked on that run and comes back w
 Where rows or pages are missing, running requests give way to one that should have them
 (`preemption`): the row is free at once, and the pages are the cache's before it reads the Acquire.
 
+Where the pool is too small for all sessions at once, those that have not begun wait in a line
+(`line`) until there is room beside what those who have begun are going to need (`active`).
+
 Sizes: pages are claimed only about two steps ahead of prefill (`Prompts.lacking`), and a few slots
 for every running request stay free, so that admission does not cause the next retraction.
 """
@@ -17,10 +20,12 @@ from collections.abc import Callable
 from math import inf
 from typing import Literal
 
+from ramify.actors.scheduler.active import ActiveSessions
+from ramify.actors.scheduler.line import Line
 from ramify.actors.scheduler.planner import Planner
 from ramify.actors.scheduler.preemption import for_row, for_slots
 from ramify.actors.scheduler.queue import WaitingQueue
-from ramify.actors.scheduler.request import Level, Request, Run, State
+from ramify.actors.scheduler.request import Account, Level, Request, Run, State
 from ramify.actors.scheduler.settlements import Settlements
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import Denied
@@ -49,8 +54,12 @@ class Admission:
         self._retract = retract
         self._page_size = info.page_size
         self._quantum = config.quantum_steps
+        self._lookahead = config.lookahead
         self._reserve = config.lookahead / info.page_size  # pages kept free for each running request
         self.queue = WaitingQueue(config.ageing, config.lookahead, planner.enough)
+        self.active = ActiveSessions(info.pages * info.page_size, self._quantum)
+        line = WaitingQueue(config.ageing, config.lookahead, planner.enough)
+        self._line = Line(self.queue, line, self._quantum)
         self._single = False  # after a denial: one at a time
         # Available pages that end the block of requests with output (and then of all), and of those
         # without; 0: there is none. It holds for `_barred` and lower levels.
@@ -62,8 +71,10 @@ class Admission:
     def pick(self) -> list[Request]:
         """Requests to acquire for now; they are ACQUIRING from here on."""
         planner = self._planner
-        if not self.queue or self._settlements.outstanding:
+        if not (self.queue or self._line) or self._settlements.outstanding:
             return []
+        self.active.expire(planner.step)
+        self._line.advance(planner.step, self._room, idle=not planner.running)
         if not planner.free_rows and self._nothing_new():
             return []
         if not planner.running:
@@ -77,9 +88,38 @@ class Admission:
         if self._single and rows:
             rows = 1
         picked = self.queue.pick(rows, planner.lacking, self._admit)
+        self._spare(picked)
         for request in picked:
             request.state = State.ACQUIRING
         return picked
+
+    def _spare(self, picked: list[Request]) -> None:
+        """Say what each request has to leave: what is reserved, and what those before it will need."""
+        reserved = self.active.reserved
+        before: set[Account] = set()
+        for request in picked:
+            account = request.account
+            request.leave = 0
+            spared = reserved
+            if account.active:
+                spared -= account.reserved
+            elif account not in before:
+                reserved += self.active.needs(account)
+                spared = reserved
+            if self._waits_for_room(request) and (self._planner.running or before):
+                request.leave = -(-max(0, spared) // self._page_size)
+            before.add(account)
+
+    @property
+    def _room(self) -> int:
+        """Pages that are to be had beside the reserve."""
+        return self._settlements.available - -(-self.active.reserved // self._page_size)
+
+    def _waits_for_room(self, request: Request) -> bool:
+        """Whether `request` gets pages only beside the reserve."""
+        if request.forced or self.active.outranks(request):
+            return False
+        return request.ahead or not request.account.active
 
     def _nothing_new(self) -> bool:
         """Who is first was refused a row lately, and nobody has come since."""
@@ -89,10 +129,51 @@ class Admission:
 
     def enqueue(self, request: Request) -> None:
         request.state = State.WAITING
-        self.queue.push(request)
+        if self._line and not request.account.active and self._waits_for_room(request):
+            self._line.add(request, self._planner.step)
+        else:
+            self.queue.push(request)
+
+    def discard(self, request: Request) -> None:
+        """Take out a request that waits."""
+        if request.in_line:
+            self._line.discard(request)
+        else:
+            self.queue.discard(request)
+
+    def submitted(self, request: Request) -> None:
+        """`request` has come, and waits."""
+        self.active.foresee(request, request.limit)
+        self.active.announce(request.account, request.submit.expects)
+        self.enqueue(request)
+
+    def grown(self, run: Run, slots: int) -> None:
+        """A running request got so many slots more."""
+        run.account.client.slots += slots
+        self.active.take(run.account, slots)
+        self.active.foresee(run.request, run.cap - run.slots)
+
+    def stopped(self, run: Run, length: int) -> None:
+        """A run is over, and the KV of so many positions of its branch stays in the tree."""
+        run.account.client.slots -= run.held
+        self.active.stopped(run.request, run.held, length - run.cached)
+        self.active.foresee(run.request, run.request.remaining)
+
+    def ended(self, request: Request) -> None:
+        """A request is over."""
+        self.active.foresee(request, 0)
+        if not request.account.requests:
+            self.active.rest(request.account, self._planner.step)
 
     def granted(self, request: Request, run: Run) -> None:
         """Correct the charge of a request that runs now."""
+        self.active.granted(request)
+        if not request.account.active and not request.visits:
+            self.active.begin(request.account)
+            self._line.begin(request.account)
+        request.forced = request.visits = False
+        self.active.take(request.account, run.held)
+        self.active.foresee(request, run.cap - run.slots)
         if request.level <= self._barred:  # else it went past who waits for pages
             self._single = False
         request.account.charge(run.held - request.charge)
@@ -109,6 +190,16 @@ class Admission:
             request.state = State.PARKED
             owner.waiters.append(request)
             self._planner.hurry(owner, request.level)
+            return
+        begun = request.account.active
+        if verdict.reason == "memory" and request.leave and begun and not request.ahead:
+            self.enqueue(request)  # its session has begun since: now it does not have to leave anything
+            return
+        if verdict.reason == "memory" and request.leave and not begun:
+            request.state = State.WAITING
+            more = request.extra(self._lookahead) + self.active.needs(request.account)
+            need = -(-(request.prompt - verdict.resident + more) // self._page_size) + 1
+            self._line.denied(request, need, self._planner.step)
             return
         self.enqueue(request)
         if verdict.reason == "memory":

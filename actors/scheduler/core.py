@@ -177,7 +177,7 @@ class Scheduler:
                 heapq.heapify(self._deadlines)
         if not request.ahead:
             self._planner.pace.lacks(request, request.prompt)
-        self._admission.enqueue(request)
+        self._admission.submitted(request)
 
     def _refusal(self, request: Request) -> tuple[Code, str] | None:
         """Why a request can never run, or not now; the error code and message.
@@ -223,6 +223,7 @@ class Scheduler:
         account.closed = True
         for ident in list(account.requests):
             self._cancel(ident, "cancelled", 0, now)
+        self._admission.active.end(account)
 
     def _end(
         self,
@@ -235,7 +236,7 @@ class Scheduler:
     ) -> None:
         """The one end of a request. `keep`: of all its output tokens."""
         if request.state is State.WAITING and request.ticket:
-            self._admission.queue.discard(request)
+            self._admission.discard(request)
         if request.run is not None:
             self._stop(request.run, None if keep is None else keep - request.done)
             self._admission.unblock()
@@ -244,6 +245,7 @@ class Scheduler:
         ident = request.submit.request
         del self._requests[ident], request.account.requests[ident]
         request.account.client.requests -= 1
+        self._admission.ended(request)
         self._deliveries.ended(request, reason, now, error, message)
 
     def _stop(self, run: Run, keep: int | None) -> Commit:
@@ -254,7 +256,7 @@ class Scheduler:
         self._admission.wake(run)
         account = run.account
         account.hold(-1)
-        account.client.slots -= run.held
+        self._admission.stopped(run, max(commit.computed, run.cached))
         self._admission.queue.refund(account, run.slots - max(commit.computed, run.cached))
         run.request.done += kept
         run.request.run = None
@@ -348,13 +350,13 @@ class Scheduler:
                 self._end(request, "error", now, "no_branch", "the branch does not exist any more")
             else:
                 self._denied(request, verdict)
-                if verdict.reason == "memory":
+                if verdict.reason == "memory" and not request.leave:
                     starved = starved or request
                     waited_for = waited_for or not request.ahead
         for run, grown in zip(grows, message.grown, strict=True):
             if run.live and grown.pages:
                 self._planner.grown(run, grown.pages)
-                run.account.client.slots += len(grown.pages) // 4 * self._info.page_size
+                self._admission.grown(run, len(grown.pages) // 4 * self._info.page_size)
             elif run.live:
                 self._hungry.append(run)
         pending = self._runs or self._settlements.finals or self._settlements.outstanding

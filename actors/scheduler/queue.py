@@ -49,13 +49,13 @@ class Ring(Generic[M]):
         self._serial = 0
         self._limit = 64
 
-    def post(self, member: M) -> None:
-        """Note the member's service, unless a note as good is there."""
+    def post(self, member: M, *, first: bool = False) -> None:
+        """Note the member's service, unless a note as good is there. `first`: before its equals."""
         served = member.who.served
         if member.posted < 0 or served < member.posted:
             member.posted = served
             self._serial += 1
-            heapq.heappush(self.notes, (served, self._serial, member))
+            heapq.heappush(self.notes, (served, -self._serial if first else self._serial, member))
             if len(self.notes) > self._limit:  # of members that are gone; amortised O(1)
                 self.notes = [note for note in self.notes if self._valid(note)]
                 heapq.heapify(self.notes)
@@ -135,8 +135,11 @@ class WaitingQueue:
         """How often a request was added."""
         return self._serial
 
-    def push(self, request: Request) -> None:
-        """Add a request; its `resident` may have changed since it was here last."""
+    def push(self, request: Request, *, first: bool = False) -> None:
+        """Add a request; its `resident` may have changed since it was here last.
+
+        `first`: its session and client go before those that had as much service.
+        """
         share = self._share(request.account, request.level)
         self._serial += 1
         request.ticket = self._serial
@@ -145,13 +148,13 @@ class WaitingQueue:
         share.live += 1
         share.party.live += 1
         self._count += 1
-        share.party.ring.post(share)
-        self._levels[request.level].post(share.party)
+        share.party.ring.post(share, first=first)
+        self._levels[request.level].post(share.party, first=first)
 
     def discard(self, request: Request) -> None:
         """Take out a request that is in the queue."""
         request.ticket = 0
-        share = request.account.shares[request.level]
+        share = request.account.shares[self, request.level]
         assert isinstance(share, Share)
         self._left(share, request.level)
         share.compact()
@@ -162,9 +165,19 @@ class WaitingQueue:
         for share in account.shares.values():
             assert isinstance(share, Share)
             share.party.ring.post(share)
-        for level, party in account.client.shares.items():
+        for (queue, level), party in account.client.shares.items():
             assert isinstance(party, Party)
-            self._levels[level].post(party)
+            assert isinstance(queue, WaitingQueue)
+            queue._levels[level].post(party)
+
+    def first(self) -> Request:
+        """The request that goes before all others. There must be one."""
+        for level in self._order:
+            party = self._levels[level].best()
+            share = party.ring.best() if party is not None else None
+            if share is not None:
+                return share.top()
+        raise LookupError("nobody waits")
 
     def pick(
         self,
@@ -236,19 +249,19 @@ class WaitingQueue:
 
     def _share(self, account: Account, level: Level) -> Share:
         """The session's place at `level`; it and its client come in at the virtual time."""
-        share = account.shares.get(level)
+        share = account.shares.get((self, level))
         if isinstance(share, Share):
             return share
         client = account.client
-        party = client.shares.get(level)
+        party = client.shares.get((self, level))
         if not isinstance(party, Party):
             if level not in self._levels:
                 self._levels[level] = Ring()
                 self._order.append(level)
                 self._order.sort(reverse=True)
-            party = client.shares[level] = Party(client)
+            party = client.shares[self, level] = Party(client)
             client.served = max(client.served, self.virtual)
-        share = account.shares[level] = Share(account, party)
+        share = account.shares[self, level] = Share(account, party)
         account.served = max(account.served, client.virtual)
         return share
 
@@ -261,6 +274,6 @@ class WaitingQueue:
             account = share.who
             assert isinstance(account, Account)
             share.heap.clear()
-            del account.shares[level]
+            del account.shares[self, level]
             if not party.live:
-                del account.client.shares[level]
+                del account.client.shares[self, level]

@@ -55,6 +55,7 @@ class Client:
         "picked",
         "prefilling",
         "requests",
+        "reserved",
         "rows",
         "served",
         "shares",
@@ -65,10 +66,11 @@ class Client:
     def __init__(self) -> None:
         self.served = 0
         self.virtual = 0
-        self.shares: dict[Level, object] = {}  # its place in the waiting queue
+        self.shares: dict[tuple[object, Level], object] = {}  # its places in waiting queues
         self.requests = 0  # those that have not ended
         self.rows = 0  # that its requests have now
         self.slots = 0  # of the KV pool that they hold beside what was cached
+        self.reserved = 0  # tokens of the pool, by its active sessions; see `active`
         self.prefilling = 0  # sessions whose prompts are being computed
         self.lacking = 0  # prompt tokens of its requests that wait for a first token; see `pace`
         self.picked = False  # in the pick under way
@@ -87,13 +89,21 @@ class Account:
     """
 
     __slots__ = (
+        "active",
+        "behind",
         "client",
         "closed",
         "due",
         "finished",
+        "foreseen",
+        "goal",
+        "held",
+        "kept",
         "prefilling",
         "progress",
         "requests",
+        "reserved",
+        "rested",
         "rows",
         "served",
         "session",
@@ -107,7 +117,15 @@ class Account:
         self.rows = 0
         self.due = 0
         self.prefilling = 0  # its requests whose prompts are being computed
-        self.shares: dict[Level, object] = {}  # its place in the waiting queue
+        self.shares: dict[tuple[object, Level], object] = {}  # its places in waiting queues
+        self.active = False  # it has begun to use the pool; this and what follows: see `active`
+        self.rested = 0  # number of its last rest
+        self.kept = 0  # tokens of KV that its requests have added to the pool since it began
+        self.held = 0  # those of them that running requests hold
+        self.foreseen = 0  # tokens that its requests may still add
+        self.behind = False  # its session has ops that wait for those that were submitted
+        self.goal = 0  # what it is going to keep, as its session has said
+        self.reserved = 0  # tokens
         self.requests: dict[int, Request] = {}
         self.progress: list[Progress] = []
         self.finished: list[Finished] = []
@@ -131,12 +149,17 @@ class Request:
         "account",
         "batch",
         "cached",
+        "came",
         "charge",
         "computed",
         "done",
         "ending",
         "first_token",
+        "forced",
+        "foreseen",
+        "in_line",
         "lacking",
+        "leave",
         "limit",
         "mark",
         "need",
@@ -152,6 +175,7 @@ class Request:
         "submit",
         "targets",
         "ticket",
+        "visits",
     )
 
     def __init__(
@@ -186,6 +210,12 @@ class Request:
         self.lacking = 0  # of its prompt, as `pace` counts
         self.need = 0  # pages that it asked for when it was denied for memory; 0: unknown
         self.promised = False  # pages were made free for it
+        self.foreseen = 0  # slots that it may still use, as `active` counts
+        self.leave = 0  # pages that its Acquire leaves for others
+        self.in_line = False  # it waits for its session to begin; see `line`
+        self.came = -1  # the step when it first did
+        self.forced = False  # it is tried whatever room there is
+        self.visits = False  # so it is, and its session has not begun with it
         self.started = 0.0
         self.first_token = 0.0
 

@@ -64,6 +64,7 @@ class Settlements:
                     request.submit.sampling.penalized and request.limit > 0,
                     request.prompt,
                     request.targets.rerun if request.targets else None,
+                    request.leave,
                 )
                 for request in acquires
             ],

@@ -168,6 +168,7 @@ class Generations:
                 arrived=generation.arrived,
                 sampled=generation.before,
                 owner=self._state.owner,
+                expects=self._state.expects,
             )
         )
 
@@ -209,6 +210,7 @@ class Generations:
                 priority=PREFILL_PRIORITY,
                 arrived=now,
                 owner=self._state.owner,
+                expects=self._state.expects,
             )
         )
 

@@ -104,6 +104,7 @@ class OpRunner:
         for task in tasks:
             task.arrived = self._publisher.now
             self._queues.add(task)
+            self._state.expects += task.expects
             self._races.add(task, task.arrived)
             if task.deadline_ms is not None:
                 self._watch(task, task.arrived + task.deadline_ms / 1e3)
@@ -117,6 +118,7 @@ class OpRunner:
             bill.left -= 1
             if not bill.left:
                 self._hold(-bill.size)
+        self._state.expects -= task.expects
         freed = self._queues.finish(task)
         self._races.finished(task, self._publisher.now)
         return freed

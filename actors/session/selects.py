@@ -184,6 +184,7 @@ class Selects:
                 deadline=selection.deadline,
                 arrived=selection.task.arrived,
                 owner=state.owner,
+                expects=state.expects,
                 places=pack(scoring.places),
                 targets=pack(scoring.path.targets),
             )

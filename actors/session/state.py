@@ -50,6 +50,7 @@ class SessionState:
         self.revision = 0
         self.meta: JsonObject | None = None
         self.out = Outbox()
+        self.expects = 0  # tokens that its ops, waiting or running, are going to add, about
         self._count = 0
         self._meta_bytes = 0
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.drafts import Shared
+from ramify.actors.session.expected import expected_tokens
 from ramify.actors.session.ops.race import Race
 from ramify.actors.session.stops import StopSet
 from ramify.protocol.errors import RamifyError
@@ -93,6 +94,7 @@ class Task:
         "branch",
         "children",
         "deadline_ms",
+        "expects",
         "frame",
         "index",
         "kind",
@@ -128,6 +130,7 @@ class Task:
         self.shared = shared  # input: what its branches have in common
         self.spared = spared
         self.deadline_ms = deadline_ms
+        self.expects = expected_tokens(op, generates=kind.generates)
         self.race: Race | None = None
         self.scored: tuple[str, ...] = ()
         self.arrived = 0.0

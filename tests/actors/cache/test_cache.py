@@ -413,3 +413,17 @@ def test_sessions_that_are_gone_leave_no_handle(bench) -> None:
     b.finish(7, 10)
     assert b.counts[2] == 0
     assert b.run(8, theirs[0]).cached == 9
+
+
+def test_a_request_may_have_to_leave_pages(bench) -> None:
+    """Free or evictable ones: what it lacks counts them."""
+    b = bench(pages=10)
+    b.open(1, [1, 2, 3])
+    b.grant(7, 1)
+    b.finish(7, 3)
+    b.open(2, [5, 6, 7, 8])
+    assert b.cache.acquire(m.Acquire(8, 2, 0, leave=7)) == m.Denied(8, "memory", short=1)
+    assert not b.cache.runs
+    assert isinstance(b.cache.acquire(m.Acquire(8, 2, 0, leave=6)), m.Granted)
+    assert b.cache.free + b.cache.evictable == 6
+    b.check()

@@ -101,6 +101,17 @@ def test_only_what_is_wanted_is_given_up() -> None:
     check(cache)
 
 
+def test_kept_pages_count_as_left_for_others() -> None:
+    cache = deep(200, 400, reach=10)
+    cache.open_branch(m.OpenBranch(2))
+    cache.extend_branch(m.ExtendBranch(2, pack(range(1000, 1100))))
+    denied = cache.acquire(m.Acquire(8, 2, 0, leave=301))
+    assert isinstance(denied, m.Denied)
+    assert denied.short == 1
+    assert isinstance(cache.acquire(m.Acquire(8, 2, 0, leave=300)), m.Granted)
+    check(cache)
+
+
 def test_few_pages_left_and_none_are_kept() -> None:
     """So that the counts which the scheduler admits by are never far from the truth."""
     cache = deep(380, 400, reach=10)

@@ -129,11 +129,11 @@ class FakeCache:
         for prefix in prefixes[:cached]:
             self.locks[prefix] += 1
         need = len(tokens) + acquire.extra - cached
-        own = self._take(need)
+        short = need + acquire.leave - len(self.pages) - self._evictable()
+        own = self._take(need) if short <= 0 else None
         if own is None:
             for prefix in prefixes[:cached]:
                 self.locks[prefix] -= 1
-            short = need - len(self.pages) - self._evictable()
             return Denied(request, "memory", resident=resident, short=short)
         for prefix in prefixes[resident:]:
             self.computing[prefix] = request
@@ -401,6 +401,11 @@ class World:
             client = account.client
             assert (account.rows, account.prefilling, account.shares) == (0, 0, {})
             assert (client.rows, client.prefilling, client.slots, client.shares) == (0, 0, 0, {})
+            assert (account.held, account.foreseen) == (0, 0)
+        admission = self.core._admission
+        admission.active.expire(1 << 40)
+        assert (admission.active.reserved, len(admission._line)) == (0, 0)
+        assert not admission.active._rows
         self.cache.check_idle()
 
 

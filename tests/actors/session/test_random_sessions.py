@@ -94,6 +94,7 @@ def random_op(rng: random.Random, client: Any) -> w.Op:
 
 def check_client(engine: Any, client: Any) -> None:
     """Every op was answered, and the deltas add up to what the branches hold."""
+    assert engine.cores[client.number].state.expects == 0
     assert client.unanswered == {}, client.unanswered
     for ident, replies in client.replies.items():
         branches = [getattr(reply, "branch", None) for reply in replies]

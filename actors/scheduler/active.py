@@ -1,0 +1,123 @@
+"""Which sessions have begun to use the KV pool, and how much of it is kept for them: load control.
+
+A pool that is too small for all sessions at once serves none of them well if it lets all of them in:
+each evicts what the next one needs (thrashing; Denning 1968, "The working set model"). So a session
+*begins* when it is first granted pages, and is *active* until it has had no request for a quantum of
+steps, or for some quanta where it has said that more comes. Sessions that have not begun are granted
+pages only beside a *reserve*:
+
+- what the requests of active sessions may still grow by, and what the ops behind them are going to add,
+  as far as their session has said (`Submit.expects`);
+- the KV that they have left in the tree and that nothing holds just now, as between two rounds.
+
+A client reserves at most `SHARE` of the pool, so that nobody keeps others out by what it announces.
+
+Everything is a counter: an event costs O(1), whatever the number of sessions. This file knows tokens
+and steps, not who waits or in which order.
+"""
+
+from collections import Counter, deque
+
+from ramify.actors.scheduler.request import Account, Request
+
+FORESEEN = 64  # output tokens of a request that count: most stop sooner than they may
+BETWEEN = 8  # quanta that a session stays active whose next ops are known: their text is being prepared
+SHARE = 4  # a client reserves at most one part in so many
+
+
+class ActiveSessions:
+    """`pool`: tokens that it holds. `quantum`: steps."""
+
+    def __init__(self, pool: int, quantum: int) -> None:
+        self._most = pool // SHARE
+        self._quantum = quantum
+        self._resting: deque[tuple[int, int, Account]] = deque()  # since which step, `Account.rested`
+        self._between: deque[tuple[int, int, Account]] = deque()  # the same, for those with ops to come
+        self._rests = 0
+        self._rows: Counter[int] = Counter()  # that run, by priority
+        self.reserved = 0  # tokens
+
+    def outranks(self, request: Request) -> bool:
+        """Whether its priority is above that of everything that runs."""
+        return request.submit.priority > max(self._rows, default=request.submit.priority)
+
+    def begin(self, account: Account) -> None:
+        """`account` uses the pool from now on. What a visit of it left there is nobody's."""
+        account.active = True
+        account.goal -= account.kept - account.held
+        account.kept = account.held
+        self.update(account)
+
+    def end(self, account: Account) -> None:
+        """What `account` left in the tree is anybody's."""
+        account.active = False
+        account.kept = account.goal = 0
+        self.update(account)
+
+    def announce(self, account: Account, tokens: int) -> None:
+        """The ops of `account` are going to add so many tokens from now on, as its session says."""
+        account.goal = account.kept + tokens
+        account.behind = tokens > account.foreseen
+        self.update(account)
+
+    def foresee(self, request: Request, slots: int) -> None:
+        """`request` may use so many slots more than it has."""
+        slots = min(max(0, slots), FORESEEN)
+        account = request.account
+        account.foreseen += slots - request.foreseen
+        request.foreseen = slots
+        self.update(account)
+
+    def take(self, account: Account, slots: int) -> None:
+        """A run of `account` got so many slots of its own."""
+        account.kept += slots
+        account.held += slots
+        self.update(account)
+
+    def granted(self, request: Request) -> None:
+        self._rows[request.submit.priority] += 1
+
+    def stopped(self, request: Request, slots: int, left: int) -> None:
+        """A run is over that had so many slots of its own. `left`: those that stay in the tree."""
+        account, priority = request.account, request.submit.priority
+        account.held -= slots
+        account.kept += left - slots
+        self.update(account)
+        self._rows[priority] -= 1
+        if not self._rows[priority]:
+            del self._rows[priority]
+
+    def needs(self, account: Account) -> int:
+        """Tokens that `account` is going to add to the pool, by what is known."""
+        return min(self._most, max(account.foreseen, account.goal - account.kept))
+
+    def update(self, account: Account) -> None:
+        """Something that counts has changed: what it keeps, holds, or is going to need."""
+        tokens = 0
+        if account.active:
+            tokens = self.needs(account) + max(0, account.kept - account.held)
+        client = account.client
+        before = min(self._most, client.reserved)
+        client.reserved += tokens - account.reserved
+        account.reserved = tokens
+        self.reserved += min(self._most, client.reserved) - before
+
+    def rest(self, account: Account, step: int) -> None:
+        """`account` has no request any more: it stays active for a quantum, or `BETWEEN` of them."""
+        if not account.active:
+            return
+        self._rests += 1
+        account.rested = self._rests
+        resting = self._between if account.behind else self._resting
+        resting.append((step, account.rested, account))
+        if not account.behind:
+            account.goal = 0
+            self.update(account)
+
+    def expire(self, step: int) -> None:
+        """End those whose quantum is over."""
+        for resting, quanta in ((self._resting, 1), (self._between, BETWEEN)):
+            while resting and step - resting[0][0] >= quanta * self._quantum:
+                _, number, account = resting.popleft()
+                if number == account.rested and not account.requests:
+                    self.end(account)

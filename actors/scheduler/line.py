@@ -1,0 +1,110 @@
+"""Requests of sessions that have not begun and found no room: who is tried next, and when.
+
+The one that fair queueing puts first is tried
+
+- when as much room is there as the last one needed; or
+- when nobody has left the line for a quantum of steps, whatever room there is: so the first of the
+  line waits a quantum at most, and the k-th at most k of them.
+
+Who is new goes past the line: a client that runs nothing, in the quantum of steps after it came, if
+nobody has done so for half a quantum. So who comes alone to a full pool does not wait for those who
+came all at once. If that is all its session asks for, the session has not begun with it (a *visit*): a
+crowd of newcomers has its first tokens soon, and does not overfill the pool.
+
+One request is on trial at a time: it goes to the waiting queue, which decides on rows as always. When
+its session begins, the others of that session follow. This file knows steps and pages, not why there is
+no room.
+"""
+
+from collections import deque
+
+from ramify.actors.scheduler.queue import WaitingQueue
+from ramify.actors.scheduler.request import Account, Request, State
+
+
+class Line:
+    """`waiting`: the queue of those who have begun, or need not wait here. `line`: an empty one."""
+
+    def __init__(self, waiting: WaitingQueue, line: WaitingQueue, quantum: int) -> None:
+        self._waiting = waiting
+        self._line = line
+        self._quantum = quantum
+        self._new: deque[Request] = deque()  # in the order in which they came
+        self._refused = -1  # the step when one was refused
+        self._need = 0  # pages of the one that was tried last
+        self._tried = self._tried_before = -quantum  # the step when one of the line was last tried
+        self._passed = -quantum  # the step when one went past it
+        self._trial: Request | None = None
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def add(self, request: Request, step: int, *, first: bool = False) -> None:
+        """Let `request` wait here. `step`: the last one that was planned. `first`: before its equals."""
+        request.in_line = True
+        self._line.virtual = self._waiting.virtual  # who comes later does not go before who waits
+        self._line.push(request, first=first)
+        if request.came < 0:
+            request.came = step
+            self._new.append(request)
+
+    def denied(self, request: Request, need: int, step: int) -> None:
+        """`request` was tried, and so many pages were not to be had."""
+        self._need = need
+        self._refused = step
+        if request is self._trial:
+            self._tried = self._tried_before  # for nobody has left the line
+        self.add(request, step, first=True)
+
+    def discard(self, request: Request) -> None:
+        """Take out a request that waits here."""
+        self._line.discard(request)
+        request.in_line = False
+
+    def begin(self, account: Account) -> None:
+        """The session has begun: none of its requests waits here any more. O(its requests)."""
+        for request in account.requests.values():
+            if request.in_line:
+                self._move(request)
+
+    def advance(self, step: int, room: int, *, idle: bool) -> None:
+        """Put the next one on trial, if it is time. `room`: pages to be had. `idle`: nothing runs."""
+        trial = self._trial
+        if trial is not None and trial.state is State.WAITING and not trial.in_line:
+            return
+        self._trial = None
+        if not self._line:
+            self._new.clear()
+            return
+        new = self._newcomer(step)
+        overdue = idle or step - self._tried >= self._quantum
+        if new is not None and step - self._passed >= self._quantum // 2:
+            self._passed = step
+            new.visits = len(new.account.requests) == 1
+            self._try(new, forced=True)
+        elif overdue or (room >= self._need and step != self._refused):
+            self._tried_before, self._tried = self._tried, step
+            self._try(self._line.first(), forced=overdue)
+
+    def _try(self, request: Request, *, forced: bool) -> None:
+        self._move(request)
+        request.forced = forced
+        self._trial = request
+
+    def _move(self, request: Request) -> None:
+        self.discard(request)
+        self._waiting.push(request)
+
+    def _newcomer(self, step: int) -> Request | None:
+        """The first request of a new client; None: there is none."""
+        new = self._new
+        while new:
+            request = new[0]
+            if (
+                request.in_line
+                and step - request.came < self._quantum
+                and not request.account.client.rows
+            ):
+                return request
+            new.popleft()
+        return None

@@ -1,0 +1,195 @@
+"""What is kept for sessions that have begun: counters, against a sum over all of them."""
+
+import random
+
+import pytest
+
+from ramify.actors.scheduler.active import BETWEEN, FORESEEN, SHARE, ActiveSessions
+from ramify.actors.scheduler.request import Account, Client, Request
+from ramify.protocol.messages import Submit
+from ramify.protocol.sampling import SamplingParams
+
+QUANTUM = 4
+
+
+@pytest.fixture
+def active():
+    return ActiveSessions(8000, QUANTUM)
+
+
+@pytest.fixture
+def ask():
+    count = 0
+
+    def ask(account, limit=10, priority=0):
+        nonlocal count
+        count += 1
+        submit = Submit(count, count, 10, limit, SamplingParams(), priority=priority)
+        account.requests[count] = Request(submit, account, count, count, 0, limit)
+        return account.requests[count]
+
+    return ask
+
+
+def test_who_has_not_begun_reserves_nothing(active, ask):
+    account = Account(1)
+    active.foresee(ask(account), 10)
+    active.announce(account, 100)
+    active.take(account, 30)
+    assert (active.reserved, active.needs(account)) == (0, 70)
+    active.begin(account)
+    assert active.reserved == 70
+
+
+def test_an_output_counts_for_a_few_tokens_only(active, ask):
+    account = Account(1)
+    active.begin(account)
+    request = ask(account)
+    for slots, counted in ((5, 5), (FORESEEN, FORESEEN), (FORESEEN + 1, FORESEEN), (-3, 0)):
+        active.foresee(request, slots)
+        assert (account.foreseen, active.reserved) == (counted, counted)
+
+
+def test_what_nothing_holds_is_reserved_for_its_session(active, ask):
+    account, request = Account(1), None
+    active.begin(account)
+    request = ask(account)
+    active.granted(request)
+    active.take(account, 50)
+    assert active.reserved == 0  # held: nobody else can have it
+    active.stopped(request, 50, 40)
+    assert (active.reserved, account.kept, account.held) == (40, 40, 0)
+    active.end(account)
+    assert (active.reserved, account.kept) == (0, 0)
+
+
+def test_what_is_announced_shrinks_as_it_comes(active):
+    account = Account(1)
+    active.begin(account)
+    active.announce(account, 100)
+    active.take(account, 30)
+    assert active.reserved == 70
+    active.take(account, 90)
+    assert active.reserved == 0
+    active.announce(account, 5)  # anew
+    assert active.reserved == 5
+
+
+def test_a_client_reserves_a_part_of_the_pool_at_most(active):
+    client = Client()
+    for session in (1, 2, 3):
+        account = Account(session, client)
+        active.begin(account)
+        active.announce(account, 1500)
+    assert (client.reserved, active.reserved) == (4500, 8000 // SHARE)
+    active.announce(account, 10**9)
+    assert active.needs(account) == 8000 // SHARE
+    other = Account(4)
+    active.begin(other)
+    active.announce(other, 7)
+    assert active.reserved == 8000 // SHARE + 7
+
+
+def test_a_quantum_after_its_last_request_a_session_is_not_active(active, ask):
+    account = Account(1)
+    active.begin(account)
+    active.announce(account, 20)
+    active.foresee(ask(account), 20)
+    active.announce(account, 20)
+    active.foresee(account.requests.pop(1), 0)
+    active.rest(account, 10)
+    assert active.reserved == 0  # nothing more comes
+    active.expire(10 + QUANTUM - 1)
+    assert account.active
+    active.expire(10 + QUANTUM)
+    assert not account.active
+
+
+def test_a_session_whose_ops_wait_stays_active_for_longer(active, ask):
+    account = Account(1)
+    active.begin(account)
+    active.foresee(ask(account), 20)
+    active.announce(account, 21)
+    active.foresee(account.requests.pop(1), 0)
+    active.rest(account, 10)
+    assert active.reserved == 21
+    active.expire(10 + BETWEEN * QUANTUM - 1)
+    assert account.active
+    active.expire(10 + BETWEEN * QUANTUM)
+    assert (account.active, active.reserved) == (False, 0)
+
+
+def test_who_comes_back_in_time_stays_active(active, ask):
+    account = Account(1)
+    active.begin(account)
+    active.rest(account, 10)
+    ask(account)
+    active.expire(10 + QUANTUM)
+    assert account.active
+    account.requests.clear()
+    active.rest(account, 13)
+    active.expire(13 + QUANTUM - 1)
+    assert account.active
+    active.expire(13 + QUANTUM)
+    assert not account.active
+
+
+def test_what_a_visit_left_is_not_reserved(active, ask):
+    account = Account(1)
+    request = ask(account)
+    active.granted(request)
+    active.take(account, 50)
+    active.stopped(request, 50, 40)
+    active.rest(account, 1)
+    active.announce(account, 30)
+    active.begin(account)
+    assert (account.kept, active.reserved) == (0, 30)
+
+
+def test_a_higher_priority_than_all_that_run(active, ask):
+    low, high = ask(Account(1), priority=-1), ask(Account(2), priority=3)
+    assert not active.outranks(high)  # nothing runs
+    active.granted(low)
+    assert active.outranks(high)
+    assert not active.outranks(low)
+    active.granted(high)
+    assert not active.outranks(ask(Account(3), priority=3))
+    assert active.outranks(ask(Account(3), priority=4))
+    active.stopped(high, 0, 0)
+    assert active.outranks(ask(Account(3), priority=0))
+
+
+def test_the_counters_are_the_sums(active, ask):
+    dice = random.Random(1)
+    clients = [Client(), Client()]
+    accounts = [Account(n, dice.choice([None, *clients])) for n in range(12)]
+    requests = [ask(account) for account in accounts]
+    step = 0
+    for _ in range(3000):
+        account = dice.choice(accounts)
+        request = requests[account.session]
+        match dice.randrange(8):
+            case 0:
+                active.begin(account)
+            case 1:
+                active.announce(account, dice.randrange(3000))
+            case 2:
+                active.foresee(request, dice.randrange(200))
+            case 3:
+                active.take(account, dice.randrange(100))
+            case 4 if account.held:
+                active.granted(request)
+                active.stopped(request, account.held, dice.randrange(account.held + 1))
+            case 5:
+                active.rest(account, step)
+            case 6:
+                account.requests.clear()
+            case 7:
+                step += dice.randrange(9)
+                active.expire(step)
+        sums = {}
+        for each in accounts:
+            own = active.needs(each) + max(0, each.kept - each.held) if each.active else 0
+            assert each.reserved == own
+            sums[each.client] = sums.get(each.client, 0) + own
+        assert active.reserved == sum(min(8000 // SHARE, tokens) for tokens in sums.values())

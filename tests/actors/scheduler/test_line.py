@@ -1,0 +1,221 @@
+"""Sessions that have not begun, where the pool is too small for all: who is tried, and how soon."""
+
+import random
+
+import pytest
+
+from ramify.actors.scheduler.line import Line
+from ramify.actors.scheduler.queue import WaitingQueue
+from ramify.actors.scheduler.request import Account, Client, Request, State
+from ramify.protocol.messages import Submit
+from ramify.protocol.sampling import SamplingParams
+
+QUANTUM = 8
+START = 100
+FULL = -1  # no page is to be had
+
+
+class Door:
+    """A line, and what becomes of those on trial: `settle` starts or refuses them."""
+
+    def __init__(self):
+        self.waiting = WaitingQueue(1.0, 4, 64)
+        self.line = Line(self.waiting, WaitingQueue(1.0, 4, 64), QUANTUM)
+        self.step = START
+        self.count = 0
+        self.tried = {}  # request: the step
+
+    def ask(self, account=None, priority=0, limit=5):
+        self.count += 1
+        submit = Submit(self.count, self.count, 10, limit, SamplingParams(), priority=priority)
+        account = account or Account(self.count)
+        request = Request(submit, account, self.count, self.count, 0, limit)
+        account.requests[self.count] = request
+        return request
+
+    def come(self, *args, **more):
+        request = self.ask(*args, **more)
+        self.line.add(request, self.step)
+        return request
+
+    def advance(self, room=FULL, idle=False):
+        """One step; the request that is on trial now."""
+        self.step += 1
+        self.line.advance(self.step, room, idle=idle)
+        (request, *others) = self.waiting.pick(1, lambda level: 100, lambda r, rowless: not rowless) or [
+            None
+        ]
+        assert not others
+        if request is not None:
+            self.tried[request] = self.step
+            request.state = State.ACQUIRING
+        return request
+
+    def refuse(self, request, need=5):
+        """As `Admission.denied` does."""
+        request.account.hold(-1)
+        self.waiting.refund(request.account, request.charge)
+        request.state = State.WAITING
+        self.line.denied(request, need, self.step)
+
+
+@pytest.fixture
+def door():
+    return Door()
+
+
+def aged(door, count):
+    """So many requests in the line that are not new any more."""
+    requests = [door.come() for _ in range(count)]
+    for request in requests:
+        request.came = 0
+    return requests
+
+
+def test_the_first_is_tried_after_a_quantum_at_most(door):
+    requests = aged(door, 5)
+    while len(door.line):
+        door.advance()
+    assert [door.tried[r] for r in requests] == [START + 1 + k * QUANTUM for k in range(5)]
+    assert all(r.forced and not r.visits for r in requests)
+
+
+def test_room_lets_them_begin_one_by_one(door):
+    requests = aged(door, 4)
+    assert door.advance() is requests[0]  # the first one, at once
+    assert door.advance(0) is requests[1]
+    door.refuse(requests[1], 70)
+    assert door.advance(69) is None
+    assert door.advance(70) is requests[1]
+    assert not requests[1].forced
+    assert [door.advance(70), door.advance(71)] == requests[2:]
+
+
+def test_one_at_a_time_is_on_trial(door):
+    first, second = aged(door, 2)
+    door.line.advance(101, 100, idle=False)
+    assert not first.in_line
+    door.line.advance(102, 100, idle=False)  # it has not been decided on
+    assert second.in_line
+    first.state = State.PARKED
+    door.line.advance(103, 100, idle=False)
+    assert not second.in_line
+
+
+def test_where_nothing_runs_nobody_waits(door):
+    requests = aged(door, 3)
+    assert [door.advance(idle=True) for _ in range(3)] == requests
+
+
+def test_who_is_new_goes_past_the_line(door):
+    old = aged(door, 20)
+    assert door.advance() is old[0]
+    new = door.come()
+    assert door.advance() is new
+    assert (new.forced, new.visits) == (True, True)
+    later = door.come()
+    found = [door.advance() for _ in range(QUANTUM // 2)]
+    assert found == [None] * (QUANTUM // 2 - 1) + [later]
+
+
+def test_a_session_with_several_requests_begins_when_it_passes(door):
+    aged(door, 3)
+    account = Account(1)
+    new, sibling = door.come(account), door.come(account)
+    assert door.advance() is new
+    assert (new.forced, new.visits) == (True, False)
+    door.line.begin(account)
+    assert not sibling.in_line
+
+
+def test_nobody_is_new_for_longer_than_a_quantum(door):
+    aged(door, 9)
+    door.advance()
+    for _ in range(3):
+        door.come()
+    tried = [door.advance() for _ in range(QUANTUM - 1)]
+    assert [r is not None for r in tried] == [True, False, False, False, True, False, False]
+    assert door.advance().came == 0  # the line's first again
+
+
+def test_a_client_that_runs_something_is_not_new(door):
+    aged(door, 2)
+    door.advance()
+    client = Client()
+    client.rows = 1
+    door.come(Account(77, client))
+    assert door.advance() is None
+
+
+def test_when_it_came_is_noted_once(door):
+    request = door.come()
+    assert door.advance(0) is request
+    door.step += 3
+    door.refuse(request)
+    assert request.came == START
+    assert list(door.line._new) == [request] or not door.line._new
+
+
+def test_who_came_first_does_not_wait_for_who_comes_later(door):
+    """Newcomers without any service do not push those back who have had a little."""
+    old = aged(door, 1)[0]
+    door.advance()
+    account = Account(500)
+    account.charge(10)
+    back = door.come(account)
+    back.came = 0
+    door.waiting.virtual = 20
+    new = door.come()
+    new.came = 0
+    assert old not in (back, new)
+    while len(door.line):
+        door.advance()
+    assert door.tried[back] < door.tried[new]
+
+
+def test_priority_goes_first_in_the_line(door):
+    low, high = aged(door, 1)[0], door.come(priority=1)
+    high.came = 0
+    assert door.advance() is high
+    assert low.in_line
+
+
+def test_what_ends_leaves_the_line(door):
+    first, second = aged(door, 2)
+    door.line.discard(first)
+    assert (first.in_line, len(door.line)) == (False, 1)
+    assert door.advance() is second
+    assert door.advance() is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bounded_waits(seed):
+    """Whatever room there is: of clients with the same service, the k-th is tried within k quanta."""
+    dice, door = random.Random(seed), Door()
+    due = {}
+    while door.step < 600 or len(door.line):
+        if door.step < 600 and dice.random() < 0.06:
+            request = door.come()
+            due[request] = door.step + 1 + len(door.line) * QUANTUM
+        tried = door.advance(dice.choice([FULL, FULL, FULL, 30]))
+        if tried is not None and not tried.forced and dice.random() < 0.5:
+            door.refuse(tried, 31)
+    for request, step in door.tried.items():
+        assert step <= due[request], request.submit.request
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_client_with_many_sessions_holds_nobody_up(seed):
+    """Another client waits two turns at most: until the crowd's turn is over, and its own."""
+    dice, door = random.Random(seed), Door()
+    crowd = Client()
+    crowd.rows = 1
+    for number in range(40):
+        door.come(Account(1000 + number, crowd))
+    others = {}
+    while len(door.line):
+        if dice.random() < 0.05 and door.step < 400 and not any(r.in_line for r in others):
+            others[door.come()] = door.step
+        door.advance(FULL)
+    for request, came in others.items():
+        assert door.tried[request] - came <= 2 * QUANTUM
