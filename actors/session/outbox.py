@@ -74,5 +74,4 @@ class Outbox:
 
     def wake(self, when: float) -> None:
         """Ask for a `Tick` at `when` or earlier."""
-        if self.wake_at is None or when < self.wake_at:
-            self.wake_at = when
+        self.wake_at = when if self.wake_at is None else min(when, self.wake_at)

@@ -215,7 +215,7 @@ class SessionState:
     def _check_meta(self, more: int) -> None:
         """Raises LimitExceeded if `meta` objects may not take `more` bytes."""
         most = self.limits.session_meta_bytes
-        if more > 0 and self._meta_bytes + more > most:
+        if self._meta_bytes + more > most:
             raise LimitExceeded(
                 f"the session's `meta` would take {self._meta_bytes + more} bytes, at most {most} are "
                 "allowed: keep a key there, and what it stands for with you",

@@ -36,7 +36,7 @@ class Subscriber:
         self.trees: deque[Tree] = deque()  # those that wait for their answer
         self.looking = False  # the cache is asked for one
         self.next_tick = 0.0  # with `tick_ms`: when the next deltas may go
-        self._ticked = -1.0  # when the last ones went: all branches of that moment go together
+        self._ticked: float | None = None  # when the last went: all branches of that moment go together
         self.held = 0  # how many replies and events wait for deltas
         self._cursors: dict[str, int] = {}
         self._truncate: dict[str, int] = {}

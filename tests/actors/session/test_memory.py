@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.meter import SESSION, Holdings, Meter
+from ramify.actors.session.meter import LOGPROB, SEGMENT, SESSION, TOKEN, Holdings, Meter
 from ramify.actors.session.sizes import op_bytes
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
@@ -313,3 +313,36 @@ def test_lists_weigh_by_their_entries() -> None:
     assert op_bytes(w.Fork(id=1, as_=names)) > 40_000
     assert op_bytes(w.Set(id=1, meta={"a": [[]] * 1000})) > 16_000
     assert op_bytes(w.Credit(branch="a", upto=1)) < 1000
+
+
+def test_logprobs_count_with_their_alternatives(sim: Callable[..., Any]) -> None:
+    grown = []
+    for logprobs in (0, 1, 5):
+        engine = sim(eos_every=0)
+        client = engine.session()
+        client.send(w.Append(id=1, tokens=[5]))
+        engine.pump()
+        before = meter_of(engine, client).held
+        client.send(w.Generate(id=2, max_tokens=20, logprobs=logprobs))
+        engine.pump()
+        grown.append(meter_of(engine, client).held - before)
+    none, one, five = grown
+    assert one - none == 20 * 2 * LOGPROB
+    assert five - one == 20 * 4 * LOGPROB
+
+
+def test_what_is_scored_counts_while_it_is(sim: Callable[..., Any]) -> None:
+    engine = sim(context=4096)
+    client = engine.session()
+    client.send(w.Append(id=1, text="hello "))
+    engine.pump()
+    core, meter = engine.cores[1], meter_of(engine, client)
+    before = meter.held
+    choices = [f"{i} " * 20 for i in range(10, 30)]
+    op = w.Select(id=2, choices=choices)
+    core.frame(client.socket, [op], engine.now)
+    walked = sum(len(engine.tokenizer.encode(each)) for each in choices)
+    assert meter.held - before > 20 * SEGMENT + 3 * TOKEN * walked
+    client.unanswered[2] = (op, 1)
+    engine.pump()
+    assert meter.held - before < 8 * SEGMENT

@@ -51,7 +51,11 @@ def scoring(places: list[int], targets: list[int]) -> ExtendRow:
         ({"closes": pack([-1])}, "closes row -1"),
         ({"closes": b"abc"}, "buffer size"),
         ({"opens": [opened(0, [1])]}, "opens row 0 for request 1: it is open for request 1"),
-        ({"opens": [opened(9, [1])]}, "there are 4 rows"),
+        ({"closes": pack([4])}, "closes row 4"),
+        ({"opens": [opened(4, [1])]}, "there are 4 rows"),
+        ({"opens": [opened(-1, [1])]}, "there are 4 rows"),
+        ({"opens": [opened(2, [1], request=-1)]}, "must not be negative"),
+        ({"opens": [opened(2, [1], cached=-1)]}, "must not be negative"),
         ({"opens": [opened(2, [50])]}, "the pool has 50"),
         ({"opens": [opened(2, [-1])]}, "the pool has 50"),
         ({"opens": [opened(2, [1], cached=5)]}, "5 cached tokens in 1 pages"),
@@ -95,6 +99,67 @@ def test_a_wrong_plan_is_refused(executor: FakeExecutor, plan: dict[str, Any], w
     assert (executor._chain == chain).all()  # nothing was written
     with pytest.raises(PlanError, match=r"an earlier plan failed: step 2"):
         executor.launch(StepPlan(step=3))
+
+
+def test_what_is_just_allowed() -> None:
+    """The last row, page, token and position there are."""
+    made = FakeExecutor(page_size=4, pages=50, max_rows=4, context=20, step_tokens=16)
+    plan = StepPlan(
+        step=1,
+        opens=[
+            opened(3, [0, 49, 1, 2, 3], cached=0, request=0, sampled=0),
+            opened(2, [5], cached=4, request=1),
+        ],
+        grows=[GrowRow(3, pack([6]))],
+        extends=[ExtendRow(3, 0, pack([0, 999] * 8), True, pack([0, 15]), pack([0, 999]))],
+    )
+    made.launch(plan)
+    assert fields(made.rows, 3)["length"] == 16
+    made.launch(StepPlan(step=2, extends=[ExtendRow(3, 16, pack([7] * 5), True)]))
+    assert fields(made.rows, 3) == {
+        "request": 0,
+        "length": 21,  # the context, and one token too many
+        "pages": [0, 49, 1, 2, 3, 6],
+        "drawn": 2,
+    }
+    assert made.rows.open_rows == 2
+
+
+def test_slots_of_positions() -> None:
+    for size in (1, 4):
+        made = FakeExecutor(page_size=size, pages=50, max_rows=4, context=20, step_tokens=16)
+        made.launch(StepPlan(step=1, opens=[opened(1, [7, 9, 8]), opened(2, [3, 2], request=2)]))
+        rows, positions = np.array([1, 2, 1]), np.array([0, 1, 2])
+        slots = made.rows.slots_at(rows, positions).tolist()
+        assert slots == ([7, 2, 8] if size == 1 else [28, 13, 30])
+        one_by_one = [
+            made.rows.slots(int(r), int(p), int(p) + 1)[0] for r, p in zip(rows, positions, strict=True)
+        ]
+        assert slots == one_by_one
+
+
+def test_a_row_that_is_opened_again_has_nothing_of_the_last_request(executor: FakeExecutor) -> None:
+    executor.launch(StepPlan(step=2, closes=pack([0])))
+    with_history = opened(0, [11], cached=2, request=9, sampled=5)
+    executor.launch(StepPlan(step=3, opens=[with_history]))
+    assert fields(executor.rows, 0) == {"request": 9, "length": 2, "pages": [11], "drawn": 5}
+    assert executor.rows.openings[:2].tolist() == [2, 1]
+    assert executor.rows.updates == [(0, 0, 1)]
+    with pytest.raises(PlanError, match="no sampled token"):
+        executor.launch(StepPlan(step=4, decodes=pack([0])))
+
+
+def test_a_closed_row_is_not_decoded(executor: FakeExecutor) -> None:
+    executor.launch(StepPlan(step=2, closes=pack([0])))
+    with pytest.raises(PlanError, match="decodes row 0, which is not open"):
+        executor.launch(StepPlan(step=3, decodes=pack([0])))
+
+
+def test_updates_are_those_of_the_last_plan(executor: FakeExecutor) -> None:
+    executor.launch(StepPlan(step=2, grows=[GrowRow(0, pack([20, 21])), GrowRow(1, pack([22]))]))
+    assert executor.rows.updates == [(0, 2, 4), (1, 1, 2)]
+    executor.launch(StepPlan(step=3, grows=[GrowRow(0, b"")], decodes=pack([0])))
+    assert executor.rows.updates == []
 
 
 def test_a_row_outgrows_its_pages(executor: FakeExecutor) -> None:
