@@ -23,6 +23,7 @@ def test_a_task_runs_when_it_is_first_everywhere() -> None:
     queues.finish(last)
     assert len(queues) == 0
     assert queues.on() == []
+    assert queues._queues == {}  # names that clients made up are forgotten
 
 
 def test_a_waiting_task_can_be_taken_out() -> None:

@@ -1,24 +1,53 @@
-"""Every op on the wire has one handler."""
+"""What holds for the handlers of all ops."""
 
-import msgspec
+import pytest
 
 from ramify.actors.session.ops.registry import AT_ONCE, HANDLERS
-from ramify.protocol import wire
+from ramify.actors.session.tasks import FrameRun
+from ramify.protocol.wire import (
+    Append,
+    Drop,
+    Fork,
+    Generate,
+    Join,
+    Op,
+    Open,
+    Prune,
+    Rollback,
+    Select,
+    Set,
+)
+
+OPS: list[tuple[Op, int]] = [
+    (Append(id=1, text="x"), 1),
+    (Append(id=1, branch=["a", "b"], text="x"), 2),
+    (Generate(id=1), 1),
+    (Generate(id=1, branch=["a", "b", "c"]), 3),
+    (Generate(id=1, n=2), 3),  # the children, and the fork that makes them
+    (Generate(id=1, n=1, as_=["a"]), 2),
+    (Select(id=1, branch=["a", "b"], choices=["x"]), 2),
+    (Fork(id=1, as_=["a", "b"]), 1),
+    (Fork(id=1, branch=None, as_=["a"]), 1),
+    (Rollback(id=1, to=0), 1),
+    (Set(id=1), 1),
+    (Drop(id=1, branch=["a", "b"]), 2),
+    (Join(id=1, from_=["a", "b"]), 1),
+    (Prune(id=1, from_=["a", "b"]), 1),
+]
 
 
-def kinds(of: type) -> set[type]:
-    """The types that stand at the ends of the tree of classes below `of`."""
-    below = of.__subclasses__()
-    return set().union(*map(kinds, below)) if below else {of}
+@pytest.mark.parametrize(("op", "count"), OPS)
+def test_an_op_has_as_many_tasks_as_are_counted_before_they_are_made(op: Op, count: int) -> None:
+    handler = HANDLERS[type(op)]
+    tasks = handler.tasks(op, FrameRun(Open(client="c")))
+    assert len(tasks) == handler.count(op) == count
+    assert all(task.op is op for task in tasks)
 
 
-def test_each_op_has_one_handler() -> None:
-    assert HANDLERS.keys() | AT_ONCE.keys() == kinds(wire.Op)
-    assert not HANDLERS.keys() & AT_ONCE.keys()
-
-
-def test_no_frame_names_an_op_that_is_none() -> None:
-    client = msgspec.inspect.type_info(wire.ClientMessage)
-    assert isinstance(client, msgspec.inspect.UnionType)
-    types = {each.cls for each in client.types if isinstance(each, msgspec.inspect.StructType)}
-    assert {each for each in types if issubclass(each, wire.Op)} == kinds(wire.Op)
+def test_every_op_has_one_handler() -> None:
+    handled = {type(op) for op, _ in OPS}
+    assert handled == set(HANDLERS)
+    assert not handled & set(AT_ONCE)
+    assert handled | set(AT_ONCE) == {
+        kind for kind in Op.__subclasses__() if kind.__subclasses__() == []
+    }
