@@ -71,7 +71,7 @@ class Reached:
         self._lines = lines
         self._digests = digests
         self._new = set(names) - seconds.keys()
-        self.seconds = {name: seconds.get(name, 1.0) for name in names}
+        self.seconds = {name: seconds.get(name, 0.05) for name in names}
 
     @classmethod
     def read(cls, path: Path, names: Iterable[str]) -> "Reached":

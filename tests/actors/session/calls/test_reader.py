@@ -313,3 +313,10 @@ def test_a_long_call_in_small_chunks() -> None:
     text = "<tool_call>" + json.dumps({"name": "add", "arguments": {"a": words}}) + "</tool_call>"
     reader = read(text, cut=4)
     assert json.loads(reader.calls[0]["function"]["arguments"]) == {"a": words}
+
+
+@pytest.mark.parametrize("begin", ["[TOOL_CALLS]", "[TOOL_CALLS]add[CALL_ID]", "<function="])
+def test_a_name_that_does_not_end_is_soon_no_call(begin: str) -> None:
+    reader = Reader(ANY, TOOLS, 40)
+    reader.feed(begin + "word " * 200)
+    assert sum(len(part.text) for part in reader.take()) > 900
