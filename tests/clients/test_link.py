@@ -220,7 +220,7 @@ async def test_a_connection_without_a_token_has_no_header(network: Network) -> N
             "additional_headers": {},
             "open_timeout": 5.0,
             "close_timeout": 2,
-            "max_size": None,
+            "max_size": link_module.MOST_BYTES,
             "proxy": None,
         }
     ]
