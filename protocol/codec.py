@@ -104,7 +104,7 @@ def _with_path(message: str, path: str) -> str:
 
 
 def _clip(text: str) -> str:
-    """What repeats a client's words is short, whatever the client has sent."""
+    """Shorten text that repeats what a client sent."""
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 

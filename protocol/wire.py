@@ -160,7 +160,7 @@ class Open(ClientBase, kw_only=True, frozen=True):
 
     @property
     def who(self) -> str:
-        """`client`, where there must be one: behind the gateway, which fills it in."""
+        """The `client`. Behind the gateway there always is one, because it fills it in."""
         if self.client is None:
             raise ValueError("this `open` names no client")
         return self.client

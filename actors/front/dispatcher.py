@@ -3,8 +3,8 @@
 It remembers which sessions of each process the cache has heard of, so that what they hold can be
 given back when the process ends without a word.
 
-A process whose sessions have filled their part of a mailbox waits: its messages keep their order here,
-and it gets no credits, so they wait there, where its sessions stop reading.
+When the sessions of a process have filled their part of a mailbox, its messages wait here in order. The
+process gets no credits meanwhile, so its sessions stop reading.
 
 This file does not know how processes are started and replaced.
 """
@@ -62,7 +62,7 @@ class Dispatcher:
         relay.tell(done)
 
     def release(self, process: GatewayProcess) -> None:
-        """Give back what the sessions of a process held that has ended. What waits was never heard."""
+        """A process has ended: give back what its sessions held. Messages that wait are dropped."""
         self._metrics.gateway(process.worker, 0, 0, 0.0)
         self._metrics.usage_ended(process.worker)
         relay = self._relays.pop(process, None)

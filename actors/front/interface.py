@@ -65,11 +65,11 @@ class Front(Protocol):
     async def drain(self, grace: float, *, failed: bool = False) -> None:
         """Wait for clients to leave, at most `grace` seconds, then close their sockets.
 
-        `failed`: the engine is broken; ends every request and closes with 1012. Waits only for
-        what is behind.
+        `failed`: the engine is broken. Ends every request and closes with 1012, and waits only for
+        sessions that are behind.
         """
         ...
 
     async def close(self) -> None:
-        """Nothing may be left, whatever came before."""
+        """Leave nothing behind, whatever came before."""
         ...

@@ -2,7 +2,7 @@
 
 A client may resume a session on any connection, and the kernel chose the connection's process. So
 the gateway of process B may hold a socket whose session lives in process A. All that they tell each
-other then travels as it is, by the number of its addressee, in one frame for each peer and
+other then travels unchanged, addressed by number, in one frame for each peer and
 turn of the loop. Frames of clients keep their limits: a session with too much to do refuses them.
 
     B's gateway --OpenSession, Frame, Detached ...--> A's directory and session
@@ -98,7 +98,7 @@ class PeerRouter(Mailboxes):
 
     @property
     def relayed(self) -> int:
-        """Sockets here whose session is elsewhere, and the other way round."""
+        """Sockets here whose session is elsewhere, plus sockets elsewhere whose session is here."""
         return len(self._remote_sessions) + len(self._remote_sockets)
 
     def receive(self, body: bytes) -> None:
@@ -114,9 +114,9 @@ class PeerRouter(Mailboxes):
         self.fan_out.start()
 
     def peers(self, workers: set[int]) -> None:
-        """These processes serve now; one that is missing has lost its sockets and sessions.
+        """These processes serve now. One that is missing has lost its sockets and sessions.
 
-        Without this one among them they do not know it yet, and would not answer.
+        If this process is not among them, the others do not know it yet and would not answer.
         """
         if self.worker not in workers:
             return
@@ -192,7 +192,7 @@ class PeerRouter(Mailboxes):
         return True
 
     def _send(self, worker: int, message: PeerMessage) -> None:
-        """Raises CannotEncode: it fails whoever tells it."""
+        """Raises CannotEncode, which fails the actor that sends the message."""
         waiting = self._waiting.get(worker)
         if waiting is None:
             waiting = self._waiting[worker] = deque([self._batch()])

@@ -89,9 +89,9 @@ class GatewayProcess:
         return self._child.pid
 
     def tell(self, message: FromCore, /) -> None:
-        """Send `message`, after all else that was given here unless the process is far behind.
+        """Send `message` after all that was put or forwarded before, unless the process is far behind.
 
-        One that takes nothing is killed.
+        A process that takes nothing is killed.
         """
         try:
             self._sessions.flush()

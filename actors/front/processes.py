@@ -1,13 +1,12 @@
-"""Gateways in processes of their own: starts them, carries their messages, buries and replaces them.
+"""Gateways in processes of their own: starts, connects and replaces them.
 
 The core's loop does per step: one frame to each process, with the tokens of all its sessions, and
 what its sessions send back, one frame per turn of that process' loop. Sockets, codecs, detokenizing
 and sessions cost it nothing, so they cannot delay a plan.
 
-A process that dies takes its sessions along: their requests are cancelled, their branches are
-dropped, its peers hear of it, and another one takes its place. Connections that wait on its
-listening socket wait on, because the engine holds that socket too. Processes that keep dying end
-the engine.
+A process that dies takes its sessions along: their requests are cancelled, their branches are dropped,
+its peers hear of it, and another one takes its place. Connections in the backlog of its listening
+socket stay there, because the engine holds that socket too. Processes that keep dying end the engine.
 
 This file does not know sockets of clients, nor what is in a message between two processes.
 """
@@ -160,7 +159,7 @@ class ProcessFront:
             self._minted = None
 
     def status_changed(self) -> None:
-        """The engine's state is another one than it was."""
+        """The engine's state has changed."""
         self._tell_all(self._state())
 
     # --- Spread ----------------------------------------------------------------------------------

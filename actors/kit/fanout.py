@@ -1,9 +1,9 @@
 """Addressees by number, and fan-out in slices: telling many without keeping the event loop to itself.
 
-A step's tokens go to hundreds of sessions. Told at once, all of them run, and all their sockets
-are written, before the loop gets to the executor's next result, and the device waits. Told a few
-per turn of the loop, the next result overtakes them. What comes for an addressee that still waits
-joins its turn, so a loop that is behind does less work per message.
+A step's tokens go to hundreds of sessions. If all are told at once, all of them run and write to their
+sockets before the loop gets to the executor's next result, and the device waits. If only a few are told
+in each turn of the loop, the next result overtakes the rest. Messages for an addressee that still waits
+are told together, so a loop that is behind does less work per message.
 
 This file does not know what is told.
 """
@@ -62,7 +62,7 @@ class Spread(Protocol[T_contra]):
         ...
 
     def start(self) -> None:
-        """Let go what was put, without keeping the event loop."""
+        """Send what was put, without blocking the event loop."""
         ...
 
     def flush(self) -> None:

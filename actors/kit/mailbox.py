@@ -101,10 +101,9 @@ class Waiting(Protocol[T_contra]):
 
 
 class LimitedAddress(Generic[T]):
-    """An address that is full before the queue behind it is: what clients cause comes in here.
+    """An address with a limit below that of the queue behind it, for messages that clients cause.
 
-    The rest of the queue's room is for the actors that the engine cannot do without, so no client can
-    make it full for them.
+    The rest of the queue is for the core actors, so clients cannot fill it for them.
     """
 
     def __init__(self, queue: Waiting[T], most: int) -> None:

@@ -20,7 +20,7 @@ RETRY_SECONDS = 0.001
 class Relay(Generic[T]):
     """Delivers in order. `delivered` is called after each message that the address took.
 
-    An address that is closed swallows what follows: its actor has stopped, nobody waits.
+    What follows is dropped once the address is closed: its actor has stopped.
     """
 
     def __init__(self, delivered: Callable[[], None] | None = None) -> None:

@@ -1,7 +1,7 @@
-"""For how long something has said nothing, as far as this process was awake to hear it.
+"""Measures for how long another process has been silent.
 
-A process that was stopped itself, or whose machine slept, must not take its own absence for the
-silence of others. So the time between two looks counts only up to a bound.
+If this process was stopped, or the machine slept, that time must not count as silence of the other. So
+the time between two ticks counts only up to a bound.
 
 Pure: time is an argument.
 """
@@ -17,7 +17,7 @@ class Silence:
         self._at = now
 
     def heard(self) -> None:
-        """It lives."""
+        """A sign of life has come."""
         self.seconds = 0.0
 
     def tick(self, now: float) -> float:

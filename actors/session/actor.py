@@ -1,7 +1,8 @@
 """The session actor: drains its mailbox into the core, then sends what the core wants sent.
 
-A thin shell: the order of sending (sockets, cache, scheduler), one frame for each socket and
-drain, the timer, and the queue for long text (`encoder`).
+It sends in this order: to sockets, to the cache, to the scheduler. A socket gets one frame for all that
+was read from the mailbox at once. It also has the timer and the way to the queue for long text
+(`encoder`).
 
 Back-pressure. What clients cause has a part of the room in the mailboxes of gateway, cache and scheduler
 (`kit.mailbox.LimitedAddress`). When it is used up, a session keeps what it wanted to say and reads
@@ -159,7 +160,7 @@ class SessionActor:
                 self._timer.cancel()
 
     async def _hand_over(self) -> None:
-        """Send everything; returns when it is sent, or there is nobody left to send it to."""
+        """Send everything. Returns when it is sent, or when nobody is left to receive it."""
         while not self._send() and not self._broken:
             await self._clock.sleep_until(self._clock.now() + BEHIND_SECONDS)
 

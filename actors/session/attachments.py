@@ -1,7 +1,8 @@
-"""Who is at a session: sockets that come, catch up, are held back and go; and when it expires. Pure.
+"""Attaching and detaching sockets, and when a session without sockets expires. Pure.
 
-A socket joins when the cache has said what is warm: then it gets its `state`, what it missed, and
-the frames that it sent meanwhile run. The last one to go leaves the session its time to live.
+A socket is attached once the cache has said which tokens are resident. Then it gets its `state` and what
+it missed, and the frames that it sent meanwhile run. When the last socket goes, the session has its time
+to live left.
 """
 
 from collections.abc import Callable
@@ -59,7 +60,7 @@ class Attachments:
 
     @property
     def sockets(self) -> list[int]:
-        """Attached ones and those that wait for their `state`."""
+        """Those that are attached, and those that wait for their `state`."""
         return [*self._publisher.subscribers, *self._joining]
 
     def _clients(self, write: bool) -> list[tuple[int, str]]:
@@ -170,7 +171,7 @@ class Attachments:
     # --- going -----------------------------------------------------------------------------------
 
     def detach(self, socket: int) -> None:
-        """The socket is gone; what its generations do was said in `open.detach`."""
+        """The socket is gone. `open.detach` said what becomes of its generations."""
         self._take(socket)
         joining = self._joining.pop(socket, None)
         subscriber = self._publisher.subscribers.pop(socket, None)
@@ -193,7 +194,7 @@ class Attachments:
             self._state.out.wake(self._expires)
 
     def forget(self, client: str) -> None:
-        """Too many clients were here: this one's ids are gone, and so is that it is away."""
+        """The client is not remembered any more: neither its ids, nor that it is away."""
         self._runner.unpause(client)
 
     # --- staying ---------------------------------------------------------------------------------
@@ -211,7 +212,7 @@ class Attachments:
     def tick(self) -> bool:
         """Time has passed: flush what waited for `tick_ms`. True if the session has expired.
 
-        There is one timer, for the earliest time that was asked for: what is later asks again.
+        There is one timer. It is set for the earliest time asked for; later ones are asked for again.
         """
         now, out = self._publisher.now, self._state.out
         self._publisher.tick()

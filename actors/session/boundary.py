@@ -1,9 +1,8 @@
 """Text behind a branch, tokenized together with the branch's end. Pure.
 
-Tokens do not end where texts do: " wor" and "ld" are one token in the text of both. So texts that are
-to be compared stand in the tokens that the model knows for the whole: the end of the branch is
-tokenized once alone and once with each text, and where the two part, the branch's own tokens end. What
-comes before stays as it is, however the branch came to it.
+Tokens do not end where texts do: " wor" and "ld" are one token in " world". So a text is scored in the
+tokens that the tokenizer gives for the whole. The end of the branch is tokenized alone and with each
+text; the branch keeps its own tokens up to where the two differ. What comes before stays as it is.
 
 Nothing is joined across a control token, nor where the branch's end is no text by itself (half of a
 character). The branch's first token stays, because something has to stand before what is scored.

@@ -30,7 +30,7 @@ class Label:
             above.ancestor()  # so that dropped branches do not pile up behind one that lives on
 
     def ancestor(self) -> "Label | None":
-        """The nearest one above it whose branch is there. It does not look at the others again."""
+        """The nearest ancestor whose branch still exists. Dropped ones are skipped for good."""
         while self.above is not None and self.above.gone:
             self.above = self.above.above
         return self.above
@@ -67,7 +67,7 @@ class SegmentList(Sequence[Segment]):
         self._top = top
 
     def copy(self) -> "SegmentList":
-        """O(1). What either does from now on, the other does not see."""
+        """An independent copy. O(1)."""
         return SegmentList(self._top)
 
     def append(self, segment: Segment) -> None:
@@ -187,7 +187,7 @@ class Branch:
 
     @property
     def released(self) -> int:
-        """The position that clients may know: a running generation holds a few tokens back."""
+        """The position up to which clients may be told: a running generation holds a few tokens back."""
         if not self.segments:
             return 0
         last = self.segments[-1]
@@ -224,14 +224,14 @@ class Branch:
         return child
 
     def twin(self, name: str, handle: int) -> "Branch":
-        """Another child of the same parent at the same position as this one, which is new. O(1)."""
+        """A second child like this one, which was just forked: same parent, same position. O(1)."""
         twin = Branch(name, handle, of=self.of, at=self.at, born=self.born)
         twin.segments = self.segments.copy()
         twin.own, twin.reason = self.own, self.reason
         return twin
 
     def become(self, other: "Branch") -> int:
-        """Hold what `other` holds, by its handle. Returns the position up to which it did before."""
+        """Take over the handle and segments of `other`. Returns up to which position both were equal."""
         shared = self._common(other)
         same = self.segments[shared - 1].end if shared else 0
         self.handle, self.segments, self.reason = other.handle, other.segments.copy(), other.reason

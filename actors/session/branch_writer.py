@@ -3,11 +3,11 @@
 Two steps. `prepare` decides which text goes where and tokenizes it: that takes time, changes
 nothing, and may happen in another thread. `apply` checks the room and appends. Pure.
 
-Template rules (protocol, rule 8). "append" renders only the new turns, as the difference that the
-template adds to a conversation that ends like this branch. "strict" renders everything again and
-moves the branch back to where the texts part. After a user's or a tool's turn the generation
-prompt is appended at once, as a segment of its own, so that all of it can be computed before
-`generate` arrives; a further `append` of messages takes that segment back first.
+Template rules (rule 8 of docs/protocol.md). "append" renders only the new turns, as the difference that
+the template adds to a conversation that ends like this branch. "strict" renders everything again and
+moves the branch back to where the texts part. After a user's or a tool's turn the generation prompt is
+appended at once, as a segment of its own, so that all of it can be computed before `generate` arrives;
+a further `append` of messages takes that segment back first.
 """
 
 import logging
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class BranchWriter:
-    """Appends to the branches of one session."""
+    """Puts input on the branches of one session, and opens and closes turns around a generation."""
 
     def __init__(self, state: SessionState, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._state = state
@@ -54,7 +54,7 @@ class BranchWriter:
     # --- append: prepare ---------------------------------------------------------------------
 
     def situation(self, branch: Branch, op: Append, *, strict: bool) -> Hashable:
-        """What `prepare` looks at. Branches with the same one get the same from one op. O(1).
+        """All that `prepare` depends on: branches with equal situations share one `Prepared`. O(1).
 
         But for the strict template: O(segments).
         """
@@ -81,7 +81,7 @@ class BranchWriter:
     def prepare(
         self, branch: Branch, op: Append, *, strict: bool, tools: list[JsonObject] | None, room: int
     ) -> Prepared:
-        """Text and tokens of what `op` appends; no tokens if they surely are more than `room`.
+        """The text and tokens that `op` appends. No tokens if they certainly need more than `room`.
 
         Raises BadRequest. Changes nothing: another thread may run it while the branch is at rest.
         """
@@ -103,7 +103,7 @@ class BranchWriter:
         return Prepared(draft, encoded)
 
     def room(self, branches: Iterable[str]) -> int:
-        """Tokens that at least one of these branches may have room for."""
+        """The most tokens that any of these branches has room for."""
         known = (self._state.branches.get(name) for name in branches)
         lengths = [_before_prompt(branch) for branch in known if branch is not None]
         return self._state.context - min(lengths, default=0)

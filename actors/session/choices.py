@@ -1,9 +1,9 @@
 """Choices as a tree of tokens: which requests score them, and which of them is best. Pure.
 
-Choices that begin alike share nodes, and a node is scored once. The log-probability of a node is one
-number among the logits behind its parent, so whatever stands below one parent costs one position. A
-*path* is what one request runs: the tokens down to a node that has children, none of which has more.
-A path scores the nodes below those of its nodes that no path before it passes.
+Choices with a common beginning share nodes, and a node is scored once. The log-probability of a node is
+one number among the logits behind its parent, so whatever stands below one parent costs one position. A
+*path* is what one request runs: the tokens down to a node that has children, none of which has more. A
+path scores the nodes below those of its nodes that no path before it passes.
 
     choices  Paris | Par + is + h | Lyon       paths  [] scores Paris, Par, Lyon
                                                       [Par, is] scores is, h
@@ -31,7 +31,7 @@ class Path(NamedTuple):
     nodes: "array[int]"
 
     def below(self, depth: int) -> "Path":
-        """Without what stands behind fewer than `depth` tokens."""
+        """This path without the targets behind fewer than `depth` tokens."""
         first = sum(each < depth for each in self.depths)
         return Path(self.tokens, self.depths[first:], self.targets[first:], self.nodes[first:])
 
@@ -131,7 +131,7 @@ def choose(
 
 
 def _greedy(walks: Sequence[Sequence[int]], logprobs: Sequence[float], means: Sequence[float]) -> int:
-    """A choice that has ended goes on with its mean."""
+    """The greedy choice. A choice that has no more tokens continues with its mean."""
     left = list(range(len(walks)))
     for place in range(max(map(len, walks))):
         values = [logprobs[walks[i][place]] if place < len(walks[i]) else means[i] for i in left]

@@ -1,6 +1,7 @@
 """The session state machine: frames in, ops in order, replies and deltas out.
 
-Pure: times come as `now`, effects go into `state.out` and the subscribers' `out`. The way of a frame:
+Pure: times come in as `now`, and effects go into `state.out` and the subscribers' `out`. The way of a
+frame:
 
     attachments  sockets come and go; a frame of one that has its `state` goes on
     core         checked as a whole (`intake`); ops that wait for no branch run `AtOnce`
@@ -92,7 +93,7 @@ class SessionCore:
 
     @property
     def sockets(self) -> list[int]:
-        """Attached ones and those that wait for their `state`."""
+        """Those that are attached, and those that wait for their `state`."""
         return self._attachments.sockets
 
     # --- what the mailbox brings -----------------------------------------------------------------
@@ -118,7 +119,7 @@ class SessionCore:
             self._trees.go_on(subscriber)
 
     def tick(self, now: float) -> None:
-        """The time has come that was asked for with `state.out.wake`."""
+        """The time that `state.out.wake` asked for has come."""
         self.publisher.now = now
         self._runner.expire()
         self._runner.judge()
@@ -138,13 +139,13 @@ class SessionCore:
         error: BaseException | None,
         now: float,
     ) -> None:
-        """Long text was tokenized (or could not be)."""
+        """Long text was tokenized, or could not be."""
         self.publisher.now = now
         self._runner.encoded(ticket, prepared, error)
         self._runner.judge()
 
     def tokens(self, message: Tokens, now: float) -> None:
-        """What this session's requests sampled in one step, and which of them ended."""
+        """A step's tokens for this session's requests, and which of the requests ended."""
         self.publisher.now = now
         for item in message.progress:
             self.generations.progress(item)
@@ -156,7 +157,7 @@ class SessionCore:
             self.generations.submit_ready()
 
     def inspected(self, message: Inspected, now: float) -> None:
-        """The cache has said what is warm."""
+        """The cache has said which tokens are resident."""
         self.publisher.now = now
         self._inspections.answered(message)  # a socket that has its `state` now may bring ops
         self._runner.judge()
@@ -217,10 +218,10 @@ class SessionCore:
     def _admit(
         self, subscriber: Subscriber, reply_log: ReplyLog, op: Op, replies: int, *, again: bool = False
     ) -> bool:
-        """Whether `op`, which will get so many replies, is to be run.
+        """Whether to run `op`, which will get `replies` replies.
 
-        One that was seen gets its replies again, as far as there are any. `again`: it runs again, if
-        the first time is over.
+        An op that was seen before is not run. Its replies so far are sent again. `again`: it is run
+        again once it has been answered.
         """
         if again and op.id <= reply_log.last:
             return not reply_log.waits(op.id)

@@ -1,10 +1,10 @@
 """The directory: creates sessions, finds them by id and key, and cleans up after them.
 
-It is each session's guard: a session that crashes loses its sockets (1011) and its branches, and
-nobody else notices. What a session leaves behind is named by its number alone, for the guard cannot
-trust what a crashed one believes to hold; and it is told by relays, for it must arrive, however full
-the mailboxes are. Mailbox: full means that sockets open faster than sessions can be made; the
-gateway answers `overloaded`.
+A session that crashes loses its sockets (1011) and its branches, and nobody else notices. The directory
+cleans up by the session's number alone, because a crashed session cannot be trusted to know its
+branches. It uses relays, because these messages must arrive however full the mailboxes are. A full
+mailbox of the directory means that sockets open faster than sessions can be made: the gateway answers
+`overloaded`.
 """
 
 import hmac
@@ -145,7 +145,7 @@ class Directory:
         return len(self._entries)
 
     async def fail(self) -> None:
-        """The engine is broken: sessions say the ends of their ops, close their sockets, are over.
+        """The engine is broken: sessions answer their ops, close their sockets and end.
 
         Returns when none is left. New ones are refused.
         """
@@ -320,7 +320,7 @@ def _relay(address: Address[Message]) -> Relay[Message]:
 
 
 def _compare(tokenizer: Tokenizer, vocab: int) -> None:
-    """Say it if the tokenizer has tokens that the model has not: appends that need one are refused."""
+    """Warn of tokens that the tokenizer has and the model lacks: appends that need one are refused."""
     unknown = tokenizer.beyond(vocab)
     if unknown:
         log.warning(

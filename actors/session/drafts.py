@@ -1,4 +1,4 @@
-"""What an append is going to put on a branch: its texts, then their tokens. Data only.
+"""What an append will put on a branch: texts, then their tokens. Data only.
 
 A `Draft` is what the template makes of an append, `Prepared` is the same with its tokens. Neither
 depends on the branch's position, so branches that end alike share one: what costs time (rendering,
@@ -57,7 +57,7 @@ class PartTokens(NamedTuple):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """`encoded`: of each part; None if they are certainly more than there was room for."""
+    """`encoded`: the tokens of each part; None if they certainly need more than the room there was."""
 
     draft: Draft
     encoded: list[PartTokens] | None

@@ -1,9 +1,9 @@
-"""Long texts are tokenized here, off the event loop: a few threads, one queue that is shared fairly.
+"""Tokenizes long texts off the event loop: a few threads, and one queue that is shared fairly.
 
-Turns are taken by owners, then by the owner's sessions, so a session with many long texts, or an owner
-with many sessions, waits behind itself. The queue is bounded by size, and an owner may have half of what
-others leave of it: beyond that an append is answered `overloaded`. Without a credential each session is
-an owner in that. This file does not know what a job does.
+Owners take turns, and so do the sessions of one owner. So a session with many long texts delays only
+itself, and an owner with many sessions too. The queue is bounded by size. An owner may use half of what
+others leave of it; beyond that an append is answered `overloaded`. A session without a credential counts
+as an owner. This file does not know what a job does.
 """
 
 import asyncio
@@ -94,17 +94,17 @@ class Encoder:
         self._next()
 
     def forget(self, owner: str, session: int) -> None:
-        """The session is gone: what it has waiting is not done."""
+        """The session is gone: drop its jobs that wait."""
         for job in self._waiting.drop(owner, session):
             self._count(job, -1)
 
     def close(self) -> None:
-        """Nothing more is begun."""
+        """Begin no more jobs."""
         self._waiting = Turnstile()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _count(self, job: Job[Any], sign: int) -> None:
-        """It waits, or (-1) not any more."""
+        """Count a job that waits, or with -1 one that no longer does."""
         self._size += sign * job.size
         self._sizes[job.party] += sign * job.size
         if not self._sizes[job.party]:

@@ -60,12 +60,12 @@ class GenerationState:
 
     @property
     def decided(self) -> bool:
-        """Whether its output is complete: what else happens does not change how it ended."""
+        """Whether its output is complete: how it ended does not change any more."""
         return self.stopping or self.stop_token is not None
 
     @property
     def ending(self) -> bool:
-        """Whether its end was decided here, and is only to be confirmed."""
+        """Whether the session has decided its end and waits for the scheduler to confirm it."""
         return self.decided or self.cancelled or self.exhausted
 
     @property
@@ -119,7 +119,7 @@ class GenerationState:
             del self.segment.logprobs[count:]
 
     def usage(self, finished: Finished, output: int) -> Usage:
-        """The bill. Times run from the op's arrival; `cached` is what the first request found."""
+        """What it cost. Times run from the op's arrival; `cached` is what the first request found."""
         first = self.first or finished
         started = first.started or finished.ended
         return Usage(

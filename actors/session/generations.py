@@ -92,7 +92,7 @@ class Generations:
     def start(self, task: Task, branch: Branch, now: float, *, scored: bool = False) -> None:
         """Begin the generation of `task`. Raises RamifyError, and then nothing has changed.
 
-        `scored`: somebody wants to know its mean log-probability.
+        `scored`: an op wants its mean log-probability.
         """
         op = task.op
         assert isinstance(op, Generate)
@@ -215,7 +215,7 @@ class Generations:
         )
 
     def cancel_prefill(self, branch: Branch) -> None:
-        """The branch is about to change below what is being computed."""
+        """Stop computing ahead: the branch is about to change under it."""
         if branch.prefill is not None:
             self._state.out.scheduler.append(Cancel(branch.prefill))
             branch.prefill = None
@@ -250,7 +250,7 @@ class Generations:
         return True
 
     def expire(self, task: Task, now: float) -> None:
-        """The deadline of `task` has passed: it ends, unless the scheduler has it and ends it."""
+        """The deadline of `task` has passed. End it here if the scheduler does not have it."""
         generation = self._by_task.get(id(task))
         if generation is None:
             return
@@ -264,7 +264,7 @@ class Generations:
         self._close(generation, task, finished)
 
     def pause(self, client: str) -> None:
-        """The client is gone and asked for it: its generations stop, and start, when it is back."""
+        """The client is gone and asked for a pause: its generations stop, and go on when it is back."""
         away = self._paused.setdefault(client, OrderedDict())
         for generation, task in list(self._by_request.values()):
             if task.frame.client == client and not generation.decided and not generation.cancelled:
@@ -411,7 +411,7 @@ class Generations:
         return stopped.stop
 
     def _settle_stop_token(self, generation: GenerationState, token: int) -> None:
-        """Keep a stop token that ends a turn of the template, if it is to end; cut any other."""
+        """Keep a stop token that ends the turn in the template; cut off any other."""
         segment = generation.segment
         closes = generation.chat and not generation.op.keep_open
         end = self._writer.end_of_turn(token) if closes else None
@@ -454,7 +454,7 @@ def _ended_here(
     error: RamifyError | None = None,
     reason: Literal["cancelled", "deadline"] = "cancelled",
 ) -> Finished:
-    """An end that the scheduler does not say: it has not got the generation, or is no more."""
+    """The end of a generation that the scheduler does not have, or that it cannot end any more."""
     segment = generation.segment
     return Finished(
         request=generation.request,

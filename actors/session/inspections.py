@@ -1,4 +1,4 @@
-"""Questions to the cache, how much of a branch is warm, and what is done with the answers. Pure."""
+"""Asks the cache how many tokens of a branch are resident, and passes on the answers. Pure."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ UNKNOWN = -1  # tokens of a branch that are resident
 
 
 class Inspections:
-    """Those that have no answer yet."""
+    """The questions that have no answer yet."""
 
     def __init__(self, state: SessionState) -> None:
         self._state = state
@@ -31,7 +31,7 @@ class Inspections:
             waiting[1](message.resident)
 
     def give_up(self) -> None:
-        """There is no cache any more: nothing is known."""
+        """The cache is gone: answer all with UNKNOWN."""
         while self._waiting:  # those who are answered may ask
             count, then = self._waiting.pop(next(iter(self._waiting)))
             then([UNKNOWN] * count)

@@ -1,4 +1,7 @@
-"""From a frame to tasks, after all checks that need no branch. Pure; what an op does, its home knows."""
+"""Turns a frame into tasks, after all checks that need no branch. Pure.
+
+It does not know what an op does: its handler does (`ops/`).
+"""
 
 from collections.abc import Sequence
 
@@ -35,7 +38,7 @@ def take_apart(
     for i, op in enumerate(ops):
         tasks: list[Task] = []
         if isinstance(op, Op):
-            home = HANDLERS.get(type(op))
+            handler = HANDLERS.get(type(op))
             at_once = AT_ONCE.get(type(op))
             if not write and (at_once is None or not at_once.viewers):
                 what = type(op).__name__.lower()
@@ -43,21 +46,21 @@ def take_apart(
                     f"the view key does not allow `{what}`: open with the session's key",
                     details={"id": op.id},
                 )
-            if home is not None:
-                home.check(op, Faults(op, limits, "$" if place is None else f"$[{place + i}]"))
+            if handler is not None:
+                handler.check(op, Faults(op, limits, "$" if place is None else f"$[{place + i}]"))
             ids.append(op.id)
             if at_once is not None and at_once.looks_again:
                 count += 1
             if op.id > reply_log.last:
-                count += home.count(op) if home is not None else 0
+                count += handler.count(op) if handler is not None else 0
                 if in_flight < count > limits.ops_in_flight:  # `cancel` and `credit` pass always
                     raise LimitExceeded(
                         f"{count} ops or more would be in flight: wait for replies, then send the "
                         "frame again",
                         details={"max": limits.ops_in_flight},
                     )
-                if home is not None:
-                    tasks = home.tasks(op, frame)
+                if handler is not None:
+                    tasks = handler.tasks(op, frame)
                     bill = Bill(op_bytes(op), len(tasks))
                     size += bill.size
                     for task in tasks:

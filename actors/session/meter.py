@@ -2,7 +2,7 @@
 
 What a client makes a session keep is added when it is made and taken off when it goes: input and output
 with their text, branches, what they carry as `meta`, ops that wait, replies that are kept or that nobody
-reads. A segment that branches share counts once: it takes itself off when the last of them lets go
+reads. A segment that branches share counts once, until the last of them drops it
 (`Held`). Numbers are estimates of what the objects take, good to a factor of two.
 
 New work is refused while any of the three is full. Output that is being generated cannot be refused: a
@@ -92,7 +92,7 @@ class Meter:
         self._process.require(more)
 
     def close(self) -> None:
-        """The session has ended: what is left of it counts for nobody."""
+        """The session has ended: nothing of it counts any more."""
         self.add(-self.held)
         self._owner = self._process = Budget("", "", 0, 0)
 
@@ -147,7 +147,7 @@ class Holdings:
 
 
 class Held:
-    """An object that several branches may share: counted once, until the last lets go of it."""
+    """An object that several branches may share. It counts once, until it is freed."""
 
     __slots__ = ("_bytes", "_meter")
 

@@ -1,8 +1,8 @@
-"""Ops that wait for their branches and run in order: who is next, how each ends, its reply. Pure.
+"""Runs ops in order: which task is next, how each ends, its reply. Pure.
 
-An op's tasks come in checked (`intake`), wait in the queues of the branches that they touch
-(`op_queues`), and run (`ops/`); those that go on, a generation or the tokenizing of long text, end
-later. Each gets its terminal reply here, and then whoever waited for it runs.
+Tasks come in checked (`intake`), wait in the queues of the branches that they touch (`op_queues`), and
+run (`ops/`). Some end later: a generation, or long text that is being tokenized. Each task gets its
+terminal reply here; then the tasks that waited for it run.
 """
 
 import heapq
@@ -37,7 +37,7 @@ from ramify.protocol.wire import Done, Generate, Ok, ServerMessage
 
 
 class OpRunner:
-    """`len`: tasks that wait or run."""
+    """The ops of one session. `len`: tasks that wait or run."""
 
     def __init__(
         self,
@@ -75,16 +75,16 @@ class OpRunner:
 
     @property
     def queued(self) -> int:
-        """Bytes that the ops hold which wait or run."""
+        """Bytes held by ops that wait or run."""
         return self._queued
 
     @property
     def busy(self) -> bool:
-        """Whether something runs that a session without sockets lives on for."""
+        """Whether something runs that keeps a session without sockets alive."""
         return self.generations.busy or self.selects.busy
 
     def pause(self, client: str) -> None:
-        """The client is gone, and what it generates or selects is to wait for it."""
+        """The client is gone: its generations and selections wait until it is back."""
         self.generations.pause(client)
         self.selects.pause(client)
 
@@ -94,7 +94,7 @@ class OpRunner:
         self.selects.unpause(client)
 
     def expects(self, name: str) -> bool:
-        """Whether there is a branch of this name, or an op that may be going to make it."""
+        """Whether a branch has this name, or an op that waits may make one."""
         return name in self._state.branches or self._queues.behind(name) > 0
 
     # --- in order --------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class OpRunner:
         return any(map(self._queues.behind, task.touched))
 
     def _prefill(self, task: Task) -> None:
-        """Nobody waits for what `task` has added: it is computed ahead."""
+        """Compute ahead what `task` has added, since no op waits for it."""
         branch = self._branch(task.branch) if task.kind.adds else None
         if branch is not None:
             self.generations.prefill(branch, self._publisher.now)
@@ -236,7 +236,7 @@ class OpRunner:
         return self._cancel(tasks)
 
     def cancel_generations_of(self, client: str) -> None:
-        """The client is gone, and nobody else wants them."""
+        """Cancel the generations of a client that has gone."""
         mine = [task for task in self._queues.on() if task.frame.client == client]
         self._cancel([task for task in mine if task.kind.generates or task.kind.silent])
 
@@ -261,7 +261,10 @@ class OpRunner:
         return self._cancel(tasks, within=inside if branches is not None else None)
 
     def judge(self) -> None:
-        """All that has happened is taken in: where a prune has its winners, the others stop."""
+        """Stop the losers of each prune whose winners are known now.
+
+        Called when all messages of a turn were handled, so that ties do not depend on their order.
+        """
         for losers, late in self._races.losing():
             self._cancel(late, within=losers)
 
@@ -329,11 +332,11 @@ class OpRunner:
         self.start(freed)
 
     def refuse(self, error: RamifyError) -> None:
-        """The engine is broken: no task runs any more; each whose turn comes fails with `error`."""
+        """The engine is broken: every task that would run now fails with `error`."""
         self._broken = error
 
     def fail(self, error: RamifyError) -> None:
-        """After `refuse`: what runs ends with `error`, and so does what waits for it, or is skipped."""
+        """After `refuse`: tasks that run end with `error`; those that wait fail or are skipped."""
         self.generations.fail(error, self._publisher.now)
         self.selects.fail(error)
         for task in self._context.texts.waiting():

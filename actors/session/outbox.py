@@ -1,7 +1,7 @@
-"""What a session wants to happen: commands collected while it handles its mailbox.
+"""Commands to other actors, collected while a session handles its mailbox.
 
-The actor sends them: to sockets, then to the cache, then to the scheduler, which may name what the
-cache has just been told.
+The actor sends them when it has read its mailbox: first to sockets, then to the cache, then to the
+scheduler. A request may name a branch that the cache has just been told of, so the cache comes first.
 """
 
 from collections.abc import Callable
@@ -56,18 +56,13 @@ class Outbox:
         self.wake_at: float | None = None
 
     def forget(self) -> None:
-        """Nobody is there any more to do anything; replies go out all the same."""
+        """Cache and scheduler are gone: drop what is for them. Replies still go out."""
         for commands in (self.cache, self.retained, self.scheduler, self.encode):
             commands.clear()
         self.wake_at = None
 
-    @property
-    def commands(self) -> int:
-        """Messages to the cache and the scheduler that wait to be sent."""
-        return len(self.cache) + len(self.scheduler)
-
     def seal(self) -> None:
-        """What is retained becomes one message, behind all that made, moved or dropped branches."""
+        """Make one message of all that is retained, behind those that make, move or drop branches."""
         if self.retained:
             self.cache.append(RetainBranches(self.retained))
             self.retained = {}

@@ -1,6 +1,6 @@
-"""Everybody who is attached to a session: who gets which reply, event and delta.
+"""Sends replies, events and deltas to the sockets of a session.
 
-Pure. It holds the subscribers and, for each client, the ids it used with their replies; how one
+Pure. It holds the subscribers and, for each client, the ids that it used with their replies. How one
 socket is served is in `subscriber`.
 """
 
@@ -80,7 +80,7 @@ class Publisher:
                 subscriber.reply(branch, event, children)
 
     def flush(self, branch: Branch) -> None:
-        """Send what `branch` released, to everybody who may have it now."""
+        """Send what `branch` released to each socket that may have it now."""
         for subscriber in self.subscribers.values():
             self.stream(subscriber, branch)
 
@@ -98,7 +98,7 @@ class Publisher:
                 self._state.out.wake(later)
 
     def begin(self, branch: Branch) -> None:
-        """A new branch: its text so far is known."""
+        """A new branch: sockets know its text so far."""
         for subscriber in self.subscribers.values():
             subscriber.begin(branch, branch.position)
 
@@ -108,17 +108,17 @@ class Publisher:
             subscriber.cut(branch, to)
 
     def settle(self, branch: Branch) -> None:
-        """The branch is about to hold something else: what is due of it is sent."""
+        """Send what is due of the branch: it is about to hold something else."""
         for subscriber in self.subscribers.values():
             subscriber.settle(branch)
 
     def place(self, branch: Branch) -> None:
-        """The branch was moved to where another one is, whose text is known."""
+        """The branch was moved to where another one is, whose text sockets know."""
         for subscriber in self.subscribers.values():
             subscriber.place(branch)
 
     def rewrite(self, branch: Branch, to: int) -> None:
-        """What stands on the branch from `to` on has changed: it is told anew."""
+        """The text of the branch from `to` on has changed: send it again."""
         for subscriber in self.subscribers.values():
             subscriber.rewrite(branch, to)
 
@@ -133,9 +133,9 @@ class Publisher:
             subscriber.drop(branch)
 
     def reply_log(self, client: str, write: bool = True) -> ReplyLog:
-        """The ids of `client`; forgets clients that are gone when there are too many.
+        """The ids of `client`. Forgets clients that are gone when there are too many.
 
-        Viewers push viewers out only: nobody with the session's key is forgotten for them.
+        A viewer displaces only viewers, never a client that has the session's key.
         """
         reply_logs = self.reply_logs if write else self._viewers
         reply_log = reply_logs.get(client)

@@ -1,7 +1,8 @@
-"""What prunes that wait have to hear of the branches they wait for. Pure.
+"""Tells waiting prunes what happens on the branches that they wait for. Pure.
 
-By "first": which of them are through, so that the others can be stopped. By "logprob": nothing, but
-what is generated there has to be scored. Both cost as much as the tasks touch that start and end.
+A prune by "first" learns which branches have finished, so that the others can be stopped. A prune by
+"logprob" needs the log-probabilities of what is generated there. The work is linear in the branches that
+the starting and ending tasks touch.
 """
 
 from collections import Counter
@@ -15,7 +16,7 @@ _CUT_SHORT = ("cancelled", "deadline", "error")
 
 
 class Races:
-    """Those of one session. `branches`: by name."""
+    """The prunes of one session that wait. `branches`: by name."""
 
     def __init__(self, queues: OpQueues[Task], branches: dict[str, Branch]) -> None:
         self._queues = queues
@@ -29,14 +30,14 @@ class Races:
         return branch in self._scored
 
     def add(self, task: Task, now: float) -> None:
-        """The task was queued."""
+        """A task was queued."""
         self._scored.update(task.scored)
         if task.race is not None:
             self._running[id(task)] = task
             self._tell(task.touched, now)
 
     def finished(self, task: Task, now: float) -> None:
-        """The task has left its queues."""
+        """A task has left its queues."""
         for name in task.scored:
             self._scored[name] -= 1
             if not self._scored[name]:
@@ -54,7 +55,7 @@ class Races:
                 self._due[id(task)] = task
 
     def losing(self) -> Iterator[tuple[set[str], list[Task]]]:
-        """The sources of a race that have just lost it, and the tasks it still waits for there."""
+        """Of each prune that was just decided: the losing branches, and tasks that run there."""
         while self._due:
             _, task = self._due.popitem()
             if task.race is not None and task.race.decide(task.frame.failed):
@@ -64,5 +65,5 @@ class Races:
 
 
 def _whole(branch: Branch | None) -> bool:
-    """Whether it has said something, and came to its end."""
+    """Whether its last generation came to its own end."""
     return branch is not None and branch.answer() is not None and branch.reason not in _CUT_SHORT

@@ -23,10 +23,10 @@ class DeadlinePassed(RamifyError):
 
 
 def bare(error: RamifyError) -> RamifyError:
-    """`error`, to be kept: without the frames that it came through.
+    """`error` without its traceback, so that it can be kept.
 
-    They hold all that was worked on, and often the error itself: what they keep alive would count
-    against the session until Python's garbage collector comes by.
+    The frames of a traceback hold what was worked on, often the error itself. They would count against
+    the session until Python's garbage collector runs.
     """
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error

@@ -91,7 +91,7 @@ class ReplyLog:
             self._hold(-sum(map(reply_bytes, gone)))
 
     def drop(self, ident: int) -> None:
-        """The op will not be answered: it may be sent again, if it is one that looks again."""
+        """The op will not be answered. The client may send it again."""
         self._pending.pop(ident, None)
 
     def forget(self) -> None:

@@ -2,8 +2,8 @@
 
 The one mechanism behind streaming, merging, resume, `tick_ms`, `credit` and slow readers: a
 cursor per branch, and `flush`, which sends everything between the cursor and what the branch has
-released as one delta. A socket that may not be sent to right now keeps its cursors; nothing is
-queued for it but terminal replies, whose number is bounded by the ops in flight.
+released as one delta. A socket that cannot be sent to right now keeps its cursors. Only terminal
+replies are queued for it, and the ops in flight bound their number.
 
 Pure: messages go into `out`, which the actor delivers as one frame.
 """
@@ -75,14 +75,14 @@ class Subscriber:
             )
 
     def place(self, branch: Branch) -> None:
-        """`branch`, which was settled, is now where another one was that was settled too."""
+        """`branch` has moved to where another branch was. Both were settled before."""
         self.begin(branch, branch.position)
         truncate = self._truncate.pop(branch.name, None)
         if truncate is not None:
             self.out.append(Delta(branch=branch.name, position=truncate, text="", truncate=truncate))
 
     def rewrite(self, branch: Branch, to: int) -> None:
-        """What stands from `to` on has changed: the next delta says so, if the socket has seen more."""
+        """The text from `to` on has changed. If the socket has seen more, the next delta says so."""
         if self._cursors.get(branch.name, 0) > to:
             self._truncate[branch.name] = min(to, self._truncate.get(branch.name, to))
         self.cut(branch, to)
@@ -150,7 +150,7 @@ class Subscriber:
     # --- sending -----------------------------------------------------------------------------
 
     def stream(self, branch: Branch, now: float) -> float | None:
-        """Send what is due of `branch`. Where `tick_ms` says not yet: returns when to `tick`."""
+        """Send what is due of `branch`. If `tick_ms` holds it back, returns when to call `tick`."""
         tick = self.opened.tick_ms
         if tick and now != self._ticked:
             if now < self.next_tick:
@@ -160,9 +160,9 @@ class Subscriber:
         return None
 
     def tick(self, branches: Iterable[Branch], now: float) -> float | None:
-        """The time of `stream` has come: send what waited, of all branches. As it, if it has not.
+        """Time has passed: send what waited for `tick_ms`, of all branches. Returns as `stream` does.
 
-        What goes out here begins the next pause, so deltas come at equal distances.
+        The next pause begins with what is sent here, so deltas come at equal intervals.
         """
         tick = self.opened.tick_ms
         if not tick:

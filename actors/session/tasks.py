@@ -1,4 +1,4 @@
-"""What the queues hold: an op on one of its branches, and the frame that it came in. Data only.
+"""Tasks: what waits in the queues, an op on one of its branches. Data only.
 
 An op with several branches becomes one task for each; `generate` with `n` becomes a fork and one
 generation for each child. Tasks of one frame share a `FrameRun`, which remembers the branches
@@ -69,7 +69,7 @@ class FrameRun:
 
 
 class Bill:
-    """What an op holds in memory until the last of its tasks is done. `left`: how many are not."""
+    """The bytes that an op holds until its last task is done. `left`: tasks that are not done."""
 
     __slots__ = ("left", "size")
 

@@ -1,4 +1,4 @@
-"""What a chat template adds to a branch, turn by turn (protocol.md section 5, rules 8 and 11). Pure.
+"""What a chat template adds to a branch, turn by turn (rule 8 of docs/protocol.md). Pure.
 
 A chat template renders whole conversations; a branch only grows. `delta` renders a *stand-in*: the
 shortest conversation that ends in the same role, whose last content is a marker, and then the new

@@ -1,8 +1,9 @@
-"""`tree`: one answer after the other for each socket, each bounded, none while it is behind. Pure.
+"""Answers `tree`: for each socket one after the other, each bounded, none while the socket is behind.
+Pure.
 
-An answer may be as large as `limits.tree_bytes`. So that a frame full of `tree`s holds neither the event
-loop nor memory, the next one is looked at when the cache was asked about it, which lets others run in
-between, and only while the socket reads.
+An answer may be as large as `limits.tree_bytes`. A frame full of `tree`s must not block the event loop
+or fill memory. So the next one is answered only when the cache has been asked again, which lets others
+run, and only while the socket reads.
 """
 
 from ramify.actors.session.branch import Branch

@@ -1,4 +1,4 @@
-"""The session as `state` messages show it: to a client that opens it, and to one that asks. Pure."""
+"""Makes `state` messages: the answers to `open` and to `tree`. Pure."""
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.generations import Generations
@@ -34,9 +34,9 @@ class View:
         self._server = server
 
     def lengths(self) -> dict[Branch, int]:
-        """Tokens of each branch that its next turn finds computed, unless they were evicted.
+        """Tokens of each branch that have KV for its next turn, unless they were evicted.
 
-        0 while a generation runs: what that has computed so far is its own.
+        0 while a generation runs: the tree does not have its KV yet.
         """
         branches, running = self._state.branches.values(), self._generations.running_segment
         return {branch: 0 if running(branch) else branch.released for branch in branches}

@@ -61,7 +61,7 @@ class Block:
     # --- reading ---------------------------------------------------------------------------------
 
     def feed(self, text: str) -> str | None:
-        """Read on. None if it goes on after `text`; else what is left for others.
+        """Read more. None if the calls go on after `text`; else the text that does not belong to them.
 
         Then it is `broken`, or all its text is calls.
         """
@@ -133,7 +133,7 @@ class Block:
             yield part if self._known else Part(kind="text", text=part.text)
 
     def forget_labels(self) -> None:
-        """What was read so far was said before the output: the call that is open is told anew."""
+        """What was read so far stood before the output. The open call is labelled from here on."""
         self._cut()
         self.labelled = self._read
         self._parts.clear()

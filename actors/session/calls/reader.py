@@ -96,7 +96,8 @@ class Reader:
     # --- what goes in --------------------------------------------------------------------------
 
     def prime(self, prompt: str, said: str) -> None:
-        """What stands before the output in its turn: the generation prompt, and what was said already.
+        """Read what stands before the output in its turn: the generation prompt, and earlier text of
+        the turn.
 
         Calls that are complete there are not calls of this output; one that is begun there is.
         """
@@ -114,7 +115,7 @@ class Reader:
         self._parts.clear()
 
     def _recent(self, said: str) -> str:
-        """What is worth reading of it: thoughts are found fast, long calls are not read anew."""
+        """The part of it that has to be read: thoughts are found fast, long calls are skipped."""
         if len(said) <= PRIMED_MOST:
             return said
         thought = self._dialect.thought
@@ -139,7 +140,7 @@ class Reader:
         return "reasoning" if thought else "text"
 
     def feed(self, text: str) -> None:
-        """The text goes on."""
+        """Read more text."""
         while text:
             match self._state:
                 case _State.START:
@@ -257,13 +258,13 @@ class Reader:
         return self._begun - 1
 
     def _close(self, call: Block) -> None:
-        """It went well: all of its text is calls."""
+        """The call is complete: all of its text is calls."""
         self._label(call)
         self._at += len(call.text)
         self._end(call)
 
     def _back(self, call: Block) -> str:
-        """It broke: what it has not committed is text. Returns what has to be read again."""
+        """The call broke: what is not committed is text. Returns what has to be read again."""
         self._label(call)
         text = call.text
         self._at += call.committed

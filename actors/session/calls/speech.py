@@ -22,7 +22,7 @@ class Speech:
         self._openings = Openings(render, dialect)
 
     def opening(self, choice: str, tools: Toolbox, *, chat: bool) -> str:
-        """What `tool_choice` puts into the model's mouth; "" for nothing. Raises BadRequest."""
+        """What `tool_choice` forces the answer to begin with; "" for nothing. Raises BadRequest."""
         self._openings.check(choice, tools, chat=chat)
         return "" if choice in ("auto", "none") else self._openings.text(choice)
 

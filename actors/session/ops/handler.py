@@ -1,8 +1,8 @@
 """What the file of an op declares, and what it works with when the op runs. Pure.
 
-The way of an op: `check` sees the frame's faults before anything of it runs; `tasks` says which branches
-it touches, and so what it waits for; `run` does it, once its task is first in all their queues. An op
-that touches no branch runs `AtOnce`.
+The way of an op: `check` finds faults before anything of the frame runs. `tasks` says which branches
+the op touches, and so what it waits for. `run` does it, once its task is first in all their queues. An
+op that touches no branch runs `AtOnce`.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ O_contra = TypeVar("O_contra", bound=Op, contravariant=True)
 
 
 class Faults:
-    """Says what is wrong with an op of a frame. `where`: its path in the frame."""
+    """Raises the errors of an op's check. `where`: the op's path in the frame."""
 
     def __init__(self, op: Op, limits: Limits, where: str) -> None:
         self.limits = limits

@@ -77,7 +77,7 @@ def _run(ctx: OpContext, op: Prune, task: Task) -> Ok:
 
 
 def _rank(op: Prune, judges: Sequence[Branch]) -> tuple[list[int], Sequence[float | None]]:
-    """The order of the branches that speak for the sources, and their scores. Raises BadRequest."""
+    """The ranking of the sources by their judges, and the scores. Raises BadRequest."""
     answers = [judge.answer() for judge in judges]
     texts = [answer.said if answer is not None else "" for answer in answers]
     said: list[str] = []

@@ -1,8 +1,8 @@
-"""Who is through first: the sources of a `prune` by "first" that waits. Pure.
+"""A `prune` by "first" that waits: which of its sources have finished, in which order. Pure.
 
-A source is through when all that was queued on it before the prune is done. Sources that are through at
-the same moment are in the order in which the op names them; one without a generation that came to its
-end (it was cancelled, its deadline passed, there was none) comes behind all others.
+A source has finished when all that was queued on it before the prune is done. Sources that finish at the
+same time keep the order in which the op names them. A source whose generation did not come to its own
+end (it was cancelled, its deadline passed, or there was none) comes behind all others.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,6 +1,6 @@
-"""Text on its way to branches: tokenized at once where it is short, else off the event loop. Pure.
+"""Tokenizes text for branches: at once if it is short, else off the event loop. Pure.
 
-Several branches that end alike get the same tokens from one op: they are made once.
+Branches that end alike get the same tokens from one op. They are made once.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -98,7 +98,7 @@ class Texts:
     def encoded(
         self, ticket: int, prepared: Prepared | None, error: BaseException | None
     ) -> list[tuple[Task, Ok | RamifyError]]:
-        """What `EncodeText` came to, for each branch that waited for it."""
+        """Long text was tokenized: the end of each task that waited for it."""
         situation, entries = self._encoding.pop(ticket)
         result = _cannot_encode(error) if prepared is None else prepared
         shared = entries[0].task.shared
