@@ -10,7 +10,8 @@
    had it for `TURN` quanta.
 
 A run keeps its row for a quantum of steps before (2), so that what a retraction costs, a token or
-two, stays small beside what the run achieved. The oldest runs are asked last and so come to their end.
+two, stays small beside what the run achieved; for who has nothing at all, for a few: a quantum is
+seconds on a CPU. The oldest runs are asked last and so come to their end.
 A run whose last token is planned is never asked: its row comes back by itself.
 
 Retracted runs lose nothing that was committed: their KV stays in the tree until others need the pages.
@@ -21,6 +22,7 @@ from collections.abc import Collection, Iterable
 from ramify.actors.scheduler.request import Client, Request, Run
 
 TURN = 8  # quanta
+SOON = 4  # steps
 
 
 def for_row(request: Request, runs: Iterable[Run], step: int, quantum: int) -> tuple[Run, bool] | None:
@@ -46,7 +48,7 @@ def for_row(request: Request, runs: Iterable[Run], step: int, quantum: int) -> t
             more, mine = other.rows - account.rows, account.rows
         else:
             more, mine = other.client.rows - client.rows, client.rows
-        wait = quantum if more >= 2 else TURN * quantum
+        wait = TURN * quantum if more < 2 else quantum if mine else min(quantum, SOON)
         if (more >= 2 or (more == 1 and not mine)) and step - run.since >= wait:
             key = (other.client.rows, other.rows, run.request.seq)
             if fair is None or key > fair[0]:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LARGEST = 256  # rows that one product of oneDNN takes: more are several products, which takes no longer
+WHOLE = (256, 128, 64)  # rows of a product that oneDNN runs unpadded, the largest first
 
 
 @dataclass(slots=True)
@@ -29,17 +29,19 @@ class Linear:
         if not self.packed:
             return F.linear(x, self.weight, self.bias)
         rows = x.shape[0]
-        if rows <= LARGEST:
-            return self._product(x)
-        y = x.new_empty((rows, self.weight.shape[0]))
-        for first in range(0, rows, LARGEST):
-            y[first : first + LARGEST] = self._product(x[first : first + LARGEST])
+        sizes = parts(rows)
+        if len(sizes) == 1:
+            return self._product(x, sizes[0])
+        y, first = x.new_empty((rows, self.weight.shape[0])), 0
+        for size in sizes:
+            y[first : first + size] = self._product(x[first : first + size], size)
+            first += size
         return y
 
-    def _product(self, x: Tensor) -> Tensor:
-        """At most LARGEST rows, by oneDNN."""
+    def _product(self, x: Tensor, size: int) -> Tensor:
+        """By oneDNN, padded to `size` rows."""
         rows = x.shape[0]
-        more = few_sizes(rows) - rows
+        more = size - rows
         if more:
             x = F.pad(x, (0, 0, 0, more))
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
@@ -66,13 +68,22 @@ def packed(linear: Linear) -> Linear:
     return Linear(weight, linear.bias, packed=True)
 
 
-def few_sizes(rows: int) -> int:
-    """`rows`, or at most 1/4 more: there are four sizes from one power of 2 to the next.
+def parts(rows: int) -> list[int]:
+    """The products that `rows` rows are computed in: of `WHOLE` rows, and a last one of up to 64.
 
-    oneDNN compiles a kernel for each number of rows, which takes about a millisecond and 0.4 MB, and
-    keeps a thousand of them; its own bound on their number frees little of that. With 28 sizes in all
-    a server soon has every one.
+    oneDNN compiles a kernel for each number of rows, each weight's shape and each number of threads,
+    which takes about a millisecond and 0.8 MB, and keeps a thousand of them; its own bound on their
+    number frees little of that. There are 22 sizes in all, and a server soon has met every one.
     """
+    sizes: list[int] = []
+    for whole in WHOLE:
+        count, rows = divmod(rows, whole)
+        sizes += [whole] * count
+    return [*sizes, few_sizes(rows)] if rows else sizes
+
+
+def few_sizes(rows: int) -> int:
+    """`rows`, or at most 1/4 more: there are four sizes from one power of 2 to the next."""
     step = 1 << max(0, (rows - 1).bit_length() - 3)
     return -(-rows // step) * step
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ramify.actors.scheduler.preemption import for_slots
+from ramify.actors.scheduler.preemption import SOON, for_slots
 from ramify.actors.scheduler.request import Client
 from ramify.protocol.messages import Cancel, CancelSession
 
@@ -172,6 +172,22 @@ def test_a_newcomer_has_its_first_token_in_three_steps(world, expected, owner):
     run_out(w, expected)
 
 
+def test_a_newcomer_does_not_wait_for_a_quantum(world, expected):
+    """Five clients have just taken all rows; it takes one, and no second one within the quantum."""
+    w = world(rows=10, pages=4000, budget=64, quantum_steps=32)
+    for session in range(1, 6):
+        w.turn(*fill(w, session, 10))
+    steps(w, SOON)
+    assert w.core.running == 10
+    first, second = fill(w, 9, 2, max_tokens=20)
+    assert steps_to_first_token(w, first) <= SOON + 3
+    w.turn(second)
+    steps(w, 10)
+    assert w.core.retractions == {"fairness": 1}
+    assert second.request not in w.output
+    run_out(w, expected)
+
+
 def test_five_sessions_of_one_credential_are_one_client(world, expected):
     """A newcomer with many generations gets half of the rows, and no more."""
     w = world(rows=10, pages=4000, budget=64, quantum_steps=3)
@@ -217,7 +233,8 @@ def test_nobody_loses_a_row_within_its_quantum(world):
     w = world(rows=4, pages=2000, quantum_steps=30)
     w.turn(*fill(w, 1, 8))
     steps(w, 5)
-    waited = steps_to_first_token(w, w.submit(1, [9], session=9))
+    assert steps_to_first_token(w, w.submit(1, [9], session=9, max_tokens=45)) <= 3  # it had none
+    waited = steps_to_first_token(w, w.submit(2, [9, 2], session=9))
     assert 20 <= waited <= 35
 
 

@@ -21,7 +21,7 @@ from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.gluon_check import gluon_works
-from ramify.gpu.ops.linear import LARGEST, Linear, few_sizes, packed
+from ramify.gpu.ops.linear import Linear, packed, parts
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import GluonTiling, LayerSizes, OpTilings, Tiling, tilings_for
 from ramify.gpu.ops.triton_linear import Products, Rows
@@ -274,16 +274,18 @@ def test_a_packed_weight_serves_any_number_of_rows(bias: bool) -> None:
 
 
 def test_kernels_are_compiled_for_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = [few_sizes(rows) for rows in range(1, LARGEST + 1)]
-    assert len(set(sizes)) == 28
-    assert all(rows <= size <= rows * 5 / 4 for rows, size in enumerate(sizes, 1))
+    every = [parts(rows) for rows in range(1, 2049)]
+    assert len({size for sizes in every for size in sizes}) == 22
+    for rows, sizes in enumerate(every, 1):
+        assert rows <= sum(sizes) <= rows * 5 / 4
+        assert sum(sizes[:-1]) < rows
     product = packed(Linear(torch.randn(24, 40)))
     own, seen = Linear._product, []
 
-    def watched(self: Linear, x: torch.Tensor) -> torch.Tensor:
-        seen.append(len(x))
-        return own(self, x)
+    def watched(self: Linear, x: torch.Tensor, size: int) -> torch.Tensor:
+        seen.append((len(x), size))
+        return own(self, x, size)
 
     monkeypatch.setattr(Linear, "_product", watched)
-    assert product(torch.randn(600, 40)).shape == (600, 24)
-    assert seen in ([256, 256, 88], [])  # none where oneDNN does not serve
+    assert product(torch.randn(681, 40)).shape == (681, 24)
+    assert seen in ([(256, 256), (256, 256), (128, 128), (41, 48)], [])  # none where it does not serve
