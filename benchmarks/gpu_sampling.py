@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ramify.gpu.sampling.cuda_sampler import RowSampler
+from ramify.gpu.sampling.cuda_sampler import CudaSampler
 from ramify.gpu.sampling.torch_sampler import Sampler
 from ramify.gpu.sampling.triton_sampling import sample_into
 from ramify.protocol.plan import OpenRow, pack
@@ -67,11 +67,11 @@ def bench(batch: int, vocabulary: int, spread: float) -> None:
             OpenRow(row, row, b"", 0, own, history=pack(range(100)) if own.penalized else b"")
             for row, own in enumerate(settings)
         ]
-        fused, by_sort = RowSampler(batch, vocabulary, gpu), Sampler(batch, vocabulary, gpu)
-        fused.apply(0, [], opens)
+        cuda, by_sort = CudaSampler(batch, vocabulary, gpu), Sampler(batch, vocabulary, gpu)
+        cuda.apply(0, [], opens)
         for opened in opens:
             by_sort.open(opened)
-        ours = measure(lambda: fused.resample(0, logits, rows, draws, last, tokens))  # noqa: B023
+        ours = measure(lambda: cuda.resample(0, logits, rows, draws, last, tokens))  # noqa: B023
         theirs = measure(lambda: by_sort.sample(logits.float(), rows, draws), 5)  # noqa: B023
         print(f"  {name:22} +{ours[0]:.0f} us (host {ours[1]:.0f}); torch {theirs[0]:.0f} "
               f"(host {theirs[1]:.0f})", flush=True)  # fmt: skip

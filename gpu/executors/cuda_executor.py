@@ -24,7 +24,7 @@ from ramify.gpu.ops.programmatic_launch import overlaps
 from ramify.gpu.ops.tilings import LayerSizes
 from ramify.gpu.ops.triton_linear import Products
 from ramify.gpu.ops.triton_ops import LazyStream, TritonOps
-from ramify.gpu.sampling.cuda_sampler import RowSampler, token_logprobs
+from ramify.gpu.sampling.cuda_sampler import CudaSampler, token_logprobs
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.triton_logprobs import WORDS
 from ramify.gpu.sampling.triton_sampling import sample_into
@@ -116,7 +116,7 @@ class CudaExecutor:
             pool, self._pages, self._last, self._attention, products, layer_sizes(model, products),
             model.rotaries,
         )  # fmt: skip
-        self._sampler = RowSampler(info.max_rows + 1, info.vocab_size, self._device)
+        self._sampler = CudaSampler(info.max_rows + 1, info.vocab_size, self._device)
         decodes = decode_buckets(info.max_rows)[-1]
         most = [largest(info.max_rows, info.step_tokens), *self.forms(decodes)]
         sizes = [frame_bytes(layout(bucket, self._attention.room(bucket))) for bucket in most]

@@ -15,14 +15,17 @@ import torch
 
 from ramify.gpu.attention.spec import AttentionShape, AttentionSpec
 from ramify.gpu.kv.layout import KVLayout, PairLayout
+from ramify.gpu.models.families import FAMILIES, Family
 from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.rotary import RopeSettings
 from ramify.protocol.errors import ModelError
 
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Shape and variants of a Llama-like decoder."""
+    """Sizes and variants of a decoder."""
 
     architecture: str
     vocab_size: int
@@ -70,74 +73,6 @@ class DecoderConfig:
         return PairLayout(self.layers, self.kv_heads, self.head_dim, dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What differs between the families, and the defaults of their config classes."""
-
-    model_type: str
-    defaults: dict[str, Any]
-    qkv_bias: bool | None = None  # None: as `attention_bias` says
-    output_bias: bool | None = None
-    mlp_bias: bool | None = False
-    qk_norm: bool = False
-
-
-_COMMON = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
-_QWEN = _COMMON | {
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
-FAMILIES = {
-    "LlamaForCausalLM": _Family(
-        "llama",
-        _COMMON
-        | {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "max_position_embeddings": 2048,
-            "eos_token_id": 2,
-        },
-        mlp_bias=None,
-    ),
-    "MistralForCausalLM": _Family(
-        "mistral",
-        _COMMON
-        | {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-            "eos_token_id": 2,
-        },
-        qkv_bias=False,
-        output_bias=False,
-    ),
-    "Qwen2ForCausalLM": _Family("qwen2", _QWEN, qkv_bias=True, output_bias=False),
-    "Qwen3ForCausalLM": _Family("qwen3", _QWEN | {"head_dim": 128}, qk_norm=True),
-}
-
-
 def read_config(folder: Path) -> DecoderConfig:
     """Read `folder`/config.json and generation_config.json. Raises ModelError."""
     path = folder / "config.json"
@@ -167,7 +102,7 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) ->
         raise ModelError(f"{path}: head_dim {head_dim} is odd: rotary embedding needs an even one")
     max_position = fields.integer("max_position_embeddings")
     attention_bias = bool(fields.get("attention_bias"))
-    rope = _rope_settings(raw, max_position, path)
+    rope, local_rope = _ropes(raw, family, max_position, path)
     context, longest = _contexts(rope, max_position, path)
     return DecoderConfig(
         architecture=architecture,
@@ -183,11 +118,8 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) ->
         context=context,
         longest=longest,
         rope=rope,
-        local_rope=None,
-        specs=tuple(
-            AttentionSpec(head_dim**-0.5, window=window)
-            for window in _windows(fields, family, layers, path)
-        ),
+        local_rope=local_rope,
+        specs=_specs(fields, _windows(fields, family, layers, path), head_dim),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         output_bias=attention_bias if family.output_bias is None else family.output_bias,
         mlp_bias=bool(fields.get("mlp_bias")) if family.mlp_bias is None else family.mlp_bias,
@@ -195,6 +127,11 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any], path: Path) ->
         tied=bool(fields.get("tie_word_embeddings")),
         eos_token_ids=_eos(fields, generation),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        activation=_ACTIVATIONS[_activation(fields)],
+        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
+        norm_offset=family.norm_offset,
+        post_norms=family.post_norms,
+        logit_softcap=fields.optional("final_logit_softcapping"),
     )
 
 
@@ -214,6 +151,15 @@ class _Fields:
             value = default
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ModelError(f"{self._path}: {name} is {value!r}: must be a positive integer")
+        return value
+
+    def optional(self, name: str) -> float | None:
+        """A positive number; None: the config has none."""
+        if self._values.get(name) is None:
+            return None
+        value = self.number(name)
+        if value <= 0:
+            raise ModelError(f"{self._path}: {name} is {value!r}: must be a positive number or null")
         return value
 
     def number(self, name: str) -> float:
@@ -258,23 +204,58 @@ def _refuse_variants(raw: dict[str, Any], fields: _Fields, path: Path) -> None:
         method = raw["quantization_config"].get("quant_method", "of an unknown method")
         raise ModelError(f"{path}: quantization_config ({method}) is not supported: give a checkpoint "
                          "in float32, bfloat16 or float16")  # fmt: skip
-    if fields.get("hidden_act") != "silu":
-        raise ModelError(f"{path}: hidden_act {fields.get('hidden_act')!r} is not supported: only silu")
+    if _activation(fields) not in _ACTIVATIONS:
+        raise ModelError(f"{path}: hidden_act {_activation(fields)!r} is not supported: "
+                         f"only {', '.join(_ACTIVATIONS)}")  # fmt: skip
+    if fields.get("use_bidirectional_attention"):
+        raise ModelError(f"{path}: use_bidirectional_attention is not supported: only causal attention")
+    if raw.get("model_type") == "gemma3_text" and raw.get("attn_logit_softcapping"):
+        raise ModelError(f"{path}: attn_logit_softcapping is not supported: scores of Gemma 3 have no "
+                         "soft cap, set it to null")  # fmt: skip
     rope = raw.get("rope_parameters") or {}
     partial = raw.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1, 1.0):
         raise ModelError(f"{path}: partial_rotary_factor {partial} is not supported: only 1.0")
 
 
-def _rope_settings(raw: dict[str, Any], max_position: int, path: Path) -> RopeSettings:
-    """Both spellings as one dict with `rope_type`, `rope_theta` and the type's own fields."""
+def _activation(fields: _Fields) -> str:
+    return str(fields.get("hidden_activation") or fields.get("hidden_act"))
+
+
+def _specs(fields: _Fields, windows: tuple[int | None, ...], head_dim: int) -> tuple[AttentionSpec, ...]:
+    scalar = fields.optional("query_pre_attn_scalar")
+    scale = (head_dim if scalar is None else scalar) ** -0.5
+    softcap = fields.optional("attn_logit_softcapping")
+    return tuple(AttentionSpec(scale, softcap, window) for window in windows)
+
+
+def _ropes(
+    raw: dict[str, Any], family: Family, max_position: int, path: Path
+) -> tuple[RopeSettings, RopeSettings | None]:
+    """The settings of the layers, and those of the layers with a window if they are others."""
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    local: Any = {}
+    if family.local_rope_theta is not None and isinstance(given, dict):
+        local = given.get("sliding_attention") or {}
+        if "full_attention" in given or local:
+            given = given.get("full_attention") or {}
+    rope = _rope_settings(raw, given, raw.get("rope_theta") or family.rope_theta, max_position, path)
+    if family.local_rope_theta is None:
+        return rope, None
+    theta = raw.get("rope_local_base_freq") or family.local_rope_theta
+    return rope, _rope_settings(raw, local, theta, max_position, path)
+
+
+def _rope_settings(
+    raw: dict[str, Any], given: Any, theta: float, max_position: int, path: Path
+) -> RopeSettings:
+    """Both spellings as one dict with `rope_type`, `rope_theta` and the type's own fields."""
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
         raise ModelError(f"{path}: rope_parameters per layer type are not supported")
     rope = dict(given)
     rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
     if rope.get("rope_theta") is None:
-        rope["rope_theta"] = raw.get("rope_theta") or 10_000.0
+        rope["rope_theta"] = theta
     outer = raw.get("original_max_position_embeddings")
     if outer is not None:
         rope["original_max_position_embeddings"] = outer
@@ -307,7 +288,7 @@ def _contexts(rope: RopeSettings, max_position: int, path: Path) -> tuple[int, i
     return stretched if kind == "yarn" else max_position, stretched
 
 
-def _windows(fields: _Fields, family: _Family, layers: int, path: Path) -> tuple[int | None, ...]:
+def _windows(fields: _Fields, family: Family, layers: int, path: Path) -> tuple[int | None, ...]:
     """Each layer's sliding window."""
     window = fields.get("sliding_window")
     if family.model_type == "llama" or window is None:
@@ -324,6 +305,10 @@ def _windows(fields: _Fields, family: _Family, layers: int, path: Path) -> tuple
                 f"{path}: layer_types must name {layers} layers, each one of {sorted(known)}"
             )
         return tuple(window if kind == "sliding_attention" else None for kind in types)
+    if family.full_every is not None:
+        pattern = fields.get("sliding_window_pattern") or fields.get("_sliding_window_pattern")
+        every = int(pattern or family.full_every)
+        return tuple(window if (i + 1) % every else None for i in range(layers))
     if family.model_type.startswith("qwen"):
         first = int(fields.get("max_window_layers") or 0)
         return tuple(window if i >= first else None for i in range(layers))

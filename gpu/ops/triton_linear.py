@@ -1,4 +1,4 @@
-"""Matrix products of a few tokens in Triton, with what stands before and after them fused in.
+"""Matrix products of a few tokens in Triton, and what stands before and after them in the same kernel.
 
 A decode step reads every weight once and computes little, so its time is the weights' bytes plus
 the gaps between kernels. These products take the gaps away: the residual sum, the RMS norm and the

@@ -1,8 +1,8 @@
-"""What the rows of the fused executor ask of the sampler, and the launches that a step needs for it.
+"""Sampling on CUDA: the rows' settings, and the launches that a step needs for them.
 
-Greedy rows and rows with a temperature are sampled by `fused_sampling`, inside the CUDA graph.
-Rows that ask for more are sampled once more from the same logits, after it: a step in which there
-are none launches nothing. Nothing here waits for the device.
+Greedy rows and rows with a temperature alone are sampled by `triton_sampling`, inside the CUDA graph.
+Rows that need more are sampled again from the same logits, after the graph: a step without such rows
+launches nothing more. Nothing here waits for the device.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ramify.gpu.sampling.randomness import uniforms
+from ramify.gpu.sampling.settings import RowSettings
 from ramify.gpu.sampling.token_counts import TokenCounts
 from ramify.gpu.sampling.triton_logprobs import WORDS, logprobs_into, read_logprobs
 from ramify.gpu.sampling.triton_truncation import ASK, EVERY_KEY, resample_into
@@ -23,16 +23,16 @@ from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 _RESAMPLED, _TRUNCATED, _LOGPROBS = 1, 2, 4
 
 
-class RowSampler:
+class CudaSampler:
     """The rows' settings as arrays on the host, their token counts on the device."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
+        self._settings = RowSettings(max_rows, vocab_size)
+        # the settings once more, as the kernels read them
         self._rows = np.zeros(max_rows, dtype=ASK)
         self._rows["counted"] = -1
-        self._seeds: Ints = np.zeros(max_rows, dtype=np.int64)
         self._kinds: npt.NDArray[np.uint8] = np.zeros(max_rows, dtype=np.uint8)
-        self._logprobs: Ints = np.zeros(max_rows, dtype=np.int64)
         self._counts = TokenCounts(vocab_size, device)
         self._upload = Upload(device)
         self._words = torch.zeros((max_rows, WORDS), dtype=torch.int32, device=device)
@@ -54,12 +54,12 @@ class RowSampler:
 
     def draws_for(self, rows: Ints, draws: Ints) -> Draws:
         """How each of `rows` [S] draws its output token `draws` [S]."""
-        return Draws(self._rows["temperature"][rows], uniforms(self._seeds[rows], draws))
+        return self._settings.draws(rows, draws)
 
     def resample(
         self, slot: int, logits: Tensor, rows: Ints, draws: Ints, last: Tensor, tokens: Tensor
     ) -> Tensor | None:
-        """Replace the tokens int32[S] (and last[rows]) of the rows that ask for more than heat.
+        """Replace the tokens int32[S] (and last[rows]) of the rows that need more than a temperature.
 
         logits [S or more, V] of `rows` int64[S]. Returns int32[N * WORDS], the log-probabilities of
         the N rows that ask for them, in order; None if none does.
@@ -71,7 +71,7 @@ class RowSampler:
         asked = np.flatnonzero(kinds & _LOGPROBS)
         asks = self._rows[rows[lines]]
         asks["line"], asks["row"] = lines, rows[lines]
-        asks["uniform"] = uniforms(self._seeds[rows[lines]], draws[lines])
+        asks["uniform"] = self._settings.draws(rows[lines], draws[lines]).uniforms
         words = asks.view(np.int32).reshape(-1, ASK.itemsize // 4)
         sent = self._upload.send(slot, words=words, asked=asked.astype(np.int32))
         if len(lines):
@@ -85,7 +85,7 @@ class RowSampler:
 
     def logprobs_asked(self, rows: Ints) -> Ints:
         """int64[S]: how many of the best tokens each row wants, 0: no log-probabilities."""
-        return self._logprobs[rows]
+        return self._settings.logprobs[rows]
 
     def warm(self, dtype: torch.dtype, row: int, last: Tensor, tokens: Tensor) -> None:
         """Compile every kernel, by sampling into `row`, which is closed, and tokens[0]."""
@@ -102,19 +102,19 @@ class RowSampler:
             self.apply(0, [row], [])
 
     def _open(self, row: int, sampling: SamplingParams) -> None:
-        heated = sampling.temperature > 0
-        truncated = heated and (sampling.top_k > 0 or sampling.top_p < 1)
+        settings = self._settings
+        settings.open(row, sampling)
+        drawn = sampling.temperature > 0
+        truncated = drawn and (sampling.top_k > 0 or sampling.top_p < 1)
         key = EVERY_KEY
         if sampling.min_p > 0:
             key = int(np.float32(-np.log(sampling.min_p) + 0.0).view(np.int32))
-        self._seeds[row] = sampling.seed
-        self._logprobs[row] = min(sampling.logprobs, self._vocab_size)
         own = self._rows[row]
         own["counted"], own["key"] = -1, key
-        own["top_k"], own["top_p"] = min(sampling.top_k, self._vocab_size), sampling.top_p
+        own["top_k"], own["top_p"] = settings.top_k[row], settings.top_p[row]
         own["temperature"], own["repetition"] = sampling.temperature, sampling.repetition_penalty
         own["frequency"], own["presence"] = sampling.frequency_penalty, sampling.presence_penalty
-        resampled = sampling.penalized or (heated and (truncated or sampling.min_p > 0))
+        resampled = sampling.penalized or (drawn and (truncated or sampling.min_p > 0))
         self._kinds[row] = (
             _RESAMPLED * resampled | _TRUNCATED * truncated | _LOGPROBS * (sampling.logprobs > 0)
         )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.sampling.penalties import Penalties
-from ramify.gpu.sampling.randomness import uniforms
+from ramify.gpu.sampling.settings import RowSettings
 from ramify.gpu.sampling.truncation import thresholds
 from ramify.gpu.step.rows import Ints
 from ramify.protocol.plan import OpenRow
@@ -30,29 +30,18 @@ class Sampled:
 
 
 class Sampler:
-    """Holds the rows' settings as arrays, so that a step's share of them is one indexing."""
+    """Samples on torch. Holds the rows' settings and what the penalised ones have seen."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._device = device
         self._vocab_size = vocab_size
         self._penalties = Penalties(vocab_size, device)
-        self._temperature: npt.NDArray[np.float64] = np.zeros(max_rows)
-        self._top_p: npt.NDArray[np.float64] = np.ones(max_rows)
-        self._min_p: npt.NDArray[np.float64] = np.zeros(max_rows)
-        self._top_k: Ints = np.zeros(max_rows, dtype=np.int64)
-        self._seeds: Ints = np.zeros(max_rows, dtype=np.int64)
-        self._logprobs: Ints = np.zeros(max_rows, dtype=np.int64)
+        self._settings = RowSettings(max_rows, vocab_size)
 
     def open(self, opened: OpenRow) -> None:
         """Take over a row's settings and, if it is penalised, its history."""
-        row, sampling = opened.row, opened.sampling
-        self._temperature[row] = sampling.temperature
-        self._top_p[row] = sampling.top_p
-        self._min_p[row] = sampling.min_p
-        self._top_k[row] = min(sampling.top_k, self._vocab_size)
-        self._seeds[row] = sampling.seed
-        self._logprobs[row] = sampling.logprobs
-        self._penalties.open(row, sampling, opened.history, opened.sampled)
+        self._settings.open(opened.row, opened.sampling)
+        self._penalties.open(opened.row, opened.sampling, opened.history, opened.sampled)
 
     def close(self, row: int) -> None:
         """Forget the row's history."""
@@ -66,7 +55,7 @@ class Sampler:
             logits = self._penalised(logits, rows)
         best, tokens = logits.max(-1)
         finite = best.isfinite()  # NaN wins every max
-        drawn = np.flatnonzero(self._temperature[rows] > 0)
+        drawn = np.flatnonzero(self._settings.temperatures[rows] > 0)
         if len(drawn):
             tokens = self._draw(logits, best, tokens, rows, draws, drawn)
         tokens = torch.where(finite, tokens, 0)
@@ -93,14 +82,15 @@ class Sampler:
             lines = torch.from_numpy(drawn).to(self._device)
             logits, best = logits[lines], best[lines]
             rows, draws = rows[drawn], draws[drawn]
+        settings, draw = self._settings, self._settings.draws(rows, draws)
         # relative to the best logit, so that a tiny temperature cannot overflow
-        scaled = (logits - best[:, None]) / self._tensor(self._temperature[rows]).float()[:, None]
-        top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
+        scaled = (logits - best[:, None]) / self._tensor(draw.temperatures)[:, None]
+        top_k, top_p, min_p = settings.top_k[rows], settings.top_p[rows], settings.min_p[rows]
         if (top_k > 0).any() or (top_p < 1).any() or (min_p > 0).any():
             low = thresholds(scaled, self._tensor(top_k), self._tensor(top_p), self._tensor(min_p))
             scaled = scaled.masked_fill(scaled < low[:, None], -torch.inf)
         masses = scaled.exp_().cumsum(-1, dtype=torch.float64)
-        points = self._tensor(uniforms(self._seeds[rows], draws))[:, None] * masses[:, -1:]
+        points = self._tensor(draw.uniforms)[:, None] * masses[:, -1:]
         chosen = torch.searchsorted(masses, points, right=True)[:, 0]
         index = torch.from_numpy(drawn).to(self._device)
         # past the end: NaN, which is refused later, or a product rounded up to the whole mass
@@ -109,7 +99,7 @@ class Sampler:
 
     def _token_logprobs(self, raw: Tensor, tokens: Tensor, rows: Ints) -> "list[TokenLogprobs | None]":
         """Empty if no row asked."""
-        wanted = self._logprobs[rows]
+        wanted = self._settings.logprobs[rows]
         if not wanted.any():
             return []
         asked = np.flatnonzero(wanted)

@@ -3,7 +3,7 @@
 A key is the bits of a float x >= 0, which order as x does; its token weighs exp(-x). The keys of a
 line lie one after another in memory, in no order; three cuts are counted in each pass over them.
 
-It does not know logits, nor where the keys come from: `fused_truncation` does.
+It does not know logits, nor where the keys come from: `triton_truncation` does.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"

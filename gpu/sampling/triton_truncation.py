@@ -7,7 +7,7 @@ token). A first pass sorts the keys into bins, with the count and the mass of ea
 of the few bins where the answer can lie are bisected. Masses are added up in float64, in an order
 that depends on the vocabulary alone: a row's outcome never depends on its neighbours.
 
-It does not know requests: `row_sampler` says which lines of a step need this and how.
+It does not know requests: `cuda_sampler` says which lines of a step need this and how.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"

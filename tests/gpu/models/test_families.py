@@ -22,6 +22,14 @@ LONG = [1.0 + i / 2 for i in range(8)]
 SHORT = [1.0 + i / 8 for i in range(8)]
 
 
+# two layers with a window, then one without; a window shorter than the prompts
+GEMMA = {
+    "head_dim": 32,
+    "sliding_window": 20,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
+
+
 def rope(kind: str, **fields: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
 
@@ -85,6 +93,20 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}, {}),
     "qwen3": ("Qwen3", {"head_dim": 32}, {}),
+    "gemma2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}, {}),
+    "gemma3": ("Gemma3", GEMMA | {"query_pre_attn_scalar": 50}, {}),
+    "gemma3-linear": (
+        "Gemma3",
+        GEMMA
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 20000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+            "final_logit_softcapping": 5.0,
+        },
+        {},
+    ),
     "qwen3-bias": ("Qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}, {}),
 }
 
@@ -94,7 +116,10 @@ def save(folder: Path, family: str, changes: dict[str, Any], **options: Any) -> 
     import transformers
 
     torch.manual_seed(7)
-    config = getattr(transformers, f"{family}Config")(**(SMALL | changes))
+    name = {"Gemma3": "Gemma3TextConfig"}.get(family, f"{family}Config")
+    config = getattr(transformers, name)(**(SMALL | changes))
+    if family == "Gemma2":  # whose soft cap the other implementations leave out
+        config._attn_implementation = "eager"
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for name, weight in model.named_parameters():  # no bias or norm may be trivial
         if name.endswith(("norm.weight", ".bias")):
@@ -190,6 +215,35 @@ def test_a_shared_prefix_is_read_from_the_cache(
     rest = d.decode([2, 0, 1], 31)
     for row, tail in enumerate(tails):
         assert [first[row], *rest[row]] == reference(model, prefix + tail, 32)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: garbage in padding
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("case", ["gemma2", "gemma3-linear"])
+def test_other_norms_and_soft_caps_on_the_kernels(
+    case: str, deterministic: bool, tmp_path: Path, drive: Any
+) -> None:
+    """Soft caps, windows, two rotary bases, GeGLU, norms behind products; chunks and decodes."""
+    cuda = torch.cuda.is_available()
+    # the interpreter of 3.6 does not know numpy 2.4
+    pytest.importorskip("triton", minversion=None if cuda else "3.7")
+    family, changes, _ = CASES[case]
+    model = save(tmp_path, family, changes | {"head_dim": 16, "sliding_window": 6})
+    prompt = prompts()[0][:11]
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt])).logits[0]
+    d = drive(
+        tmp_path, device="cuda" if cuda else "cpu", dtype="float32", deterministic=deterministic,
+        attention="auto" if deterministic else "triton", max_rows=2, step_tokens=32, kv_tokens=256,
+    )  # fmt: skip
+    d.step(opens=[d.open(0, d.pages(0, 32))])
+    for start, stop in ((0, 9), (9, 10)):
+        plan = StepPlan(step=0, extends=[ExtendRow(0, start, pack(prompt[start:stop]), True)])
+        _, ours = d.executor.forward(plan)
+        torch.testing.assert_close(ours[0].cpu(), logits[stop - 1], atol=1e-4, rtol=1e-4)
+    first = d.prefill(0, 10, prompt[10:])[0]
+    assert first == int(logits[10].argmax())
+    assert [first, *d.decode([0], 2)[0]] == reference(model, prompt, 3)
 
 
 def test_dynamic_scaling_beyond_the_pretrained_length_is_that_of_the_full_context(

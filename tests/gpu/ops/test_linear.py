@@ -1,4 +1,4 @@
-"""The fused matrix products against torch in float32, on whatever device the kernels run here."""
+"""The Triton matrix products against torch in float32, on whatever device the kernels run here."""
 
 import dataclasses
 import json

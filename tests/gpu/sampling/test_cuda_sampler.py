@@ -33,32 +33,32 @@ class Rows:
     """Both samplers with the same rows open."""
 
     def __init__(self, params: list[SamplingParams], vocab: int, **more: Any) -> None:
-        from ramify.gpu.sampling.cuda_sampler import RowSampler
+        from ramify.gpu.sampling.cuda_sampler import CudaSampler
 
         self.rows = np.arange(len(params))
         opens = [OpenRow(row, row, b"", 0, own, **more) for row, own in enumerate(params)]
         self.torch = Sampler(len(params), vocab, DEVICE)
         for opened in opens:
             self.torch.open(opened)
-        self.fused = RowSampler(len(params), vocab, DEVICE)
-        self.fused.apply(0, [], opens)
+        self.cuda = CudaSampler(len(params), vocab, DEVICE)
+        self.cuda.apply(0, [], opens)
         self.last = torch.zeros(len(params), dtype=torch.int32, device=DEVICE)
 
     def draw(self, logits: torch.Tensor, index: int = 0) -> tuple[list[int], list[Any]]:
-        """Tokens and log-probabilities of the fused sampler; -1 if not finite."""
+        """Tokens and log-probabilities of the CUDA sampler; -1 if not finite."""
         from ramify.gpu.sampling.cuda_sampler import token_logprobs
         from ramify.gpu.sampling.triton_logprobs import WORDS
         from ramify.gpu.sampling.triton_sampling import sample_into
 
         draws = np.full(len(self.rows), index)
-        drawn = self.fused.draws_for(self.rows, draws)
+        drawn = self.cuda.draws_for(self.rows, draws)
         heat, points = (torch.from_numpy(a).to(DEVICE) for a in (drawn.temperatures, drawn.uniforms))
         rows = torch.from_numpy(self.rows).int().to(DEVICE)
         tokens = torch.full((len(rows),), -7, dtype=torch.int32, device=DEVICE)
         sample_into(logits, rows, heat, points, self.last, tokens)
-        words = self.fused.resample(0, logits, self.rows, draws, self.last, tokens)
+        words = self.cuda.resample(0, logits, self.rows, draws, self.last, tokens)
         assert torch.equal(self.last, tokens.clamp(min=0))
-        asked = self.fused.logprobs_asked(self.rows)
+        asked = self.cuda.logprobs_asked(self.rows)
         lines = [] if words is None else words.cpu().numpy().reshape(-1, WORDS)
         found = [] if words is None else token_logprobs(lines, asked)
         return tokens.tolist(), found
@@ -203,9 +203,9 @@ def test_counts_end_with_the_row_and_their_lines_are_used_again() -> None:
     both = Rows([penalised] * 3, 4)
     logits = torch.tensor([[0.0, 1.0, 0.5, 0.0]] * 3, device=DEVICE)
     assert [both.draw(logits)[0][0] for _ in range(2)] == [1, 2]
-    lines = both.fused._rows["counted"].tolist()
+    lines = both.cuda._rows["counted"].tolist()
     assert len(set(lines)) == 3
-    both.fused.apply(0, [0, 2], [OpenRow(2, 9, b"", 0, penalised, history=pack([0, 1]), sampled=1)])
-    assert both.fused._rows["counted"][0] == -1
-    assert both.fused._rows["counted"][2] in lines
+    both.cuda.apply(0, [0, 2], [OpenRow(2, 9, b"", 0, penalised, history=pack([0, 1]), sampled=1)])
+    assert both.cuda._rows["counted"][0] == -1
+    assert both.cuda._rows["counted"][2] in lines
     assert both.draw(logits)[0][2] == 2  # 1 was an output of the new request

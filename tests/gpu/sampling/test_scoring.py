@@ -114,7 +114,7 @@ def test_agrees_with_transformers(
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about the garbage in padding
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_the_fused_executor_equals_the_one_on_torch(
+def test_the_cuda_executor_equals_the_one_on_torch(
     page_size: int, tmp_path: Path, tiny_config: dict[str, Any], drive: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(scoring, "LOGITS_BYTES", 4 * 128 * 3)

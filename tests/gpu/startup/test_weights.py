@@ -184,6 +184,8 @@ def test_no_folder_no_config(tmp_path: Path) -> None:
         ({"architectures": ["MambaForCausalLM"]}, ["MambaForCausalLM", "LlamaForCausalLM"]),
         ({"architectures": None, "model_type": "gpt2"}, ["gpt2", "LlamaForCausalLM"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
+        ({"use_bidirectional_attention": True}, ["use_bidirectional_attention", "causal"]),
+        ({"query_pre_attn_scalar": -1}, ["query_pre_attn_scalar", "positive"]),
         ({"quantization_config": {"quant_method": "awq"}}, ["awq", "quantization_config"]),
         ({"num_key_value_heads": 3}, ["num_attention_heads", "3"]),
         ({"head_dim": 7}, ["head_dim"]),

@@ -1,0 +1,137 @@
+"""What the CUDA executor launches and copies in a step, in order.
+
+On a GPU a launch costs microseconds, and a graph holds exactly these. The kernels are recorded instead
+of run. Who has to change what is expected here changes what a step costs, and measures it on a GPU.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ramify.gpu.step.buckets import decode_buckets, mixed_buckets
+from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack
+from ramify.protocol.sampling import SamplingParams
+
+pytest.importorskip("triton", minversion="3.7")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="records Triton's interpreter")
+
+ROWS = 16
+LAYER = ["_rope_store", "attention", "_add_norm", "_gate_mul", "_add_norm"]
+SAMPLER = ["_scan", "_choose"]
+
+
+class Copies(TorchDispatchMode):
+    """Copies of a step's integers to the device."""
+
+    def __init__(self, launched: list[str]) -> None:
+        super().__init__()
+        self._launched = launched
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(op) == "aten.copy_.default" and args[0].dtype == torch.uint8:
+            self._launched.append("upload")
+        elif str(op) == "aten.index_copy_.default":
+            self._launched.append("page table")
+        elif str(op) == "aten.copy_.default" and args[0].dtype == torch.int32:
+            self._launched.append("download")
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    from triton.runtime.interpreter import InterpretedFunction
+
+    names: list[str] = []
+    monkeypatch.setattr(
+        InterpretedFunction, "run", lambda self, *args, **options: names.append(self.fn.__name__)
+    )
+    return names
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, tiny_config: dict[str, Any], drive: Any, launched: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., list[str]]:  # fmt: skip
+    """run(plan, ...): what the last of the plans launches, between the uploads and the download."""
+    from ramify.gpu.attention import triton_shared
+
+    monkeypatch.setattr(triton_shared, "_LEAST_SAVED", 1)
+    config = tiny_config | {"head_dim": 16, "max_position_embeddings": 2048}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def last_of(*plans: StepPlan, captured: bool = False) -> list[str]:
+        executor = drive(
+            tmp_path, device="cpu", dtype="float32", load_format="dummy", attention="triton",
+            max_rows=ROWS, step_tokens=512, kv_tokens=16384, page_size=16,
+        ).executor  # fmt: skip
+        if captured:
+            executor.capture([*decode_buckets(ROWS), *mixed_buckets(ROWS, 512)], lambda what, done: None)
+        with Copies(launched):
+            for plan in plans:
+                launched.clear()
+                executor.launch(plan)
+        return launched.copy()
+
+    return last_of
+
+
+def opened(rows: range, cached: int = 0, **settings: Any) -> list[OpenRow]:
+    """Rows whose first 256 tokens lie on the same pages."""
+    pages = {row: [*range(16), *range(32 * (row + 1), 32 * (row + 1) + 16)] for row in rows}
+    return [OpenRow(row, row, pack(pages[row]), cached, SamplingParams(**settings)) for row in rows]
+
+
+def step(attention: list[str], *, layers: int = 2) -> list[str]:
+    """The kernels of a step without the sampler's."""
+    layer = [name for part in LAYER for name in (attention if part == "attention" else [part])]
+    return ["_embed_norm", *layer * layers]
+
+
+PREFILL = StepPlan(0, opens=opened(range(2)), extends=[ExtendRow(0, 0, pack([5] * 40), True)])
+DECODE = StepPlan(1, decodes=pack([0]))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_extends_and_decodes(run: Any, captured: bool) -> None:
+    more = ["_merge"] if captured else []  # a graph has room for extends whose keys are split
+    wanted = ["upload", "page table", "upload", *step(["_extend", *more]), *SAMPLER, "download"]
+    assert run(PREFILL, captured=captured) == wanted
+    wanted = ["upload", *step(["_decode", "_merge"]), *SAMPLER, "download"]
+    assert run(PREFILL, DECODE, captured=captured) == wanted
+    mixed = StepPlan(1, extends=[ExtendRow(1, 0, pack([7] * 9), True)], decodes=pack([0]))
+    wanted = ["upload", *step(["_decode", "_merge", "_extend", *more]), *SAMPLER, "download"]
+    assert run(PREFILL, mixed, captured=captured) == wanted
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_decodes_that_share_a_prefix(run: Any, captured: bool) -> None:
+    rows = range(8)
+    extends = [ExtendRow(row, 256, pack([row + 1] * 2), True) for row in rows]
+    plans = [StepPlan(0, opens=opened(rows, 256), extends=extends), StepPlan(1, decodes=pack(rows))]
+    wanted = ["upload", *step(["_shared", "_decode", "_merge"]), *SAMPLER, "download"]
+    assert run(*plans, captured=captured) == wanted
+
+
+def test_what_some_rows_need_beyond_a_temperature(run: Any) -> None:
+    """After the step, from the same logits; the log-probabilities are a second download."""
+    cut = PREFILL.opens[1:] + opened(range(1), temperature=0.9, top_p=0.5, logprobs=2)
+    plans = [StepPlan(0, opens=cut, extends=PREFILL.extends), DECODE]
+    again = ["_best", "_bins", "_gather", "_search", "_masses", "_draw", "_blocks", "_lines"]
+    wanted = [
+        "upload", *step(["_decode", "_merge"]), *SAMPLER, "upload", *again, "download", "download"
+    ]  # fmt: skip
+    assert run(*plans) == wanted
+
+
+def test_targets_run_the_head_once_more(run: Any) -> None:
+    extend = ExtendRow(0, 0, pack([5] * 40), True, places=pack([3, 9]), targets=pack([1, 2]))
+    scored = StepPlan(0, opens=PREFILL.opens, extends=[extend])
+    wanted = ["upload", "page table", "upload", *step(["_extend"]), *SAMPLER, "upload", "download",
+              "download"]  # fmt: skip
+    assert run(scored) == wanted
