@@ -184,7 +184,8 @@ def test_tokens_that_were_accepted_stay(w: Any) -> None:
     if isinstance(executor, FakeExecutor):
         executor._spoiled[:] = True
     else:
-        executor._attention._pool.v[:] = torch.nan
+        for kv in executor._ops._pool.layers:
+            kv.v[:] = torch.nan
     w.run()
     end = w.finished[event.request]
     assert (end.reason, end.error) == ("error", "internal")

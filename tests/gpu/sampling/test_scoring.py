@@ -156,7 +156,7 @@ def test_scores_that_are_not_finite_name_the_request(
     (tmp_path / "config.json").write_text(json.dumps(tiny_config | {"head_dim": 16}))
     options = {"dtype": "float32", "load_format": "dummy", "device": "cuda" if CUDA else "cpu"}
     d = drive(tmp_path, attention=attention, max_rows=3, **options)
-    model = d.executor._model if attention == "torch" else d.executor._decoder._model
+    model = d.executor._model
     model.embedding[77] = torch.nan
     opens = [d.open(row, d.pages(512 * row, 96)) for row in range(2)]
     extends = [extend(0, 0, [1, 2], [0, 1], [2, 3]), extend(1, 0, [4, 77, 5], [0, 1, 2], [7, 8, 9])]
@@ -178,9 +178,9 @@ def test_memory_is_bounded(tmp_path: Path, drive: Any, monkeypatch: Any) -> None
     model = d.executor._model
     plain = model.logits
 
-    def watched(hidden: Any, lines: Any) -> Any:
+    def watched(hidden: Any, lines: Any, *more: Any) -> Any:
         most.append(len(lines))
-        return plain(hidden, lines)
+        return plain(hidden, lines, *more)
 
     monkeypatch.setattr(model, "logits", watched)
     tokens = [random.Random(3).randrange(160) for _ in range(200)]
