@@ -1,0 +1,92 @@
+"""Sums of products of 8-bit integers, four at a time: one function for each instruction set.
+
+All give the same sums to the last bit, since integers do not round. x86 multiplies unsigned by signed
+bytes only, so an activation has `Isa.offset` added there, and whoever calls takes that many times the
+sum of the weights off again.
+"""
+
+from ramify.gpu.native.host import Isa
+from ramify.gpu.native.ir import I8, I16, I32, LANES, Function, Value, vector
+
+
+def dot(f: Function, isa: Isa, sums: Value, four: Value, weights: Value) -> Value:
+    """Add to each output's sum the dot product of four activations and its four weights.
+
+    `sums`: int32[sums_lanes], zero at first; see `total`. `four`: int32, four bytes, each with
+    `isa.offset` added. `weights`: int8[64], four for each output.
+    """
+    if isa.dot == "vnni512":
+        activations = f.splat(four)
+        return f.call(
+            "llvm.x86.avx512.vpdpbusd.512", sums.kind, sums, activations, weights.bits_as(vector(I32))
+        )
+    if isa.dot == "madd256":
+        return _madd256(f, sums, four, weights)
+    parts = {"vnni256": 2, "sdot": 4, "plain": 1}[isa.dot]
+    lanes = LANES // parts
+    done = []
+    for part in range(parts):
+        some = f.shuffle(sums, sums, range(part * lanes, (part + 1) * lanes))
+        own = f.shuffle(weights, weights, range(4 * part * lanes, 4 * (part + 1) * lanes))
+        done.append(_PARTS[isa.dot](f, some, f.splat(four, lanes), own))
+    return _joined(f, done)
+
+
+def sums_lanes(isa: Isa) -> int:
+    """Lanes of what `dot` adds to, for 16 outputs: `total` adds the partial sums of each."""
+    return 2 * LANES if isa.dot == "madd256" else LANES
+
+
+def total(f: Function, sums: Value) -> Value:
+    """int32[16] of what `dot` left."""
+    lanes = sums.kind.count
+    if lanes == LANES:
+        return sums
+    return f.shuffle(sums, sums, range(0, lanes, 2)) + f.shuffle(sums, sums, range(1, lanes, 2))
+
+
+def _joined(f: Function, parts: list[Value]) -> Value:
+    """Vectors one behind the other."""
+    while len(parts) > 1:
+        width = 2 * parts[0].kind.count
+        parts = [f.shuffle(a, b, range(width)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _vnni256(f: Function, sums: Value, fours: Value, weights: Value) -> Value:
+    """vpdpbusd of 256 bits (AVX VNNI)."""
+    name = "llvm.x86.avx512.vpdpbusd.256"
+    return f.call(name, sums.kind, sums, fours, weights.bits_as(fours.kind))
+
+
+def _madd256(f: Function, sums: Value, four: Value, weights: Value) -> Value:
+    """AVX2: as 16-bit integers, products of neighbours added by vpmaddwd, two sums for each output.
+
+    vpmaddubsw would take bytes as they are, but it saturates.
+    """
+    bytes_ = f.splat(four, 4).bits_as(vector(I8, 16))
+    activations = f.unsigned(bytes_, vector(I16, 16))
+    done = []
+    for part in range(4):
+        own = f.convert(f.shuffle(weights, weights, range(16 * part, 16 * part + 16)), vector(I16, 16))
+        some = f.shuffle(sums, sums, range(8 * part, 8 * part + 8))
+        done.append(some + f.call("llvm.x86.avx2.pmadd.wd", vector(I32, 8), activations, own))
+    return _joined(f, done)
+
+
+def _sdot(f: Function, sums: Value, fours: Value, weights: Value) -> Value:
+    """ARM's dot product of signed bytes."""
+    name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+    return f.call(name, sums.kind, sums, fours.bits_as(vector(I8, 16)), weights)
+
+
+def _plain(f: Function, sums: Value, fours: Value, weights: Value) -> Value:
+    """No instruction of its own: what the compiler makes of it."""
+    activations = f.convert(fours.bits_as(vector(I8, 64)), vector(I32, 64))
+    products = activations * f.convert(weights, vector(I32, 64))
+    for place in range(4):
+        sums = sums + f.shuffle(products, products, range(place, 64, 4))
+    return sums
+
+
+_PARTS = {"vnni256": _vnni256, "sdot": _sdot, "plain": _plain}

@@ -1,0 +1,90 @@
+"""What this machine's CPU can do, and how IR becomes functions that ctypes can call.
+
+Knows LLVM and instruction sets; it does not know what the kernels compute.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import binding
+
+from ramify.gpu.native.ir import Module
+
+_OPTIMISATION = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """Which instructions the kernels may use. `dot`: how 8-bit integers are multiplied and added."""
+
+    name: str  # as the log tells it
+    dot: str  # "vnni512", "vnni256", "madd256", "sdot", "plain"
+    registers: int  # vector registers of 16 float32 that the compiler can count on
+    offset: int = 128  # added to 8-bit activations: x86 multiplies unsigned by signed ones
+    pause: str = "llvm.x86.sse2.pause"  # the intrinsic that waits a few cycles
+
+
+def host_isa() -> Isa | None:
+    """This machine's instructions; None if it lacks what the kernels need.
+
+    That is a fused multiply-add, float16, and the threads of POSIX.
+    """
+    if os.name != "posix":
+        return None
+    triple = binding.get_default_triple()
+    return isa_of(triple.split("-")[0], _features())
+
+
+def isa_of(architecture: str, features: set[str]) -> Isa | None:
+    """The instructions of a CPU with these features, in LLVM's names."""
+    if architecture in ("x86_64", "amd64"):
+        if not {"avx2", "fma", "f16c"} <= features:
+            return None
+        if {"avx512f", "avx512bw", "avx512vl"} <= features:
+            vnni = "avx512vnni" in features
+            return Isa("AVX-512 VNNI", "vnni512", 32) if vnni else Isa("AVX-512", "madd256", 32)
+        vnni = "avxvnni" in features
+        return Isa("AVX VNNI", "vnni256", 8) if vnni else Isa("AVX2", "madd256", 8)
+    if architecture in ("aarch64", "arm64"):
+        hint = "llvm.aarch64.hint"
+        if "dotprod" in features:
+            return Isa("NEON dot products", "sdot", 8, 0, hint)
+        return Isa("NEON", "plain", 8, 0, hint)
+    return None
+
+
+class Compiled:
+    """Machine code of a module. `address` finds a function of it; keep this object while one runs."""
+
+    def __init__(self, module: Module) -> None:
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+        features = ",".join(("+" if on else "-") + name for name, on in _all_features().items())
+        target = binding.Target.from_default_triple()
+        machine = target.create_target_machine(
+            cpu=binding.get_host_cpu_name(), features=features, opt=_OPTIMISATION, jit=True
+        )
+        parsed = binding.parse_assembly(str(module.raw))
+        parsed.triple = binding.get_default_triple()
+        parsed.data_layout = str(machine.target_data)
+        parsed.verify()
+        options = binding.create_pipeline_tuning_options(speed_level=_OPTIMISATION)
+        builder = binding.create_pass_builder(machine, options)
+        builder.getModulePassManager().run(parsed, builder)
+        self._engine: Any = binding.create_mcjit_compiler(parsed, machine)
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        found = int(self._engine.get_function_address(name))
+        if not found:
+            raise KeyError(f"the module has no function {name}")
+        return found
+
+
+def _all_features() -> dict[str, bool]:
+    return dict(binding.get_host_cpu_features())
+
+
+def _features() -> set[str]:
+    return {name for name, on in _all_features().items() if on}

@@ -1,0 +1,178 @@
+"""All kernels of a model, compiled in one go, and the instructions that run them on tensors.
+
+Knows which argument of a kernel is which tensor. It does not know what a model is made of.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ramify.gpu.native import attention, linear, rotary, rows, sampling
+from ramify.gpu.native.crew import emit_crew
+from ramify.gpu.native.host import Compiled, Isa
+from ramify.gpu.native.ir import F16, F32, Module
+from ramify.gpu.native.linear import PackedWeight
+from ramify.gpu.native.threads import Instruction, Words
+
+_KINDS = {torch.float32: F32, torch.float16: F16}
+
+
+@dataclass(slots=True)
+class Quantised:
+    """Activations as 8-bit integers: values uint8 [rows, padded size], scales float32 [rows]."""
+
+    values: Tensor
+    scales: Tensor
+
+
+def empty_quantised(count: int, size: int, isa: Isa) -> Quantised:
+    """Room for `count` rows. What pads a row counts nothing, because its weights are 0."""
+    values = torch.zeros((count, linear.padded_inputs(size)), dtype=torch.uint8)
+    return Quantised(values, torch.zeros(count))
+
+
+class Kernels:
+    """Instructions for heads of size `dim` and a KV pool of `dtype`.
+
+    `endings`: what is done with products, see `linear`.
+    """
+
+    def __init__(self, isa: Isa, dim: int, dtype: torch.dtype, endings: Sequence[str]) -> None:
+        self.isa = isa
+        module = Module()
+        kind = _KINDS[dtype]
+        names = [linear.emit_linear(module, isa, end) for end in endings]
+        names += [rows.emit_quantise(module, isa, normed) for normed in (False, True)]
+        names += [rows.emit_embed(module), rows.emit_norm_add(module), sampling.emit_choose(module)]
+        names += [rotary.emit_rotary(module, dim, kind), attention.emit_attention(module, dim, kind)]
+        emit_crew(module, isa)
+        self.compiled = Compiled(module)
+        self._addresses = {name: self.compiled.address(name) for name in names}
+        self._dim = dim
+
+    def embed(
+        self, count: Words, ids: Words, table: Tensor, scale: float, target: Tensor
+    ) -> Instruction:
+        """target[i] = table[ids[i]] * scale."""
+        args = _args(rows.EMBED_SCALE + 1, {
+            rows.IDS: ids, rows.TABLE: table, rows.TARGET: target, rows.WIDTH: table.shape[1],
+            rows.EMBED_SCALE: scale,
+        })  # fmt: skip
+        return self._instruction("embed", count, args, (ids, table, target))
+
+    def quantise(
+        self, count: Words, source: Tensor, size: int, target: Quantised,
+        norm: tuple[Tensor, float] | None = None, lines: Words | None = None,
+    ) -> Instruction:  # fmt: skip
+        """Rows of `source` (those of `lines`), normed with weight and eps, as 8-bit integers."""
+        args = _args(rows.ADDED, {
+            rows.ROWS_IN: source, rows.IN_STRIDE: source.stride(0), rows.SIZE: size,
+            rows.NORM: 0 if norm is None else norm[0], rows.EPS: 0.0 if norm is None else norm[1],
+            rows.QUANTISED: target.values, rows.Q_STRIDE: target.values.stride(0),
+            rows.SCALES: target.scales, rows.LINES: 0 if lines is None else lines,
+        })  # fmt: skip
+        name = "quantise" if norm is None else "norm_quantise"
+        return self._instruction(name, count, args, (source, norm, target, lines))
+
+    def norm_add(
+        self, count: Words, source: Tensor, norm: tuple[Tensor, float], target: Tensor
+    ) -> Instruction:
+        """target[i] += norm(source[i])."""
+        args = _args(rows.ADDED + 1, {
+            rows.ROWS_IN: source, rows.IN_STRIDE: source.stride(0), rows.SIZE: target.shape[1],
+            rows.NORM: norm[0], rows.EPS: norm[1], rows.ADDED: target,
+        })  # fmt: skip
+        return self._instruction("norm_add", count, args, (source, norm, target))
+
+    def linear(
+        self, count: Words, x: Quantised, weight: PackedWeight, out: Tensor, end: str, cap: float = 0.0
+    ) -> Instruction:
+        """out = x W^T, or as `end` says: "add", "softcap", or an activation of a gated layer."""
+        args = _args(linear.CAP + 1, {
+            linear.X: x.values, linear.X_STRIDE: x.values.stride(0), linear.SCALES: x.scales,
+            linear.WEIGHT: weight.panels, linear.STEPS: weight.inputs // 4,
+            linear.WEIGHT_SCALES: weight.scales, linear.SUMS: weight.sums,
+            linear.BIAS: 0 if weight.bias is None else weight.bias,
+            linear.OUT: out, linear.OUT_STRIDE: out.stride(0),
+            linear.ROWS: count, linear.CAP: cap,
+        })  # fmt: skip
+        one = self._instruction(f"linear_{end}", count, args, (x, weight, out))
+        one.block, one.items = linear.ROW_BLOCK, weight.outputs // linear.PANEL
+        return one
+
+    def rotate(
+        self, count: Words, qkv: Tensor, positions: Words, slots: Words, angles: tuple[Tensor, Tensor],
+        pool: tuple[Tensor, Tensor], heads: tuple[int, int],
+        norms: tuple[Tensor, Tensor, float] | None,
+    ) -> Instruction:  # fmt: skip
+        """Rotate q in place; k, rotated, and v go to the pool."""
+        args = _args(rotary.EPS + 1, {
+            rotary.QKV: qkv, rotary.QKV_STRIDE: qkv.stride(0), rotary.POSITIONS: positions,
+            rotary.SLOTS: slots, rotary.COS: angles[0], rotary.SIN: angles[1],
+            rotary.KEYS: pool[0], rotary.VALUES: pool[1],
+            rotary.HEADS: heads[0], rotary.KV_HEADS: heads[1],
+            rotary.Q_NORM: 0 if norms is None else norms[0],
+            rotary.K_NORM: 0 if norms is None else norms[1],
+            rotary.EPS: 0.0 if norms is None else norms[2],
+        })  # fmt: skip
+        keep = (qkv, positions, slots, angles, pool, norms)
+        return self._instruction(f"rotary_{self._dim}", count, args, keep)
+
+    def attend(
+        self, count: Words, tiles: Words, q: Tensor, pool: tuple[Tensor, Tensor], out: Tensor,
+        heads: tuple[int, int], page_size: int, scale: float, softcap: float | None,
+        window: int | None, sinks: Tensor | None,
+    ) -> Instruction:  # fmt: skip
+        """Attention of `count[0]` tiles; `tiles` int64 [.., TILE_WORDS]."""
+        args = _args(attention.SINKS + 1, {
+            attention.Q: q, attention.Q_STRIDE: q.stride(0), attention.KEYS: pool[0],
+            attention.VALUES: pool[1], attention.OUT: out, attention.OUT_STRIDE: out.stride(0),
+            attention.HEADS: heads[0], attention.KV_HEADS: heads[1],
+            attention.PAGE_SHIFT: page_size.bit_length() - 1, attention.TILES: tiles,
+            attention.SCALE: scale, attention.SOFTCAP: 0 if softcap is None else softcap,
+            attention.WINDOW: 1 << 40 if window is None else window,
+            attention.SINKS: 0 if sinks is None else sinks,
+        })  # fmt: skip
+        keep = (tiles, q, pool, out, sinks)
+        one = self._instruction(f"attention_{self._dim}", count, args, keep)
+        one.items = heads[1]
+        return one
+
+    def choose(
+        self, count: Words, logits: Tensor, temperatures: Tensor, uniforms: Tensor, tokens: Tensor
+    ) -> Instruction:
+        """tokens[i]: the best of logits[i], or one drawn; -1 where the logits are not finite."""
+        args = _args(sampling.TOKENS + 1, {
+            sampling.LOGITS: logits, sampling.STRIDE: logits.stride(0), sampling.SIZE: logits.shape[1],
+            sampling.TEMPERATURES: temperatures, sampling.UNIFORMS: uniforms, sampling.TOKENS: tokens,
+        })  # fmt: skip
+        keep = (logits, temperatures, uniforms, tokens)
+        return self._instruction("choose", count, args, keep)
+
+    def _instruction(self, name: str, count: Words, args: list[int], keep: object) -> Instruction:
+        return Instruction(self._addresses[name], count, args, keep=keep)
+
+
+@cache
+def compiled_kernels(isa: Isa, dim: int, dtype: torch.dtype, endings: tuple[str, ...]) -> Kernels:
+    """Compiled once in a process: it takes a second or more."""
+    return Kernels(isa, dim, dtype, endings)
+
+
+def _args(count: int, given: "dict[int, Tensor | Words | float]") -> list[int]:
+    """Words in order: addresses of tensors and arrays, whole numbers, bits of floats."""
+    args = [0] * count
+    for index, value in given.items():
+        if isinstance(value, Tensor):
+            args[index] = value.data_ptr()
+        elif isinstance(value, int):
+            args[index] = value
+        elif isinstance(value, float):
+            args[index] = int.from_bytes(struct.pack("<f", value), "little")
+        else:
+            args[index] = value.ctypes.data
+    return args

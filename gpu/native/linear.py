@@ -1,0 +1,186 @@
+"""y = x W^T with 8-bit weights and activations, and what is done with y before it is stored.
+
+A weight has one scale for each output, an activation one for each row, so a row's result does not
+depend on its neighbours. Sums are integers: exact, and the same on every machine.
+
+Weights are packed in panels of 64 outputs, [panel][inputs / 4][64][4]: one step of the inner loop reads
+256 bytes in a row. A work item is a panel for up to `ROW_BLOCK` rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ramify.gpu.native.dot import dot, sums_lanes, total
+from ramify.gpu.native.host import Isa
+from ramify.gpu.native.ir import F32, I8, I32, I64, LANES, PTR, Function, Module, Value, vector
+from ramify.gpu.native.math import gelu_tanh, silu, tanh
+
+PANEL = 64  # outputs
+ROW_BLOCK = 48  # rows of a work item: a multiple of the tallest tile
+_QUADS = PANEL // LANES  # vectors of outputs in a panel
+_VF32, _VI32 = vector(F32), vector(I32)
+
+# words of an instruction's arguments
+X, X_STRIDE, SCALES, WEIGHT, STEPS, WEIGHT_SCALES, SUMS, BIAS, OUT, OUT_STRIDE, ROWS, CAP = range(12)
+_GATED = ("silu", "gelu_tanh")
+
+
+@dataclass(slots=True)
+class PackedWeight:
+    """A weight as the kernel reads it. `inputs` and `outputs` are padded with zeros."""
+
+    panels: Tensor  # int8 [panels, inputs / 4, 64, 4]
+    scales: Tensor  # float32 [outputs]
+    sums: Tensor  # int32 [outputs]: -offset times the sum of an output's weights
+    bias: Tensor | None  # float32 [outputs]
+    inputs: int
+    outputs: int
+
+
+def pack_weight(
+    weight: Tensor, bias: Tensor | None, isa: Isa, gated: bool = False, padding: float = 0.0
+) -> PackedWeight:
+    """weight [outputs, inputs]. `gated`: a gate's rows, then as many of `up`, are mixed by half panels.
+
+    `padding`: what outputs that pad the last panel are.
+    """
+    outputs, inputs = weight.shape
+    weight, bias = weight.float(), None if bias is None else bias.float()
+    order = _order(outputs, gated)
+    padded = torch.zeros((len(order), padded_inputs(inputs)))
+    known = order >= 0
+    padded[known, :inputs] = weight[order[known]]
+    scales = padded.abs().amax(1) / 127
+    small = torch.where(scales > 0, scales, 1.0)
+    quantised = (padded / small[:, None]).round_().to(torch.int8)
+    sums = quantised.sum(1, dtype=torch.int32) * -isa.offset
+    panels = quantised.view(-1, PANEL, padded.shape[1] // 4, 4).transpose(1, 2).contiguous()
+    if bias is not None or (padding and not bool(known.all())):
+        full = torch.full((len(order),), padding)
+        full[known] = 0.0 if bias is None else bias[order[known]]
+        bias = full
+    return PackedWeight(panels, scales, sums, bias, padded.shape[1], len(order))
+
+
+def padded_inputs(inputs: int) -> int:
+    """Bytes of a row of 8-bit activations."""
+    return -(-inputs // PANEL) * PANEL
+
+
+def _order(outputs: int, gated: bool) -> Tensor:
+    """Which row of the weight each packed output is; -1: none."""
+    if not gated:
+        order = torch.full((-(-outputs // PANEL) * PANEL,), -1)
+        order[:outputs] = torch.arange(outputs)
+        return order
+    half, size = PANEL // 2, outputs // 2
+    order = torch.full((-(-size // half), 2, half), -1)
+    places = torch.arange(size)
+    order[places // half, 0, places % half] = places
+    order[places // half, 1, places % half] = places + size
+    return order.view(-1)
+
+
+def emit_linear(module: Module, isa: Isa, epilogue: str) -> str:
+    """A kernel. `epilogue`: "store", "add" to what OUT holds, "softcap"; gated "silu", "gelu_tanh"."""
+    tallest = 6 if isa.registers >= 32 else 2
+    quads = _QUADS if isa.registers >= 32 else 1
+    tiles = [_emit_tile(module, isa, epilogue, rows, quads) for rows in range(1, tallest + 1)]
+    f = Function(module, f"linear_{epilogue}", [PTR, I64, I64])
+    args, begin, end = f.args
+    rows = f.load(f.pointer(args, ROWS), I64)
+    blocks = (rows + (ROW_BLOCK - 1)) // ROW_BLOCK
+    with f.loop(begin, end) as item:
+        panel, block = item // blocks, item % blocks
+        first = block * ROW_BLOCK
+        limit = f.smaller(first + ROW_BLOCK, rows)
+        at = f.var(first)
+        with f.repeat() as leave:
+            leave(at.get() >= limit)
+            left = limit - at.get()
+            for height, tile in enumerate(tiles, 1):
+                fits = left >= height if height == tallest else left.equals(height)
+                with f.when(fits):
+                    f.invoke(tile, args, panel, at.get())
+            at.set(at.get() + tallest)
+    f.done()
+    return f.name
+
+
+def _emit_tile(module: Module, isa: Isa, epilogue: str, rows: int, quads: int) -> Function:
+    """`rows` rows by one panel, `quads` vectors of outputs at a time."""
+    f = Function(module, f"tile_{epilogue}_{rows}", [PTR, I64, I64], private=True)
+    args, panel, first = f.args
+    steps = f.word(args, STEPS)
+    stride = f.word(args, X_STRIDE)
+    x = f.at(f.pointer(args, X), first * stride, I8)
+    lines = [f.at(x, stride * row, I8) for row in range(rows)]
+    weight = f.at(f.pointer(args, WEIGHT), panel * steps * (4 * PANEL), I8)
+    halves = epilogue in _GATED
+    groups = [list(range(q, q + quads)) for q in range(0, _QUADS, quads)]
+    if halves and quads < _QUADS:  # a gate's vector beside that of its `up`
+        groups = [[q, q + _QUADS // 2] for q in range(_QUADS // 2)]
+    for group in groups:
+        sums = _products(f, isa, args, panel, lines, weight, steps, group)
+        for row in range(rows):
+            _finish(f, args, epilogue, panel, first + row, group, sums[row])
+    f.done()
+    return f
+
+
+def _products(
+    f: Function, isa: Isa, args: Value, panel: Value, lines: list[Value], weight: Value, steps: Value,
+    group: list[int],
+) -> list[list[Value]]:  # fmt: skip
+    """Integer sums [row][vector] over all inputs, the offset's share taken off."""
+    base = f.pointer(args, SUMS)
+    zeros = f.constant(vector(I32, sums_lanes(isa)), 0)
+    sums = [[f.var(zeros) for _ in group] for _ in lines]
+    with f.loop(0, steps) as step:
+        here = f.at(weight, step * (4 * PANEL), I8)
+        weights = [f.load(f.at(here, q * 4 * LANES, I8), vector(I8, 4 * LANES)) for q in group]
+        for line, own in zip(lines, sums, strict=True):
+            four = f.load(f.at(line, step * 4, I8), I32)
+            for one, some in zip(own, weights, strict=True):
+                one.set(dot(f, isa, one.get(), four, some))
+    starts = [f.load(f.at(base, panel * PANEL + q * LANES, I32), _VI32) for q in group]
+    return [
+        [total(f, one.get()) + start for one, start in zip(own, starts, strict=True)] for own in sums
+    ]
+
+
+def _finish(
+    f: Function, args: Value, epilogue: str, panel: Value, row: Value, group: list[int],
+    sums: list[Value],
+) -> None:  # fmt: skip
+    """Scale a row's sums, and store them as the epilogue says."""
+    scale = f.load(f.at(f.pointer(args, SCALES), row, F32), F32)
+    values = [_scaled(f, args, panel * PANEL + q * LANES, scale, own)
+              for q, own in zip(group, sums, strict=True)]  # fmt: skip
+    line = f.at(f.pointer(args, OUT), row * f.word(args, OUT_STRIDE), F32)
+    if epilogue in _GATED:
+        act = silu if epilogue == "silu" else gelu_tanh
+        half = len(group) // 2
+        for q, gate, up in zip(group[:half], values[:half], values[half:], strict=True):
+            place = f.at(line, panel * (PANEL // 2) + q * LANES, F32)
+            f.store(act(f, gate) * up, place)
+        return
+    for q, value in zip(group, values, strict=True):
+        place = f.at(line, panel * PANEL + q * LANES, F32)
+        if epilogue == "add":
+            value = f.load(place, _VF32) + value
+        elif epilogue == "softcap":
+            cap = f.load(f.at(args, CAP, I64), F32)
+            value = tanh(f, value / cap) * cap
+        f.store(value, place)
+
+
+def _scaled(f: Function, args: Value, column: Value, scale: Value, sums: Value) -> Value:
+    factors = f.load(f.at(f.pointer(args, WEIGHT_SCALES), column, F32), _VF32)
+    values = f.convert(sums, _VF32) * (factors * scale)
+    bias = f.var(values)
+    with f.when(f.word(args, BIAS).differs(0)):
+        bias.set(values + f.load(f.at(f.pointer(args, BIAS), column, F32), _VF32))
+    return bias.get()

@@ -1,0 +1,80 @@
+"""Item i: the heads of token i's q and k normed (if the model does), rotated, and k and v stored.
+
+q stays where it is; k and v go to their slot of the KV pool, in the pool's type.
+"""
+
+from typing import Any
+
+from ramify.gpu.native.ir import F16, F32, I64, LANES, PTR, Function, Module, Value, vector
+
+_V = vector(F32)
+_MOST_F16 = 65504.0
+
+# words of the arguments
+(QKV, QKV_STRIDE, POSITIONS, SLOTS, COS, SIN, KEYS, VALUES, HEADS, KV_HEADS, Q_NORM, K_NORM,
+ EPS) = range(13)  # fmt: skip
+
+
+def emit_rotary(module: Module, dim: int, kind: Any) -> str:
+    """`dim`: size of a head, a multiple of 32; `kind`: F32 or F16, the pool's.
+
+    COS and SIN are float32[positions, dim / 2]: the angles of halves (as in GPT-NeoX).
+    """
+    f = Function(module, f"rotary_{dim}", [PTR, I64, I64])
+    args, begin, end = f.args
+    heads, kv_heads = f.word(args, HEADS), f.word(args, KV_HEADS)
+    with f.loop(begin, end) as item:
+        line = f.at(f.pointer(args, QKV), item * f.word(args, QKV_STRIDE), F32)
+        position = f.word(f.pointer(args, POSITIONS), item)
+        cos = f.at(f.pointer(args, COS), position * (dim // 2), F32)
+        sin = f.at(f.pointer(args, SIN), position * (dim // 2), F32)
+        slot = f.word(f.pointer(args, SLOTS), item) * kv_heads * dim
+        keys, values = (f.at(f.pointer(args, pool), slot, kind) for pool in (KEYS, VALUES))
+        with f.loop(0, heads) as head:
+            x = f.at(line, head * dim, F32)
+            for at, value in enumerate(_rotated(f, args, x, dim, cos, sin, Q_NORM)):
+                f.store(value, f.at(x, at * LANES, F32))
+        with f.loop(0, kv_heads) as head:
+            x = f.at(line, (heads + head) * dim, F32)
+            for at, value in enumerate(_rotated(f, args, x, dim, cos, sin, K_NORM)):
+                f.store(_stored(f, value, kind), f.at(keys, head * dim + at * LANES, kind))
+        with f.loop(0, kv_heads * dim, LANES) as place:
+            value = f.load(f.at(line, (heads + kv_heads) * dim + place, F32), _V)
+            f.store(_stored(f, value, kind), f.at(values, place, kind))
+    f.done()
+    return f.name
+
+
+def _rotated(
+    f: Function, args: Value, x: Value, dim: int, cos: Value, sin: Value, norm: int
+) -> list[Value]:
+    """One head, as vectors."""
+    count = dim // LANES
+    parts = [f.var(f.load(f.at(x, at * LANES, F32), _V)) for at in range(count)]
+    with f.when(f.word(args, norm).differs(0)):
+        weight = f.pointer(args, norm)
+        squares = f.constant(_V, 0.0)
+        for part in parts:
+            squares = f.fma(part.get(), part.get(), squares)
+        mean = f.reduce(squares, lambda a, b: a + b) * (1 / dim)
+        eps = f.load(f.at(args, EPS, I64), F32)
+        factor = f.constant(F32, 1.0) / f.call("llvm.sqrt.f32", F32, mean + eps)
+        for at, part in enumerate(parts):
+            part.set(part.get() * factor * f.load(f.at(weight, at * LANES, F32), _V))
+    low, high = [], []
+    for at in range(count // 2):
+        a, b = parts[at].get(), parts[at + count // 2].get()
+        c, s = (f.load(f.at(table, at * LANES, F32), _V) for table in (cos, sin))
+        low.append(a * c - b * s)
+        high.append(f.fma(a, s, b * c))
+    return low + high
+
+
+def _stored(f: Function, value: Value, kind: Any) -> Value:
+    """In the pool's type; what float16 cannot hold becomes its largest number, not infinity."""
+    if kind is not F16:
+        return value
+    most = f.constant(_V, _MOST_F16)
+    value = f.select(value > most, most, value)
+    value = f.select(value < -_MOST_F16, f.constant(_V, -_MOST_F16), value)
+    return f.convert(value, vector(F16))

@@ -1,0 +1,114 @@
+"""Kernels that run row by row: embedding, root mean square norm, and rounding to 8 bits.
+
+Each row is computed alone, in one order, so it does not depend on its neighbours.
+"""
+
+from ramify.gpu.native.host import Isa
+from ramify.gpu.native.ir import F32, I8, I64, LANES, PTR, Function, Module, Value, Variable, vector
+from ramify.gpu.native.math import rounded
+
+_V = vector(F32)
+
+# words of the arguments of `embed`
+IDS, TABLE, TARGET, WIDTH, EMBED_SCALE = range(5)
+# words of the arguments of the others
+ROWS_IN, IN_STRIDE, SIZE, NORM, EPS, QUANTISED, Q_STRIDE, SCALES, LINES, ADDED = range(10)
+
+
+def emit_embed(module: Module) -> str:
+    """Item i: TARGET[i] = TABLE[IDS[i]] * EMBED_SCALE (the bits of a float32)."""
+    f = Function(module, "embed", [PTR, I64, I64])
+    args, begin, end = f.args
+    width = f.word(args, WIDTH)
+    scale = _float(f, args, EMBED_SCALE)
+    with f.loop(begin, end) as item:
+        line = f.at(f.pointer(args, TABLE), f.word(f.pointer(args, IDS), item) * width, F32)
+        target = f.at(f.pointer(args, TARGET), item * width, F32)
+        with f.loop(0, width, LANES) as at:
+            f.store(f.load(f.at(line, at, F32), _V) * scale, f.at(target, at, F32))
+    f.done()
+    return f.name
+
+
+def emit_quantise(module: Module, isa: Isa, normed: bool) -> str:
+    """Item i: row LINES[i] of ROWS_IN (LINES 0: row i), normed or not, as 8 bits and a scale.
+
+    A row that holds a value that is not finite gets a scale that is not a number.
+    """
+    f = Function(module, "norm_quantise" if normed else "quantise", [PTR, I64, I64])
+    args, begin, end = f.args
+    size = f.word(args, SIZE)
+    with f.loop(begin, end) as item:
+        source = f.at(f.pointer(args, ROWS_IN), _line(f, args, item) * f.word(args, IN_STRIDE), F32)
+        factor = _root(f, source, size, _float(f, args, EPS)) if normed else None
+        _quantise_row(f, isa, args, item, source, size, factor)
+    f.done()
+    return f.name
+
+
+def emit_norm_add(module: Module) -> str:
+    """Item i: row i of ADDED += norm(row i of ROWS_IN)."""
+    f = Function(module, "norm_add", [PTR, I64, I64])
+    args, begin, end = f.args
+    size = f.word(args, SIZE)
+    with f.loop(begin, end) as item:
+        source = f.at(f.pointer(args, ROWS_IN), item * f.word(args, IN_STRIDE), F32)
+        target = f.at(f.pointer(args, ADDED), item * size, F32)
+        factor = _root(f, source, size, _float(f, args, EPS))
+        with f.loop(0, size, LANES) as at:
+            value = f.load(f.at(source, at, F32), _V) * factor
+            value = value * f.load(f.at(f.pointer(args, NORM), at, F32), _V)
+            f.store(f.load(f.at(target, at, F32), _V) + value, f.at(target, at, F32))
+    f.done()
+    return f.name
+
+
+def _line(f: Function, args: Value, item: Value) -> Value:
+    line = f.var(item)
+    with f.when(f.word(args, LINES).differs(0)):
+        line.set(f.word(f.pointer(args, LINES), item))
+    return line.get()
+
+
+def _float(f: Function, args: Value, index: int) -> Value:
+    """A float32 in the lower half of a word."""
+    return f.load(f.at(args, index, I64), F32)
+
+
+def _root(f: Function, source: Value, size: Value, eps: Value) -> Value:
+    """1 / sqrt(mean(x^2) + eps) of a row."""
+    squares = f.var(f.constant(_V, 0.0))
+    with f.loop(0, size, LANES) as at:
+        x = f.load(f.at(source, at, F32), _V)
+        squares.set(f.fma(x, x, squares.get()))
+    total = f.reduce(squares.get(), lambda a, b: a + b)
+    mean = total / f.convert(size, F32)
+    return f.constant(F32, 1.0) / f.call("llvm.sqrt.f32", F32, mean + eps)
+
+
+def _quantise_row(
+    f: Function, isa: Isa, args: Value, item: Value, source: Value, size: Value, factor: Value | None
+) -> None:  # fmt: skip
+    weight = f.pointer(args, NORM)
+
+    def read(at: Value) -> Value:
+        x = f.load(f.at(source, at, F32), _V)
+        return x if factor is None else x * factor * f.load(f.at(weight, at, F32), _V)
+
+    largest, zero = f.var(f.constant(_V, 0.0)), f.var(f.constant(_V, 0.0))
+    with f.loop(0, size, LANES) as at:
+        x = read(at)
+        largest.set(f.larger(f.call("llvm.fabs.v16f32", _V, x), largest.get()))
+        zero.set(f.fma(x, f.constant(_V, 0.0), zero.get()))  # 0, or not a number
+    most = f.reduce(largest.get(), f.larger)
+    scale = most * (1 / 127) + _sum(f, zero)
+    f.store(scale, f.at(f.pointer(args, SCALES), item, F32))
+    inverse = f.select(most > 0.0, f.constant(F32, 127.0) / most, f.constant(F32, 0.0))
+    target = f.at(f.pointer(args, QUANTISED), item * f.word(args, Q_STRIDE), I8)
+    with f.loop(0, size, LANES) as at:
+        numbers = rounded(f, read(at) * inverse) + isa.offset
+        f.store(f.convert(numbers, vector(I8)), f.at(target, at, I8))
+
+
+def _sum(f: Function, lanes: Variable) -> Value:
+    return f.reduce(lanes.get(), lambda a, b: a + b)

@@ -1,0 +1,110 @@
+"""A crew of threads that runs programs of kernels, without Python and its lock in between.
+
+The caller's thread is one of them. Helpers are Python threads that stay inside one call that does not
+hold the interpreter's lock, until the crew is closed.
+"""
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.gpu.native import crew as words
+from ramify.gpu.native.host import Compiled
+from ramify.gpu.native.ir import CACHE_LINE
+
+_SPINS = 2_000  # pauses of a helper before it sleeps: some 40 us
+
+MOST_INSTRUCTIONS = 8192  # of a program
+
+_PLAIN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+_WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+
+Words = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Instruction:
+    """A kernel for `rows[0]` rows: `items` items for each `block` rows. `args`: int64, or addresses.
+
+    `keep` holds what the addresses point to.
+    """
+
+    kernel: int
+    rows: Words
+    args: Sequence[int]
+    block: int = 1
+    items: int = 1
+    keep: object = field(default=None, repr=False)
+
+
+class Program:
+    """Instructions, one after another."""
+
+    def __init__(self, instructions: Sequence[Instruction]) -> None:
+        self.instructions = list(instructions)
+        if len(self.instructions) > MOST_INSTRUCTIONS:
+            raise ValueError(f"{len(self.instructions)} instructions are more than {MOST_INSTRUCTIONS}")
+        self.words = aligned(len(self.instructions) * words.INSTRUCTION_WORDS)
+        lines = self.words.reshape(-1, words.INSTRUCTION_WORDS)
+        for line, one in zip(lines, self.instructions, strict=True):
+            if len(one.args) > words.INSTRUCTION_WORDS - words.ARGUMENTS:
+                raise ValueError(f"{len(one.args)} arguments are too many")
+            line[words.KERNEL], line[words.ROWS] = one.kernel, one.rows.ctypes.data
+            line[words.BLOCK], line[words.ITEMS] = one.block, one.items
+            line[words.ARGUMENTS : words.ARGUMENTS + len(one.args)] = one.args
+        self.address = self.words.ctypes.data
+
+
+class Crew:
+    """`threads` of them, the caller's included. `close` ends the helpers."""
+
+    def __init__(self, compiled: Compiled, threads: int) -> None:
+        if not 1 <= threads <= words.MOST_THREADS:
+            raise ValueError(f"{threads} threads: 1 to {words.MOST_THREADS} are possible")
+        self._compiled = compiled  # the code that the helpers are in
+        board = words.BOARD_HEAD + MOST_INSTRUCTIONS * words.BOARD_LINE
+        self._boards = aligned(words.KEPT_BOARDS * board)
+        self._state = aligned(words.STATE_WORDS)
+        self._address = self._state.ctypes.data
+        self._state[words.BOARDS], self._state[words.BOARD_WORDS] = self._boards.ctypes.data, board
+        self._state[words.SPINS], self._state[words.THREADS] = _SPINS, threads
+        self._call("initialise")
+        self._run = _RUN(compiled.address("run"))
+        self._work = _WORK(compiled.address("work"))
+        # a helper holds this object, whose memory it reads
+        self._helpers = [
+            threading.Thread(target=self._help, args=(n,), name=f"kernels {n}", daemon=True)
+            for n in range(1, threads)
+        ]
+        for helper in self._helpers:
+            helper.start()
+
+    def run(self, program: Program) -> None:
+        """Run a program. Returns when all of it is done."""
+        self._run(self._address, program.address, len(program.instructions))
+
+    def close(self) -> None:
+        """End the helpers. No run may follow."""
+        self._call("stop")
+        for helper in self._helpers:
+            helper.join()
+        self._helpers.clear()
+
+    def _help(self, number: int) -> None:
+        self._work(self._address, number)
+
+    def _call(self, name: str) -> None:
+        _PLAIN(self._compiled.address(name))(self._address)
+
+
+def aligned(count: int) -> Words:
+    """`count` zeros that begin at a cache line."""
+    line = CACHE_LINE // 8
+    memory: Words = np.zeros(count + line, dtype=np.int64)
+    skip = -(memory.ctypes.data // 8) % line
+    return memory[skip : skip + count]

@@ -1,0 +1,59 @@
+"""A crew: every item once, in order of the instructions, however many threads there are."""
+
+import threading
+from itertools import pairwise
+
+import pytest
+import torch
+
+from ramify.gpu.native.kernels import Kernels
+from ramify.gpu.native.threads import Crew, Program, aligned
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_instructions_follow_one_another(kernels: Kernels, threads: int) -> None:
+    crew = Crew(kernels.compiled, threads)
+    count, ids = aligned(1), aligned(300)
+    ids[:] = range(300)
+    count[0] = 300
+    tables = [torch.zeros(300, 16) for _ in range(9)]
+    tables[0] += torch.arange(300)[:, None]
+    # each copies what the one before wrote, from the end to the start
+    ids[:] = ids[::-1].copy()
+    program = Program([kernels.embed(count, ids, a, 1.0, b) for a, b in pairwise(tables)])
+    for turn in range(300):
+        tables[0] += 1
+        crew.run(program)
+        assert torch.equal(tables[-1], tables[0]), turn
+    crew.close()
+
+
+def test_helpers_sleep_between_runs_and_end(kernels: Kernels) -> None:
+    before = threading.active_count()
+    crew = Crew(kernels.compiled, 3)
+    count = aligned(1)
+    count[0] = 1
+    source, target = torch.ones(1, 16), torch.zeros(1, 16)
+    ids = aligned(1)
+    program = Program([kernels.embed(count, ids, source, 2.0, target)])
+    assert threading.active_count() == before + 2
+    for _ in range(3):
+        threading.Event().wait(0.002)  # long enough to sleep
+        crew.run(program)
+    assert target[0, 0] == 2
+    crew.close()
+    assert threading.active_count() == before
+
+
+def test_no_rows_are_no_work(kernels: Kernels) -> None:
+    crew = Crew(kernels.compiled, 2)
+    target = torch.zeros(1, 16)
+    program = Program([kernels.embed(aligned(1), aligned(1), torch.ones(1, 16), 1.0, target)])
+    crew.run(program)
+    assert not target.any()
+    crew.close()
+
+
+def test_a_crew_has_at_least_one_thread(kernels: Kernels) -> None:
+    with pytest.raises(ValueError, match="0 threads"):
+        Crew(kernels.compiled, 0)
