@@ -218,6 +218,8 @@ class Engine:
             device=info.device,
             attention=info.attention,
             attention_reason=info.attention_reason,
+            quantization=info.quantization,
+            quantization_reason=info.quantization_reason,
             pages=info.pages,
         )
 

@@ -99,6 +99,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None  # served name; default: the folder's name
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on a CPU
+    # weights as 8-bit integers; auto: on a CPU that has instructions for them, where the model allows it
+    quantization: Literal["auto", "none", "int8"] = "auto"
     context: int | None = None  # default: the model's own
     page_size: int = 1
     kv_tokens: int | None = None  # default: sized from memory

@@ -93,7 +93,14 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="same bits alone or batched, cold or cached; slower, CUDA only",
     )
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads of torch")
+    group.add_argument(
+        "--quantization",
+        choices=["auto", "none", "int8"],
+        default="auto",
+        help="int8: weights as 8-bit integers, on a CPU; none: exact float32 there (auto: int8 on a CPU "
+        "with instructions for it; the log says which)",
+    )
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads")
     group.add_argument(
         "--attention",
         choices=["auto", "flashinfer", "triton", "torch"],
@@ -316,6 +323,7 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
         step_tokens=args.step_tokens,
         tool_parser=args.tool_parser,
         attention=args.attention,
+        quantization=args.quantization,
         deterministic=args.deterministic,
         threads=args.threads,
         load_format=args.load_format,

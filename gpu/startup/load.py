@@ -6,6 +6,7 @@ The one place that knows all parts. Progress is reported throughout, because a p
 import gc
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -19,11 +20,15 @@ from ramify.gpu.models.config import DecoderConfig, read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.linear import packed
 from ramify.gpu.startup.memory import free_bytes, plan_pages
+from ramify.gpu.startup.quantization import choose_quantization
 from ramify.gpu.startup.weights import fill_random, load_weights
 from ramify.gpu.step.rows import RowTable
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo
+
+if TYPE_CHECKING:
+    from ramify.gpu.native.host import Isa
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -42,6 +47,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     context = _context(config, shape)
+    quantization = choose_quantization(config, shape, device)
     attention = choose(config.attention, shape.attention_shape(dtype), device, config.deterministic)
     try:
         model = Decoder(shape, context, dtype, device)
@@ -51,8 +57,13 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
             "free): free memory, or give a smaller model or dtype"
         ) from error
     info = _info(config, shape, model, context, dtype, device, attention)
+    info = msgspec.structs.replace(
+        info, quantization=quantization.name, quantization_reason=quantization.reason
+    )
     executor: Executor
-    if attention.extend == "torch":
+    if quantization.isa is not None:
+        executor = _int8(config, model, info, quantization.isa, progress)
+    elif attention.extend == "torch":
         executor = _torch(config, model, info, progress)
     else:
         executor = _cuda(config, model, info, attention, progress)
@@ -72,17 +83,43 @@ def _fill(config: ModelConfig, model: Decoder, progress: Progress) -> None:
         load_weights(config.path, model.weights(), progress)
     with torch.inference_mode():
         model.complete()
-        if not config.deterministic:  # its products read plain weights
-            model.pack(packed)
 
 
 def _torch(config: ModelConfig, model: Decoder, info: ExecutorInfo, progress: Progress) -> Executor:
     """The executor on torch operators."""
     _fill(config, model, progress)
+    with torch.inference_mode():
+        model.pack(packed)
     info = _with_pages(info, config, free_bytes(model.device), model.device)
     pool, table = _pool(model, info, progress), RowTable(info)
     attention = TorchAttention(table, model.config.attention_shape(model.dtype), model.device)
     return TorchExecutor(model, pool, attention, table, info)
+
+
+def _int8(
+    config: ModelConfig, model: Decoder, info: ExecutorInfo, isa: "Isa", progress: Progress
+) -> Executor:
+    """The executor on the CPU's kernels, with weights as 8-bit integers."""
+    from ramify.gpu.executors.cpu_executor import CpuExecutor
+    from ramify.gpu.native.kernels import compiled_kernels
+    from ramify.gpu.native.threads import Crew
+    from ramify.gpu.ops.cpu_ops import KV_DTYPE, CpuOps, endings
+
+    _fill(config, model, progress)
+    layout = model.config.kv_layout(KV_DTYPE)
+    info = msgspec.structs.replace(
+        info, kv_bytes_per_token=layout.bytes_per_token, attention="int8",
+        attention_reason="a part of --quantization int8",
+    )  # fmt: skip
+    info = _with_pages(info, config, free_bytes(model.device), model.device)
+    progress("compiling kernels", 0.0)
+    kernels = compiled_kernels(isa, model.config.head_dim, KV_DTYPE, endings(model.config))
+    progress(f"allocating KV cache for {info.pages * info.page_size} tokens", 1.0)
+    pool = layout.allocate(info.pages, info.page_size, model.device)
+    table = RowTable(info)
+    progress("rounding weights to 8 bits", 0.0)
+    ops = CpuOps(kernels, pool, info.step_tokens + info.max_rows, table.max_length)
+    return CpuExecutor(model, ops, Crew(kernels.compiled, torch.get_num_threads()), table, info)
 
 
 def _cuda(
@@ -97,9 +134,15 @@ def _cuda(
     from ramify.gpu.startup.compiling import compiling
     from ramify.gpu.startup.rehearsal import rehearse, warm_all
 
+    def fill() -> None:
+        _fill(config, model, progress)
+        if not config.deterministic:  # its products read plain weights
+            with torch.inference_mode():
+                model.pack(packed)
+
     compiled = model.device.type == "cuda"
     if not compiled:
-        _fill(config, model, progress)
+        fill()
     free = free_bytes(model.device)
     small = msgspec.structs.replace(info, pages=1)
     if attention.compiles:
@@ -109,7 +152,7 @@ def _cuda(
         stage = CudaExecutor(model, pool, RowTable(small), small, attention)
         if compiled:
             with compiling(partial(warm_all, stage), model.device):
-                _fill(config, model, progress)
+                fill()
                 progress("compiling kernels that Triton's cache does not hold", 0.0)
         rehearsal = rehearse(stage, free, progress)
     except torch.OutOfMemoryError as error:

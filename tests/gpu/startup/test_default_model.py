@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from ramify.gpu.startup.load import load_executor
 from ramify.protocol.config import ModelConfig
@@ -38,7 +40,8 @@ def test_greedy_tokens_equal_those_of_transformers(folder: Path) -> None:
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     executor = load_executor(
-        ModelConfig(path=folder, device="cpu", kv_tokens=1024, threads=1), lambda what, done: None
+        ModelConfig(path=folder, device="cpu", kv_tokens=1024, threads=1, quantization="none"),
+        lambda what, done: None,
     )
     try:
         for number, question in enumerate(QUESTIONS):
@@ -55,6 +58,37 @@ def test_greedy_tokens_equal_those_of_transformers(folder: Path) -> None:
             assert generate(executor, opened, prompt, len(expected)) == expected
     finally:
         executor.close()
+
+
+STORY = """The old lighthouse keeper had lived alone on the island for many years. Every evening he
+climbed the narrow stairs and lit the great lamp, and every morning he put it out again and went down to
+his breakfast. One winter night a storm came up from the south, and through the noise of the wind
+he heard somebody calling. He took his lantern, opened the door, and saw a small boat among the
+rocks with two children in it. "Hold on!" he cried, and ran down to the water with a rope. The
+waves were high, but the boat was not far away, and at the third throw the boy caught the end of
+the rope and made it fast. When they were all sitting by the fire, the girl looked at him and
+said: "We saw your light, and we knew that somebody was
+there, and so we came."
+"""
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_8_bit_integers_cost_less_than_half_a_percent_of_the_bits(folder: Path) -> None:
+    tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(STORY).ids
+    exact, rounded = (nats(folder, tokens, quantization) for quantization in ("none", "auto"))
+    assert rounded < 1.005 * exact
+
+
+def nats(folder: Path, tokens: list[int], quantization: Any) -> float:
+    """Of all tokens but the first."""
+    config = ModelConfig(path=folder, device="cpu", kv_tokens=1024, threads=1, quantization=quantization)
+    executor = load_executor(config, lambda what, done: None)
+    opened = OpenRow(0, 1, pack(range(len(tokens))), 0, SamplingParams(temperature=0.0))
+    places, targets = pack(range(len(tokens) - 1)), pack(tokens[1:])
+    extend = ExtendRow(0, 0, pack(tokens), False, places, targets)
+    result = executor.launch(StepPlan(step=0, opens=[opened], extends=[extend])).result()
+    executor.close()
+    return -float(np.frombuffer(result.scores, dtype=np.float32).sum())
 
 
 def generate(executor: Any, opened: OpenRow, prompt: list[int], count: int) -> list[int]:

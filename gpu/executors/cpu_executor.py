@@ -1,0 +1,206 @@
+"""The executor that runs a decoder on the CPU's kernels: see `ops.cpu_ops` and `native`.
+
+A step is one call that does not hold the interpreter's lock: inputs are written into arrays at fixed
+addresses, the recorded program runs, and the tokens that rows sampled are in an array, where the next
+step reads its inputs. Rows that need more than a temperature are sampled again by torch. It does not
+know files; see `load`.
+"""
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ramify.gpu.executors.base import Counters, bad_logits
+from ramify.gpu.executors.torch_executor import DoneStep
+from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.native.attention import MOST_ROWS, TILE_WORDS
+from ramify.gpu.native.threads import Crew, Program
+from ramify.gpu.ops.cpu_ops import CpuOps
+from ramify.gpu.sampling.randomness import uniforms
+from ramify.gpu.sampling.scoring import arrays, score, slice_lines
+from ramify.gpu.sampling.torch_sampler import Sampler
+from ramify.gpu.step.buckets import Bucket
+from ramify.gpu.step.inputs import StepInputs
+from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
+from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
+from ramify.protocol.sampling import SamplingParams, TokenLogprobs
+
+
+class CpuExecutor:
+    """Runs plans on `model`, whose operations `ops` records, over the pages of `table`."""
+
+    def __init__(
+        self, model: Decoder, ops: CpuOps, crew: Crew, table: RowTable, info: ExecutorInfo
+    ) -> None:
+        self.info = info
+        self.counters = Counters()
+        self.rows = table
+        self._ops, self._step, self._crew = ops, ops.step, crew
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the crew has the cores; torch's threads would spin beside it
+        self._sampler = Sampler(info.max_rows, info.vocab_size, model.device)
+        self._asks = _Asks(info.max_rows)
+        self._last = np.zeros(info.max_rows, dtype=np.int64)
+        self._queries = max(1, MOST_ROWS // (model.config.heads // model.config.kv_heads))
+        self._draws = ops.draws(info.max_rows)
+        self._record(model)
+
+    def _record(self, model: Decoder) -> None:
+        """Walk the layers once. The programs: layers alone, the head alone, all with sampling."""
+        ops = self._ops
+        stream = model.forward(no_step(), ops)
+        layers = list(ops.instructions)
+        ops.instructions = []
+        self._logits = ops.logits(self.info.max_rows, self.info.vocab_size)
+        model.logits(stream, None, ops, self._logits)
+        head = list(ops.instructions)
+        choose = ops.choose(self._logits, self._draws)
+        self._layers, self._head = Program(layers), Program(head)
+        self._whole = Program([*layers, *head, choose])
+
+    def launch(self, plan: StepPlan) -> DoneStep:
+        """Compute the step. Raises PlanError if the plan contradicts the rows."""
+        begin = time.perf_counter()
+        step = self._run(plan)
+        rows = step.rows[step.sampling]
+        tokens, logprobs = self._sampled(step, rows)
+        scores = b"" if step.scored is None else self._score(step.scored)
+        result = StepResult(
+            step=plan.step,
+            rows=rows.astype(np.int32).tobytes(),
+            tokens=tokens.astype(np.int32).tobytes(),
+            computed=step.computed,
+            elapsed_us=int((time.perf_counter() - begin) * 1e6),
+            logprobs=logprobs,
+            scores=scores,
+        )
+        return DoneStep(result, bad_logits(step, self.rows.requests, result))
+
+    def forward(self, plan: StepPlan) -> tuple[StepRows, Tensor | None]:
+        """Apply the plan and run the model, without taking over what was sampled.
+
+        Returns what ran and float32 logits [S, vocabulary], None if no row samples. Meant for tests.
+        """
+        step = self._run(plan)
+        return step, self._logits_of(len(step.sampling)).clone() if len(step.sampling) else None
+
+    def close(self) -> None:
+        """End the threads; drop the weights and the pool."""
+        self._crew.close()
+        torch.set_num_threads(self._threads)
+        del self._ops, self._layers, self._head, self._whole
+
+    def _run(self, plan: StepPlan) -> StepRows:
+        step = self.rows.apply(plan)
+        for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
+            self._sampler.close(row)
+        for opened in plan.opens:
+            self._sampler.open(opened)
+            self._asks.open(opened.row, opened.sampling)
+        self.counters.count(step.computed)
+        if len(step.rows):
+            self._lay(step)
+            self._crew.run(self._whole if len(step.sampling) else self._layers)
+        return step
+
+    def _lay(self, step: StepRows) -> None:
+        """Write the step's inputs where the kernels read them."""
+        own, n, count = self._step, step.extends, step.computed
+        decodes = count - len(step.tokens)
+        rows, positions = step.rows, step.starts
+        lines = step.sampling
+        if n:
+            ends = np.cumsum(step.counts)
+            firsts = ends - step.counts
+            rows = np.repeat(step.rows, step.counts)
+            positions = np.arange(count) + np.repeat(step.starts - firsts, step.counts)
+            lines = ends[step.sampling] - 1
+        own.tokens[0] = count
+        own.ids[: count - decodes] = step.tokens
+        own.ids[count - decodes : count] = self._last[step.rows[n:]]
+        own.positions[:count] = positions
+        own.slots[:count] = self.rows.slots_at(rows, positions)
+        own.lines_count[0] = len(lines)
+        own.lines[: len(lines)] = lines
+        self._lay_tiles(step)
+        self._lay_draws(step)
+        self._ops.reach(int(positions.max()))
+
+    def _lay_tiles(self, step: StepRows) -> None:
+        """Cut extends into tiles; a decode is one."""
+        own, pages = self._step, self.rows.pages
+        address, stride = pages.ctypes.data, pages.strides[0]
+        tiles = -(-step.counts // self._queries)
+        count = int(tiles.sum())
+        which = np.repeat(np.arange(len(step.rows)), tiles)
+        begun = (np.arange(count) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * self._queries
+        firsts = np.cumsum(step.counts) - step.counts
+        table = own.tiles[: TILE_WORDS * count].reshape(count, TILE_WORDS)
+        table[:, 0] = address + step.rows[which] * stride
+        table[:, 1] = firsts[which] + begun
+        table[:, 2] = np.minimum(step.counts[which] - begun, self._queries)
+        table[:, 3] = step.starts[which] + begun
+        own.tiles_count[0] = count
+
+    def _lay_draws(self, step: StepRows) -> None:
+        rows = step.rows[step.sampling]
+        temperatures = self._asks.temperatures[rows]
+        self._draws.temperatures.numpy()[: len(rows)] = temperatures
+        if temperatures.any():
+            numbers = uniforms(self._asks.seeds[rows], step.draws)
+            self._draws.uniforms.numpy()[: len(rows)] = numbers
+
+    def _sampled(self, step: StepRows, rows: Ints) -> "tuple[Ints, list[TokenLogprobs | None]]":
+        """int64[S], -1 where logits are not finite, and the log-probabilities that were asked for."""
+        tokens = self._draws.tokens.numpy()[: len(rows)].copy()
+        logprobs: list[TokenLogprobs | None] = []
+        special = np.flatnonzero(self._asks.special[rows])
+        if len(special):  # torch sorts for top-k and top-p, counts for penalties
+            logits = self._logits_of(len(rows))[torch.from_numpy(special)]
+            sampled = self._sampler.sample(logits, rows[special], step.draws[special])
+            tokens[special] = torch.where(sampled.finite, sampled.tokens, -1).numpy()
+            if sampled.logprobs:
+                logprobs = [None] * len(rows)
+                for line, found in zip(special.tolist(), sampled.logprobs, strict=True):
+                    logprobs[line] = found
+        self._last[rows] = np.maximum(tokens, 0)
+        return tokens, logprobs
+
+    def _logits_of(self, count: int) -> Tensor:
+        return self._logits[:count, : self.info.vocab_size]
+
+    def _score(self, scored: Scored) -> bytes:
+        views = {name: torch.from_numpy(array) for name, array in arrays(scored).items()}
+        slice_size = min(slice_lines(self.info.vocab_size), self.info.max_rows)
+        return score(scored, views, self._head_of, slice_size).numpy().tobytes()
+
+    def _head_of(self, lines: Tensor) -> Tensor:
+        own = self._step
+        own.lines_count[0] = len(lines)
+        own.lines[: len(lines)] = lines.numpy()
+        self._crew.run(self._head)
+        return self._logits_of(len(lines))
+
+
+def no_step() -> StepInputs[Tensor]:
+    """For recording: the instructions read a step's inputs from their own arrays."""
+    return StepInputs.from_parts(Bucket(0, 0, 0, 0), {})
+
+
+class _Asks:
+    """What the open rows ask of sampling, as arrays."""
+
+    def __init__(self, max_rows: int) -> None:
+        self.temperatures = np.zeros(max_rows, dtype=np.float32)
+        self.seeds: Ints = np.zeros(max_rows, dtype=np.int64)
+        self.special = np.zeros(max_rows, dtype=np.bool_)  # more than a temperature
+
+    def open(self, row: int, sampling: SamplingParams) -> None:
+        self.temperatures[row] = sampling.temperature
+        self.seeds[row] = sampling.seed
+        truncated = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+        self.special[row] = (
+            sampling.penalized or sampling.logprobs > 0 or (sampling.temperature > 0 and truncated)
+        )

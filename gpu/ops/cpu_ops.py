@@ -1,0 +1,263 @@
+"""The operations on a CPU: recorded once as a program of kernels, then run by a crew of threads.
+
+A step of a small model is bound by calls as much as by bytes, and every call from Python waits for the
+interpreter's lock, which the server wants too. So the walk over the layers happens once: the operations
+write instructions down, with buffers for the largest step, and pass these on. A step then fills the
+arrays of `CpuStep` and runs the program in one call, without the lock.
+
+Weights and activations are 8-bit integers (see `native.linear`), the residual and all sums float32, keys
+and values float16. What a row computes depends on that row alone, to the last bit. Knows neither
+families nor the page table.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ramify.gpu.kv.layout import KVPool
+from ramify.gpu.models.config import DecoderConfig
+from ramify.gpu.native.attention import MOST_ROWS, TILE_WORDS
+from ramify.gpu.native.kernels import Kernels, Quantised, empty_quantised
+from ramify.gpu.native.linear import PANEL, PackedWeight, pack_weight
+from ramify.gpu.native.threads import Instruction, Words, aligned
+from ramify.gpu.ops.base import Activation, LayerAttention, Stream
+from ramify.gpu.ops.linear import Linear
+from ramify.gpu.ops.rmsnorm import RMSNorm
+from ramify.gpu.ops.rotary import Rotary
+from ramify.gpu.step.inputs import StepInputs
+
+KV_DTYPE = torch.float16
+_ANGLES = 1024  # positions whose angles are computed at a time
+
+
+@dataclass(slots=True)
+class CpuStep:
+    """A step's inputs, at fixed addresses, with room for the largest step. Counts are arrays of one."""
+
+    tokens: Words  # how many
+    ids: Words
+    positions: Words
+    slots: Words
+    tiles_count: Words
+    tiles: Words  # see `native.attention`
+    lines_count: Words
+    lines: Words  # whose logits are wanted
+
+
+def empty_step(tokens: int) -> CpuStep:
+    return CpuStep(
+        aligned(1), aligned(tokens), aligned(tokens), aligned(tokens), aligned(1),
+        aligned(TILE_WORDS * tokens), aligned(1), aligned(tokens),
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Draws:
+    """How each line samples: a temperature and a number in [0, 1); what came out, or -1."""
+
+    temperatures: Tensor  # float32
+    uniforms: Tensor  # float64
+    tokens: Tensor  # int64
+
+
+@dataclass(slots=True)
+class CpuStream(Stream):
+    """The residual; its norm is applied by what reads it."""
+
+    norm: RMSNorm
+
+
+class AngleTable:
+    """cos and sin of each position, float32[positions, D / 2], computed when one is first used."""
+
+    def __init__(self, rotary: Rotary, dim: int, positions: int) -> None:
+        self._rotary = rotary
+        self.cos, self.sin = torch.empty((positions, dim // 2)), torch.empty((positions, dim // 2))
+        self._known = 0
+
+    @torch.inference_mode()
+    def _compute(self, end: int) -> None:
+        cos, sin = self._rotary.table(torch.arange(self._known, end))
+        self.cos[self._known : end], self.sin[self._known : end] = cos, sin
+        self._known = end
+
+    def reach(self, position: int) -> None:
+        """Know the angles up to `position`."""
+        while self._known <= position:
+            self._compute(min(self._known + _ANGLES, len(self.cos)))
+
+
+def obstacle(config: DecoderConfig, page_size: int) -> str | None:
+    """Why these operations cannot run a model, None if they can."""
+    if config.head_dim % 32 or config.head_dim > 256:
+        return f"heads of {config.head_dim} are not a multiple of 32 up to 256"
+    if config.heads // config.kv_heads > MOST_ROWS:
+        return f"more than {MOST_ROWS} query heads share a KV head"
+    if config.hidden_size % PANEL or config.intermediate_size % 16:
+        return f"layers are not a multiple of {PANEL} wide"
+    if page_size & (page_size - 1):
+        return f"pages of {page_size} tokens are not a power of 2"
+    if config.logit_softcap is not None and config.vocab_size % PANEL:
+        return f"a capped vocabulary is not a multiple of {PANEL}"
+    return None
+
+
+def endings(config: DecoderConfig) -> tuple[str, ...]:
+    """What is done with the model's products."""
+    capped = () if config.logit_softcap is None else ("softcap",)
+    return ("store", "add", config.activation, *capped)
+
+
+class CpuOps:
+    """Records `instructions`, for steps of up to `most_tokens` at positions below `context`.
+
+    Weights are packed when they are recorded: only then it is known what a product is for.
+    """
+
+    def __init__(self, kernels: Kernels, pool: KVPool, most_tokens: int, context: int) -> None:
+        self.step = empty_step(most_tokens)
+        self.instructions: list[Instruction] = []
+        self.angles: dict[Rotary, AngleTable] = {}
+        self._kernels = kernels
+        self._pool = pool
+        self._most = most_tokens
+        self._context = context
+        self._buffers: dict[tuple[str, int], Tensor] = {}
+        self._activations: dict[int, Quantised] = {}
+        self._table: Tensor | None = None
+
+    def begin(self, step: StepInputs[Tensor]) -> None:
+        self.instructions = []
+
+    def embed(self, step: StepInputs[Tensor], table: Tensor, scale: float, norm: RMSNorm) -> CpuStream:
+        residual = self._buffer("residual", table.shape[1])
+        self._table = table
+        own = self.step
+        self.instructions.append(self._kernels.embed(own.tokens, own.ids, table, scale, residual))
+        return CpuStream(residual, residual, norm)
+
+    def linear(self, x: CpuStream, linear: Linear) -> Tensor:
+        weight = self._packed(linear)
+        out = self._buffer("qkv", weight.outputs)
+        self._product(self._normed(x), weight, out, "store")
+        return out
+
+    def attend(self, qkv: Tensor, layer: LayerAttention, step: StepInputs[Tensor]) -> Tensor:
+        own, kv, kernels = self.step, self._pool.layers[layer.index], self._kernels
+        angles = self.angles.get(layer.rotary)
+        if angles is None:
+            angles = AngleTable(layer.rotary, layer.head_dim, self._context)
+            self.angles[layer.rotary] = angles
+        norms = None
+        if layer.q_norm is not None and layer.k_norm is not None:
+            norms = (layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)
+        heads, pool = (layer.heads, layer.kv_heads), (kv.k, kv.v)
+        out = self._buffer("mixed", layer.heads * layer.head_dim)
+        spec = layer.spec
+        self.instructions += [
+            kernels.rotate(own.tokens, qkv, own.positions, own.slots, (angles.cos, angles.sin), pool,
+                           heads, norms),
+            kernels.attend(own.tiles_count, own.tiles, qkv, pool, out, heads, kv.page_size, spec.scale,
+                           spec.softcap, spec.window, spec.sinks),
+        ]  # fmt: skip
+        return out
+
+    def add(
+        self, x: CpuStream, y: Tensor, linear: Linear, norm: RMSNorm, post: RMSNorm | None = None
+    ) -> CpuStream:
+        own, kernels = self.step, self._kernels
+        inputs = linear.weight.shape[1]
+        quantised = self._quantised(inputs)
+        self.instructions.append(kernels.quantise(own.tokens, y, inputs, quantised))
+        weight = self._packed(linear)
+        if post is None:
+            self._product(quantised, weight, x.residual, "add")
+        else:
+            out = self._buffer("added", weight.outputs)
+            self._product(quantised, weight, out, "store")
+            self.instructions.append(
+                kernels.norm_add(own.tokens, out, (post.weight, post.eps), x.residual)
+            )
+        return CpuStream(x.residual, x.residual, norm)
+
+    def gated(self, x: CpuStream, linear: Linear, activation: Activation) -> Tensor:
+        weight = self._packed(linear, gated=True)
+        out = self._buffer("gated", weight.outputs // 2)
+        self._product(self._normed(x), weight, out, activation)
+        return out
+
+    def head(
+        self,
+        x: CpuStream,
+        lines: Tensor | None,
+        linear: Linear,
+        softcap: float | None,
+        output: Tensor | None = None,
+    ) -> Tensor:
+        """Logits of the step's `lines`, into `output` [lines, padded vocabulary]."""
+        if output is None:
+            raise ValueError("the logits need room of their own")
+        own, size = self.step, x.residual.shape[1]
+        quantised = self._quantised(size)
+        norm = (x.norm.weight, x.norm.eps)
+        self.instructions.append(
+            self._kernels.quantise(own.lines_count, x.residual, size, quantised, norm, own.lines)
+        )
+        weight = self._packed(linear, padding=-torch.inf)
+        end = "store" if softcap is None else "softcap"
+        self.instructions.append(
+            self._kernels.linear(own.lines_count, quantised, weight, output, end, softcap or 0.0)
+        )
+        return output
+
+    def logits(self, lines: int, vocabulary: int) -> Tensor:
+        """Room for the logits of so many lines."""
+        return torch.empty((lines, -(-vocabulary // PANEL) * PANEL))
+
+    def draws(self, rows: int) -> Draws:
+        """Room for what so many rows sample."""
+        floats = torch.zeros(rows), torch.zeros(rows, dtype=torch.float64)
+        return Draws(*floats, torch.zeros(rows, dtype=torch.int64))
+
+    def choose(self, logits: Tensor, draws: Draws) -> Instruction:
+        """Sample a token from each line of logits."""
+        return self._kernels.choose(
+            self.step.lines_count, logits, draws.temperatures, draws.uniforms, draws.tokens
+        )
+
+    def reach(self, position: int) -> None:
+        """Know the rotary angles up to `position`."""
+        for angles in self.angles.values():
+            angles.reach(position)
+
+    def _normed(self, x: CpuStream) -> Quantised:
+        size = x.residual.shape[1]
+        quantised = self._quantised(size)
+        norm = (x.norm.weight, x.norm.eps)
+        self.instructions.append(
+            self._kernels.quantise(self.step.tokens, x.residual, size, quantised, norm)
+        )
+        return quantised
+
+    def _product(self, x: Quantised, weight: PackedWeight, out: Tensor, end: str) -> None:
+        self.instructions.append(self._kernels.linear(self.step.tokens, x, weight, out, end))
+
+    def _packed(self, linear: Linear, gated: bool = False, padding: float = 0.0) -> PackedWeight:
+        """As 8-bit integers. What was loaded is dropped, unless tokens are looked up in it."""
+        packed = pack_weight(linear.weight, linear.bias, self._kernels.isa, gated, padding)
+        if linear.weight is not self._table:
+            linear.weight = linear.weight.new_empty(0)
+        return packed
+
+    def _quantised(self, size: int) -> Quantised:
+        if size not in self._activations:
+            self._activations[size] = empty_quantised(self._most, size, self._kernels.isa)
+        return self._activations[size]
+
+    def _buffer(self, name: str, width: int) -> Tensor:
+        """[most_tokens, width], the same for all layers."""
+        key = (name, width)
+        if key not in self._buffers:
+            self._buffers[key] = torch.zeros((self._most, width))
+        return self._buffers[key]
