@@ -336,6 +336,11 @@ class Session:
         return self.core.limits
 
     @property
+    def tools(self) -> list[dict[str, Any]]:
+        """Those that it was opened with."""
+        return self.core.settings.tools or []
+
+    @property
     def branches(self) -> list[Branch]:
         """The branches this client knows of."""
         return [Branch(self, name) for name in self.core.heads.by_name]

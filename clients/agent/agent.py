@@ -7,7 +7,7 @@ call, so that it can be talked to at once.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, NamedTuple, Protocol, Unpack
 
 import msgspec
 
@@ -17,8 +17,10 @@ from ramify.clients.agent.transcript import Did, Said, Told, Transcript, result_
 from ramify.clients.connect import Connecting, Settings, connect
 from ramify.clients.generation import Result
 from ramify.clients.handles import Branch, GenerateOptions, Messages, chat_messages
+from ramify.clients.program.steps import Backend
 from ramify.clients.stream import TextDelta
-from ramify.protocol.wire import Append, ChatMessage, Drop, Generate, Op, Set
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.wire import Append, Cancel, ChatMessage, Drop, Generate, Op, Set
 
 Event = TextDelta | Called | Returned
 Listener = Callable[[Event], None]
@@ -106,8 +108,20 @@ class Agent:
         the first generation. Raises what went wrong on the server; if this is cancelled, so are the
         generation and the tools that run.
         """
-        self._check(branch)
-        run = _Run(self, branch, listener or _nobody)
+        ground = Ground(branch.session, branch.name, branch, branch.session.link.submit)
+        return await self.run_on(ground, say, listener=listener, tool_choice=tool_choice)
+
+    async def run_on(
+        self,
+        ground: "Ground",
+        say: str | Messages | None,
+        *,
+        listener: Listener | None = None,
+        tool_choice: str = "auto",
+    ) -> Answer:
+        """`run` on a branch of any backend."""
+        self._check(ground)
+        run = _Run(self, ground, listener or _nobody)
         messages = _messages(say)
         if messages:
             run.transcript.entries.append(Told(messages))
@@ -163,15 +177,15 @@ class Agent:
             if not keep and session.error is None:
                 session.link.submit([Drop(id=0, branch=names)])
 
-    def _check(self, branch: Branch) -> None:
+    def _check(self, ground: "Ground") -> None:
         """Raises ValueError if the model was not told of these tools."""
-        known = branch.session.core.settings.tools or []
+        known = ground.session.tools
         names = {(each.get("function") or each).get("name") for each in known}
         missing = [name for name in self.tools if name not in names]
         if missing:
             raise ValueError(
                 f"the session does not know the tool {missing[0]!r}: open it with `agent.connect(url)`, "
-                "or `connect(url, tools=agent.schemas)`"
+                "`connect(url, tools=agent.schemas)`, or `ApiSession(..., tools=agent.schemas)`"
             )
 
     # --- for runs ------------------------------------------------------------------------------
@@ -183,13 +197,34 @@ class Agent:
         await self._runner.run(calls, told, done)
 
 
+class Tooled(Backend, Protocol):
+    """A backend that was told of tools."""
+
+    @property
+    def error(self) -> RamifyError | None: ...
+    @property
+    def tools(self) -> list[dict[str, Any]]: ...
+
+
+class Ground(NamedTuple):
+    """Where an agent runs. `post`: sends ops whose replies nobody waits for; what is kept warm needs it.
+
+    `branch`: what its tools get as their context's branch.
+    """
+
+    session: Tooled
+    name: str
+    branch: Any
+    post: Callable[[list[Op]], Any]
+
+
 class _Run:
     """One run on one branch."""
 
-    def __init__(self, agent: Agent, branch: Branch, listener: Listener) -> None:
+    def __init__(self, agent: Agent, ground: Ground, listener: Listener) -> None:
         self.transcript = Transcript()
         self._agent = agent
-        self._branch = branch
+        self._ground = ground
         self._listener = listener
         self._results: list[Result] = []
 
@@ -201,7 +236,9 @@ class _Run:
                 return self.answer(result.reason)
             if step + 1 == self._agent.max_steps:
                 why = f"Error: not run: this was the last of {step + 1} steps"
-                await self._branch.append(messages=self._close(calls, {}, why))
+                messages = self._close(calls, {}, why)
+                for reply in await self._ground.session.send([self._append(messages)]):
+                    await reply
                 break
             messages = await self._perform(calls)
         return self.answer("steps")
@@ -212,13 +249,21 @@ class _Run:
         return Answer(text=text, reason=reason, results=list(self._results), transcript=self.transcript)
 
     async def _generate(self, messages: list[ChatMessage], tool_choice: str) -> Result:
-        branch = self._branch
-        ops: list[Op] = [Append(id=0, branch=branch.name, messages=messages)] if messages else []
+        ground = self._ground
+        ops: list[Op] = [self._append(messages)] if messages else []
         options: GenerateOptions = {"tool_choice": tool_choice, **self._agent.options}
-        (generation,) = branch.session.start([*ops, Generate(id=0, branch=branch.name, **options)])
-        async for delta in generation:
-            self._listener(delta)
-        result = await generation
+        generate = Generate(id=0, branch=ground.name, **options)
+        *_, generation = await ground.session.send([*ops, generate])
+        try:
+            async for delta in generation:
+                self._listener(delta)
+            result: Result = await generation
+        except asyncio.CancelledError:
+            if (
+                not ground.session.frames
+            ):  # a Ramify session's generation is cancelled with who waits for it
+                ground.post([Cancel(id=0, branch=ground.name)])
+            raise
         self._results.append(result)
         calls = [ToolCall.of(call) for call in result.tool_calls or ()]
         self.transcript.entries.append(
@@ -237,19 +282,23 @@ class _Run:
 
     async def _perform(self, calls: list[ToolCall]) -> list[ChatMessage]:
         """Run them; the messages with their results."""
-        branch, link, retain_s = self._branch, self._branch.session.link, self._agent.retain_s
-        if retain_s is not None:
-            link.submit([Set(id=0, branch=branch.name, retain_s=retain_s)])
+        ground, retain_s = self._ground, self._agent.retain_s
+        if retain_s is not None and ground.session.frames:  # others keep no KV that they know of
+            ground.post([Set(id=0, branch=ground.name, retain_s=retain_s)])
         done: dict[str, Did] = {}
         try:
-            await self._agent.perform([Context(branch, call) for call in calls], self._listener, done)
+            contexts = [Context(ground.branch, call) for call in calls]
+            await self._agent.perform(contexts, self._listener, done)
         except BaseException:
             # The branch ends with calls: each gets its result, so that it can be talked to at once.
             messages = self._close(calls, done, "Error: cancelled")
-            if branch.session.error is None:
-                link.submit([Append(id=0, branch=branch.name, messages=messages)])
+            if ground.session.error is None:
+                ground.post([self._append(messages)])
             raise
         return self._close(calls, done, "Error: not run")
+
+    def _append(self, messages: list[ChatMessage]) -> Append:
+        return Append(id=0, branch=self._ground.name, messages=messages)
 
     def _close(self, calls: list[ToolCall], done: dict[str, Did], otherwise: str) -> list[ChatMessage]:
         """The results of `calls` in their order; `otherwise`, for those without one."""

@@ -1,11 +1,11 @@
 """An agent's turn inside a program: on the program's branch, behind what was added so far."""
 
 from collections.abc import Awaitable, Callable
-from typing import overload
+from typing import cast, overload
 
 import msgspec
 
-from ramify.clients.agent.agent import Agent, Answer, Event
+from ramify.clients.agent.agent import Agent, Answer, Event, Ground, Tooled
 from ramify.clients.handles import Branch
 from ramify.clients.program.state import AsyncState
 from ramify.clients.program.steps import NotCompiled
@@ -25,10 +25,11 @@ def act(
     """Let `agent` take a turn on the state's branch; what the program adds next stands behind it.
 
     The program's session must know the agent's tools: `program.using(connect={"tools": agent.schemas,
-    "parts": True})`. All of the turn is in `s.messages()`, and its words in `s.text()`. `name`:
-    `s[name]` is the answer. What was held back is sent before it, so a frame ends here.
+    "parts": True})`, or `ApiSession(..., tools=agent.schemas)`. All of the turn is in `s.messages()`,
+    and its words in `s.text()`. `name`: `s[name]` is the answer. What was held back is sent before it,
+    so a frame ends here.
 
-    Raises TypeError on a backend without branches that live on, NotCompiled with `compiled=True`: what
+    Raises TypeError on a backend that knows no tools, NotCompiled with `compiled=True`: what
     tools answer is known to the program alone.
     """
     if isinstance(s, State):
@@ -44,18 +45,16 @@ async def _act(s: AsyncState, agent: Agent, say: str, name: str | None) -> Answe
         where = s.family.where()
         raise NotCompiled(f"an agent's turn {where} does not fit into one frame: its tools run here")
     await s.finish()
-    branch = s.place
-    if not isinstance(branch, Branch):
-        raise TypeError("an agent needs a Ramify session: this program runs on another backend")
-    answer = await agent.run(branch, say, listener=_listener(s, name))
-    *before, last = answer.results or [None]
-    if last is not None:
-        last = msgspec.structs.replace(last, text=answer.text)
-    s.note(
-        answer.transcript.messages(),
-        [result for result in (*before, last) if result is not None],
-        name,
-    )
+    session, branch = s.family.sender.session, s.place
+    post = branch.session.link.submit if isinstance(branch, Branch) else getattr(session, "post", None)
+    if post is None or not hasattr(session, "tools"):
+        raise TypeError("an agent needs a session that knows tools: a Session, or an ApiSession")
+    ground = Ground(cast(Tooled, session), s.branch, branch, post)
+    answer = await agent.run_on(ground, say, listener=_listener(s, name))
+    results = list(answer.results)
+    if results:
+        results[-1] = msgspec.structs.replace(results[-1], text=answer.text)
+    s.note(answer.transcript.messages(), results, name)
     return answer
 
 

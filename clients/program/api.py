@@ -26,6 +26,7 @@ import msgspec
 
 from ramify.clients.generation import Result
 from ramify.clients.program.api_branch import ApiBranch, ApiGeneration, ApiReply, Segment
+from ramify.clients.program.api_calls import more_of, told, tool_choice
 from ramify.clients.program.api_select import BEST, by_echo, by_next_tokens, next_tokens
 from ramify.clients.program.api_tree import joined, pruned
 from ramify.clients.program.expressions import TurnRole
@@ -39,6 +40,7 @@ from ramify.protocol.wire import (
     Generate,
     Hit,
     Join,
+    JsonObject,
     Ok,
     Op,
     Prune,
@@ -65,7 +67,8 @@ class ApiSession:
     `chat`: turns through `/chat/completions`; else raw text through `/completions`, and no turns.
     `speculate`: tokens to ask for beyond a gap, 0: none. `continues`: the endpoint goes on in an
     assistant's turn that it is given (`continue_final_message` of vLLM and SGLang).
-    `calls`, `prompt_tokens`: what it took so far.
+    `tools`: of OpenAI's shape, told with each call (`agent.schemas`). `calls`, `prompt_tokens`: what it
+    took so far.
     """
 
     error: RamifyError | None = None
@@ -79,7 +82,12 @@ class ApiSession:
         chat: bool = True,
         speculate: int = 0,
         continues: bool = False,
+        tools: Sequence[JsonObject] = (),
     ) -> None:
+        """Raises BadRequest for tools without a chat."""
+        if tools and not chat:
+            raise BadRequest("this endpoint completes text: tools need ApiSession(chat=True)")
+        self.tools = list(tools)
         self.calls = 0
         self.prompt_tokens = 0
         self._client = client
@@ -119,11 +127,21 @@ class ApiSession:
                 future.add_done_callback(lambda done: done.cancelled() or done.exception())
                 work.append((op, future))
                 handles.append(ApiReply(future))
-        task = loop.create_task(self._run(work))
+        self._start(work, ops)
+        return handles
+
+    def post(self, ops: Sequence[Op]) -> None:
+        """Run ops that need no call, here and now. Raises what is wrong with them."""
+        for op in ops:
+            self._apply(op)
+
+    def _start(
+        self, work: "list[tuple[Op, asyncio.Future[Ok] | ApiGeneration]]", ops: Sequence[Op]
+    ) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(work))
         branch = getattr(ops[0], "branch", None)
         self._tasks[task] = branch if isinstance(branch, str) else None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
-        return handles
 
     async def _run(self, work: list[tuple[Op, "asyncio.Future[Ok] | ApiGeneration"]]) -> None:
         failed: BaseException | None = None
@@ -139,8 +157,8 @@ class ApiSession:
                         handle.end(await self._generate(op, handle))
                 else:
                     handle.set_result(self._apply(op))
-            except (Exception, asyncio.CancelledError) as error:
-                failed = error
+            except (Exception, asyncio.CancelledError) as raised:
+                failed = error = told(raised)
                 if isinstance(handle, ApiGeneration):
                     handle.end(None, error)
                 else:
@@ -157,7 +175,7 @@ class ApiSession:
                     raise BadRequest("this endpoint completes text: turns need ApiSession(chat=True)")
                 branch = self.branch(names(op.branch)[0])
                 branch.guess = ""
-                branch.segments += [Segment(turn.role, turn.content, False) for turn in messages]
+                branch.segments += [Segment(turn.role, turn.content, False, turn) for turn in messages]
             case Fork(branch=None, as_=made):
                 self._branches.update((name, ApiBranch(name)) for name in made)
             case Fork(branch=str(source), as_=made):
@@ -198,10 +216,12 @@ class ApiSession:
     async def _generate(self, op: Generate, generation: ApiGeneration) -> Result:
         branch = self.branch(generation.branch)
         refused = [field for field in _REFUSED if getattr(op, field)]
-        refused += ["tool_choice"] if op.tool_choice != "auto" else []
         if refused:
             raise Unsupported(f"an OpenAI endpoint has no {refused[0]!r}: leave it out")
+        if op.tool_choice not in ("auto", "none") and not self.tools:
+            raise BadRequest(f"`tool_choice` {op.tool_choice!r} needs tools: give ApiSession(tools=...)")
         text, stop, usage = "", None, None
+        calls: list[JsonObject] = []
         reason: Reason = "stop"
         guessed = first_stop(branch.guess, op.stop)
         if guessed is not None:
@@ -211,7 +231,7 @@ class ApiSession:
             branch.guess = ""
             ahead = self._speculate if op.stop and (op.keep_open or not self._chat) else 0
             if ahead:
-                said, reason, usage = await self._call(branch, op, None, ahead)
+                said, reason, usage, calls = await self._call(branch, op, None, ahead)
                 found = first_stop(said, op.stop)
                 if found is not None:
                     at, stop = found
@@ -220,13 +240,17 @@ class ApiSession:
                     text = said
             if not ahead or reason == "length":  # or neither its stop nor its end came in time
                 heard = None if op.hidden else generation
-                text, reason, usage = await self._call(branch, op, heard, 0)
+                text, reason, usage, calls = await self._call(branch, op, heard, 0)
         role: TurnRole | None = "assistant" if self._chat and not branch.open else None
         segment = Segment(role, text, self._chat and op.keep_open)
+        if calls:
+            turn = ChatMessage(role="assistant", content=text, tool_calls=calls)
+            segment = Segment("assistant", text, False, turn)
         self._answers += 1
         shown = branch.answers(segment, self._answers, hidden=op.hidden)
         generation.add(shown[len(generation.text) :])
-        return _result(branch, shown, reason, stop, usage)
+        result = _result(branch, shown, reason, stop, usage)
+        return msgspec.structs.replace(result, reason="tool", tool_calls=calls) if calls else result
 
     async def _select(self, op: Select, generation: ApiGeneration) -> Result:
         branch = self.branch(generation.branch)
@@ -242,7 +266,7 @@ class ApiSession:
                 )
             index = await by_next_tokens(op.choices, partial(self._next_tokens, branch))
         else:
-            prompt = "".join(text for _, text in branch.turns())
+            prompt = branch.text()
             index, scores = await by_echo(prompt, op.choices, op.method, self._echo)
         text, branch.guess = op.choices[index], ""
         generation.add(text)
@@ -283,8 +307,8 @@ class ApiSession:
 
     async def _call(
         self, branch: ApiBranch, op: Generate, generation: ApiGeneration | None, ahead: int
-    ) -> tuple[str, Reason, Any]:
-        """One request: the whole text, how it ended, and what it took.
+    ) -> tuple[str, Reason, Any, list[JsonObject]]:
+        """One request: the whole text, how it ended, what it took, and the tools that it calls.
 
         `generation` gets the text as it comes. With `ahead` the call is not stopped at the gap's end.
         """
@@ -295,25 +319,32 @@ class ApiSession:
         options["stream_options"] = {"include_usage": True}
         if op.stop and not ahead:
             options["stop"] = op.stop
+        if self.tools and op.tool_choice != "none":
+            options["tools"] = self.tools
+            options["tool_choice"] = tool_choice(op.tool_choice)
         self.calls += 1
         said, usage = "", None
+        calls: dict[int, JsonObject] = {}
         reason: Reason = "stop"
         async for piece in await self._request(branch, options):
             usage = piece.usage or usage
             for choice in piece.choices:
                 text = (choice.delta.content if self._chat else choice.text) or ""
                 said += text
+                for piece_of in (getattr(choice.delta, "tool_calls", None) or ()) if self._chat else ():
+                    more_of(calls, piece_of)
                 if choice.finish_reason == "length":
                     reason = "length"
                 if generation is not None:
                     generation.add(text)
         if usage is not None:
             self.prompt_tokens += usage.prompt_tokens
-        return said, reason, usage
+        whole = [calls[index] for index in sorted(calls)] if reason != "length" else []
+        return said, reason, usage, whole
 
     async def _request(self, branch: ApiBranch, options: dict[str, Any]) -> AsyncIterator[Any]:
         if not self._chat:
-            options["prompt"] = "".join(text for _, text in branch.turns())
+            options["prompt"] = branch.text()
             return cast(AsyncIterator[Any], await self._client.completions.create(**options))
         options |= self._messages(branch)
         return cast(AsyncIterator[Any], await self._client.chat.completions.create(**options))
@@ -328,9 +359,7 @@ class ApiSession:
                     "or begin each assistant's turn with its only gap"
                 )
             options["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
-        options["messages"] = [
-            {"role": role or "user", "content": text} for role, text in branch.turns()
-        ]
+        options["messages"] = branch.messages()
         return options
 
 

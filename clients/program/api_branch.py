@@ -7,15 +7,19 @@ from typing import Any, NamedTuple
 from ramify.clients.generation import Result
 from ramify.clients.program.expressions import TurnRole
 from ramify.clients.stream import TextDelta
-from ramify.protocol.wire import Ok
+from ramify.protocol.wire import ChatMessage, Ok
 
 
 class Segment(NamedTuple):
-    """A part of a branch. `role` None: it goes on in the turn before, or is raw text."""
+    """A part of a branch. `role` None: it goes on in the turn before, or is raw text.
+
+    `message`: the turn with what is more than text of it (calls, the call that a result is of).
+    """
 
     role: TurnRole | None
     text: str
     open: bool  # an assistant's turn that goes on
+    message: ChatMessage | None = None
 
 
 class ApiBranch:
@@ -66,15 +70,30 @@ class ApiBranch:
         answers = chat and bool(self.segments) and self.segments[-1].role in ("user", "tool")
         self.segments.append(Segment("assistant" if answers else None, text, answers or self.open))
 
-    def turns(self) -> list[tuple[TurnRole | None, str]]:
-        """The segments, those of one turn joined."""
-        joined: list[tuple[TurnRole | None, str]] = []
-        for role, text, _ in self.segments:
+    def text(self) -> str:
+        """All of it, for endpoints that know no turns."""
+        return "".join(segment.text for segment in self.segments)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """As a chat endpoint takes it: segments of one turn are one message."""
+        joined: list[dict[str, Any]] = []
+        for role, text, _, message in self.segments:
             if role is None and joined:
-                joined[-1] = joined[-1][0], joined[-1][1] + text
+                joined[-1]["content"] = (joined[-1]["content"] or "") + text
+            elif message is None:
+                joined.append({"role": role or "user", "content": text})
             else:
-                joined.append((role, text))
+                joined.append(_as_dict(message))
         return joined
+
+
+def _as_dict(message: ChatMessage) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        found |= {"tool_calls": message.tool_calls, "content": message.content or None}
+    if message.tool_call_id is not None:
+        found["tool_call_id"] = message.tool_call_id
+    return found
 
 
 class ApiReply:
