@@ -148,6 +148,8 @@ def _left_alone(node: ast.AST) -> bool:
             return True
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
             return name in LOGGERS
+        case ast.If(body=body, orelse=[]) if all(map(_left_alone, body)):
+            return True  # it decides what is logged
         case ast.Assign(targets=[ast.Name(id=name)]):
             return name in LOGGERS or name == "__slots__"
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):

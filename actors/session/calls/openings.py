@@ -6,6 +6,7 @@ behind its prompt, the dialect knows how they begin.
 """
 
 from collections.abc import Callable, Sequence
+from os.path import commonprefix
 from typing import Any, TypeAlias
 
 from ramify.actors.session.calls.dialects import Dialect
@@ -75,11 +76,14 @@ class Openings:
         before, named, after = call.rpartition(_NAME)
         if not named or _VALUE not in after:
             return None
-        marks = [place for mark in self._dialect.openings if (place := before.rfind(mark)) >= 0]
+        # what the prompt and the call begin with alike is no part of the call
+        shared = len(commonprefix([prompt, call]))  # noqa: RUF071 - texts, not paths
+        places = [(before.rfind(mark), mark) for mark in self._dialect.openings]
+        marks = [at for at, mark in places if at >= 0 and at + len(mark) > shared]
         if call.startswith(prompt) and (self._dialect.bare is not None or marks):
             opening = before[len(prompt) :]
         elif marks:  # the prompt ends a thought that a call does not show
-            opening = before[max(marks) :]
+            opening = before[min(marks) :]
         else:
             return None
         argument = after.partition(_VALUE)[0]

@@ -783,3 +783,43 @@ def test_each_change_of_the_tree_has_a_revision_of_its_own(sim: Callable[..., An
     engine.pump()
     revisions = [client.replies[ident][0].revision for ident in range(1, 7)]
     assert sorted(revisions) == [2, 3, 4, 5, 6, 7]  # branches of their own are changed in any order
+
+
+def submitted(engine: Any, number: int = 1) -> list[m.Submit]:
+    return [each for each in told_scheduler(engine, number) if isinstance(each, m.Submit)]
+
+
+def test_what_a_generation_asks_of_the_scheduler(sim: Callable[..., Any]) -> None:
+    engine = sim(context=64)
+    client = engine.session()
+    client.send(w.Append(id=1, tokens=[5] * 60))
+    engine.pump()
+    core = engine.cores[1]
+    op = w.Generate(id=2, max_tokens=1000, priority=3, deadline_ms=2000, seed=4, stop_token_ids=[9])
+    core.frame(client.socket, [op], engine.now)
+    (submit,) = submitted(engine)
+    assert (submit.prompt, submit.max_tokens, submit.priority) == (
+        60,
+        4,
+        3,
+    )  # what the context has room for
+    assert submit.deadline == pytest.approx(engine.now + 2.0)
+    assert submit.stop_token_ids == [2, 9]
+    assert submit.sampling.seed == 4
+    engine.pump()
+    client.send(w.Append(id=3, tokens=[5]))
+    engine.pump()
+    client.send(w.Generate(id=4))
+    engine.pump()
+    assert error(client, 3).code == error(client, 4).code == "too_long"
+
+
+def test_what_is_computed_ahead_asks_for_no_token(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    engine.pump()
+    core = engine.cores[1]
+    core.frame(client.socket, [w.Append(id=1, tokens=[5, 6, 7])], engine.now)
+    (submit,) = submitted(engine)
+    assert (submit.prompt, submit.max_tokens, submit.sampling.temperature) == (3, 0, 1.0)
+    assert submit.priority < 0

@@ -112,6 +112,22 @@ def test_a_template_that_refuses_calls_leaves_it_to_the_dialect() -> None:
     assert asked == 1  # it is asked once
 
 
+def test_marks_inside_one_another_belong_to_one_call() -> None:
+    """And marks in what stands before it (instructions, say) do not."""
+
+    def instructed(messages: Sequence[ChatMessage], tools: Any, generate: bool) -> str:
+        system = f"Write {forms.FUNCTION}NAME> inside of {forms.TOOL_CALL}."
+        return system + template(coder, prompt="<a><think></think>")(messages, tools, generate)
+
+    for found in (
+        Openings(template(coder, prompt="<a><think></think>"), DIALECTS["qwen3-coder"]),
+        Openings(instructed, DIALECTS["qwen3-coder"]),
+        Openings(instructed, DIALECTS["any"]),
+    ):
+        assert found.text("required") == f"{forms.TOOL_CALL}\n<function="
+        assert found.text("add") == f"{forms.TOOL_CALL}\n<function=add>\n"
+
+
 def test_the_last_mark_before_the_name_begins_the_call() -> None:
     def twice(name: str, arguments: dict[str, Any]) -> str:
         return f"{forms.TOOL_CALL}is how calls begin. " + hermes(name, arguments)
