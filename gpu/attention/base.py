@@ -1,7 +1,7 @@
-"""What every attention back end offers: to the executors a plan on the host, to the layers `attend`.
+"""The one interface of attention: an executor plans a step on the host, then every layer calls `attend`.
 
 The keys and values of a step's new tokens are stored before `attend` is called. A back end for CUDA
-never waits for the device, and what it does for decodes must be fit for a CUDA graph.
+never waits for the device, and a CUDA graph can hold what it launches for decodes.
 """
 
 from typing import Protocol
@@ -20,38 +20,40 @@ class AttentionBackend(Protocol):
     """Causal attention of each token over its own sequence, through the page table."""
 
     static_extends: bool
-    """Extends may be padded with tokens that no run has, and captured in a graph: then the arrays of
-    `plan` are as long as `room` says, with zeros behind the step's own."""
+    """Whether a graph may hold extends. They are padded then, and so are the arrays of `plan`: zeros
+    follow the step's own, up to what `room` says."""
 
     def room(self, bucket: Bucket) -> Plan:
-        """Zeros as large as the plan of a step in `bucket` can be; they say that nothing is shared.
+        """Zeros, as large as the plan of a step in `bucket` can be.
 
-        Empty for a grouped bucket: decodes of that number are never grouped. A bucket with extends
-        is asked for only if `static_extends`.
+        Zeros mean that a step has no extends, and that no keys are shared. An empty plan for a grouped
+        bucket means that so many decodes are never grouped.
         """
         ...
 
     def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
-        """The host's part, once a step: arrays that are uploaded with it, by name.
+        """Plan a step on the host. Returns named arrays, which are uploaded with the step.
 
-        For extends: how they are cut. For decodes alone, which of them share keys: all steps of one
-        number of lines get arrays of the same shapes; empty where each reads all of its keys itself.
-        That costs next to nothing while the rows stay the same. What the step adds to the page
-        table is on its way to the device already. `captured`: a graph runs the step, which was
-        captured with arrays as of `room`.
+        A step with extends: how they are cut into work. A step of decodes alone: which of them share
+        keys; the arrays' shapes follow the bucket, and an empty plan means that each decode reads all
+        of its own keys. Planning decodes again is cheap while the rows stay the same. What the step
+        adds to the page table is sent to the device first. `captured`: a graph runs the step; its
+        arrays are as large as `room` says.
         """
         ...
 
     def plan_decodes(self, rows: Array, positions: Array) -> None:
-        """The host's part of a step of decodes alone, before a graph of this size runs or is made.
+        """Prepare a step of decodes alone. Called before a graph of this size is captured or replayed.
 
         rows, positions int32[B], padding included.
         """
         ...
 
     def unlike_decodes(self, most: int) -> list[int]:
-        """Numbers of decodes, up to `most`, that together launch each kernel that any number launches
-        beside extends or alone. Empty: those of captured sizes launch them all.
+        """Some numbers of decodes, up to `most`, that together launch every variant of every kernel.
+
+        They are for loading the kernels of steps without a graph. Empty: the captured sizes launch
+        them all.
         """
         ...
 

@@ -1,9 +1,9 @@
 """FlashInfer's kernels as a back end: FA3 or FA2 for extends, its paged decode for decodes.
 
 FlashInfer (Ye et al. 2025) plans on the host: `plan` cuts a step into work items and copies them to
-the device behind the stream, and the layers share them. Everything that it reads is a host array
-or the page table on the device, so nothing here waits for a step. Imported only where chosen; it
-does not know why (see `choice`). On a CPU it runs with a stand-in for FlashInfer, in its tests.
+the device in the order of the stream, and the layers share them. It reads host arrays and the page
+table on the device only, so nothing here waits for a step. Imported only where it was chosen; see
+`registry`. Tests on a CPU give it a stand-in for FlashInfer.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -30,9 +30,10 @@ _TILE = 128  # queries that a program of FA3 takes at once, of one head
 
 
 def _scratch_bytes(extend: str, decode: str, shape: AttentionShape, multiprocessors: int) -> int:
-    """Room for partial results where keys are split, which FA3 does not: 16 bytes stand for none.
+    """Memory for the partial results of keys that are split.
 
-    FA2 splits until two programs a multiprocessor are busy. Each holds a float32 tile of 128 lines.
+    FA3 splits no keys and needs none; 16 bytes stand for that. FA2 splits until each multiprocessor has
+    two programs, each with a float32 tile of 128 lines.
     """
     if (extend, decode) == ("fa3", "triton"):
         return 16
@@ -133,10 +134,10 @@ class FlashInferPaged:
 
 
 class _Planner:
-    """Guards the pinned buffer from which a wrapper's plan is copied to the device.
+    """Keeps a plan from overwriting the pinned buffer while the plan before it is still copied.
 
-    The copy waits in the stream for the steps before it; the next plan must not overwrite its
-    source. By the time that a third step is planned it is long over, so `begin` returns at once.
+    A plan is copied to the device in the order of the stream, behind the steps before it. The copy is
+    over long before a third step is planned, so `begin` returns at once.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -208,10 +209,10 @@ class _Extends:
         self._wrappers[window].run(q[: self._tokens], paged, out=output[: self._tokens])
 
     def _page_lists(self, rows: Ints, used: Ints) -> "tuple[Ints, Tensor]":
-        """Where each sequence's list of pages begins, and what holds the lists.
+        """Where each sequence's list of pages begins, and the tensor that holds the lists.
 
-        FA3 takes lengths apart from the lists, so they may lie anywhere: in the page table. FA2
-        takes them for one another's ends.
+        FA3 is given the lengths apart from the lists, so the lists may stay in the page table. FA2
+        takes the beginning of a list for the end of the list before, so they are packed for it.
         """
         if not self._compact:
             return np.append(rows * self._pages.shape[1], 0), self._pages.view(-1)
@@ -250,7 +251,7 @@ class _Decodes:
         self._planner = _Planner(pages.device)
 
     def plan(self, rows: Ints, positions: Ints) -> None:
-        """A decode of each of `rows`; their number is a captured size or about to be one."""
+        """One decode for each of `rows`. Their number is a size that is captured, or will be next."""
         self._planner.begin()
         count = self._size = len(rows)
         width = count // 4 * 4 + 4
@@ -270,7 +271,7 @@ class _Decodes:
     def _plan_one(
         self, window: int | None, host: "tuple[Tensor, Tensor]", device: "tuple[Tensor, Tensor]"
     ) -> None:
-        """`host` and `device` hold the same: where each list begins, and what its last page holds."""
+        """`host` and `device` hold the same: where each list begins, and how full its last page is."""
         key = self._size, window
         options = {"window_left": _left(window), "q_data_type": self._dtype}
         nothing = self._indices[:0]  # the lists are in place

@@ -1,10 +1,10 @@
 """Which decoding rows read the same pages: groups for an attention pass that reads them once.
 
-Rows that are branches of one tree hold the same page at one index of their page tables exactly as
-long as they hold the same tokens before it, so one comparison tells how far two rows share. The
-groups are the nodes of the trie that the page tables form; of a fork within a fork the depth that
-saves most reads is taken. Everything is numpy over all lines at once, and is done when the set of
-rows changes, not in every step. Knows page tables, neither tensors nor kernels.
+Two branches of one tree hold the same page at an index of their page tables if and only if all tokens
+before it are the same, so comparing one page tells whether two rows share so much. The page tables form
+a trie, and its nodes are the candidates for groups. Where a fork lies within a fork, the depth that
+saves most reads is taken. All lines are compared at once, in numpy, and only when the set of rows
+changes. Knows page tables, neither tensors nor kernels.
 """
 
 from dataclasses import dataclass
@@ -123,9 +123,9 @@ def find_groups(
 ) -> Groups:
     """Groups of lines that share at least `least_depth` whole pages.
 
-    pages int32[rows, columns]; line i is row rows[i] and may share its first reach[i] pages. Lines
-    of a group hold one page at index depth - 1, and with it the same tokens before it; where two
-    rows computed the same tokens at once, their earlier pages may be copies.
+    pages int32[rows, columns]; line i is row rows[i] and may share its first reach[i] pages. The lines
+    of a group hold the same page at index depth - 1, so the tokens before it are the same. Their
+    earlier pages may be copies, if two rows computed the same tokens at the same time.
     """
     levels = _trie(pages, rows, reach, max(1, least_depth), max(2, least_members))
     members, counts, depths = [], [], []
@@ -183,8 +183,8 @@ def _trie(
 def _common(pages: PageTable, rows: Ints, reach: Ints, counts: Ints, known: Ints) -> Ints:
     """How many pages all lines of each node share, at least `known`.
 
-    First it is searched where two lines of each node part, for that is where most nodes part: then
-    one look at all lines is enough.
+    Two lines of each node are compared first. Most nodes part where these two do, and then one look at
+    all lines confirms it.
     """
     flat = pages.reshape(-1)
     row_starts = rows * pages.shape[1] - 1  # so that a depth leads to the last page within it

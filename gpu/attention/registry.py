@@ -1,7 +1,7 @@
 """The attention back ends, and which of them serves a model on this machine.
 
-Nothing is chosen silently: a `Choice` says why, and what was asked for and cannot be had is an
-error that names the mend. It does not know how the kernels work.
+A `Choice` says why it was made. If what was asked for cannot be had, an error says what to do. This file
+does not know how the kernels work.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ _HOPPER = (9, 0)  # FA3 is written for its matrix instructions and runs nowhere 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`extend`: "torch", "triton", "fa2" or "fa3"; the last two are FlashInfer's.
+    """Which kernels serve. `extend`: "torch", "triton", "fa2" or "fa3"; the last two are FlashInfer's.
 
     `decode`: "torch", "triton" or "flashinfer".
     """
@@ -48,12 +48,18 @@ class Choice:
             return self.extend
         return f"flashinfer prefill {self.extend} + {self.decode} decode"
 
-    def back_end(self, pages: Tensor, table: RowTable, shape: AttentionShape) -> AttentionBackend:
-        """The back end over `pages`, on the device of the page table.
+    def back_end(
+        self,
+        table: RowTable,
+        shape: AttentionShape,
+        device: torch.device,
+        pages: Tensor | None = None,
+    ) -> AttentionBackend:
+        """The back end, which reads the page tables in `table` on the host, or in `pages` on the device.
 
-        `pages`: int32[rows, columns] on the device; `table`: the same on the host, all that torch reads.
+        pages int32[rows, columns]: what torch does without.
         """
-        return BACK_ENDS[self.kind](self, pages, table, shape)
+        return BACK_ENDS[self.kind](self, table, shape, device, pages)
 
     @property
     def kind(self) -> str:
@@ -63,35 +69,45 @@ class Choice:
         return "flashinfer" if self.extend in ("fa2", "fa3") else self.extend
 
 
-Maker = Callable[[Choice, Tensor, RowTable, AttentionShape], AttentionBackend]
+Maker = Callable[[Choice, RowTable, AttentionShape, torch.device, Tensor | None], AttentionBackend]
 
 
-def _torch(choice: Choice, pages: Tensor, table: RowTable, shape: AttentionShape) -> AttentionBackend:
+def _torch(
+    choice: Choice, table: RowTable, shape: AttentionShape, device: torch.device, pages: Tensor | None
+) -> AttentionBackend:
     from ramify.gpu.attention.torch_attention import TorchAttention
 
-    return TorchAttention(table, shape, pages.device)
+    return TorchAttention(table, shape, device)
 
 
-def _triton(choice: Choice, pages: Tensor, table: RowTable, shape: AttentionShape) -> AttentionBackend:
+def _triton(
+    choice: Choice, table: RowTable, shape: AttentionShape, device: torch.device, pages: Tensor | None
+) -> AttentionBackend:
     from ramify.gpu.attention.triton_paged import TritonPaged
 
-    return TritonPaged(pages, table, shape)
+    return TritonPaged(_there(pages), table, shape)
 
 
 def _invariant(
-    choice: Choice, pages: Tensor, table: RowTable, shape: AttentionShape
+    choice: Choice, table: RowTable, shape: AttentionShape, device: torch.device, pages: Tensor | None
 ) -> AttentionBackend:
     from ramify.gpu.attention.triton_invariant import InvariantPaged
 
-    return InvariantPaged(pages, table, shape)
+    return InvariantPaged(_there(pages), table, shape)
 
 
 def _flashinfer(
-    choice: Choice, pages: Tensor, table: RowTable, shape: AttentionShape
+    choice: Choice, table: RowTable, shape: AttentionShape, device: torch.device, pages: Tensor | None
 ) -> AttentionBackend:
     from ramify.gpu.attention.flashinfer_paged import FlashInferPaged
 
-    return FlashInferPaged(pages, table, shape, choice.extend, choice.decode)
+    return FlashInferPaged(_there(pages), table, shape, choice.extend, choice.decode)
+
+
+def _there(pages: Tensor | None) -> Tensor:
+    if pages is None:
+        raise ValueError("this back end reads the page table on the device: give `pages`")
+    return pages
 
 
 # Imported where they are made, because Triton and FlashInfer may be missing. To add a back end, write
@@ -148,7 +164,7 @@ def choose(
 
 
 def _deterministic(asked: str, shape: AttentionShape, device: torch.device) -> Choice:
-    """What torch's products round to depends on how many rows they have; FlashInfer's splits too."""
+    """Only Triton's kernels: results of torch's products and of FlashInfer depend on the batch."""
     if asked not in ("auto", "triton"):
         raise ModelError(f"--deterministic runs on Triton kernels: leave --attention {asked} out")
     obstacle = _triton_obstacle(shape, device)
@@ -159,7 +175,7 @@ def _deterministic(asked: str, shape: AttentionShape, device: torch.device) -> C
 
 
 def _automatic(obstacle: str | None, shape: AttentionShape, device: torch.device) -> Choice:
-    """A server does not spend minutes in a compiler unasked: only kernels that are built count."""
+    """FlashInfer only if its kernels are built: a server does not compile for minutes unasked."""
     if obstacle is None and not _is_hopper(device):
         obstacle = "its FA2 is no faster, and the GPU is not a Hopper, which FA3 needs"
     fault = _import_fault() if obstacle is None else None
@@ -221,10 +237,10 @@ def _import_fault() -> str | None:
 
 
 def _load_fault(kernels: "list[_Kernel]") -> str | None:
-    """Why kernels that are compiled cannot be loaded, None if they can; they are loaded from then on.
+    """Load compiled kernels. Returns why that fails, None if it does not.
 
-    FlashInfer reads templates of its sources even for those. An installation that lacks them imports
-    well, and would end the server at its first step.
+    FlashInfer reads templates of its sources even for compiled kernels. An installation without them
+    can be imported, and would end the server at its first step.
     """
     for kernel in kernels:
         try:
@@ -257,7 +273,7 @@ _REINSTALL = "install flashinfer-python again"
 
 
 def _kernels(extend: str, decode: str, shape: AttentionShape) -> list[_Kernel]:
-    """What would run."""
+    """The kernels that would run."""
     found, dtype = [], shape.dtype
     for windowed in {window is not None for window in shape.windows}:
         common = (dtype, dtype, dtype, torch.int32, shape.head_dim, shape.head_dim, 0, windowed, False)

@@ -1,14 +1,13 @@
 """Decode attention over pages in Triton for many sequences: all their keys, cut into equal shares.
 
-With a program for each sequence and KV head, the device is as fast as its last wave is full and its
-longest sequence lets it be: 140 equal sequences took a third longer than 132, which fill an H200
-exactly. Here as many programs are launched as run at once, whatever the batch. The sequences' keys
-are laid end to end, and each program takes an equal share (stream-K, Osama et al. 2023; lean
-attention, Sanovar et al. 2024). Where a share ends within a sequence, the program that is the last
-to put its part down merges them by their log-sum-exp. Sequences of nearly equal lengths are cut
-into as many parts each, so that no share crosses from one to the next. Lengths are read on the
-device, so nothing is planned on the host and a CUDA graph replays it at any length. The reference is
-`torch_sdpa`.
+One program for each sequence and KV head wastes time: the last wave of programs may be nearly empty,
+and a long sequence keeps the others waiting. 140 equal sequences took a third longer than 132, which
+fill an H200 exactly. Here as many programs are launched as run at once, whatever the batch. The
+sequences' keys are laid end to end, and each program takes an equal share (stream-K, Osama et al. 2023;
+lean attention, Sanovar et al. 2024). If several programs share a sequence, the last one to finish merges
+their parts by their log-sum-exp. Sequences of nearly equal lengths are cut into equally many parts, so
+that no share crosses from one to the next. Lengths are read on the device, so nothing is planned on the
+host and a CUDA graph replays it at any length. The reference is `torch_attention`.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -28,7 +27,7 @@ from ramify.gpu.attention.triton_tile import (
 )
 from ramify.gpu.devices import multiprocessors
 from ramify.gpu.kv.layout import LayerKV
-from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait
+from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
 
 _RESIDENT = 6  # programs that one multiprocessor runs at once
 _REGISTERS = 168  # of a thread at most, so that so many fit into its 65,536
@@ -38,14 +37,14 @@ _LEAST = tl.constexpr(4)  # units: what would be less of a sequence is left to t
 
 
 def shares_for(device: torch.device, kv_heads: int) -> int:
-    """How many shares are cut for each KV head: programs that run at once."""
+    """How many shares are cut for each KV head: as many as programs run at once."""
     if device.type != "cuda":
         return 4
     return max(1, _RESIDENT * multiprocessors(device) // kv_heads)
 
 
 def block_for(sequences: int) -> int:
-    """Lengths that a program looks at: a constant of the kernel."""
+    """How many lengths a program loads: a constant of the kernel."""
     return max(16, 1 << (sequences - 1).bit_length())
 
 
@@ -62,9 +61,9 @@ def balanced_attention(
 ) -> None:
     """q [B, heads, D], each at positions int32[B] of rows int32[B]; pages int32[rows, columns].
 
-    `kv` holds the new keys and values, too. `shares` as of
-    `shares_for`. `arrived` int32[>= B * kv_heads]: zeros, which are zeros again afterwards, so
-    launches that use them must follow each other on one stream. Writes output [B, heads * D].
+    `kv` holds the new keys and values, too. `shares` as of `shares_for`. `arrived` int32[>= B *
+    kv_heads]: zeros before and after a launch, so launches that use them must follow each other on
+    one stream. Writes output [B, heads * D].
     """
     sequences, heads, dim = q.shape
     kv_heads = kv.k.shape[1]

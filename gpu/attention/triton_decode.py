@@ -3,7 +3,7 @@
 Flash-decoding (Dao et al. 2023): each program attends to a stretch of one sequence's keys for all
 query heads that share them, and a second kernel merges the stretches by their log-sum-exp. It
 reads page tables and lengths on the device, so nothing is planned on the host and a CUDA graph
-replays it at any length. The reference is `torch_sdpa`.
+replays it at any length. The reference is `torch_attention`.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -23,7 +23,7 @@ from ramify.gpu.attention.triton_tile import (
     take_part,
 )
 from ramify.gpu.kv.layout import LayerKV
-from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait
+from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
 
 _PROGRAMS = 528  # wanted at once: four a multiprocessor of a Hopper GPU
 _MOST_SPLITS = 64

@@ -4,7 +4,7 @@ FlashAttention-2 (Dao 2023) over a page table. A program takes a tile of one seq
 all the query heads of one kv head, so keys are read once for them. Where a step has few tiles over
 long prefixes, several programs share a tile's keys, as in flash-decoding (Dao et al. 2023), and a
 second kernel merges what they found. The host cuts the runs into items; all else is read on the
-device. The reference is `torch_sdpa`.
+device. The reference is `torch_attention`.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -24,7 +24,7 @@ from ramify.gpu.attention.triton_tile import (
     take_part,
 )
 from ramify.gpu.kv.layout import LayerKV
-from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait
+from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
 from ramify.gpu.step.inputs import Plan
 from ramify.gpu.step.rows import StepRows
 

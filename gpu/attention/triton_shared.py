@@ -4,7 +4,7 @@ Branches of a fork hold the same pages up to where they parted. One program take
 of many of them as the rows of one tensor-core tile (Hydragen, Juravsky et al. 2024; cascade
 inference, Ye et al. 2024) and attends to a stretch of the common keys. What it leaves, an output
 and a log-sum-exp for each query, is where `triton_decode` begins a line's own keys, so nothing else
-is launched to merge them. Which lines share what: see `groups`. The reference is `torch_sdpa`.
+is launched to merge them. Which lines share what: see `groups`. The reference is `torch_attention`.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"

@@ -1,13 +1,12 @@
 """What runs step plans: the interface that the executor actor drives.
 
-`launch` hands a plan to the device and returns at once where the device can work by itself;
-`PendingStep.result` waits. Plans run strictly in order, and a later one may be launched before an
-earlier one's result is read: sampled tokens stay with the executor as the next step's input.
-This file does not know models; `torch_executor` and `fake` implement the interface,
-`load` makes one from a checkpoint.
+`launch` starts a step; on a GPU it returns before the step is over, and `PendingStep.result` waits.
+Plans run strictly in order. The next plan may be launched before the last result is read, because
+sampled tokens stay with the executor as the next step's input. This file does not know models:
+`torch_executor`, `cuda_executor` and `fake` implement the interface, `startup.load` makes one from a
+checkpoint.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,16 +15,13 @@ import numpy as np
 from ramify.gpu.step.rows import Ints, StepRows
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan, StepResult
 
-Progress = Callable[[str, float], None]
-"""Told what is happening and how much of it is done, 0..1."""
-
 
 class BadLogits(Exception):
     """The model gave NaN or infinite logits to some rows; the other rows' tokens are good.
 
-    `rows` and `requests` name the bad ones, `result` is the whole step's result, in which the
-    tokens of the bad rows are -1, and their scores NaN. The executor goes on: the caller ends these
-    requests, and what their own steps wrote into the KV pool must not be reused.
+    `rows` and `requests` name the bad ones. `result` is the whole step's result, with -1 for the bad
+    rows' tokens and NaN for their scores. The executor can go on. The caller ends these requests, and
+    must not reuse what their steps wrote into the KV pool.
     """
 
     def __init__(self, rows: list[int], requests: list[int], result: StepResult) -> None:
@@ -39,7 +35,10 @@ class BadLogits(Exception):
 
 
 def bad_logits(step: StepRows, requests: Ints, result: StepResult) -> BadLogits | None:
-    """What is wrong with `result`: rows that got no token, or no score. `requests`: of all rows."""
+    """An error that names the rows without a token or a score, None if there are none.
+
+    `requests`: of all rows.
+    """
     sampling = step.rows[step.sampling]
     bad = sampling[np.frombuffer(result.tokens, dtype=np.int32) == NO_TOKEN]
     if step.scored is not None:
@@ -85,5 +84,5 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Release memory and device. No call may follow."""
+        """Release memory and device. Nothing may be called afterwards."""
         ...

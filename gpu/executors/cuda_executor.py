@@ -1,10 +1,10 @@
 """The executor for CUDA: rows live on the device, and steps are launched without waiting.
 
-Per step the host uploads one small pinned buffer, replays a CUDA graph (or launches the kernels of
-a step for which none was captured), and starts one copy of the sampled ids back, on a stream of its
-own. Sampled ids also stay on the device, where the next step reads its inputs, so two steps can be
-in flight. It runs on a CPU too, in Triton's interpreter, which is how it is tested there.
-It does not know files; see `load`. What is worth a graph is found out by `rehearsal`.
+For each step the host uploads one small pinned buffer and replays a CUDA graph, or launches the kernels
+one by one if no graph fits. Then it starts one copy of the sampled ids back, on a stream of its own.
+The ids also stay on the device, where the next step reads them, so two steps can be in flight. Tests on
+a CPU run it in Triton's interpreter. It does not know files (see `startup.load`); `startup.rehearsal`
+finds out which steps gain from a graph.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.attention.registry import Choice
-from ramify.gpu.executors.base import BadLogits, Counters, Progress
+from ramify.gpu.executors.base import BadLogits, Counters
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.gluon_check import gluon_works
 from ramify.gpu.ops.invariant_linear import InvariantProducts
-from ramify.gpu.ops.programmatic_launch import overlaps
 from ramify.gpu.ops.tilings import LayerSizes
 from ramify.gpu.ops.triton_linear import Products
 from ramify.gpu.ops.triton_ops import LazyStream, TritonOps
+from ramify.gpu.programmatic_launch import overlaps
+from ramify.gpu.progress import Progress
 from ramify.gpu.sampling.cuda_sampler import CudaSampler, token_logprobs
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.triton_logprobs import WORDS
@@ -57,7 +58,7 @@ class LaunchedStep:
         return self._elapsed_us is not None or self.clock.ready()
 
     def settle(self) -> int:
-        """Wait for the step and take what its ring slot holds of it. Returns its microseconds."""
+        """Wait for the step and copy its results out of the ring slot. Returns its microseconds."""
         if self._elapsed_us is None:
             self.clock.wait()
             self.tokens = self.tokens[: len(self.rows)].copy()
@@ -108,7 +109,7 @@ class CudaExecutor:
             (info.max_rows, info.vocab_size), dtype=model.dtype, device=self._device
         )
         shape = model.config.attention_shape(model.dtype)
-        self._attention = attention.back_end(self._pages, table, shape)
+        self._attention = attention.back_end(table, shape, self._device, self._pages)
         self._model = model
         self._unlike_layers = model.unlike_layers()
         products = (InvariantProducts if attention.deterministic else Products)(self._device)
@@ -134,9 +135,9 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def capture(self, buckets: Sequence[Bucket], progress: Progress) -> int:
-        """Capture CUDA graphs for `buckets`, in all `forms` of each: returns how many.
+        """Capture CUDA graphs for all `forms` of `buckets`. Returns how many.
 
-        Steps that fit none are launched kernel by kernel.
+        The kernels of steps that fit none are launched one by one.
         """
         if not self.static_extends:
             buckets = [bucket for bucket in buckets if not bucket.extended]
@@ -146,7 +147,7 @@ class CudaExecutor:
         return len(wanted)
 
     def forms(self, bucket: Bucket) -> list[Bucket]:
-        """How steps that fit `bucket` may run: as it is, and grouped if decodes can share keys."""
+        """The buckets for a step of this size: plain, and grouped if decodes can share keys."""
         plain = replace(bucket, grouped=False)
         grouped = replace(bucket, grouped=True)
         if bucket.extended or not self._attention.room(grouped):
@@ -154,9 +155,9 @@ class CudaExecutor:
         return [plain, grouped]
 
     def unlike_decodes(self) -> list[Bucket]:
-        """Steps of decodes that together launch each attention kernel that any number of them does.
+        """Steps of decodes that together launch every variant of every attention kernel.
 
-        Steps without a graph have numbers of decodes of their own.
+        Steps without a graph may have any number of decodes, and not only the captured ones.
         """
         counts = self._attention.unlike_decodes(self.info.max_rows)
         return [Bucket(0, 0, count, count) for count in counts]
@@ -208,15 +209,15 @@ class CudaExecutor:
         return step, self._logits[:sampling].float() if sampling else None
 
     def run_padding(self, bucket: Bucket) -> None:
-        """Launch a step of `bucket`'s size without a graph. It changes nothing that is ever read."""
+        """Launch a step of padding as large as `bucket` without a graph. Nothing reads its results."""
         self._pad(bucket)
         self._replayed(bucket)
 
     @torch.inference_mode()
     def warm(self, buckets: Sequence[Bucket]) -> None:
-        """Launch every kernel of the sampler and of steps of `buckets`' sizes, so that it is loaded.
+        """Load the kernels of the sampler and of steps as large as `buckets`, by launching each once.
 
-        Like `run_padding` it changes nothing that is ever read. On a CPU nothing is to be loaded.
+        Nothing reads what that writes. On a CPU there is nothing to load.
         """
         if self._device.type == "cuda":
             self._sampler.warm(self._logits.dtype, self._spare, self._last, self._tokens)
@@ -227,7 +228,7 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def sample_the_slowest(self) -> None:
-        """Sample and score as the most demanding step can; the executor cannot serve afterwards."""
+        """Sample and score with the most demanding settings. The executor cannot serve afterwards."""
         sampling = SamplingParams(top_p=0.5, presence_penalty=0.5, logprobs=1)
         rows = np.arange(self.info.max_rows)
         self._sampler.apply(0, [], [OpenRow(row, 0, b"", 0, sampling) for row in rows.tolist()])
@@ -391,7 +392,7 @@ class CudaExecutor:
 
 
 def layer_sizes(model: Decoder, products: Products) -> LayerSizes:
-    """What decides on which kernels the model's products run."""
+    """The sizes and abilities by which `tilings` chooses kernels for the model's products."""
     config = model.config
     tried = products.follows_tilings and model.dtype == torch.bfloat16  # else Gluon is never chosen
     return LayerSizes(

@@ -1,9 +1,9 @@
 """An executor without a model: known tokens, and a KV pool that tells when it was corrupted.
 
-Where a real model keeps keys and values, the fake keeps one 64-bit rolling hash per slot: the
-hash at position p covers the tokens 0..p. It is read back through the row's page table, so a
-wrong page, a stale slot or one that another request overwrote changes the output. What a request
-must say is therefore a pure function of its tokens: see `FakeModel.expected`.
+Instead of keys and values the fake keeps one 64-bit rolling hash in each slot: the hash at position p
+covers the tokens 0..p. Hashes are read back through the row's page table, so a wrong page, a stale slot
+or one that another request overwrote changes the output. The right output of a request is a pure
+function of its tokens: see `FakeModel.expected`.
 
 Faults, for tests: `faults` makes the KV of chosen tokens "not finite", and with it the KV of all that is
 computed after it on the same pages, and the logits.

@@ -1,12 +1,12 @@
 """On how many CPU threads a step runs: on all of them, or on half while the machine is crowded.
 
-A parallel region ends when its slowest thread does. Where other processes want the cores, a thread
-that was put aside holds up the others, which spin meanwhile; a step of a small model is hundreds of
-such regions. On 2 cores with a load of 6, a decode step of a 30M model took 50 to 800 ms on two
-threads and 10 ms on one; on the idle machine 4.6 and 5.8 ms. Making OpenMP sleep instead of spin
-costs more than half the speed where the machine is idle. So the two widths are timed against each
-other: whatever is faster is used, and the other one is tried now and then, less and less often
-while it loses. Steps of about the same number of tokens are compared.
+A parallel region ends when its slowest thread does. If other processes use the cores, a thread that is
+not running holds up the others, which spin meanwhile. A step of a small model has hundreds of such
+regions. On 2 cores with a load of 6, a decode step of a 30M model took 50 to 800 ms on two threads and
+10 ms on one; on the idle machine 4.6 and 5.8 ms. Making OpenMP sleep instead of spin costs more than
+half the speed where the machine is idle. So the two numbers of threads are timed against each other.
+The faster one is used, and the other one is tried now and then, less and less often while it loses.
+Steps of about the same number of tokens are compared.
 
 Pure; it knows neither torch nor clocks.
 """

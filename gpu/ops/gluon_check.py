@@ -1,8 +1,8 @@
-"""The Gluon kernel of `gluon_linear`, where it works.
+"""Finds out whether the Gluon kernel of `gluon_linear` works here, and calls it.
 
-Gluon is an experimental part of Triton: its names change between versions, and what compiles today
-may not tomorrow. So a small product is tried before a model counts on it. Knows neither models nor
-requests.
+Gluon is an experimental part of Triton: names change between versions, and code that compiles with one
+may not with the next. So a small product is tried before a model relies on the kernel. Knows neither
+models nor requests.
 """
 
 import logging
@@ -19,9 +19,9 @@ _TRIAL = GluonTiling(2, 256, 64, 4)  # the tiling of most products, so that it i
 
 @cache
 def gluon_works(device: torch.device) -> bool:
-    """Whether the kernel runs on the device: a Hopper GPU, and a Triton that it fits.
+    """Whether the kernel runs on the device. It needs a Hopper GPU and a Triton that fits.
 
-    If only the Triton is wrong, a warning says so once, and torch's library takes its products.
+    If only Triton does not fit, one warning says so, and torch's library computes the products.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
         return False

@@ -4,8 +4,8 @@ A program keeps a ring of stages in shared memory. Its last warp asks the hardwa
 x and of the weights (TMA) as soon as a stage is free, across the ends of output tiles and, for the
 first weights, ahead of the kernel before (programmatic dependent launch). Each of the other warp
 groups multiplies 64 tokens with the stage's weights (wgmma), finishes its rows in registers and
-lets the hardware write them while it goes on. The activation of a gated product costs nothing so:
-the gate's and the up rows of a column meet in one thread.
+lets the hardware write them while it goes on. The activation of a gated product is free: one thread
+holds both the gate's and the up row's sum of a column.
 
 The method is that of CUTLASS's warp-specialised persistent kernels; the API is Triton's
 `experimental.gluon`, of which 3.6 and 3.9 are known to work. Knows neither models nor requests. The

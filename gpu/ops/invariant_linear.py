@@ -1,9 +1,8 @@
 """A matrix product whose rows depend on nothing but themselves, for the deterministic mode.
 
-cuBLAS picks its algorithm by the number of rows, and so the order in which it adds. Here each
-output is one sum over the inputs in ascending steps of the same tensor-core instruction, whatever
-the number of rows; tiles of several sizes serve few and many rows and give the same bits (the
-tests hold them to it).
+cuBLAS picks its algorithm by the number of rows, and with it the order in which it adds. Here each
+output is one sum over the inputs, in ascending steps of the same tensor-core instruction, for any number
+of rows. Tiles of several sizes serve few and many rows and give the same bits; tests compare them.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
@@ -32,7 +31,7 @@ _EXACT = (16, 32, 32, 4, 2)  # float32, which tensor cores do not do
 
 
 class InvariantProducts(Products):
-    """A step's products, whatever the tilings say: what those choose follows the batch."""
+    """A step's products. Tilings are ignored, because they depend on the batch."""
 
     follows_tilings = False
 

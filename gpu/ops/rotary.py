@@ -1,10 +1,10 @@
 """Rotary position embedding (Su et al. 2021) with every scaling that `transformers` knows.
 
-The angle of a position depends on the position alone, never on how long a sequence is at the
-moment: keys in the cache were rotated once, are shared by sequences of different lengths, and
-a cold run must equal a warm one. `dynamic` and `longrope`, whose formulas ask for the length, are
-therefore fixed by the context length that is served (as vLLM does): up to the pretrained length
-they are what `transformers` computes there, beyond it what it computes for a full context.
+The angle of a position depends on the position alone, never on the present length of a sequence: a key
+is rotated once, then cached and shared by sequences of different lengths, and a cold run must equal a
+warm one. The formulas of `dynamic` and `longrope` contain the length, so the served context length is
+put in (as vLLM does). Up to the pretrained length the result is that of `transformers`; beyond it, that
+of `transformers` for a full context.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Which matrix products of a step our kernels take, and how they are cut up for them.
 
-Tables of measurements (docs/log.md), not a search: a product goes to the kernel where that was
-the faster one in a CUDA graph on an H200, with the kernels that it replaces counted in. Everything
-else stays with torch's library: float32 and float16, sizes that the tiles do not divide, more
-tokens than `MOST_TOKENS` except for the gated product, GPUs before Hopper.
+The tables below are measurements (docs/log.md). A product runs on our kernel where that was faster in a
+CUDA graph on an H200, counting the kernels that it replaces. Everything else stays with torch's library:
+float32 and float16, sizes that the tiles do not divide, more tokens than `MOST_TOKENS` except for the
+gated product, GPUs before Hopper.
 """
 
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ AnyTiling = Tiling | GluonTiling
 
 @dataclass(frozen=True, slots=True)
 class OpTilings:
-    """Of the products in each operation; None: torch's library."""
+    """How the product in each operation is cut up; None: torch's library computes it."""
 
     linear: AnyTiling | None = None
     add: Tiling | None = None
@@ -62,7 +62,7 @@ class OpTilings:
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """What decides: the products' sizes, and whether the kernel may run at all."""
+    """What the choice depends on: the products' sizes, and which kernels the device can run."""
 
     hidden: int
     attention: int  # width of the attention's output

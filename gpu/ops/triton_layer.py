@@ -1,8 +1,8 @@
 """Triton kernels for what stands between the matrix products of a decoder layer.
 
-Each replaces several torch operations by one launch, because on a GPU a small model's step is
-bound by the number of its kernels: about 1 us each inside a CUDA graph, whatever they do. Sums are
-in float32; a result is rounded once. The references are the plain layers beside this file. Knows
+Each replaces several torch operations by one launch. On a GPU the number of kernels limits a small
+model's step: each takes about 1 us inside a CUDA graph, whatever it does. Sums are in float32; a result
+is rounded once. The references are the plain layers beside this file. Knows
 neither models nor requests. Imported only where Triton is used; runs on a CPU with
 TRITON_INTERPRET=1.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.ops.base import Activation, LayerAttention
-from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait, wait_first
+from ramify.gpu.programmatic_launch import launch_options, overlaps, wait, wait_first
 
 
 def embed_norm(

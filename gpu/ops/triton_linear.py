@@ -26,10 +26,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ramify.gpu.ops.base import Activation
 from ramify.gpu.ops.gluon_check import gluon_product
 from ramify.gpu.ops.linear import Linear
-from ramify.gpu.ops.programmatic_launch import launch_options, overlaps, wait
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.tilings import AnyTiling, GluonTiling, Tiling
 from ramify.gpu.ops.triton_layer import add_norm, divide_rows, gate_mul, opened
+from ramify.gpu.programmatic_launch import launch_options, overlaps, wait
 
 _STORE, _ADD, _GATED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _EARLY_TOKENS = tl.constexpr(32)

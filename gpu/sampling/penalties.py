@@ -1,4 +1,4 @@
-"""Frequency, presence and repetition penalties: which tokens a row has seen, and what that costs.
+"""Frequency, presence and repetition penalties, and the tokens that the penalised rows have seen.
 
 State exists only for rows that ask for a penalty. The tokens are on the device, so a step may be
 launched before the host knows what the one before it sampled.

@@ -1,8 +1,8 @@
-"""Log-probabilities of given tokens: of input that a row runs, or of what might stand behind it.
+"""Log-probabilities of given tokens: of the input that a row runs, or of possible continuations.
 
-The model's head is the largest product there is, and its output for a long prompt would be
-gigabytes, so logits are made for a few positions at a time and only the targets' are kept. This file
-does not know models: it is given what turns positions into logits. Nothing here waits for the device.
+The logits of a long prompt would take gigabytes, so they are computed for a few positions at a time and
+only the targets' are kept. This file does not know models: it is given a function from positions to
+logits. Nothing here waits for the device.
 """
 
 from collections.abc import Callable, Mapping

@@ -14,7 +14,7 @@ from ramify.protocol.sampling import SamplingParams
 
 
 class RowSettings:
-    """One entry for each row; those of closed rows stay, and mean nothing."""
+    """One entry for each row. The entries of closed rows are left as they are."""
 
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size

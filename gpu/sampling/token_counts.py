@@ -1,7 +1,7 @@
 """Which tokens the penalised rows have seen, as a table on the device.
 
-Only rows that ask for a penalty get a line of it; the sampling kernels count what they sample
-themselves, so a step may be launched before the host knows the tokens of the one before it. It
+Only rows that ask for a penalty have a line in the table. The sampling kernels count the tokens that
+they sample, so a step may be launched before the host knows the tokens of the step before. This file
 does not know what a penalty is.
 """
 
@@ -44,7 +44,7 @@ class TokenCounts:
         return taken
 
     def give_back(self, line: int) -> None:
-        """The line's row is closed."""
+        """The line's row was closed."""
         self._free.append(line)
 
     def _line(self) -> int:

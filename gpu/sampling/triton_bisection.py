@@ -1,7 +1,8 @@
-"""Where a count or a mass is reached among keys: a bisection on their bits, in one Triton program.
+"""Finds the key at which a count or a mass is reached: a bisection on the bits, in one Triton program.
 
-A key is the bits of a float x >= 0, which order as x does; its token weighs exp(-x). The keys of a
-line lie one after another in memory, in no order; three cuts are counted in each pass over them.
+A key is the bit pattern of a float x >= 0; such patterns order as the floats do. Its token weighs
+exp(-x). The keys of a line lie one after another in memory, unsorted. Each pass over them counts at
+three cuts.
 
 It does not know logits, nor where the keys come from: `triton_truncation` does.
 """

@@ -1,6 +1,6 @@
 """Logits to token ids in two Triton kernels, without a sort: greedy, or by inversion of the CDF.
 
-The same rule as `sampler` (one uniform number a token, made on the host from the request's seed),
+The same rule as `torch_sampler` (one uniform number a token, made on the host from the request's seed),
 for rows that ask for neither truncation nor penalties. It can be part of a CUDA graph. Rows whose
 logits are not finite get -1, and 0 as their next input.
 """

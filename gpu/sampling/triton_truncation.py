@@ -1,10 +1,10 @@
 """Penalties, top-k, top-p and min-p on the device, without a sort and without waiting.
 
-The rules of `sampler` and `truncation`: tokens are kept down to one logit of the row, ties
-included, and drawn by inversion of the CDF in the order of their ids. That logit is searched for
-on the bits of (best logit - logit) / temperature, which order as it does ("keys": 0 is the best
-token). A first pass sorts the keys into bins, with the count and the mass of each; only the keys
-of the few bins where the answer can lie are bisected. Masses are added up in float64, in an order
+The rules are those of `torch_sampler` and `truncation`: tokens are kept down to one logit of the row,
+ties included, and drawn by inversion of the CDF in the order of their ids. To find that logit, each
+token gets a key: the bits of (best logit - logit) / temperature, which order as that number does; 0 is
+the best token. A first pass sorts the keys into bins, with the count and the mass of each. Only the
+keys of the few bins that can hold the answer are bisected. Masses are added up in float64, in an order
 that depends on the vocabulary alone: a row's outcome never depends on its neighbours.
 
 It does not know requests: `cuda_sampler` says which lines of a step need this and how.

@@ -1,12 +1,12 @@
 """Compiles Triton kernels side by side, before they are launched.
 
-A kernel is compiled where it is first launched, for about half a second on one core, and a server
-needs dozens. So launches are played through, without launching anything, and whatever they ask for
-is compiled by several threads: most of it is LLVM, ptxas and the C compiler, outside the interpreter
-lock. Which kernels these are nobody lists: what is not met in the play is compiled at its first
-launch, as ever.
+Triton compiles a kernel at its first launch, which takes about half a second on one core, and a server
+needs dozens. So steps are run without launching anything (a dry run), and the kernels that they ask for
+are compiled by several threads: LLVM, ptxas and the C compiler do most of the work, outside the
+interpreter lock. No list of kernels is kept. A kernel that the dry run does not meet is compiled at its
+first launch, as usual.
 
-With Triton's interpreter there is nothing to compile, and launches in a play are launches.
+Triton's interpreter compiles nothing, and launches in a dry run are launches there.
 """
 
 # mypy: disable-error-code="import-untyped"
@@ -28,7 +28,7 @@ _MOST_THREADS = 8  # 16 are no faster (docs/log.md): Triton's own part holds the
 
 @contextmanager
 def compiling(play: Callable[[], None], device: torch.device) -> Iterator[None]:
-    """`compile_side_by_side` while the block runs, whose end waits for it and raises its errors."""
+    """`compile_side_by_side` beside the block, whose end waits for it and raises its errors."""
     with ThreadPoolExecutor(1, "play", initializer=_use, initargs=(device,)) as thread:
         compiled = thread.submit(compile_side_by_side, play, device)
         yield
@@ -36,10 +36,10 @@ def compiling(play: Callable[[], None], device: torch.device) -> Iterator[None]:
 
 
 def compile_side_by_side(play: Callable[[], None], device: torch.device) -> int:
-    """Compile the kernels that `play` launches on `device`, and load them. Returns how many.
+    """Compile the kernels that `play` would launch on `device`, and load them. Returns how many.
 
-    Nothing of Triton's is launched in `play`, which must therefore not compute addresses from what
-    its kernels would have written. Raises what the compiler raises.
+    `play` runs without launching Triton's kernels, so it must not compute addresses from what they
+    would have written. Raises what the compiler raises.
     """
     with ThreadPoolExecutor(_threads(), "compile", initializer=_use, initargs=(device,)) as pool:
         loading = _Loading(pool)
@@ -55,10 +55,11 @@ def compile_side_by_side(play: Callable[[], None], device: torch.device) -> int:
 
 @contextmanager
 def nothing_launched() -> Iterator[None]:
-    """Launches from this thread end where the kernel would be sent to the device.
+    """Within the block, launches from this thread stop before the kernel is sent to the device.
 
-    Triton can be told so only launch by launch (`warmup`), hence the substitution. Other threads may
-    do the same meanwhile, and end in any order: then what is substituted stays, and does nothing.
+    Triton offers that only launch by launch (`warmup`), so its launch function is replaced. Other
+    threads may do the same at the same time and end in any order; a replacement that outlives its
+    block does nothing.
     """
     launch, thread, inside = JITFunction.run, threading.get_ident(), True
 
@@ -76,9 +77,9 @@ def nothing_launched() -> Iterator[None]:
 
 
 class _Loading(Executor):
-    """Sees to it that the thread that compiles a kernel also makes it ready to launch.
+    """Makes a kernel ready to launch in the thread that compiled it.
 
-    Triton would do that at the first launch, with a C compiler in some versions.
+    Triton would do so at the first launch, with a C compiler in some versions.
     """
 
     def __init__(self, pool: Executor) -> None:

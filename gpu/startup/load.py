@@ -12,13 +12,13 @@ import msgspec
 import torch
 
 from ramify.gpu.attention.registry import Choice, choose
-from ramify.gpu.attention.torch_attention import TorchAttention
-from ramify.gpu.executors.base import Executor, Progress
+from ramify.gpu.executors.base import Executor
 from ramify.gpu.executors.torch_executor import TorchExecutor
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.config import DecoderConfig, read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.linear import packed
+from ramify.gpu.progress import Progress
 from ramify.gpu.startup.memory import free_bytes, plan_pages
 from ramify.gpu.startup.quantization import choose_quantization
 from ramify.gpu.startup.weights import fill_random, load_weights
@@ -64,7 +64,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     if quantization.isa is not None:
         executor = _int8(config, model, info, quantization.isa, progress)
     elif attention.extend == "torch":
-        executor = _torch(config, model, info, progress)
+        executor = _torch(config, model, info, attention, progress)
     else:
         executor = _cuda(config, model, info, attention, progress)
     progress("ready", 1.0)
@@ -75,7 +75,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
 
 
 def _fill(config: ModelConfig, model: Decoder, progress: Progress) -> None:
-    """Bring the weights in, and into the order in which they are fastest."""
+    """Load the weights, and lay them out for speed."""
     if config.load_format == "dummy":
         progress("making random weights", 0.0)
         fill_random(model.weights())
@@ -85,15 +85,17 @@ def _fill(config: ModelConfig, model: Decoder, progress: Progress) -> None:
         model.complete()
 
 
-def _torch(config: ModelConfig, model: Decoder, info: ExecutorInfo, progress: Progress) -> Executor:
+def _torch(
+    config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: Choice, progress: Progress
+) -> Executor:
     """The executor on torch operators."""
     _fill(config, model, progress)
     with torch.inference_mode():
         model.pack(packed)
     info = _with_pages(info, config, free_bytes(model.device), model.device)
     pool, table = _pool(model, info, progress), RowTable(info)
-    attention = TorchAttention(table, model.config.attention_shape(model.dtype), model.device)
-    return TorchExecutor(model, pool, attention, table, info)
+    back_end = attention.back_end(table, model.config.attention_shape(model.dtype), model.device)
+    return TorchExecutor(model, pool, back_end, table, info)
 
 
 def _int8(
@@ -125,10 +127,11 @@ def _int8(
 def _cuda(
     config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: Choice, progress: Progress
 ) -> Executor:
-    """The executor on Triton kernels, rehearsed on a pool of one page, then made in earnest.
+    """The executor on Triton kernels.
 
-    Its kernels are compiled while the weights are loaded, whose shapes are enough for it. On a CPU
-    they are interpreted.
+    It is made twice: first with a pool of one page, to measure what serving takes (`rehearsal`), then
+    with the pool that fits. Kernels are compiled while the weights are loaded, because compiling needs
+    only their shapes. On a CPU they are interpreted.
     """
     from ramify.gpu.executors.cuda_executor import CudaExecutor
     from ramify.gpu.startup.compiling import compiling
@@ -187,14 +190,14 @@ def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:
 
 
 def _rows(config: ModelConfig, device: torch.device) -> int:
-    """How many requests run at once: a GPU's matrix products want more of them than a CPU's."""
+    """How many requests run at once. A GPU gains more from many of them than a CPU."""
     if config.max_rows is not None:
         return config.max_rows
     return 512 if device.type == "cuda" else 256
 
 
 def _step_tokens(config: ModelConfig, device: torch.device) -> int:
-    """Most tokens in a step: a GPU's products gain a little beyond 2,048, a CPU's do not."""
+    """The most tokens in a step. Beyond 2,048 a GPU gains a little, a CPU nothing."""
     if config.step_tokens is not None:
         return config.step_tokens
     return 8192 if device.type == "cuda" else 2048

@@ -36,9 +36,9 @@ def plan_pages(
 ) -> int:
     """Pages of the pool: for `wanted_tokens` if given, else sized from `free` bytes.
 
-    On an accelerator the default is `fraction` of `free`: what weights, steps and graphs leave.
-    On a CPU the default stops at 65,536 tokens or one whole context, whichever is more. Raises
-    ModelError if not even two pages, or not what was asked for, fit.
+    On an accelerator the default is `fraction` of `free`, which is what weights, steps and graphs leave.
+    On a CPU the default is at most 65,536 tokens or one whole context, whichever is more. Raises
+    ModelError if two pages do not fit, or if `wanted_tokens` do not.
     """
     if wanted_tokens is not None:
         pages = wanted_tokens // page_size

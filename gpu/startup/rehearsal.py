@@ -1,8 +1,8 @@
-"""What serving will take, found out before it begins: memory of steps and graphs, which graphs pay.
+"""Measures before serving: the memory of steps and graphs, and which steps gain from a graph.
 
-The KV pool gets what everything else leaves, so everything else is run once on a pool too small to
-serve: the largest steps, the slowest sampling, the largest graphs. What the device has lost
-afterwards is what it must keep free. It does not know how the pool is sized; see `memory`.
+The KV pool gets the memory that everything else leaves. So everything else runs once, on a pool of one
+page: the largest steps, the most demanding sampling, the largest graphs. The memory that is gone
+afterwards is what serving needs beside the pool. How the pool is sized is the business of `memory`.
 """
 
 import time
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ramify.gpu.executors.base import Progress
 from ramify.gpu.executors.cuda_executor import CudaExecutor
+from ramify.gpu.progress import Progress
 from ramify.gpu.step.buckets import Bucket, decode_buckets, largest, mixed_buckets
 
-HOST_BOUND = 1.2  # a step that is over by this times its launch waits for the host: it gets a graph
+# If the GPU finishes a step within 1.2x of its launch time, it was waiting for the CPU: capture a graph.
+HOST_BOUND = 1.2
 _SAMPLED = 8  # graphs whose size stands for that of all
 
 
@@ -27,9 +28,10 @@ class Rehearsal:
 
 
 def rehearse(executor: CudaExecutor, free: int, progress: Progress) -> Rehearsal:
-    """Run `executor`, which cannot serve afterwards, and before which `free` bytes were free.
+    """Run everything once on `executor`, which cannot serve afterwards.
 
-    On a CPU nothing is measured, and no step is padded.
+    `free`: bytes that were free before the executor was made. On a CPU nothing is measured, and no
+    step is padded.
     """
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
     if executor.device.type != "cuda":
@@ -46,10 +48,10 @@ def rehearse(executor: CudaExecutor, free: int, progress: Progress) -> Rehearsal
 
 
 def warm_all(executor: CudaExecutor) -> None:
-    """Launch every kernel there is: of the sampler, and of steps of all sizes.
+    """Launch every kernel once: those of the sampler, and those of steps of all sizes.
 
-    Not of all buckets: every number of extended tokens and of decodes is met once, and those between
-    whose decodes launch other kernels, which only steps without a graph do.
+    Not every bucket is run. Each number of extended tokens and each number of decodes occurs once, and
+    so do numbers of decodes between them that launch other variants, as steps without a graph may.
     """
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
     mixed = mixed_buckets(rows, tokens)
@@ -60,10 +62,10 @@ def warm_all(executor: CudaExecutor) -> None:
 
 
 def _lines_worth_a_graph(executor: CudaExecutor, mixed: list[Bucket]) -> int:
-    """Up to how many lines of a mixed step the device would wait for the host to launch kernels.
+    """Up to how many lines of a mixed step the GPU waits for the CPU's launches.
 
-    Beyond, a graph would only cost: its padding takes time, and the launch takes none. Measured
-    beside a few decodes, because attention for them is launched as well.
+    A larger step loses time with a graph: padding costs, and launches are hidden anyway. Measured with
+    a few decodes in the step, because their attention is launched as well.
     """
     rows, tokens = executor.info.max_rows, executor.info.step_tokens
     executor.warm([bucket for bucket in mixed if not bucket.decodes])  # loads what such steps launch
@@ -92,7 +94,7 @@ def _timed(executor: CudaExecutor, bucket: Bucket) -> tuple[float, float]:
 
 
 def _graph_bytes(executor: CudaExecutor, buckets: list[Bucket], progress: Progress) -> int:
-    """Memory of all graphs: the largest one's tensors, whose place all share, and each one's nodes."""
+    """Memory of all graphs: one set of tensors, which all share, and the nodes of each graph."""
     order = sorted(buckets, key=lambda bucket: -bucket.lines)
     torch.cuda.empty_cache()
     begin = _free(executor)

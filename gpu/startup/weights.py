@@ -1,7 +1,8 @@
 """Reads safetensors checkpoints into a decoder, straight into its merged weights.
 
-Every tensor is checked (there, shape, type) and every fault raises ModelError that names the file,
-the tensor and the mend. It does not know architectures: the decoder says which tensors it wants.
+Every tensor is checked: that it is there, its shape, its type. A fault raises ModelError, which names
+the file and the tensor and says what to do. This file does not know architectures: the decoder says
+which tensors it wants.
 """
 
 import json
@@ -13,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ramify.gpu.executors.base import Progress
+from ramify.gpu.progress import Progress
 from ramify.protocol.errors import ModelError
 
 _INDEX = "model.safetensors.index.json"

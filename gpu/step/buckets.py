@@ -40,17 +40,17 @@ class Bucket:
 
 
 def decode_buckets(max_rows: int) -> list[Bucket]:
-    """Dense where padding would cost most, ending with `max_rows`. From small to large."""
+    """Sizes of steps of decodes, from small to `max_rows`, dense where padding costs most."""
     sizes = [1, 2, 4, *range(8, 33, 8), *range(48, 257, 16), *range(320, max_rows, 64)]
     sizes = [size for size in sizes if size < max_rows] + [max_rows]
     return [Bucket(0, 0, size, size) for size in sizes]
 
 
 def mixed_buckets(max_rows: int, longest: int) -> list[Bucket]:
-    """For steps with extends, up to `longest` tokens of them, alone or beside decodes.
+    """Sizes of steps with extends of up to `longest` tokens, alone or beside decodes.
 
-    `runs` is bounded, because each may end in a tile of its own and empty tiles cost time. From
-    few lines to many.
+    `runs` is bounded: each run may end in a tile of its own, and empty tiles cost time. From few lines
+    to many.
     """
     decodes = [count for count in _DECODES if count < max_rows] + [max_rows]
     extended = [size for size in _EXTENDED if size <= longest]
@@ -87,7 +87,7 @@ class BucketTable:
 
 
 def tailored(step: StepRows, padded: bool) -> Bucket:
-    """A bucket for this step alone. `padded`: its extends may be padded to a multiple of 16 lines."""
+    """A bucket that fits this step alone. `padded`: its extends are padded to a multiple of 16 lines."""
     extended = len(step.tokens)
     if padded:
         extended = -(-extended // _ROUND) * _ROUND

@@ -1,22 +1,24 @@
 """CUDA graphs of whole steps, sampler included, one for each bucket.
 
-A replay costs the host some microseconds whatever the model, where launching its kernels one by
-one costs milliseconds. On a CPU nothing is captured: a replay runs the step, so that the same
-padding is tested there. It does not know what a step computes: `run` is captured as it is.
+A replay costs the CPU some microseconds for any model; launching the kernels one by one costs
+milliseconds. On a CPU nothing is captured: a replay runs the step, so that tests meet the same padding.
+This file does not know what a step computes: it captures what `run` launches.
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
 
-from ramify.gpu.executors.base import Progress
+from ramify.gpu.progress import Progress
 from ramify.gpu.step.buckets import Bucket, BucketTable
 from ramify.gpu.step.rows import StepRows
 
 
 class StepGraphs:
-    """`prepare(bucket)` uploads a step of padding and has all its kernels loaded; `run(bucket)` issues
-    the kernels for what was uploaded last, and must not wait.
+    """Captures and replays.
+
+    `prepare(bucket)` uploads a step of padding and loads its kernels. `run(bucket)` launches the
+    kernels for what was uploaded last, and must not wait.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class StepGraphs:
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph | None] = {}  # None: on a CPU
 
     def capture(self, buckets: Sequence[Bucket], progress: Progress) -> None:
-        """Capture a graph for each of `buckets`; the largest first, whose memory the others use."""
+        """Capture a graph for each bucket. The largest comes first; the others reuse its memory."""
         pool = None
         for done, bucket in enumerate(sorted(buckets, key=lambda bucket: -bucket.lines)):
             if not self._cuda:

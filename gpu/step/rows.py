@@ -68,11 +68,11 @@ class StepRows:
         return len(self.tokens) + len(self.rows) - self.extends
 
     def with_short_extends_as_decodes(self) -> "StepRows":
-        """The same step, in which what runs one token and samples is a decode of a given token.
+        """The same step, with each extend of one token that samples turned into a decode of that token.
 
-        So many generations that find their prompts computed but for the last token are one step of
-        decodes. The result keeps its order; what does not sample stays an extend, because every
-        line of a step of decodes does.
+        Generations whose prompts are computed but for the last token then run as one step of decodes.
+        The result keeps its order. An extend that does not sample stays one, because every line of a
+        step of decodes samples.
         """
         n = self.extends
         if not n or self.scored is not None:  # whose lines would be others
@@ -292,7 +292,7 @@ class RowTable:
         )
 
     def _scored(self, extends: list[ExtendRow], runs: list[Tokens]) -> Scored | None:
-        """What the extends want to know of given tokens; None if nothing."""
+        """The targets whose log-probabilities the extends ask for, None if there are none."""
         lines: list[Ints] = []
         targets: list[Tokens] = []
         rows: list[Ints] = []

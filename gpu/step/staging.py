@@ -1,9 +1,9 @@
-"""Moves a step's integers to the device and its tokens back, without making either side wait.
+"""Copies a step's inputs to the device and its tokens back. Neither side waits for the other.
 
-A ring of pinned buffers: the host fills one while the device still reads those before it. Views,
-streams and events are made once and used again, because making them costs more than the copies.
-On a CPU (where the kernels run in Triton's interpreter) the same code copies at once. It does not
-know what the arrays mean.
+The host fills one of a ring of pinned buffers while the device may still read the ones before it. Views,
+streams and events are made once and used again, because making them costs more than the copies. On a
+CPU, where Triton's interpreter runs the kernels, the same code copies at once. This file does not know
+what the arrays mean.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -44,10 +44,10 @@ class Frame:
 
 
 class Upload:
-    """The way to the device: through a ring of pinned buffers into one that is written in the
-    stream's order.
+    """Copies to the device: from a ring of pinned buffers into one buffer, in the order of the stream.
 
-    `fixed`: its size in bytes; it then never moves, and a CUDA graph may read it. Otherwise it grows.
+    `fixed`: the size of the buffer in bytes. Then it never moves, and a CUDA graph may read it. Without
+    a size it grows as needed.
     """
 
     def __init__(self, device: torch.device, fixed: int | None = None) -> None:
@@ -112,12 +112,12 @@ class StepClock:
             self._over = self.ended
 
     def start(self) -> None:
-        """The coming step's kernels begin here."""
+        """Record that the next step's kernels begin."""
         if self._cuda:
             self._began.record(self._steps)
 
     def stop(self, fetched: bool) -> None:
-        """They end here. `fetched`: the step is over only when its tokens have arrived."""
+        """Record that they end. `fetched`: the step is over only when its tokens have arrived."""
         if self._cuda:
             self.ended.record(self._steps)
             self._over = self.arrived if fetched else self.ended
@@ -136,9 +136,10 @@ class StepClock:
 
 
 class Download:
-    """The way back: one copy a step, of all of `tokens` int32[n], on a stream of its own.
+    """Copies back to the host: all of `tokens` int32[n] once a step, on a stream of its own.
 
-    A second one brings what only some steps have, and takes room for it when it is first met.
+    Steps with log-probabilities or scores have a second copy, whose buffer is made when it is first
+    needed.
     """
 
     def __init__(self, tokens: Tensor) -> None:
@@ -156,9 +157,9 @@ class Download:
     def fetch(
         self, slot: int, clock: StepClock, more: Tensor | None = None
     ) -> tuple[Int32s, Int32s | None]:
-        """Start copying the tokens of the step that `clock` saw end, and `more` int32[m].
+        """Start copying the tokens of the step whose end `clock` recorded, and `more` int32[m].
 
-        Returns int32[n] and int32[m], good once `clock.arrived` and until the ring slot is used
+        Returns int32[n] and int32[m]. They are valid after `clock.arrived`, until the ring slot is used
         again.
         """
         host = self._hosts[slot]
@@ -190,6 +191,6 @@ class Download:
         return room[: more.numel()]
 
     def settle(self) -> None:
-        """Let the coming step overwrite the tokens only once they are copied."""
+        """Make the next step wait, on the device, until the last tokens are copied."""
         if self._copying is not None:
             self._steps.wait_event(self._copying.arrived)

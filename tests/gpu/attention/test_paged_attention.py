@@ -201,7 +201,7 @@ def make(kernels: Choice, sequences: Any, heads: int, spec: AttentionSpec) -> An
         pytest.skip("set RAMIFY_TEST_FLASHINFER_WINDOWS=1 to let FlashInfer compile for windows")
     # all that is asked of the table on the host without groups
     table: Any = SimpleNamespace(page_size=sequences.page_size)
-    return kernels.back_end(sequences.pages, table, shape)
+    return kernels.back_end(table, shape, DEVICE, sequences.pages)
 
 
 def lines(runs: list[tuple[int, int]]) -> "tuple[torch.Tensor, torch.Tensor]":

@@ -1,12 +1,12 @@
 """Programmatic dependent launch: a kernel starts while the one ahead of it in the stream still ends.
 
-A kernel launched so must wait for the one ahead (`wait`) before it touches anything that a kernel
-of the same step writes, and before it writes itself, even if it does not need that one's results:
-the kernel after it counts on it. Weights may be read before, and what a step is given: its lines,
-page tables and plans. For these are written ahead of the step's first kernel (`embed_norm`), which
-is launched without this and so begins when all before it is over, as does every kernel and copy
-that is launched without. The GPU is then idle for a fraction of a microsecond between kernels
-instead of one or two, inside CUDA graphs too.
+A kernel that is launched this way must call `wait` before it reads what a kernel of the same step
+writes, and before it writes anything itself. That holds even if it does not need the results of the
+kernel ahead, because the kernel after it relies on both. Before `wait` it may read weights and the
+step's inputs: those are written ahead of the step's first kernel (`embed_norm`). That kernel is
+launched normally, and so begins when everything before it is over, as do all kernels and copies that
+are launched normally. Between kernels the GPU is then idle for a fraction of a microsecond instead of
+one or two, inside CUDA graphs too.
 Source: CUDA programming guide, "Programmatic Dependent Launch and Synchronization".
 """
 
@@ -42,10 +42,11 @@ def wait(OVERLAP: tl.constexpr):
 
 @triton.jit
 def wait_first(OVERLAP: tl.constexpr):
-    """The other way round: the next kernel starts only when all that ran before this one is over.
+    """Wait first, then let the next kernel start.
 
-    For a short kernel between a product and attention. Attention that starts while the product still
-    runs is up to 5 % slower (docs/log.md), probably because its programs crowd where there is room.
+    For a short kernel between a product and attention. If attention starts while the product still runs,
+    it is up to 5 % slower (docs/log.md), probably because its programs crowd onto the few
+    multiprocessors that are free.
     """
     if OVERLAP:
         gdc_wait()
