@@ -154,7 +154,7 @@ class Engine:
         self.port = await self.front.listen(group, self._core)
 
     async def load(self, progress: Progress) -> None:
-        """Load tokenizer and model. Raises ModelError, ConfigError, ExecutorFailed."""
+        """Load tokenizer and model. Raises ModelError, ConfigError, ExecutorNotStarted."""
         placement = self.placement
         log.info("placing the executor", **placement.told("executor"))
 

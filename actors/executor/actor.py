@@ -27,7 +27,7 @@ async def start_executor(
     `log`: how a process logs (None: as this one was configured). Cancelled, it leaves nothing
     behind but a thread that is in the middle of loading, which then ends by itself.
 
-    Raises ModelError and ConfigError for what the user can mend, else ExecutorFailed.
+    Raises ModelError and ConfigError for what the user can mend, else ExecutorNotStarted.
     """
     handle: ExecutorHandle
     if placement == "thread":

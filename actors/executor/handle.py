@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from ramify.actors.executor.spec import ExecutorFailed
+from ramify.actors.executor.spec import ExecutorNotStarted
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, MailboxClosed, MailboxFull
 from ramify.actors.kit.relay import Relay
@@ -129,6 +129,6 @@ class ExecutorHandle(ABC):
         elif isinstance(error, RamifyError):
             self._ready.set_exception(error)
         else:
-            failure = ExecutorFailed(f"the executor did not start: {reason}")
+            failure = ExecutorNotStarted(f"the executor did not start: {reason}")
             failure.__cause__ = error
             self._ready.set_exception(failure)

@@ -70,5 +70,5 @@ def build(spec: ExecutorSpec, progress: ProgressCallback) -> Executor:
             return executor
 
 
-class ExecutorFailed(RamifyError):
+class ExecutorNotStarted(RamifyError):
     """The executor did not start, for a reason that is not the user's to mend."""

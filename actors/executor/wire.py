@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.actors.executor.spec import ExecutorFailed, ExecutorSpec
+from ramify.actors.executor.spec import ExecutorNotStarted, ExecutorSpec
 from ramify.actors.kit.log import LogConfig
 from ramify.actors.kit.paths import decode_path, encode_path
 from ramify.protocol.errors import ConfigError, ModelError, RamifyError
@@ -52,10 +52,10 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     def exception(self) -> RamifyError:
         """The exception to raise where the executor was started."""
-        for kind in (ModelError, ConfigError, ExecutorFailed):
+        for kind in (ModelError, ConfigError, ExecutorNotStarted):
             if self.kind == kind.__name__:
                 return kind(self.message, details=self.details)
-        return ExecutorFailed(f"the executor did not start: {self.kind}: {self.message}")
+        return ExecutorNotStarted(f"the executor did not start: {self.kind}: {self.message}")
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -19,7 +19,7 @@ from ramify.actors.gateway.minted import Minted
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import FanOut, Router, Spread
 from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
-from ramify.actors.kit.usage import Usage
+from ramify.actors.kit.usage import CredentialUsage
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
 from ramify.actors.session.meter import Holdings
 from ramify.actors.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ OWN = 16  # what the engine tells the directory, whatever waits
 class FrontMetrics(Metrics, SessionMetrics, Protocol):
     """What the gateway and the directory report."""
 
-    def usage_from(self, source: Callable[[], dict[str, Usage]], /) -> None:
+    def usage_from(self, source: Callable[[], dict[str, CredentialUsage]], /) -> None:
         """Where to look what each credential has here."""
         ...
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ramify.actors.front.wire import AskMetrics, CoreMessage, Gauges, Status
 from ramify.actors.kit.bundle import Bundle
-from ramify.actors.kit.usage import Usage
+from ramify.actors.kit.usage import CredentialUsage
 
 
 class RemoteStatus:
@@ -50,8 +50,8 @@ class RemoteMetrics:
         self._due = False
         self._asked: dict[int, Callable[[bytes], object]] = {}
         self._count = 0
-        self._usage: Callable[[], dict[str, Usage]] = dict
-        self._told: dict[str, Usage] = {}
+        self._usage: Callable[[], dict[str, CredentialUsage]] = dict
+        self._told: dict[str, CredentialUsage] = {}
 
     def sockets(self, delta: int, /) -> None:
         self._sockets += delta
@@ -64,7 +64,7 @@ class RemoteMetrics:
     def watch_held(self, held: Callable[[], int], /) -> None:
         self._held = held
 
-    def usage_from(self, source: Callable[[], dict[str, Usage]], /) -> None:
+    def usage_from(self, source: Callable[[], dict[str, CredentialUsage]], /) -> None:
         self._usage = source
 
     def loop_lag(self, seconds: float, /) -> None:
@@ -87,7 +87,7 @@ class RemoteMetrics:
             self._due = True
             self._loop.call_soon(self._report)
 
-    def _news(self) -> dict[str, Usage]:
+    def _news(self) -> dict[str, CredentialUsage]:
         """What credentials have here, where that is not what was told last."""
         news = {
             name: copy(usage) for name, usage in self._usage().items() if usage != self._told.get(name)
@@ -95,6 +95,6 @@ class RemoteMetrics:
         self._told.update(news)
         return news
 
-    def _report(self, usage: dict[str, Usage] | None = None) -> None:
+    def _report(self, usage: dict[str, CredentialUsage] | None = None) -> None:
         self._due = False
         self._core.tell(Gauges(self._sockets, self._sessions, self._lag, self._held(), usage or {}))

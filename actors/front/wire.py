@@ -30,7 +30,7 @@ import msgspec
 from ramify.actors.front.local import Naming
 from ramify.actors.kit.log import LogConfig
 from ramify.actors.kit.paths import decode_path, encode_path
-from ramify.actors.kit.usage import Usage
+from ramify.actors.kit.usage import CredentialUsage
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.credentials import Credential
 from ramify.protocol.errors import ConfigError, ModelError, RamifyError
@@ -174,7 +174,7 @@ class Gauges(_Base, frozen=True):
     sessions: int
     lag: float
     session_bytes: int = 0
-    usage: dict[str, Usage] = {}
+    usage: dict[str, CredentialUsage] = {}
 
 
 class AskMetrics(_Base, frozen=True):

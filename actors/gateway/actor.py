@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import anyio
 from anyio.abc import TaskStatus
 
-from ramify.actors.gateway.auth import HostPolicy, Tokens
+from ramify.actors.gateway.auth import AccessTokens, HostPolicy
 from ramify.actors.gateway.connection import CLOSE_TIMEOUT_S, Connection
 from ramify.actors.gateway.hub import Hub, Socket
 from ramify.actors.gateway.interfaces import Metrics, Status
@@ -31,7 +31,7 @@ from ramify.actors.gateway.static import StaticFiles, browser_client
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
-from ramify.actors.kit.usage import Usage
+from ramify.actors.kit.usage import CredentialUsage
 from ramify.protocol.config import Limits, ServerConfig
 from ramify.protocol.credentials import Credential
 from ramify.protocol.errors import Close
@@ -84,7 +84,7 @@ class GatewayActor:
         self._listeners = listeners
         self._servers: list[asyncio.Server] = []
         self._failure: Exception | None = None
-        tokens = Tokens(credentials, config.token_ttl_s, minted)
+        tokens = AccessTokens(credentials, config.token_ttl_s, minted)
         self._hub = Hub(
             config=config,
             limits=limits,
@@ -118,7 +118,7 @@ class GatewayActor:
         """How many sockets each credential has in other processes."""
         self._hub.shares.told(elsewhere, self._hub.clock.now())
 
-    def usage(self) -> dict[str, Usage]:
+    def usage(self) -> dict[str, CredentialUsage]:
         """What each credential has and had here."""
         return self._hub.shares.usage()
 
@@ -250,7 +250,7 @@ class GatewayActor:
             server.close()
 
     def _routes(
-        self, config: ServerConfig, port: int, tokens: Tokens, status: Status, metrics: Metrics
+        self, config: ServerConfig, port: int, tokens: AccessTokens, status: Status, metrics: Metrics
     ) -> Routes:
         policy = HostPolicy(config.host, port, config.allowed_hosts, config.allowed_origins)
         return Routes(tokens, policy, status, metrics, self._static, metrics_auth=config.metrics_auth)

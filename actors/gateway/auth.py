@@ -29,7 +29,7 @@ _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 _DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
-class Tokens:
+class AccessTokens:
     """The bearer tokens that a server accepts. `required` is False where it was started without any.
 
     Tokens are looked up by their hash. That the look-up takes no constant time tells nothing: nobody

@@ -30,7 +30,7 @@ SECURITY_HEADERS = {
 }
 
 
-class Request(msgspec.Struct, frozen=True):
+class HttpRequest(msgspec.Struct, frozen=True):
     """A complete request. `headers`: lower-case names, repeated ones joined by a comma."""
 
     method: str
@@ -90,7 +90,7 @@ class RequestParser:
         self._body = bytearray()
         self.fault: Response | None = None
 
-    def feed(self, data: bytes) -> Request | None:
+    def feed(self, data: bytes) -> HttpRequest | None:
         """Take received bytes; the request once it is complete, else None."""
         if self._head is None:
             self._raw += data  # a handshake is parsed again by websockets
@@ -107,7 +107,7 @@ class RequestParser:
         rest = bytes(self._h11.trailing_data[0])
         return bytes(self._raw[: len(self._raw) - len(rest)]), rest
 
-    def _next(self) -> Request | None:
+    def _next(self) -> HttpRequest | None:
         while True:
             event = self._h11.next_event()
             if isinstance(event, h11.Request):
@@ -126,11 +126,11 @@ class RequestParser:
             else:
                 return None  # needs more data
 
-    def _request(self) -> Request:
+    def _request(self) -> HttpRequest:
         assert self._head is not None
         headers: dict[str, str] = {}
         for name, value in self._head.headers:
             key, text = name.decode("ascii"), value.decode("latin-1")
             headers[key] = f"{headers[key]}, {text}" if key in headers else text
         path = self._head.target.decode("latin-1").partition("?")[0]
-        return Request(self._head.method.decode("ascii"), path, headers, bytes(self._body))
+        return HttpRequest(self._head.method.decode("ascii"), path, headers, bytes(self._body))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ramify.actors.gateway.auth import Tokens
+from ramify.actors.gateway.auth import AccessTokens
 from ramify.actors.gateway.interfaces import Metrics, Status
 from ramify.actors.gateway.notices import Notices
 from ramify.actors.gateway.pump import Pump
@@ -49,7 +49,7 @@ class Hub:
     config: ServerConfig
     limits: Limits
     clock: Clock
-    tokens: Tokens
+    tokens: AccessTokens
     routes: Routes
     status: Status
     metrics: Metrics

@@ -23,9 +23,9 @@ NAME_BYTES = 64  # of the minter's name: `protocol.credentials.NAME`
 # digest (zero: free), expiry in engine seconds, name (filled up with zeros)
 _RECORD = struct.Struct(f"<{DIGEST_BYTES}sd{NAME_BYTES}s")
 _FREE = bytes(DIGEST_BYTES)
-_SPARSE = 2  # slots for each token, so that one is soon found
+_SPARSE = 2  # cells for each token, so that one is soon found
 _LOOKED_AT = 4  # of a name's own tokens, for each that it mints: so those that were used are forgotten
-_PROBES = 64  # slots that one token may have: with half of all free, that many are never taken
+_PROBES = 64  # cells that one token may have: with half of all free, that many are never taken
 
 
 class Minted(Protocol):
@@ -77,14 +77,14 @@ class OwnMinted:
 class SharedMinted:
     """The tokens of all processes that hold the file `fd`, of `table_bytes(most)` zeros at first.
 
-    A hash table: a token stands in one of the slots behind the place that its digest says. A name's
+    A hash table: a token stands in one of the cells behind the place that its digest says. A name's
     part is divided between the `processes`, each of which counts what it has minted itself.
     Record locks belong to a process and end with it, so one that dies leaves no lock behind.
     """
 
     def __init__(self, fd: int, most: int, processes: int = 1) -> None:
         self._fd = fd
-        self._slots = most * _SPARSE
+        self._cells = most * _SPARSE
         self._processes = processes
         self._table = mmap.mmap(fd, table_bytes(most))
         self._mine: dict[str, deque[tuple[float, bytes, int]]] = {}  # expiry, digest, place; by minter
@@ -122,8 +122,8 @@ class SharedMinted:
     def _places(self, digest: bytes) -> Iterator[int]:
         """Where in the table the token may be."""
         first = int.from_bytes(digest[:8])
-        for i in range(min(_PROBES, self._slots)):
-            yield (first + i) % self._slots * _RECORD.size
+        for i in range(min(_PROBES, self._cells)):
+            yield (first + i) % self._cells * _RECORD.size
 
     def _digest(self, place: int) -> bytes:
         return self._table[place : place + DIGEST_BYTES]

@@ -12,8 +12,8 @@
 
 from collections.abc import Callable
 
-from ramify.actors.gateway.auth import HostPolicy, Tokens, bearer_header
-from ramify.actors.gateway.http import Request, Response, error_response, json_response
+from ramify.actors.gateway.auth import AccessTokens, HostPolicy, bearer_header
+from ramify.actors.gateway.http import HttpRequest, Response, error_response, json_response
 from ramify.actors.gateway.interfaces import Metrics, Status
 from ramify.actors.gateway.static import StaticFiles
 from ramify.protocol.codec import SUBPROTOCOLS
@@ -30,7 +30,7 @@ class Routes:
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: AccessTokens,
         hosts: HostPolicy,
         status: Status,
         metrics: Metrics,
@@ -45,7 +45,7 @@ class Routes:
         self._static = static
         self._metrics_auth = metrics_auth
 
-    def respond(self, request: Request, now: float, send: Callable[[Response], object]) -> None:
+    def respond(self, request: HttpRequest, now: float, send: Callable[[Response], object]) -> None:
         """Give `send` the response to a request that asks for no upgrade, now or later."""
         if request.path == "/metrics" and request.method in ("GET", "HEAD"):
             refusal = self.refuse(request)
@@ -58,7 +58,7 @@ class Routes:
             return
         send(self.answer(request, now))
 
-    def answer(self, request: Request, now: float) -> Response:
+    def answer(self, request: HttpRequest, now: float) -> Response:
         """The response to all that can be answered from here and now."""
         allowed = _METHODS.get(request.path, ("GET", "HEAD"))
         if request.method not in allowed:
@@ -91,7 +91,7 @@ class Routes:
         found = self._static.get(request.path, request.headers.get("if-none-match"))
         return found or error_response(404, "bad_request", f"nothing is served at {request.path[:200]}")
 
-    def refuse(self, request: Request) -> Response | None:
+    def refuse(self, request: HttpRequest) -> Response | None:
         """403 if the Host or the Origin is not allowed; holds for upgrades too."""
         host, origin = request.headers.get("host"), request.headers.get("origin")
         if not self._hosts.host_allowed(host):
@@ -104,7 +104,7 @@ class Routes:
             )
         return None
 
-    def upgrade(self, request: Request) -> Response | None:
+    def upgrade(self, request: HttpRequest) -> Response | None:
         """Why a WebSocket may not be opened here and now; None if it may."""
         if request.path != WEBSOCKET_PATH:
             return error_response(404, "bad_request", f"the WebSocket is at {WEBSOCKET_PATH}")
@@ -135,17 +135,17 @@ class Routes:
             return json_response(200, {"ready": True, "phase": phase})
         return json_response(503, {"ready": False, "phase": phase}, Retry_After="1")
 
-    def _holder(self, request: Request) -> Credential | None:
+    def _holder(self, request: HttpRequest) -> Credential | None:
         """Who asks, with a token that the server was configured with."""
         token = bearer_header(request.headers.get("authorization"))
         return self._tokens.configured(token) if token else None
 
-    def _info(self, request: Request) -> Response:
+    def _info(self, request: HttpRequest) -> Response:
         if self._tokens.required and self._holder(request) is None:
             return self.unauthorized()
         return json_response(200, self._status.info())
 
-    def _mint(self, request: Request, now: float) -> Response:
+    def _mint(self, request: HttpRequest, now: float) -> Response:
         if not self._tokens.required:
             message = "this server was started without tokens: connect without one"
             return error_response(404, "unsupported", message)

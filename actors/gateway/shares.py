@@ -13,7 +13,7 @@ Pure: time is an argument. This file does not know sockets.
 from collections.abc import Mapping
 
 from ramify.actors.gateway.buckets import DebtBucket, TokenBucket
-from ramify.actors.kit.usage import Usage
+from ramify.actors.kit.usage import CredentialUsage
 from ramify.protocol.credentials import Credential, CredentialLimits
 from ramify.protocol.errors import LimitExceeded
 
@@ -26,7 +26,7 @@ class Share:
 
     def __init__(self, credential: Credential, now: float) -> None:
         self.name = credential.name
-        self.usage = Usage()
+        self.usage = CredentialUsage()
         self.elsewhere = 0  # its sockets in other processes
         self._limits = credential.limits
         self._metered = bool(credential.name)
@@ -125,7 +125,7 @@ class Shares:
         if share is not None:
             share.configure(credential.limits, now)
 
-    def usage(self) -> dict[str, Usage]:
+    def usage(self) -> dict[str, CredentialUsage]:
         """Of each credential that has been here."""
         return {name: share.usage for name, share in self._by_name.items()}
 

@@ -4,7 +4,7 @@ import msgspec
 from websockets.http11 import Request as Handshake
 
 from ramify.actors.gateway.auth import bearer_header, bearer_subprotocol
-from ramify.actors.gateway.http import Request, RequestParser, Response, error_response
+from ramify.actors.gateway.http import HttpRequest, RequestParser, Response, error_response
 from ramify.actors.gateway.hub import Hub
 from ramify.actors.gateway.shares import Share
 from ramify.actors.gateway.websocket import WebSocket
@@ -27,7 +27,7 @@ class Upgrade(msgspec.Struct, frozen=True):
     rest: bytes
 
 
-def upgrade(request: Request, parser: RequestParser, hub: Hub) -> Upgrade | Response:
+def upgrade(request: HttpRequest, parser: RequestParser, hub: Hub) -> Upgrade | Response:
     """Accept or refuse a handshake."""
     refusal = hub.routes.unavailable() if hub.draining else hub.routes.upgrade(request)
     if refusal is not None:

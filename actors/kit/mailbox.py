@@ -93,7 +93,7 @@ class Mailbox(Generic[T]):
             waiter.set_result(None)
 
 
-class Waiting(Protocol[T_contra]):
+class CountedAddress(Protocol[T_contra]):
     """An address that knows how many messages wait in it: a mailbox, or a bundle."""
 
     def tell(self, message: T_contra, /) -> None: ...
@@ -106,7 +106,7 @@ class LimitedAddress(Generic[T]):
     The rest of the queue is for the core actors, so clients cannot fill it for them.
     """
 
-    def __init__(self, queue: Waiting[T], most: int) -> None:
+    def __init__(self, queue: CountedAddress[T], most: int) -> None:
         self._queue = queue
         self._most = most
 

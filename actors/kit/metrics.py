@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
-from ramify.actors.kit.usage import Usage
+from ramify.actors.kit.usage import CredentialUsage
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult
 
@@ -65,8 +65,9 @@ class Metrics:
         self._running = self._waiting = self._sockets = self._sessions = 0
         self._held: Callable[[], int] = lambda: 0
         self._gateways: dict[int, tuple[int, int, float, int]] = {}  # sockets, sessions, lag, bytes
-        self._usage: dict[int, dict[str, Usage]] = {}  # by gateway process; PAST: of those that ended
-        self._usage_here: Callable[[], dict[str, Usage]] = dict
+        # By gateway process; PAST: of those that have ended.
+        self._usage: dict[int, dict[str, CredentialUsage]] = {}
+        self._usage_here: Callable[[], dict[str, CredentialUsage]] = dict
         self._kv = (0, 0, 0)
         self._lag = self._worst_lag = 0.0
         self._steps = self._executor_tokens = self._sampled = 0
@@ -135,11 +136,11 @@ class Metrics:
         """What a gateway in a process of its own has now; it adds to what is here."""
         self._gateways[number] = (sockets, sessions, lag, session_bytes)
 
-    def usage_from(self, source: Callable[[], dict[str, Usage]], /) -> None:
+    def usage_from(self, source: Callable[[], dict[str, CredentialUsage]], /) -> None:
         """Where to look what each credential has in this process."""
         self._usage_here = source
 
-    def usage(self, number: int, changed: dict[str, Usage]) -> None:
+    def usage(self, number: int, changed: dict[str, CredentialUsage]) -> None:
         """What some credentials have in a gateway process."""
         self._usage.setdefault(number, {}).update(changed)
 
@@ -148,7 +149,7 @@ class Metrics:
         past = self._usage.setdefault(PAST, {})
         for name, usage in self._usage.pop(number, {}).items():
             usage.sockets = 0
-            past[name] = past.get(name, Usage()).plus(usage)
+            past[name] = past.get(name, CredentialUsage()).plus(usage)
 
     def sockets_elsewhere(self, number: int) -> dict[str, int]:
         """The sockets that each credential has in other gateway processes than this one."""
@@ -238,10 +239,10 @@ class Metrics:
 
     def _owners(self) -> Iterator[Metric]:
         """By credential: as many labels as names were ever configured."""
-        total: dict[str, Usage] = {}
+        total: dict[str, CredentialUsage] = {}
         for usages in (self._usage_here(), *self._usage.values()):
             for name, usage in usages.items():
-                total[name] = total.get(name, Usage()).plus(usage)
+                total[name] = total.get(name, CredentialUsage()).plus(usage)
         sockets = GaugeMetricFamily("ramify_owner_sockets", "Open WebSockets.", labels=["owner"])
         received = CounterMetricFamily("ramify_owner_received_bytes", "Bytes read.", labels=["owner"])
         frames = CounterMetricFamily("ramify_owner_frames", "WebSocket frames read.", labels=["owner"])

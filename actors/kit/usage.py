@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Usage(msgspec.Struct, array_like=True):
+class CredentialUsage(msgspec.Struct, array_like=True):
     """Sockets now; the others since the start of the process that counts."""
 
     sockets: int = 0
@@ -12,9 +12,9 @@ class Usage(msgspec.Struct, array_like=True):
     refused_ops: int = 0
     abuses: int = 0  # sockets closed with 4429
 
-    def plus(self, other: "Usage") -> "Usage":
+    def plus(self, other: "CredentialUsage") -> "CredentialUsage":
         """The sum of two processes."""
-        return Usage(
+        return CredentialUsage(
             self.sockets + other.sockets,
             self.received_bytes + other.received_bytes,
             self.frames + other.frames,

@@ -19,7 +19,7 @@ from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.process import ProcessExecutor
 from ramify.actors.executor.spec import (
-    ExecutorFailed,
+    ExecutorNotStarted,
     ExecutorSpec,
     FactorySpec,
     FakeSpec,
@@ -194,7 +194,7 @@ async def test_missing_model_folder_is_a_model_error(placement: Placement, tmp_p
 async def test_other_errors_of_a_start_are_named(
     placement: Placement, spec: ExecutorSpec, message: str, stand_ins: None
 ) -> None:
-    with pytest.raises(ExecutorFailed, match=message):
+    with pytest.raises(ExecutorNotStarted, match=message):
         await start_executor(spec, placement)
 
 
@@ -339,7 +339,7 @@ async def test_cancelled_start_ends_the_thread_at_its_next_report(
 
 
 async def test_death_while_loading_is_a_readable_error(stand_ins: None) -> None:
-    with pytest.raises(ExecutorFailed, match=r"did not start: its process .* exit code 9"):
+    with pytest.raises(ExecutorNotStarted, match=r"did not start: its process .* exit code 9"):
         await start_executor(FactorySpec("stand_ins:fails", {"kind": "exit"}), "process")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ramify.actors.front import wire as w
-from ramify.actors.kit.usage import Usage
+from ramify.actors.kit.usage import CredentialUsage
 from ramify.protocol import messages as m
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
 from ramify.protocol.credentials import Credential, CredentialLimits
@@ -75,7 +75,7 @@ def test_what_the_core_says(message: w.FromCore) -> None:
     "message",
     [
         w.Events([m.OpenBranch(1 << 32), m.CancelSession(1), w.Forward(1, b"x"), w.Gauges(1, 2, 0.5)]),
-        w.Events([w.Gauges(1, 2, 0.5, 9, {"alice": Usage(1, 2, 3, 4, 5)})]),
+        w.Events([w.Gauges(1, 2, 0.5, 9, {"alice": CredentialUsage(1, 2, 3, 4, 5)})]),
         w.Events([m.DropBranches([(1 << 32) - 1 << 32 | 1]), w.AskMetrics(1)]),
         w.Listening(),
         w.Serving(),

@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.gateway import auth
-from ramify.actors.gateway.auth import HostPolicy, Tokens, bearer_header, bearer_subprotocol, split_host
+from ramify.actors.gateway.auth import (
+    AccessTokens,
+    HostPolicy,
+    bearer_header,
+    bearer_subprotocol,
+    split_host,
+)
 from ramify.protocol.credentials import Credential, CredentialLimits, named
 from ramify.protocol.errors import Overloaded
 
@@ -20,7 +26,7 @@ def accepted(*names: str) -> list[Credential]:
 
 
 def test_minted_tokens_work_once_and_expire() -> None:
-    tokens = Tokens(accepted("a", "b"), ttl_s=60)
+    tokens = AccessTokens(accepted("a", "b"), ttl_s=60)
     minter = tokens.configured("b-secret")
     assert minter is not None
     first, second = tokens.mint(minter, 0.0), tokens.mint(minter, 0.0)
@@ -42,7 +48,7 @@ def test_minted_tokens_work_once_and_expire() -> None:
 def test_minting_is_bounded_and_forgets_expired(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "MINTED_MAX", 3)
     (minter,) = accepted("a")
-    tokens = Tokens([minter], ttl_s=60)
+    tokens = AccessTokens([minter], ttl_s=60)
     for _ in range(3):
         tokens.mint(minter, 0.0)
     with pytest.raises(Overloaded) as full:
@@ -52,14 +58,14 @@ def test_minting_is_bounded_and_forgets_expired(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_without_tokens_none_is_required() -> None:
-    assert not Tokens([], ttl_s=1).required
-    assert Tokens(accepted("x"), ttl_s=1).required
+    assert not AccessTokens([], ttl_s=1).required
+    assert AccessTokens(accepted("x"), ttl_s=1).required
 
 
 def test_replaced_tokens() -> None:
     """What a socket holds is still good if its token is; a minted one if its minter's name is."""
     a, b = accepted("a", "b")
-    tokens = Tokens([a, b], ttl_s=60)
+    tokens = AccessTokens([a, b], ttl_s=60)
     minted = tokens.admit(tokens.mint(b, 0.0), 1.0)
     assert minted is not None
     late = tokens.mint(b, 0.0)

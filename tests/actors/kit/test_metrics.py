@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.metrics import Histogram, Metrics
-from ramify.actors.kit.usage import Usage
+from ramify.actors.kit.usage import CredentialUsage
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import StepResult, pack
 
@@ -206,10 +206,10 @@ def test_a_scrape_is_answered_at_once() -> None:
 def test_what_credentials_have_adds_up_over_processes() -> None:
     """Counters outlive the process that counted; sockets do not."""
     metrics = Metrics()
-    metrics.usage_from(lambda: {"alice": Usage(1, 10, 2)})
-    metrics.usage(0, {"alice": Usage(2, 100, 20, 3), "bob": Usage(1)})
-    metrics.usage(1, {"alice": Usage(4, 1000, 200, 0, 1)})
-    metrics.usage(1, {"alice": Usage(5, 2000, 200, 0, 1)})
+    metrics.usage_from(lambda: {"alice": CredentialUsage(1, 10, 2)})
+    metrics.usage(0, {"alice": CredentialUsage(2, 100, 20, 3), "bob": CredentialUsage(1)})
+    metrics.usage(1, {"alice": CredentialUsage(4, 1000, 200, 0, 1)})
+    metrics.usage(1, {"alice": CredentialUsage(5, 2000, 200, 0, 1)})
     assert metrics.sockets_elsewhere(1) == {"alice": 2, "bob": 1}
     assert metrics.sockets_elsewhere(0) == {"alice": 5}
     values = samples(metrics)
@@ -218,7 +218,7 @@ def test_what_credentials_have_adds_up_over_processes() -> None:
     metrics.usage_ended(1)
     metrics.usage_ended(1)
     assert metrics.sockets_elsewhere(0) == {}
-    metrics.usage(1, {"alice": Usage(1, 5)})  # the process that took its place
+    metrics.usage(1, {"alice": CredentialUsage(1, 5)})  # the process that took its place
     values = samples(metrics)
     assert values["ramify_owner_sockets{alice}"] == 4
     assert values["ramify_owner_received_bytes_total{alice}"] == 2115
