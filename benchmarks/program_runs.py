@@ -1,8 +1,8 @@
 """Runs programs of `program_suite`: as branches of a session, or as prompts that are sent whole.
 
-`on_branches` sends a program in frames: everything that does not wait for the client's own judgement is
-one frame, and the server puts what branches said into other branches (`join`). `on_prompts` is the
-stateless client: it keeps every history, and sends it whole with each call; whom it asks is an `Asker`.
+`on_branches` sends a program as one frame, if the server takes as many ops: it puts what branches said
+into other branches (`join`), and waits where a call comes `after` others. `on_prompts` is the stateless
+client: it keeps every history, and sends it whole with each call; whom it asks is an `Asker`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from ramify.clients.generation import Generation, Result
 from ramify.clients.handles import Session
 from ramify.protocol.wire import Append, Drop, Fork, Generate, Join, Op, Select
 
-FRAME = 200  # ops: a server takes 256 in a frame unless it is told otherwise
+FRAME = 500  # ops: a server takes 512 in a frame unless it is told otherwise
 LINE = "{text}\n"  # how an output is joined
 
 
@@ -77,6 +77,19 @@ class _Frames:
         self._children = Counter(call.parent for call in work.calls)
         self._fresh = iter(session.fresh_names("p", len(work.calls)))
 
+    def barriers(self, wave: Sequence[int]) -> list[Op]:
+        """Hold the wave's branches until the calls `after` which it comes are over: empty `join`s."""
+        calls = [self.work.calls[place] for place in wave]
+        waits = dict.fromkeys((call.parent, call.after) for call in calls if call.after)
+        return [
+            Join(
+                id=0, from_=[self.branches[other] for other in after if other != parent],
+                branch=self.branches[parent], each="", role=None, keep=True,
+            )
+            for parent, after in waits
+            if parent is not None
+        ]  # fmt: skip
+
     def inputs(self, place: int) -> list[Op]:
         """Make the call's branch, and append its input."""
         call = self.work.calls[place]
@@ -111,20 +124,6 @@ class _Frames:
         return None
 
 
-def rounds(work: Work) -> list[list[list[int]]]:
-    """Calls that one frame can hold, by waves. The next begins where the client waits (`after`)."""
-    frames: list[list[list[int]]] = []
-    sent: dict[int, int] = {}
-    for wave in waves(work):
-        waits = max((sent[other] + 1 for place in wave for other in work.calls[place].after), default=0)
-        number = max(waits, len(frames) - 1, 0)
-        while len(frames) <= number:
-            frames.append([])
-        frames[number].append(wave)
-        sent.update((place, number) for place in wave)
-    return frames
-
-
 @dataclass
 class Ran:
     """A program that has run. `results`: of each call that asked for something."""
@@ -138,19 +137,19 @@ async def on_branches(session: Session, work: Work) -> Ran:
     """Run it. Its branches stay: `drop` ends them."""
     frames = _Frames(session, work)
     results: dict[int, Result] = {}
-    for frame in rounds(work):
-        ops: list[tuple[int | None, Op]] = []
-        for wave in frame:
-            ops += [(None, op) for place in wave for op in frames.inputs(place)]
-            ops += [(place, op) for place in wave if (op := frames.ask(place)) is not None]
-        running: list[tuple[int | None, Any]] = []
-        for start in range(0, len(ops), FRAME):
-            places, some = zip(*ops[start : start + FRAME], strict=True)
-            running += zip(places, await session.send(some), strict=True)
-        for place, handle in running:
-            ended = await handle
-            if place is not None:
-                results[place] = ended
+    ops: list[tuple[int | None, Op]] = []
+    for wave in waves(work):
+        ops += [(None, op) for op in frames.barriers(wave)]
+        ops += [(None, op) for place in wave for op in frames.inputs(place)]
+        ops += [(place, op) for place in wave if (op := frames.ask(place)) is not None]
+    running: list[tuple[int | None, Any]] = []
+    for start in range(0, len(ops), FRAME):
+        places, some = zip(*ops[start : start + FRAME], strict=True)
+        running += zip(places, await session.send(some), strict=True)
+    for place, handle in running:
+        ended = await handle
+        if place is not None:
+            results[place] = ended
     return Ran(work, frames.branches, results)
 
 

@@ -51,10 +51,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     frame_bytes: int = 1 << 20
     frame_bytes_before_open: int = 8 << 10
-    ops_per_frame: int = 256
+    ops_per_frame: int = 512  # a tree of thought, five wide and three deep, takes about 300
     ops_in_flight: int = 1024
     ops_per_second: int = 200
-    ops_burst: int = 500
+    ops_burst: int = 1024  # less than `ops_per_frame`: frames of more are always refused
     bytes_per_second: int = 1 << 20  # received; beyond it the socket is read more slowly
     bytes_burst: int = 8 << 20
     branches: int = 1024
@@ -69,7 +69,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     choices: int = 1024
     compile_ms: int = 10_000
     open_timeout_s: int = 5
-    replies_kept: int = 256  # of a client, to be sent again
+    replies_kept: int = 1024  # of a client, to be sent again: a client has as many ops under way
     replies_bytes: int = 1 << 20  # of those
     # Memory of the host, by estimate. With gateway processes each has its share of a client's.
     session_bytes: int = 1 << 28

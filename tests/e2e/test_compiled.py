@@ -209,6 +209,37 @@ async def test_a_compiled_tree_of_thought_is_one_round_trip(serving: Any) -> Non
         assert trips[False] >= 10
 
 
+@program
+def wide(s: State, question: str, width: int, depth: int) -> str:
+    """Tree of thought: each of `width` states has as many proposals, judged; the best goes on."""
+    s += user(question)
+    states = [s]
+    for level in range(depth):
+        kept: list[State] = []
+        for state in states:
+            forks, judges = state.fork(width), []
+            for fork in forks:
+                fork += assistant("Step:", gen("step", max_tokens=2, ignore_eos=True))
+                (judge,) = fork.fork(1)
+                judge += user("Good?") + assistant(select("mark", choices=["1", "2", "3"]))
+                judges.append(judge)
+            kept += forks.prune(1 if level else width, by="number", judges=judges)
+        states = kept
+    return states[0].text()
+
+
+async def test_a_tree_of_thought_of_the_papers_size_is_one_frame(serving: Any) -> None:
+    """Five wide and three deep, 55 proposals."""
+    async with serving() as served, counted(at(served)) as (way, url), connect(url) as session:
+        before = way.frames
+        graph = wide.trace("Why?", 5, 3)
+        assert graph.whole
+        run = await wide.using(session=session, temperature=0.0, compiled=True).arun("Why?", 5, 3)
+        await session.tree()
+        assert run.value.count("Step:") == 3
+        assert way.frames - before == 3  # the program, the drop that nobody waits for, and `tree`
+
+
 async def test_what_needs_a_second_frame_says_where(serving: Any) -> None:
     @program
     async def reads(s: AsyncState) -> str:
@@ -296,10 +327,10 @@ async def test_a_program_that_is_too_big_for_a_frame_goes_in_several(serving: An
         return await forks.values("b")
 
     async with serving() as served, connect(at(served)) as session:
-        run = await many.using(session=session, temperature=0.0).arun(90)
-        assert len(run.value) == 90
+        run = await many.using(session=session, temperature=0.0).arun(180)
+        assert len(run.value) == 180
         with pytest.raises(RamifyError, match="one frame"):
-            await many.using(session=session, compiled=True).arun(90)
+            await many.using(session=session, compiled=True).arun(180)
 
 
 async def test_an_async_program_that_waits_has_sent_what_it_added(

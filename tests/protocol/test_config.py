@@ -68,8 +68,8 @@ def test_defaults_are_the_documented_ones() -> None:
     limits = EngineConfig(model=MODEL).limits.wire()
     assert limits["frame_bytes"] == 1 << 20
     assert limits["frame_bytes_before_open"] == 8 << 10
-    assert (limits["ops_per_frame"], limits["ops_in_flight"]) == (256, 1024)
-    assert (limits["ops_per_second"], limits["ops_burst"]) == (200, 500)
+    assert (limits["ops_per_frame"], limits["ops_in_flight"]) == (512, 1024)
+    assert (limits["ops_per_second"], limits["ops_burst"]) == (200, 1024)
     assert (limits["branches"], limits["running"], limits["n"]) == (1024, 64, 64)
     assert limits["attachments"] == 8
     assert limits["queued_bytes"] == 256 << 10
