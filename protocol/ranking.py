@@ -43,7 +43,7 @@ def vote_of(text: str) -> str:
 
 
 def votes(said: Sequence[str]) -> list[int | None]:
-    """How many of the votes are the same as each; None for those that say nothing."""
+    """For each vote, how many votes are equal to it. None for an empty one."""
     counts = Counter(said)
     return [counts[vote] if vote else None for vote in said]
 
@@ -51,7 +51,7 @@ def votes(said: Sequence[str]) -> list[int | None]:
 def best_first(scores: Sequence[float | None], votes: Sequence[str] = ()) -> list[int]:
     """Indices, the best score first; of equal ones the first. Those without a score come last.
 
-    `votes`: who says what another one said before comes behind all who do not.
+    `votes`: a vote that repeats an earlier one comes behind all that do not.
     """
     seen: set[str] = set()
     repeats = [False] * len(scores)

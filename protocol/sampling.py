@@ -40,7 +40,7 @@ Logprobs = Annotated[int, _within("logprobs")]
 
 
 def check_temperature(value: float | None) -> None:
-    """The gap in the range, which its type cannot say. Raises InvalidField."""
+    """Refuse temperatures above 0 that are too small to be useful. Raises InvalidField."""
     if value is not None and 0.0 < value < MIN_TEMPERATURE:
         raise InvalidField(f"`temperature` is {value}: must be 0 (greedy) or at least {MIN_TEMPERATURE}")
 

@@ -1,4 +1,5 @@
-"""The engine's state and metrics, as a gateway process knows them: told by the core, asked from it.
+"""The engine's state and metrics in a gateway process: the core sends the state, and is asked for
+metrics.
 
 This file does not know the link.
 """
@@ -36,7 +37,7 @@ class RemoteStatus:
 
 
 class RemoteMetrics:
-    """Counts what is here and tells the core; asks it for the whole text.
+    """Counts what happens here and tells the core. Asks it for the text of all metrics.
 
     See `gateway.interfaces.Metrics` and `kit.metrics`.
     """
@@ -88,7 +89,7 @@ class RemoteMetrics:
             self._loop.call_soon(self._report)
 
     def _news(self) -> dict[str, CredentialUsage]:
-        """What credentials have here, where that is not what was told last."""
+        """The usage of credentials that has changed since it was last told."""
         news = {
             name: copy(usage) for name, usage in self._usage().items() if usage != self._told.get(name)
         }

@@ -168,7 +168,7 @@ class Forward(_Base, frozen=True):
 
 
 class Gauges(_Base, frozen=True):
-    """What this process has now. `usage`: of the credentials that it changed for."""
+    """What this process has now. `usage`: of the credentials for which it has changed."""
 
     sockets: int
     sessions: int
@@ -178,7 +178,7 @@ class Gauges(_Base, frozen=True):
 
 
 class AskMetrics(_Base, frozen=True):
-    """Somebody scrapes."""
+    """A client scrapes `/metrics`."""
 
     id: int
 
@@ -201,7 +201,7 @@ class Serving(_Base, frozen=True):
 
 
 class Ready(_Base, frozen=True):
-    """It has heard that the engine is ready, and says so itself."""
+    """The process knows that the engine is ready, and answers `/readyz` so."""
 
 
 class StartFailed(_Base, frozen=True):

@@ -1,5 +1,5 @@
-"""A gateway worker: one process after the other runs it. How long a start may take, how often it is
-tried.
+"""A gateway worker: one process after the other runs it. This file says how long a
+start may take, and how often it is tried.
 
 This file does not know who starts processes, nor what they are told.
 """
@@ -48,7 +48,7 @@ class Worker:
     def stop_accepting(self) -> None:
         """Take no more connections: the kernel gives new ones to the other processes.
 
-        The sockets are shared with the process, and so is this. Connections that wait on them are
+        The process shares the sockets, so this takes effect there too. Connections that wait on them are
         reset, so that their clients try again at once. A process that comes back listens again
         (`gateway.server.Listener`).
         """
@@ -97,7 +97,7 @@ class Worker:
         self._attempts = 0 if self.serving.is_set() else self._attempts + 1
 
     def check(self, why: str) -> None:
-        """Raise if there is no use in another process. `why`: how the last one ended."""
+        """Raise if starting another process is useless. `why`: how the last one ended."""
         if self.failure is not None:
             raise self.failure
         if not self._begun:

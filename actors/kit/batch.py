@@ -1,7 +1,7 @@
-"""Messages for another process, encoded one after the other as they come.
+"""Messages for another process, encoded as they come.
 
-Encoding is where a message can fail (an integer over 64 bits, half a surrogate pair). Done when the
-message is told, and not when everything that waits leaves as one frame, it fails whoever told it,
+Encoding can fail (an integer over 64 bits, half a surrogate pair). A message is encoded when it is
+told, not when all that waits leaves as one frame. So a message that cannot be encoded fails its sender
 alone. The encoded messages are the elements of one msgpack array, so the frame is made around them
 without looking at them again.
 """

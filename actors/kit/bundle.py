@@ -1,9 +1,9 @@
-"""A bundle: messages that leave together, one frame for all that one turn of the loop has to say.
+"""A bundle: the messages of one turn of the loop, sent as one frame.
 
 A link costs a system call and some microseconds for each frame, so what hundreds of sessions are told
 in a step must be one frame for their process. While the peer grants no credits the messages wait
-here and join the next frame: a peer that is behind gets fewer, larger frames. They wait encoded: one
-that cannot be fails its teller and nobody else.
+here and join the next frame: a peer that is behind gets fewer, larger frames. They are encoded at
+once: a message that cannot be encoded fails its sender and nobody else.
 
 It does not know what the messages mean, nor how many addressees they have.
 """
@@ -105,7 +105,7 @@ class Bundle(Generic[T]):
             self._left.set_result(None)
 
     async def sent(self) -> None:
-        """Return when nothing waits. Bound it: a peer that is gone grants no credits."""
+        """Return when nothing waits. Call it with a timeout: a peer that is gone grants no credits."""
         self.flush()
         while self._count:
             self._left = self._loop.create_future()

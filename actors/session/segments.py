@@ -48,8 +48,8 @@ class Tail(Enum):
 class History:
     """The messages of a conversation up to some place: those of `before`, then `messages`.
 
-    The strict template renders turns anew, behind text of which a part was left standing. Then the
-    segments of a branch do not say any more what the messages before it were; a history does.
+    The strict template renders turns anew behind a part of the old text. Then the segments of the
+    branch no longer say what the messages before were. A history does.
     """
 
     __slots__ = ("before", "count", "messages")
@@ -74,7 +74,7 @@ class InputSegment(Held):
 
     `tail` and `role`: the state of the branch after this segment. `op`: the op that made it.
     `chat`: rendered by a template; `messages`: the chat turns in it (the strict template renders
-    them again); `history`: those before it, where the segments before it do not tell.
+    them again); `history`: those before it, where the segments before it do not say.
     `raw`: the text as the template rendered it, which strict mode compares; `text`: as people read it.
     """
 
@@ -126,7 +126,7 @@ class InputSegment(Held):
         return self.start + len(self.tokens)
 
     def count(self, meter: Meter | None) -> None:
-        """It is complete: `meter` counts it from now on."""
+        """Let `meter` count it from now on: it is complete."""
         size = SEGMENT + TOKEN * len(self.tokens) + len(self.text)
         if self.raw is not self.text:
             size += len(self.raw)
@@ -214,7 +214,7 @@ class OutputSegment(Held):
 
     @property
     def said(self) -> str:
-        """What it added to the branch's text, without thoughts as far as they can be told apart."""
+        """What it added to the branch's text, without thoughts where they are labelled."""
         text = self.text[self.lead :]
         if self.labels is None:
             return text
@@ -239,7 +239,7 @@ class OutputSegment(Held):
             self._label(self.reading, self.reading.add(text))
 
     def read(self, reading: Labels) -> None:
-        """Its text is to be told apart."""
+        """Label its text from now on: answer, thought or call."""
         self.reading, self.labels = reading, []
 
     def ends(self) -> None:
@@ -256,7 +256,7 @@ class OutputSegment(Held):
 
     @property
     def labelled(self) -> int:
-        """How many chunks may be told with their parts."""
+        """How many chunks have their label, so that they can be sent as parts."""
         return len(self.chunks) if self.labels is None else len(self.labels)
 
     def parts(self, first: int, last: int) -> list[Part]:

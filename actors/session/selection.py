@@ -78,11 +78,11 @@ class Selection:
         return SEGMENT * len(joined.tokens) + 3 * TOKEN * walked + NODE * count
 
     def take(self, most: int) -> list[Scoring]:
-        """What is submitted next: at most so many."""
+        """The next paths to submit, at most `most` of them."""
         return [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
 
     def _unconditionally(self, start: int) -> list[Scoring]:
-        """What is scored a second time, behind nothing but the `start` tokens that begin a text.
+        """The paths that are scored a second time, behind the `start` tokens of a text alone.
 
         Without any, a choice's first token stands behind nothing: that counts as 0, as in SGLang.
         """
@@ -110,7 +110,7 @@ class Selection:
         return fsum(self._logprobs[node] for node in walk) / len(walk)
 
     def usage(self, output: int, now: float) -> Usage:
-        """The bill: the sum over its requests, each of which finds the branch cached."""
+        """What it cost: the sum over its requests, each of which finds the branch cached."""
         parts, arrived = self._parts, self.task.arrived
         cached = sum(part.cached for part in parts)
         started = min(part.started for part in parts)

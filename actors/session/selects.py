@@ -1,4 +1,4 @@
-"""The selections of one session: choices tokenized, scored by requests, the best one appended. Pure.
+"""Runs `select`: tokenizes the choices, has them scored by requests, appends the best one. Pure.
 
 A selection is scored by requests on temporary branches of the cache that no client sees, one for each
 path of the choices' tree (`choices`). At most `limits.running` requests of a session are submitted at
@@ -68,7 +68,7 @@ class Selects:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is scored, or about to be."""
+        """Whether any choice is being scored, or waits to be."""
         return bool(self._encoding or self._by_request or self._ready)
 
     # --- start -----------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Selects:
         return True
 
     def _tokenized(self, selection: Selection, choices: Choices) -> None:
-        """Check what the choices are in tokens, then have them scored. Raises RamifyError."""
+        """Check the choices' tokens, then have them scored. Raises RamifyError."""
         state, joined = self._state, choices.joined
         for i, tokens in enumerate(joined.tokens):
             if not tokens:
@@ -142,7 +142,7 @@ class Selects:
         self._submit_ready()
 
     def _submit_ready(self) -> None:
-        """Submit what waits, as far as the session's limit allows; selections have equal parts of it."""
+        """Submit what waits, as far as the session's limit allows. Selections share it equally."""
         while self._ready and (room := self._state.limits.running - len(self._by_request)) > 0:
             key, selection = self._ready.popitem(last=False)
             self._submit(selection, -(-room // (len(self._ready) + 1)))
@@ -150,7 +150,7 @@ class Selects:
                 self._ready[key] = selection
 
     def _submit(self, selection: Selection, most: int) -> None:
-        """At most so many of its requests."""
+        """Submit at most `most` of its requests."""
         state, out, start = self._state, self._state.out, self._writer.tokenizer.start_ids
         lot = selection.take(most)
         handles = [state.next_id() for _ in lot]
@@ -191,7 +191,7 @@ class Selects:
         )
 
     def pause(self, client: str) -> None:
-        """The client is gone and asked for it: its selections wait. What is scored stays so."""
+        """The client is gone and asked for a pause: its selections wait. Scores so far are kept."""
         self._paused.add(client)
         for key, selection in self._by_task.items():
             if selection.task.frame.client == client:
@@ -283,7 +283,7 @@ class Selects:
         self._submit_ready()
 
     def cancel(self, task: Task) -> bool:
-        """Stop the selection of `task`, which ends here and now. False if it has none."""
+        """Stop the selection of `task` and end the task at once. False if it has none."""
         return self._stop(task, Cancelled("cancelled before the choices were scored"))
 
     def expire(self, task: Task) -> bool:
@@ -303,13 +303,13 @@ class Selects:
         return True
 
     def _fail(self, selection: Selection, error: RamifyError) -> None:
-        """The branch is as it was, and what runs for the selection stops."""
+        """End the selection with an error. The branch is as it was, and its requests stop."""
         self._forget(selection)
         self._on_end(selection.task, bare(error))
         self._submit_ready()
 
     def _forget(self, selection: Selection, *, chosen: bool = False) -> None:
-        """Give everything back. Without `chosen`, a generation prompt that was added goes as well."""
+        """Release all that it holds; without `chosen` also a generation prompt that was added."""
         state = self._state
         selection.ended = True
         del self._by_task[id(selection.task)]
@@ -324,7 +324,7 @@ class Selects:
 
 
 def _prepare(tokenizer: Tokenizer, branch: Branch, texts: Sequence[str]) -> Choices:
-    """Another thread may run it while the branch is at rest."""
+    """The choices' tokens behind the branch. Another thread may run it while the branch is at rest."""
     joined = join_texts(tokenizer, branch, texts)
     return Choices(joined, ChoiceTree(joined.tokens))
 
@@ -332,7 +332,7 @@ def _prepare(tokenizer: Tokenizer, branch: Branch, texts: Sequence[str]) -> Choi
 def _told_from(branch: Branch, at: int) -> int:
     """Where clients can cut their text so that it ends at `at` or before.
 
-    Output that was told in one segment cannot be cut inside it: it is told again.
+    Output that was sent as one chunk cannot be cut inside it: it is sent again.
     """
     for segment in reversed(branch.segments):
         if segment.start < at:
