@@ -1,23 +1,21 @@
 """ReAct (Yao et al. 2022): a model that thinks, acts, and sees what came of it, in plain text.
 
 Two actions, a calculator and a look-up, and `finish`. Each question runs on a fork of one branch that
-holds the instructions, so they are computed once. `--data`: a file with traces (question, steps with
-thought, action, observation); what the model looks up is answered from the question's own trace.
+holds the instructions, so they are computed once. `--data`: react_hotpotqa_traces.jsonl (question, steps
+with thought, action, observation); what the model looks up is answered from the question's own trace.
 """
 
-import argparse
 import ast
 import asyncio
-import json
 import operator
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
+from stage import brief, stage, total
 
-from ramify import ConnectionLost
+from ramify.clients.generation import Result
 from ramify.clients.program import AsyncState, assistant, gen, program, system, user
 
 INSTRUCTIONS = (
@@ -86,15 +84,15 @@ def act(action: str, given: str, facts: Mapping[str, str]) -> str:
 
 
 @program
-async def react(s: AsyncState, tasks: list[Task], most: int) -> list[list[Step]]:
+async def react(s: AsyncState, tasks: list[Task], most: int) -> list[tuple[list[Step], list[Result]]]:
     """All questions at once, each on a fork of its own."""
     s += system(INSTRUCTIONS)
     forks = zip(s.fork(len(tasks)), tasks, strict=True)
     return list(await asyncio.gather(*(answer(fork, task, most) for fork, task in forks)))
 
 
-async def answer(s: AsyncState, task: Task, most: int) -> list[Step]:
-    """One question, up to `finish` or `most` steps."""
+async def answer(s: AsyncState, task: Task, most: int) -> tuple[list[Step], list[Result]]:
+    """One question, up to `finish` or `most` steps; and what they cost."""
     s += user(f"Question: {task.question}")
     steps: list[Step] = []
     for number in range(most):
@@ -107,14 +105,13 @@ async def answer(s: AsyncState, task: Task, most: int) -> list[Step]:
         if not seen:
             break
         s += user(f"Observation: {seen}")
-    return steps
+    return steps, [await s[f"step {number}"].result() for number in range(len(steps))]
 
 
-def tasks_of(path: Path, limit: int) -> list[Task]:
+def tasks_of(traces: Iterable[dict[str, Any]]) -> list[Task]:
     """Questions with what was found in their traces."""
     tasks = []
-    for line in path.read_text().splitlines()[:limit]:
-        trace = json.loads(line)
+    for trace in traces:
         facts: dict[str, str] = {}
         last = None
         for step in trace["steps"]:
@@ -127,34 +124,39 @@ def tasks_of(path: Path, limit: int) -> list[Task]:
     return tasks
 
 
-async def main(options: argparse.Namespace) -> None:
-    console = Console(highlight=False)
-    known = [Task(question, PEOPLE) for question in QUESTIONS]
-    tasks = known if options.data is None else tasks_of(options.data, options.limit)
-    run = await react.using(options.url, temperature=0.0).arun(tasks, options.steps)
-    for task, steps in zip(tasks, run.value, strict=True):
-        console.print(f"\n[bold]{task.question}[/]", markup=True)
+def show(console: Console, tasks: list[Task], answers: list[list[Step]]) -> None:
+    """All steps of each question, and how many came to an answer."""
+    for task, steps in zip(tasks, answers, strict=True):
+        console.print(f"\n[bold]{brief(task.question)}[/]")
         for step in steps:
-            console.print(step.text.strip(), markup=False)
+            console.print(f"  {step.text.strip()}".replace("\n", "\n  "), markup=False)
             if step.seen:
                 console.print(f"  -> {step.seen[:300]}", style="cyan", markup=False)
-    finished = sum(steps[-1].action == "finish" for steps in run.value if steps)
-    console.print(f"\n{finished} of {len(tasks)} questions came to an answer")
-    if options.data is not None:
-        right = sum(
-            bool(steps) and steps[-1].action == "finish" and steps[-1].given == task.answer
-            for task, steps in zip(tasks, run.value, strict=True)
-        )
-        console.print(f"{right} answers are those of the traces")
+    finished = [bool(steps) and steps[-1].action == "finish" for steps in answers]
+    console.print(f"\n{total(finished)} questions came to an answer")
+    if any(task.answer is not None for task in tasks):
+        pairs = zip(tasks, answers, finished, strict=True)
+        right = [done and steps[-1].given == task.answer for task, steps, done in pairs]
+        console.print(f"{sum(right)} answers are those of the traces")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    with stage(
+        __doc__,
+        arguments,
+        size=10,
+        what="questions, of --data",
+        flags=lambda parser: parser.add_argument(
+            "--steps", type=int, default=4, help="most steps for a question (default 4)"
+        ),
+    ) as shown:
+        traces = shown.rows("react_hotpotqa_traces", [])[: shown.size]
+        tasks = tasks_of(traces) or [Task(question, PEOPLE) for question in QUESTIONS]
+        with shown.console.status(f"{len(tasks)} questions at once, each on a fork of its own"):
+            run = react.using(shown.url, temperature=0.0).run(tasks, shown.options.steps)
+        show(shown.console, tasks, [steps for steps, _ in run.value])
+        shown.took(*(result for _, results in run.value for result in results))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default="ws://127.0.0.1:8765/v1/ws")
-    parser.add_argument("--data", type=Path, help="a file of traces, like react_hotpotqa_traces.jsonl")
-    parser.add_argument("--limit", type=int, default=10, help="questions of the file")
-    parser.add_argument("--steps", type=int, default=4, help="most steps for a question")
-    try:
-        asyncio.run(main(parser.parse_args()))
-    except ConnectionLost as lost:
-        raise SystemExit(str(lost)) from None
+    main()

@@ -3,7 +3,7 @@
 import argparse
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,13 +25,15 @@ class Stage:
     size: int
     data: Path | None
     console: Console
+    options: argparse.Namespace = field(default_factory=argparse.Namespace)
     _usage: list[tuple[int, int, int]] = field(default_factory=list)
 
     def rows(self, name: str, made_up: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """A data set of the folder `--data`; without one, what the example brings along."""
         if self.data is None:
             return list(made_up)
-        with (self.data / f"{name}.jsonl").open(encoding="utf-8") as file:
+        path = self.data if self.data.is_file() else self.data / f"{name}.jsonl"
+        with path.open(encoding="utf-8") as file:
             return [json.loads(line) for line in file]
 
     def took(self, *results: Result) -> None:
@@ -48,19 +50,29 @@ class Stage:
 
 @contextmanager
 def stage(
-    text: str, arguments: Sequence[str] | None, *, size: int, what: str, least: int = 1
+    text: str,
+    arguments: Sequence[str] | None,
+    *,
+    size: int,
+    what: str,
+    least: int = 1,
+    flags: Callable[[argparse.ArgumentParser], object] | None = None,
 ) -> Iterator[Stage]:
     """Parse the flags, start a server if none is named, and say at the end what it took.
 
     `text`: of the example's head, its first line is shown. `size`, `what`: the default of --size, and
-    what it counts; `least` of them are needed.
+    what it counts; `least` of them are needed. `flags`: adds more, which are in `options`.
     """
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--url", default=os.environ.get("RAMIFY_URL"), help="a running server")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="real data sets (JSON lines)")
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="real data sets (JSON lines); or one file"
+    )
     parser.add_argument("--size", type=int, default=size, help=f"{what} (default {size})")
+    if flags is not None:
+        flags(parser)
     options = parser.parse_args(arguments)
     if options.size < least:
         parser.error(f"--size is {options.size}: at least {least}")
@@ -68,7 +80,7 @@ def stage(
     console.print(Panel(text.strip().splitlines()[0], border_style="blue"))
     try:
         with _server(options.url, console) as url:
-            shown = Stage(url, options.size, options.data, console)
+            shown = Stage(url, options.size, options.data, console, options)
             yield shown
             if shown._usage:
                 console.print(f"[dim]{shown.report()}[/]")

@@ -1,23 +1,22 @@
 """An agent with tools: calls are streamed, run side by side, and answered on the same branch.
 
 Without arguments the bundled model answers a few questions with small tools of its own kind. `--data`:
-conversations with tools, expected calls and their results (agents_tools.jsonl). Tools then answer from
+agents_tools.jsonl, conversations with tools, expected calls and their results. Tools then answer from
 the file, and it is counted which expected calls the model makes. After each turn the branch is moved
 back and given the turn as the file has it, so that every turn stands on the right history.
 """
 
 import argparse
 import asyncio
-import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.progress import Progress
+from stage import Stage, stage
 
-from ramify import ConnectionLost, RamifyError
+from ramify import RamifyError
 from ramify.clients.agent import Agent, Answer, Called, Returned, Tool, tool
 from ramify.clients.handles import Branch
 from ramify.clients.stream import TextDelta
@@ -56,12 +55,13 @@ def search(query: str) -> str:
     return f"{query} is a baker in Lisbon."
 
 
-async def show(url: str, console: Console) -> None:
+async def show(shown: Stage) -> None:
     """The questions one after the other in one conversation each, all of it as it happens."""
     agent = Agent(
         [calculator, get_weather, get_time, search], max_steps=4, temperature=0.0, max_tokens=80
     )
-    async with agent.connect(url) as session:
+    console: Console = shown.console
+    async with agent.connect(shown.url) as session:
         for question in QUESTIONS:
             (branch,) = await session.root(f"q{len(session.branches)}")
             console.print(f"\n[bold]{question}[/]")
@@ -75,6 +75,7 @@ async def show(url: str, console: Console) -> None:
                     case Returned(_, text):
                         console.print(f"  -> {text}", style="cyan", markup=False)
                     case Answer(results=results):
+                        shown.took(*results)
                         usage = results[-1].usage
                         cached = f"{usage.cached} of {usage.prompt} prompt tokens were cached"
                         console.print(f"\n  [dim]{len(results)} steps; at the last, {cached}[/]")
@@ -119,17 +120,15 @@ class Count(msgspec.Struct):
     failed: int = 0
 
 
-def read(path: Path, limit: int) -> tuple[dict[str, Any], list[Conversation]]:
+def read(rows: Iterable[dict[str, Any]], limit: int) -> tuple[dict[str, Any], list[Conversation]]:
     """The tools by name, and the first conversations."""
     tools: dict[str, Any] = {}
     found: list[Conversation] = []
-    with path.open() as lines:
-        for line in lines:
-            each = json.loads(line)
-            if each["kind"] == "toolset":
-                tools |= {schema["function"]["name"]: schema for schema in each["tools"]}
-            elif len(found) < limit:
-                found.append(msgspec.convert(each, Conversation, strict=False))
+    for each in rows:
+        if each["kind"] == "toolset":
+            tools |= {schema["function"]["name"]: schema for schema in each["tools"]}
+        elif len(found) < limit:
+            found.append(msgspec.convert(each, Conversation, strict=False))
     return tools, found
 
 
@@ -212,23 +211,24 @@ def as_it_was(turn: Turn) -> list[ChatMessage]:
     return out
 
 
-async def replay(options: argparse.Namespace, console: Console) -> None:
+async def replay(shown: Stage) -> None:
     """Several conversations at once, and what came of them."""
-    tools, conversations = read(options.data, options.limit)
+    options, console = shown.options, shown.console
+    tools, conversations = read(shown.rows("agents_tools", []), shown.size)
     places = asyncio.Semaphore(options.concurrency)
     total = Count()
     errors: list[str] = []
     with Progress(console=console, transient=True) as progress:
-        shown = progress.add_task("conversations", total=len(conversations))
+        done = progress.add_task("conversations", total=len(conversations))
 
         async def one(conversation: Conversation) -> None:
             async with places:
                 replayed = Replayed(conversation, tools, full=options.full, force=options.force)
-                count = await replayed.run(options.url)
+                count = await replayed.run(shown.url)
             errors.extend([replayed.why] if replayed.why else [])
             for field in Count.__struct_fields__:
                 setattr(total, field, getattr(total, field) + getattr(count, field))
-            progress.advance(shown)
+            progress.advance(done)
 
         await asyncio.gather(*map(one, conversations))
     for error in errors[:3]:
@@ -236,27 +236,20 @@ async def replay(options: argparse.Namespace, console: Console) -> None:
     console.print(
         f"{len(conversations)} conversations, {total.turns} turns ({total.failed} ended with an error)\n"
         f"{total.right} of {total.expected} expected calls were made, of {total.made} calls in all\n"
-        f"{total.prompt} prompt tokens, {total.computed} of them computed; {total.output} generated"
+        f"{total.prompt} prompt tokens: {total.computed} computed; {total.output} output tokens"
     )
 
 
-async def main(options: argparse.Namespace) -> None:
-    console = Console(highlight=False)
-    if options.data is None:
-        await show(options.url, console)
-    else:
-        await replay(options, console)
+def flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--concurrency", type=int, default=8, help="conversations at once (default 8)")
+    parser.add_argument("--full", action="store_true", help="tools with their whole descriptions")
+    parser.add_argument("--force", action="store_true", help="each turn begins with its first tool")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    with stage(__doc__, arguments, size=20, what="conversations, of --data", flags=flags) as shown:
+        asyncio.run(show(shown) if shown.data is None else replay(shown))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default="ws://127.0.0.1:8765/v1/ws")
-    parser.add_argument("--data", type=Path, help="a file of conversations, like agents_tools.jsonl")
-    parser.add_argument("--limit", type=int, default=600, help="conversations of the file")
-    parser.add_argument("--concurrency", type=int, default=8, help="conversations at once")
-    parser.add_argument("--full", action="store_true", help="tools with their whole descriptions")
-    parser.add_argument("--force", action="store_true", help="each turn begins with its first tool")
-    try:
-        asyncio.run(main(parser.parse_args()))
-    except ConnectionLost as lost:
-        raise SystemExit(str(lost)) from None
+    main()
