@@ -82,8 +82,8 @@ def race(options: argparse.Namespace) -> int:
     threads = options.threads
     peer = Transformers(MODEL, threads)
     rows, results = [], []
-    flags = ["--device=cpu", f"--threads={threads}", f"--limit-ops-per-second={FAST}",
-             f"--limit-ops-burst={FAST}"]  # fmt: skip
+    flags = ["--device=cpu", f"--threads={threads}", f"--quantization={options.quantization}",
+             f"--limit-ops-per-second={FAST}", f"--limit-ops-burst={FAST}"]  # fmt: skip
     with served(flags, None) as server:
         for name, some in works(options, 2000).items():
             seconds: dict[str, list[float]] = {way: [] for way in ways}

@@ -20,8 +20,9 @@ count   The real engine and a model that is faked. `computed`: prompt tokens tha
 race    The default model on a CPU, one server for all, programs a second: `branches`, programs in
         frames; `prompts`, a stateless client, cache on; `no cache`, the same with two tokens of its own
         before each call, so that nothing is found; `transformers`, `generate`, one program after the
-        other, each round of it as one padded batch. Median and range of --repeat; "over": the
-        median of the ratio in each round, how many times as fast branches are.
+        other, each round of it as one padded batch. All in float32, unless --quantization says what our
+        server does. Median and range of --repeat; "over": the median of the ratio in each round, how many
+        times as fast branches are.
 write   Programs as JSON lines, for `drive`.
 drive   The lines of FILE on a GPU or wherever: one alone, and all of a kind at once: seconds, output
         tokens a second. With a Ramify server both as branches and as a stateless client.
@@ -70,6 +71,9 @@ def main() -> int:
     racing = command("race", race, 4)
     racing.add_argument("--repeat", type=int, default=3)
     racing.add_argument("--threads", type=int, default=1)
+    racing.add_argument(
+        "--quantization", default="none", help="of our server's weights; those of the peer have none"
+    )
     writing = command("write", write_file, 64)
     writing.add_argument("file", type=Path)
     writing.add_argument("--context", type=int, default=CONTEXT, help="room of a program, in tokens")
