@@ -20,9 +20,9 @@ count   The real engine and a model that is faked. `computed`: prompt tokens tha
 race    The default model on a CPU, one server for all, programs a second: `branches`, programs in
         frames; `prompts`, a stateless client, cache on; `no cache`, the same with two tokens of its own
         before each call, so that nothing is found; `transformers`, `generate`, one program after the
-        other, each round of it as one padded batch. All in float32, unless --quantization says what our
-        server does. Median and range of --repeat; "over": the median of the ratio in each round, how many
-        times as fast branches are.
+        other, each round of it as one padded batch. All in float32, unless --quantization says what
+        our server does. Median and range of --repeat; "over": the median of the ratio in each round,
+        how many times as fast branches are.
 write   Programs as JSON lines, for `drive`.
 drive   The lines of FILE on a GPU or wherever: one alone, and all of a kind at once: seconds, output
         tokens a second. With a Ramify server both as branches and as a stateless client.

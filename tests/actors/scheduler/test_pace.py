@@ -221,3 +221,134 @@ def test_steps_without_decodes_are_worth_what_any_step_costs():
         pace.learn(prompts, 0, device.seconds(prompts, 0))
     assert device.seconds(prompts, 0) > 10 * device.base
     assert device.seconds(prompts, 0) <= 1.01 * ENOUGH
+
+
+# --- each constant by itself ----------------------------------------------------------------------
+
+
+def exact(pace, device, steps=400, decodes=(16, 64), sizes=(64, 128, 256)):
+    """Teach it a device without scatter, so that it knows the three weights."""
+    for number in range(steps):
+        prompts, count = sizes[number % len(sizes)], decodes[number % len(decodes)]
+        pace.learn(prompts, count, device.seconds(prompts, count))
+
+
+def test_what_is_aimed_at_is_less_than_the_target():
+    pace = make()
+    exact(pace, Device())
+    pace._known = 10_000
+    assert pace.beside(64) == pytest.approx((0.9 * 20e-3 - 5.92e-3) / 21e-6, abs=2)
+
+
+def test_of_eight_steps_of_decodes_alone_one_is_learnt_from():
+    pace = make()
+    exact(pace, Device())
+    known = list(pace._weights)
+    pace.learn(0, 64, 6e-3)
+    first = list(pace._weights)
+    assert first != known
+    for _ in range(7):
+        pace.learn(0, 64, 9e-3)
+    assert pace._weights == first
+    pace.learn(0, 64, 6.1e-3)
+    assert pace._weights != first
+
+
+def test_about_thirty_steps_count():
+    """Steps that become longer by less than an exception: after 30 two thirds of that are learnt."""
+    pace = make()
+    exact(pace, Device())
+    for number in range(30):
+        size = (64, 128, 256)[number % 3]
+        pace.learn(size, (16, 64)[number % 2], 1.2 * Device().seconds(size, (16, 64)[number % 2]))
+    expected = pace._weights[0] + pace._weights[1] + pace._weights[2] * 128 / 512
+    old = Device().seconds(128, 64)
+    assert 0.5 < (expected / old - 1) / 0.2 < 0.75
+
+
+def test_a_step_counts_as_half_as_long_again_at_most():
+    one, other = make(), make()
+    for pace, factor in ((one, 1.5), (other, 50.0)):
+        exact(pace, Device())
+        pace.learn(128, 64, factor * Device().seconds(128, 64))
+    assert one._weights == pytest.approx(other._weights)
+    for pace, factor in ((one, 0.5), (other, 0.01)):
+        exact(pace, Device())
+        pace.learn(128, 64, factor * Device().seconds(128, 64))
+    assert one._weights == pytest.approx(other._weights)
+
+
+def test_two_exceptions_are_exceptions_and_three_are_not():
+    pace, slow = make(), Device(base=0.04, decode=3e-4, prompt=2.1e-4)
+    exact(pace, Device())
+    for _ in range(2):
+        pace.learn(128, 64, slow.seconds(128, 64))
+    exact(pace, Device(), 6)
+    for _ in range(2):
+        pace.learn(128, 64, slow.seconds(128, 64))
+    assert pace._odd == 2
+    assert pace._variance[0][0] < 1
+    weights = list(pace._weights)
+    pace.learn(128, 64, slow.seconds(128, 64))
+    assert (pace._odd, pace._weights) == (0, weights)
+    assert pace._variance[0][0] == pace._variance[1][1] == pace._variance[2][2] == 100
+    assert pace._variance[0][1] == 0
+
+
+def test_what_no_step_has_told_is_kept():
+    """Only decodes for a long time: the cost of a prompt token is not forgotten, nor unsure for ever."""
+    pace = make()
+    exact(pace, Device())
+    slope = pace._weights[2]
+    for _ in range(8 * 2000):
+        pace.learn(0, 64, Device().seconds(0, 64))
+    assert pace._weights[2] == pytest.approx(slope, rel=1e-3)
+    assert sum(pace._variance[i][i] for i in range(3)) < 310
+
+
+def test_a_graph_is_taken_unless_much_more_is_allowed():
+    pace = make(sizes=[64, 96])
+    assert [pace._fit(tokens) for tokens in (20, 64, 95, 96, 120, 121)] == [64, 64, 64, 96, 96, 121]
+    assert [make(sizes=[])._fit(tokens) for tokens in (3, 17)] == [LEAST, 17]
+    assert make(sizes=[8])._fit(10) == LEAST
+
+
+def test_how_much_of_what_is_lacking_counts():
+    pace = make()
+    one, other = Account(1), Account(2)
+
+    def ask(account, number):
+        return Request(Submit(number, 1, 5000, 1, SamplingParams()), account, number, 1, 0, 1)
+
+    first = ask(one, 1)
+    pace.lacks(first, 5000)
+    assert (pace._waiting, one.client.lacking) == (1024, 1024)
+    for number in range(2, 6):
+        pace.lacks(ask(one, number), 1023)
+    assert (pace._waiting, one.client.lacking) == (4096, 1024 + 4 * 1023)
+    pace.lacks(ask(other, 9), 10)
+    assert pace._waiting == 4106
+    pace.lacks(first, 0)
+    assert pace._waiting == 4 * 1023 + 10
+
+
+def test_a_gpus_first_steps_and_a_cpus():
+    assert (make().beside(4), make(device="cpu").beside(4)) == (FIRST, FIRST_ON_CPU)
+    gpu, cpu = make(), make(device="cpu")
+    for pace in (gpu, cpu):
+        pace.learn(400, 4, 1e-4)
+    assert gpu.beside(4) == 600  # half as many again as in any step
+    assert cpu.beside(4) == 800  # twice as many
+
+
+def test_steps_without_decodes_last_some_targets():
+    pace = make(step=1 << 20)
+    exact(pace, Device())
+    base, slope, target = 4e-3, 21e-6, 18e-3
+    assert pace.alone(False) == pytest.approx((12 * target - base) / slope, rel=0.01)
+    pace._full = 1 << 20
+    assert pace.alone(True) == pytest.approx((3 * target - base) / slope, rel=0.01)
+    pace._full = 100
+    assert pace.alone(True) == 256
+    pace._full = 1000
+    assert pace.alone(True) == 1500
