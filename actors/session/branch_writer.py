@@ -30,12 +30,14 @@ from ramify.actors.session.conversation import (
 from ramify.actors.session.drafts import Draft, Part, PartTokens, Prepared
 from ramify.actors.session.meter import SEGMENT, TOKEN
 from ramify.actors.session.segments import History, OutputSegment, Segment, Tail
+from ramify.actors.session.sizes import json_size
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import BadRequest, TooLong
 from ramify.protocol.wire import Append, ChatMessage, JsonObject, Open, Role
 
+RENDERED = 8  # characters that a template writes in the time in which one is tokenized, about
 ENDING = 32  # characters of a message that its end is known by
 log = logging.getLogger(__name__)
 
@@ -65,15 +67,19 @@ class BranchWriter:
         eos = _eos_text(branch) if tail is Tail.EOS else ""
         return tail, role, over_prompt, eos, at == 0, self._after(branch, at)
 
-    def size(self, branch: Branch, op: Append, *, strict: bool) -> int:
-        """About how many characters `prepare` has to work on."""
+    def size(self, branch: Branch, op: Append, *, strict: bool, tools: int = 0) -> int:
+        """About how many characters `prepare` has to work on. `tools`: bytes of JSON, which the template
+        is shown each time; only where it writes them are they tokenized too.
+        """
         if op.tokens is not None:
             return len(op.tokens)
         if op.text is not None:
             return len(op.text)
         size = sum(
-            len(message.content) + len(message.reasoning or "") + 64 for message in op.messages or ()
+            len(message.content) + len(message.reasoning or "") + json_size(message.tool_calls) + 64
+            for message in op.messages or ()
         )
+        size += tools if branch.position == 0 else tools // RENDERED
         if strict:
             size += sum(len(segment.tokens) for segment in branch.segments) * 4
         return size
@@ -286,18 +292,26 @@ class BranchWriter:
 
     # --- around a generation -----------------------------------------------------------------
 
-    def open_turn(self, branch: Branch, opened: Open, opening: str = "") -> int | None:
+    def open_turn(
+        self,
+        branch: Branch,
+        opened: Open,
+        opening: str = "",
+        *,
+        known: dict[Hashable, str] | None = None,
+    ) -> int | None:
         """Make the branch ready for an answer: after a complete turn, add the generation prompt.
 
-        `opened`: the client's settings. `opening`: what the answer has to begin with; returns where that
-        stands, None without it.
+        `opened`: the client's settings. `known`: prompts that took a rendering of the whole
+        conversation, for other branches that have the same. `opening`: what the answer has to begin
+        with; returns where that stands, None without it.
         Raises BadRequest, TooLong, and then nothing has changed.
         """
         tail, role = branch.tail, branch.role
         prompt: list[int] = []
         text = ""
         if tail in (Tail.CLOSED, Tail.EOS) and role is not None:
-            text = self._prompt_behind(branch, role, opened)
+            text = self._prompt_behind(branch, role, opened, {} if known is None else known)
             if tail is Tail.EOS:
                 text = self._after_eos(branch) + text
             prompt = self._continue(branch, text) if text else []
@@ -313,16 +327,22 @@ class BranchWriter:
         self._state.extend(branch, said, opening, tail=Tail.OPEN, role="assistant")
         return at
 
-    def _prompt_behind(self, branch: Branch, role: Role, opened: Open) -> str:
+    def _prompt_behind(
+        self, branch: Branch, role: Role, opened: Open, known: dict[Hashable, str]
+    ) -> str:
         """The generation prompt behind a complete turn of `role`."""
         if opened.template != "strict" or role not in ("user", "tool"):
-            return self._template.generation_prompt(role, opened.tools)
+            return self._template.generation_prompt(role, tools=bool(opened.tools))
         # A template may want none here (R1 behind a tool's output), which stand-ins cannot tell.
+        history = tuple(branch.segments)
+        if history in known:
+            return known[history]
         every = Conversation.of(branch).messages
         closed, rendered = (
             self._template.strict(every, opened.tools, generate) for generate in (False, True)
         )
-        return rendered[common_prefix(closed, rendered) :]
+        prompt = known[history] = rendered[common_prefix(closed, rendered) :]
+        return prompt
 
     def _said(self, branch: Branch, prompt: list[int], opening: str) -> list[int]:
         """Tokens of an opening behind `prompt`, or behind the branch."""

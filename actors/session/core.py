@@ -28,7 +28,7 @@ from ramify.actors.session.replies import error_message, refusals
 from ramify.actors.session.reply_log import ReplyLog
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.subscriber import Subscriber
-from ramify.actors.session.tasks import Task
+from ramify.actors.session.tasks import FrameRun, Task
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.trees import Trees
 from ramify.actors.session.view import Identity, View
@@ -185,7 +185,7 @@ class SessionCore:
         try:
             taken = take_apart(
                 ops,
-                subscriber.opened,
+                FrameRun(subscriber.opened, lambda: subscriber.tools),
                 reply_log,
                 self.state.limits,
                 write=subscriber.write,

@@ -107,7 +107,7 @@ class Generations:
         self._state.meter.require(SEGMENT)
         speech, tools = self._writer.speech, task.frame.tools
         opening = speech.opening(op.tool_choice, tools, chat=chat)
-        opened = self._writer.open_turn(branch, task.frame.opened, opening)
+        opened = self._writer.open_turn(branch, task.frame.opened, opening, known=task.frame.prompts)
         segment = OutputSegment(branch.position, op=op.id, client=task.frame.client)
         segment.quiet = op.quiet or op.hidden
         segment.charge(self._state.meter, SEGMENT)

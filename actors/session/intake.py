@@ -12,12 +12,12 @@ from ramify.actors.session.sizes import op_bytes
 from ramify.actors.session.tasks import Bill, FrameRun, Task
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Forbidden, LimitExceeded
-from ramify.protocol.wire import ClientMessage, Op, Open
+from ramify.protocol.wire import ClientMessage, Op
 
 
 def take_apart(
     ops: Sequence[ClientMessage],
-    opened: Open,
+    frame: FrameRun,
     reply_log: ReplyLog,
     limits: Limits,
     *,
@@ -31,7 +31,6 @@ def take_apart(
     `in_flight`: what the client waits for already; `queued`: bytes of ops that wait; `place`: see
     `messages.Frame`. Raises RamifyError, and then nothing of the frame may run.
     """
-    frame = FrameRun(opened)
     taken: list[tuple[ClientMessage, list[Task]]] = []
     count, size = in_flight, queued
     ids: list[int] = []

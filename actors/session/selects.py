@@ -81,7 +81,7 @@ class Selects:
         self._state.meter.require(SEGMENT + TOKEN * size)
         self._generations.cancel_prefill(branch)
         chat, before = branch.tail is not Tail.RAW, branch.position
-        self._writer.open_turn(branch, task.frame.opened)
+        self._writer.open_turn(branch, task.frame.opened, known=task.frame.prompts)
         selection = self._by_task[id(task)] = Selection(op, task, branch, chat=chat, before=before)
         prepare = partial(_prepare, self._writer.tokenizer, branch, op.choices)
         if task.frame.worked + size > ON_THE_LOOP:

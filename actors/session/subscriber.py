@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.meter import Meter
 from ramify.actors.session.segments import OutputSegment
 from ramify.actors.session.sizes import open_bytes, reply_bytes
@@ -30,6 +31,7 @@ class Subscriber:
         meter.add(self._size)
         self.client = opened.who
         self.opened = opened
+        self._tools: Toolbox | None = None  # made when it is wanted: `open` may bring thousands
         self.write = write
         self.out: list[ServerMessage] = []
         self.throttled = False
@@ -43,6 +45,13 @@ class Subscriber:
         self._credit: dict[str, int] = {}
         self._held: dict[str, deque[tuple[int, ServerMessage, Sequence[Branch]]]] = {}
         self._untold: dict[str, Branch] = {}  # a child whose fork waits, and for which branch's deltas
+
+    @property
+    def tools(self) -> Toolbox:
+        """Those that its client declared."""
+        if self._tools is None:
+            self._tools = Toolbox(self.opened.tools)
+        return self._tools
 
     # --- cursors ---------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ generation for each child. Tasks of one frame share a `FrameRun`, which remember
 that failed.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Hashable, Sequence, Set
 from typing import NamedTuple
 
 from ramify.actors.session.calls.toolbox import Toolbox
@@ -43,12 +43,13 @@ class FrameRun:
     for all the branches that it generates on.
     """
 
-    __slots__ = ("_stops", "_tools", "client", "failed", "opened", "worked")
+    __slots__ = ("_stops", "_tools", "client", "failed", "opened", "prompts", "worked")
 
-    def __init__(self, opened: Open) -> None:
+    def __init__(self, opened: Open, tools: Callable[[], Toolbox]) -> None:
         self.client = opened.who
         self.opened = opened
-        self._tools: Toolbox | None = None  # made when a generation begins: `open` may bring thousands
+        self._tools = tools
+        self.prompts: dict[Hashable, str] = {}  # see `BranchWriter.open_turn`
         self.failed: dict[str, RamifyError | None] = {}
         self.worked = 0  # characters of its appends that were tokenized on the event loop
         self._stops: dict[int, StopSet] = {}
@@ -56,9 +57,7 @@ class FrameRun:
     @property
     def tools(self) -> Toolbox:
         """The tools that may be called."""
-        if self._tools is None:
-            self._tools = Toolbox(self.opened.tools)
-        return self._tools
+        return self._tools()
 
     def stops(self, op: Generate) -> StopSet:
         """The stop strings of `op`, which came in this frame."""

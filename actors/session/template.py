@@ -75,7 +75,7 @@ class ChatTemplate:
             self.strict, dialect if dialect is not None else dialect_of(""), control=control
         )
         self._closings: dict[Role, str] = {}
-        self._prompts: dict[Role, str] = {}
+        self._prompts: dict[tuple[Role, bool], str] = {}
         self._system_stands: bool | None = None
         self._shape: Shape | None = None
 
@@ -137,21 +137,24 @@ class ChatTemplate:
             )
         return text[len(closing) :]
 
-    def generation_prompt(self, last_role: Role, tools: Sequence[JsonObject] | None = None) -> str:
-        """What `add_generation_prompt` puts behind a closed turn of `last_role`. Raises BadRequest."""
-        tools = tools if last_role == "system" else None  # see `closing`
-        prompt = None if tools else self._prompts.get(last_role)
+    def generation_prompt(self, last_role: Role, *, tools: bool = False) -> str:
+        """What `add_generation_prompt` puts behind a closed turn of `last_role`. Raises BadRequest.
+
+        `tools`: there are some. Which ones is told before the turn's end (see `closing`).
+        """
+        shown = [_TOOL] if tools and last_role == "system" else None
+        key = last_role, shown is not None
+        prompt = self._prompts.get(key)
         if prompt is None:
-            prompted = self._alone(_stand_in(last_role), tools, True, last_role)
-            closing = self.closing(last_role, tools)
+            prompted = self._alone(_stand_in(last_role), shown, True, last_role)
+            closing = self.closing(last_role, shown)
             if not prompted.startswith(closing):
                 raise BadRequest(
                     f"this model's chat template rewrites a {last_role!r} turn before an answer: "
                     "open the session with template 'strict'"
                 )
             prompt = prompted[len(closing) :]
-            if not tools:
-                self._prompts[last_role] = prompt
+            self._prompts[key] = prompt
         return prompt
 
     def closing(self, role: Role = "assistant", tools: Sequence[JsonObject] | None = None) -> str:

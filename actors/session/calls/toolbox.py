@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ramify.actors.session.sizes import json_size
 from ramify.protocol.json_value import json_fault
 from ramify.protocol.wire import JsonObject
 
@@ -21,9 +22,10 @@ class Call(NamedTuple):
 
 
 class Toolbox:
-    """The tools that `open` declared, as `protocol.tools` allows them."""
+    """The tools that `open` declared, as `protocol.tools` allows them. `size`: of their JSON text."""
 
     def __init__(self, tools: Sequence[JsonObject] | None) -> None:
+        self.size = json_size(tools)
         self._properties: dict[str, Mapping[str, Any]] = {}
         for tool in tools or ():
             function = tool.get("function", tool)

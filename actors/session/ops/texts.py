@@ -80,7 +80,8 @@ class Texts:
             tools=task.frame.opened.tools,
             room=self._state.context if strict else writer.room(targets),
         )
-        size = writer.size(branch, op, strict=strict)
+        tools = task.frame.tools.size if op.messages is not None else 0
+        size = writer.size(branch, op, strict=strict, tools=tools)
         if task.frame.worked + size > ON_THE_LOOP:
             ticket = shared.tickets[situation] = self._state.next_id()
             self._encoding[ticket] = (situation, [waiting])

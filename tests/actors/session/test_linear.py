@@ -236,3 +236,68 @@ def test_a_name_that_is_given_twice_exists(sim: Callable[..., Any]) -> None:
     (reply,) = core.subscribers[client.socket].out
     assert reply.code == "exists"
     assert "'a'" in reply.message
+
+
+MANY_TOOLS = [
+    {"name": f"f{i}", "description": "what it does " * 8, "parameters": {"properties": {"x": {}}}}
+    for i in range(200)
+]
+
+
+class Renders:
+    """The tokenizer, which counts how often the template was shown many tools."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.count = 0
+        self._render = tokenizer.render
+
+    def __call__(self, messages: Any, tools: Any = None, generate: bool = False) -> str:
+        self.count += len(tools or ()) > 1
+        text: str = self._render(messages, tools, generate)
+        return text
+
+
+@pytest.mark.parametrize("template", ["append", "strict"])
+def test_many_tools_are_shown_to_the_template_off_the_loop(
+    sim: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    """They are as long as a text, at each append, and so are the calls of a message."""
+    engine = sim(context=1 << 16, pages=1 << 13)
+    client = engine.session(tools=MANY_TOOLS, template=template)
+    client.send(
+        w.Append(id=1, messages=[w.ChatMessage(role="system", content="s")]),
+        w.Append(id=2, messages=[w.ChatMessage(role="user", content="u")]),
+    )
+    engine.pump()
+    core, renders = engine.cores[1], Renders(engine.tokenizer)
+    monkeypatch.setattr(engine.tokenizer, "render", renders)
+    calls = [{"function": {"name": "f1", "arguments": {"x": "y" * 5000}}}]
+    for message in (
+        w.ChatMessage(role="user", content="again"),
+        w.ChatMessage(role="assistant", content="", tool_calls=calls),
+    ):
+        renders.count = 0
+        core.frame(client.socket, [w.Append(id=client.id() + 9, messages=[message])], engine.now)
+        assert renders.count == 0
+        assert len(core.state.out.encode) == 1
+        engine.pump()
+
+
+@pytest.mark.parametrize("template", ["append", "strict"])
+def test_the_prompt_behind_a_system_turn_is_rendered_once_for_all_branches(
+    sim: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    engine = sim(context=1 << 16, pages=1 << 13)
+    client = engine.session(tools=MANY_TOOLS, template=template)
+    names = [f"b{i}" for i in range(20)]
+    client.send(
+        w.Append(id=1, messages=[w.ChatMessage(role="system", content="s")]), w.Fork(id=2, as_=names)
+    )
+    engine.pump()
+    renders = Renders(engine.tokenizer)
+    monkeypatch.setattr(engine.tokenizer, "render", renders)
+    engine.cores[1].frame(client.socket, [w.Generate(id=3, branch=names, max_tokens=2)], engine.now)
+    assert renders.count == 0
+    assert not [
+        out for s in engine.cores[1].subscribers.values() for out in s.out if isinstance(out, w.Error)
+    ]

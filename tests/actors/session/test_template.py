@@ -355,7 +355,9 @@ def test_a_system_turn_alone_is_fine_elsewhere(load: Any, name: str, tools: Any)
     template = load(name)
     system, user = turns(("system", "Be brief.")), turns(("user", "Hi"))
     text = template.first(system, tools, False)
-    assert text + template.generation_prompt("system", tools) == template.strict(system, tools, True)
+    assert text + template.generation_prompt("system", tools=bool(tools)) == template.strict(
+        system, tools, True
+    )
     text += template.delta("system", True, user, tools, True)
     assert text == template.strict([*system, *user], tools, True)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.ops.registry import AT_ONCE, HANDLERS
 from ramify.actors.session.tasks import FrameRun
 from ramify.protocol.wire import (
@@ -39,7 +40,7 @@ OPS: list[tuple[Op, int]] = [
 @pytest.mark.parametrize(("op", "count"), OPS)
 def test_an_op_has_as_many_tasks_as_are_counted_before_they_are_made(op: Op, count: int) -> None:
     handler = HANDLERS[type(op)]
-    tasks = handler.tasks(op, FrameRun(Open(client="c")))
+    tasks = handler.tasks(op, FrameRun(Open(client="c"), lambda: Toolbox(None)))
     assert len(tasks) == handler.count(op) == count
     assert all(task.op is op for task in tasks)
 
