@@ -195,7 +195,7 @@ class SessionCore:
                 place=place,
             )
         except RamifyError as error:
-            subscriber.out.extend(refusals(error, ops))
+            self._refuse(subscriber, reply_log, ops, error)
             return
         queued: list[Task] = []  # started together: an append sees whether a generation follows
         for op, tasks in taken:
@@ -237,6 +237,21 @@ class SessionCore:
             return False
         reply_log.begin(op.id, replies)
         return True
+
+    def _refuse(
+        self, subscriber: Subscriber, reply_log: ReplyLog, ops: list[ClientMessage], error: RamifyError
+    ) -> None:
+        """Answer a frame of which nothing runs. An op that was seen before has run, or will: it gets its
+        replies so far again, as in any other frame, and no second end.
+        """
+        new: list[ClientMessage] = []
+        for op in ops:
+            at_once = AT_ONCE.get(type(op)) if isinstance(op, Op) else None
+            if not isinstance(op, Op) or op.id > reply_log.last or (at_once and at_once.looks_again):
+                new.append(op)
+            else:
+                self._admit(subscriber, reply_log, op, 1)
+        subscriber.out.extend(refusals(error, new))
 
     def _credit(self, subscriber: Subscriber, op: Credit) -> None:
         if not self._runner.expects(op.branch):

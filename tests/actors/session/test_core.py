@@ -823,3 +823,25 @@ def test_what_is_computed_ahead_asks_for_no_token(sim: Callable[..., Any]) -> No
     (submit,) = submitted(engine)
     assert (submit.prompt, submit.max_tokens, submit.sampling.temperature) == (3, 0, 1.0)
     assert submit.priority < 0
+
+
+def test_a_refused_frame_ends_no_op_that_was_seen(sim: Callable[..., Any]) -> None:
+    """A client that comes back sends again what has no reply: one fault must not end all of it."""
+    engine = sim(eos_every=0)
+    client = engine.session()
+    again = [w.Append(id=1, text="one"), w.Generate(id=2, max_tokens=20), w.Fork(id=3, as_=["a"])]
+    client.send(*again)
+    engine.pump(20)
+    assert 2 not in client.replies
+    replies: list[Any] = []
+    client.receive = lambda messages: replies.extend(messages)
+    client.send(*again, w.Rollback(id=4), w.Append(id=5, text="x"))
+    engine.pump()
+    ends = [(r.id, type(r).__name__, getattr(r, "code", "")) for r in replies if hasattr(r, "id")]
+    assert sorted(ends) == [
+        (1, "Ok", ""),
+        (2, "Done", ""),
+        (3, "Ok", ""),
+        (4, "Error", "bad_request"),
+        (5, "Error", "skipped"),
+    ]
