@@ -49,7 +49,7 @@ class LaunchedStep:
     clock: StepClock
     asked: Ints  # [S] how many log-probabilities, 0: none
     scored: Ints  # [K] rows of the targets
-    # both of the ring slot: good once the step is over
+    # both of the ring entry: good once the step is over
     tokens: Int32s  # [>= S]
     more: Int32s | None  # lines of `logprobs_into`, of the rows that asked; then float32[K] scores
     _elapsed_us: int | None = None
@@ -58,7 +58,7 @@ class LaunchedStep:
         return self._elapsed_us is not None or self.clock.ready()
 
     def settle(self) -> int:
-        """Wait for the step and copy its results out of the ring slot. Returns its microseconds."""
+        """Wait for the step and copy its results out of the ring entry. Returns its microseconds."""
         if self._elapsed_us is None:
             self.clock.wait()
             self.tokens = self.tokens[: len(self.rows)].copy()
@@ -122,7 +122,7 @@ class CudaExecutor:
         most = [largest(info.max_rows, info.step_tokens), *self.forms(decodes)]
         sizes = [frame_bytes(layout(bucket, self._attention.room(bucket))) for bucket in most]
         self._steps = Upload(self._device, fixed=max(sizes))
-        self._frames: dict[tuple[int, Bucket], StepFrame] = {}  # by ring slot, into `_steps`
+        self._frames: dict[tuple[int, Bucket], StepFrame] = {}  # by ring entry, into `_steps`
         self._extras = Upload(self._device)
         self._page_uploads = Upload(self._device)
         self._targets = Upload(self._device)
@@ -164,31 +164,31 @@ class CudaExecutor:
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start the step. Raises PlanError if the plan contradicts the rows."""
-        slot = self._take_slot()
-        clock = self._clocks[slot]
-        step = self._apply(slot, plan)
+        entry = self._take_entry()
+        clock = self._clocks[entry]
+        step = self._apply(entry, plan)
         rows = step.rows[step.sampling]
         scored = step.rows[:0] if step.scored is None else step.scored.rows
         more = None
         clock.start()
-        self._upload_pages(slot)
+        self._upload_pages(entry)
         if len(step.rows):
-            final = self._run(slot, step)
-            more = self._resample(slot, rows, step.draws)
+            final = self._run(entry, step)
+            more = self._resample(entry, rows, step.draws)
             if step.scored is not None and final is not None:
-                scores = self._score(slot, step.scored, final)
+                scores = self._score(entry, step.scored, final)
                 more = scores if more is None else torch.cat((more, scores))
         arrives = len(rows) + len(scored) > 0
         clock.stop(fetched=arrives)
         tokens, fetched = np.empty(0, dtype=np.int32), None
         if arrives:
-            tokens, fetched = self._download.fetch(slot, clock, more)
+            tokens, fetched = self._download.fetch(entry, clock, more)
         asked = self._sampler.logprobs_asked(rows)
         requests = {row: int(self.rows.requests[row]) for row in {*rows.tolist(), *scored.tolist()}}
         launched = LaunchedStep(
             plan.step, step.computed, rows, requests, clock, asked, scored, tokens, fetched
         )
-        self._ring[slot] = launched
+        self._ring[entry] = launched
         return launched
 
     def forward(self, plan: StepPlan) -> tuple[StepRows, Tensor | None]:
@@ -196,12 +196,12 @@ class CudaExecutor:
 
         Returns what ran and float32 logits [S, vocabulary], None if no row samples.
         """
-        slot = self._take_slot()
-        self._ring[slot] = None
-        step = self._apply(slot, plan)
-        self._upload_pages(slot)
+        entry = self._take_entry()
+        self._ring[entry] = None
+        step = self._apply(entry, plan)
+        self._upload_pages(entry)
         if len(step.rows):
-            inputs = self._tailor(slot, step).device
+            inputs = self._tailor(entry, step).device
             self._logits_of(self._compute(inputs), inputs.sampled_lines, len(step.sampling))
         if self._device.type == "cuda":
             torch.cuda.synchronize()
@@ -222,7 +222,7 @@ class CudaExecutor:
         if self._device.type == "cuda":
             self._sampler.warm(self._logits.dtype, self._spare, self._last, self._tokens)
             self._score_padding(1)
-            torch.cuda.synchronize()  # the ring slot is used again
+            torch.cuda.synchronize()  # the ring entry is used again
             for bucket in buckets:
                 self._warm(bucket)
 
@@ -253,24 +253,24 @@ class CudaExecutor:
 
     # --- the host's part of a step ---
 
-    def _take_slot(self) -> int:
-        """The next ring slot, once the step that used it last is over."""
-        slot = self._launched % RING
+    def _take_entry(self) -> int:
+        """The next ring entry, once the step that used it last is over."""
+        entry = self._launched % RING
         self._launched += 1
-        before = self._ring[slot]
+        before = self._ring[entry]
         if before is not None:
             before.settle()
-        return slot
+        return entry
 
-    def _apply(self, slot: int, plan: StepPlan) -> StepRows:
+    def _apply(self, entry: int, plan: StepPlan) -> StepRows:
         step = self.rows.apply(plan).with_short_extends_as_decodes()
         if plan.closes or plan.opens:
             closes = np.frombuffer(plan.closes, dtype=np.int32).tolist()
-            self._sampler.apply(slot, closes, plan.opens)
+            self._sampler.apply(entry, closes, plan.opens)
         self.counters.count(step.computed)
         return step
 
-    def _upload_pages(self, slot: int) -> None:
+    def _upload_pages(self, entry: int) -> None:
         """Write what the plan added to the page tables into the one on the device."""
         if not self.rows.updates:
             return
@@ -280,10 +280,10 @@ class CudaExecutor:
         column = np.arange(total) + np.repeat(first - (np.cumsum(counts) - counts), counts)
         row = np.repeat(rows, counts)
         places = row * self._pages.shape[1] + column
-        sent = self._page_uploads.send(slot, places=places, pages=self.rows.pages[row, column])
+        sent = self._page_uploads.send(entry, places=places, pages=self.rows.pages[row, column])
         self._pages.view(-1).index_copy_(0, sent["places"], sent["pages"])
 
-    def _run(self, slot: int, step: StepRows) -> LazyStream | None:
+    def _run(self, entry: int, step: StepRows) -> LazyStream | None:
         """Upload the step and issue it, by a graph if one holds it.
 
         Returns the model's output if targets are to be scored, which no graph keeps.
@@ -291,29 +291,29 @@ class CudaExecutor:
         bucket = self._graphs.find(step) if step.scored is None else None
         if bucket is not None:
             bucket, plan = self._plan(step, bucket, captured=True)
-            self._fill(self._frame(slot, bucket), step, plan)
+            self._fill(self._frame(entry, bucket), step, plan)
             self._download.settle()
             self._graphs.replay(bucket)
             return None
-        frame = self._tailor(slot, step)
+        frame = self._tailor(entry, step)
         self._download.settle()
         return self._issue(frame.device)
 
-    def _tailor(self, slot: int, step: StepRows) -> StepFrame:
+    def _tailor(self, entry: int, step: StepRows) -> StepFrame:
         """Upload the step as large as it is."""
         bucket = tailored(step, self.static_extends and self._device.type == "cuda")
         bucket, plan = self._plan(step, bucket, captured=False)
-        frame = StepFrame(bucket, self._extras.frame(slot, layout(bucket, plan)))
+        frame = StepFrame(bucket, self._extras.frame(entry, layout(bucket, plan)))
         self._fill(frame, step, plan)
         return frame
 
-    def _frame(self, slot: int, bucket: Bucket) -> StepFrame:
-        """Where the graph of `bucket` reads its step, through ring slot `slot`."""
-        frame = self._frames.get((slot, bucket))
+    def _frame(self, entry: int, bucket: Bucket) -> StepFrame:
+        """Where the graph of `bucket` reads its step, through ring entry `entry`."""
+        frame = self._frames.get((entry, bucket))
         if frame is None:
             fields = layout(bucket, self._attention.room(bucket))
-            frame = StepFrame(bucket, self._steps.frame(slot, fields))
-            self._frames[slot, bucket] = frame
+            frame = StepFrame(bucket, self._steps.frame(entry, fields))
+            self._frames[entry, bucket] = frame
         return frame
 
     def _fill(self, frame: StepFrame, step: StepRows, plan: Plan) -> None:
@@ -336,7 +336,7 @@ class CudaExecutor:
     def _pad(self, bucket: Bucket) -> None:
         """Upload a step of padding to where the graph of `bucket` reads."""
         if self._device.type == "cuda":
-            torch.cuda.synchronize()  # the ring slot may be in use
+            torch.cuda.synchronize()  # the ring entry may be in use
         frame = self._frame(0, bucket)
         lay(frame.host, NOTHING, NO_DRAWS, {}, self._spare)
         self._send(frame)
@@ -371,17 +371,17 @@ class CudaExecutor:
             return self._logits[:0]
         return self._model.logits(final, lines, self._ops, self._logits[:count])
 
-    def _resample(self, slot: int, rows: Ints, draws: Ints) -> Tensor | None:
+    def _resample(self, entry: int, rows: Ints, draws: Ints) -> Tensor | None:
         """Sample again the lines that ask for more than a temperature; their log-probabilities."""
-        return self._sampler.resample(slot, self._logits, rows, draws, self._last, self._tokens)
+        return self._sampler.resample(entry, self._logits, rows, draws, self._last, self._tokens)
 
-    def _score(self, slot: int, scored: Scored, final: LazyStream) -> Tensor:
+    def _score(self, entry: int, scored: Scored, final: LazyStream) -> Tensor:
         """int32[K], the bits of the targets' log-probabilities. What was sampled from is overwritten."""
 
         def logits_of(lines: Tensor) -> Tensor:
             return self._logits_of(final, lines, len(lines))
 
-        views = self._targets.send(slot, **arrays(scored))
+        views = self._targets.send(entry, **arrays(scored))
         return score(scored, views, logits_of, self._slice).view(torch.int32)
 
     def _score_padding(self, lines: int) -> None:

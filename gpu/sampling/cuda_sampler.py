@@ -37,8 +37,8 @@ class CudaSampler:
         self._upload = Upload(device)
         self._words = torch.zeros((max_rows, WORDS), dtype=torch.int32, device=device)
 
-    def apply(self, slot: int, closes: list[int], opens: list[OpenRow]) -> None:
-        """Forget and take over rows; histories go through ring slot `slot`."""
+    def apply(self, entry: int, closes: list[int], opens: list[OpenRow]) -> None:
+        """Forget and take over rows; histories go through ring entry `entry`."""
         for row in closes:
             line = int(self._rows["counted"][row])
             if line >= 0:
@@ -49,7 +49,7 @@ class CudaSampler:
         penalised = [opened for opened in opens if opened.sampling.penalized]
         if penalised:
             histories = [(opened.history, opened.sampled) for opened in penalised]
-            lines = self._counts.take(slot, histories)
+            lines = self._counts.take(entry, histories)
             self._rows["counted"][[opened.row for opened in penalised]] = lines
 
     def draws_for(self, rows: Ints, draws: Ints) -> Draws:
@@ -57,7 +57,7 @@ class CudaSampler:
         return self._settings.draws(rows, draws)
 
     def resample(
-        self, slot: int, logits: Tensor, rows: Ints, draws: Ints, last: Tensor, tokens: Tensor
+        self, entry: int, logits: Tensor, rows: Ints, draws: Ints, last: Tensor, tokens: Tensor
     ) -> Tensor | None:
         """Replace the tokens int32[S] (and last[rows]) of the rows that need more than a temperature.
 
@@ -73,7 +73,7 @@ class CudaSampler:
         asks["line"], asks["row"] = lines, rows[lines]
         asks["uniform"] = self._settings.draws(rows[lines], draws[lines]).uniforms
         words = asks.view(np.int32).reshape(-1, ASK.itemsize // 4)
-        sent = self._upload.send(slot, words=words, asked=asked.astype(np.int32))
+        sent = self._upload.send(entry, words=words, asked=asked.astype(np.int32))
         if len(lines):
             truncated = bool((kinds & _TRUNCATED).any())
             resample_into(logits, sent["words"], truncated, self._counts.table, last, tokens)
@@ -98,7 +98,7 @@ class CudaSampler:
             self.apply(0, [], [OpenRow(row, 0, b"", 0, settings)])
             self.resample(0, logits, rows, draws, last, tokens)
             if logits.is_cuda:
-                torch.cuda.synchronize()  # the ring slot is used again
+                torch.cuda.synchronize()  # the ring entry is used again
             self.apply(0, [row], [])
 
     def _open(self, row: int, sampling: SamplingParams) -> None:

@@ -24,8 +24,8 @@ class TokenCounts:
         self._upload = Upload(device)
         self._vocab_size = vocab_size
 
-    def take(self, slot: int, histories: list[tuple[bytes, int]]) -> list[int]:
-        """A line for each history, through ring slot `slot` of the upload.
+    def take(self, entry: int, histories: list[tuple[bytes, int]]) -> list[int]:
+        """A line for each history, through ring entry `entry` of the upload.
 
         A history is (int32 of every earlier token, how many of the last ones are outputs).
         """
@@ -39,7 +39,7 @@ class TokenCounts:
             places.append(line * self._vocab_size + ids)
             counts.append(codes[ids].astype(np.int32))
             self.table[line].zero_()
-        sent = self._upload.send(slot, places=np.concatenate(places), counts=np.concatenate(counts))
+        sent = self._upload.send(entry, places=np.concatenate(places), counts=np.concatenate(counts))
         self.table.view(-1).index_copy_(0, sent["places"], sent["counts"])
         return taken
 

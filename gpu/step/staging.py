@@ -57,21 +57,21 @@ class Upload:
         self._hosts = [self._host(size) for _ in range(RING)]
         self._device = torch.zeros(size, dtype=torch.uint8, device=device)
 
-    def frame(self, slot: int, layout: Layout) -> Frame:
-        """A frame in ring slot `slot`, whose earlier copy must be over."""
+    def frame(self, entry: int, layout: Layout) -> Frame:
+        """A frame in ring entry `entry`, whose earlier copy must be over."""
         size = frame_bytes(layout)
         if size > len(self._device) and self._fixed:
             raise ValueError(f"{size} bytes for a buffer of {len(self._device)}")
         if size > len(self._device):
             self._device = self._device.new_zeros(2 * size)
-        if size > len(self._hosts[slot]):
-            self._hosts[slot] = self._host(2 * size)
-        return Frame(layout, self._hosts[slot], self._device)
+        if size > len(self._hosts[entry]):
+            self._hosts[entry] = self._host(2 * size)
+        return Frame(layout, self._hosts[entry], self._device)
 
-    def send(self, slot: int, **arrays: Array) -> dict[str, Tensor]:
-        """Copy `arrays` through ring slot `slot`. Returns where each arrives, by its name."""
+    def send(self, entry: int, **arrays: Array) -> dict[str, Tensor]:
+        """Copy `arrays` through ring entry `entry`. Returns where each arrives, by its name."""
         frame = self.frame(
-            slot, {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
+            entry, {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
         )
         for name, array in arrays.items():
             frame.arrays[name][...] = array
@@ -101,7 +101,7 @@ def _aligned(size: int) -> int:
 
 
 class StepClock:
-    """The events of one ring slot: its step began, ended, and its tokens arrived."""
+    """The events of one ring entry: its step began, ended, and its tokens arrived."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -155,16 +155,16 @@ class Download:
             self._copies = torch.cuda.Stream(tokens.device)
 
     def fetch(
-        self, slot: int, clock: StepClock, more: Tensor | None = None
+        self, entry: int, clock: StepClock, more: Tensor | None = None
     ) -> tuple[Int32s, Int32s | None]:
         """Start copying the tokens of the step whose end `clock` recorded, and `more` int32[m].
 
-        Returns int32[n] and int32[m]. They are valid after `clock.arrived`, until the ring slot is used
+        Returns int32[n] and int32[m]. They are valid after `clock.arrived`, until the ring entry is used
         again.
         """
-        host = self._hosts[slot]
-        room = None if more is None else self._room(slot, more)
-        arrays = self._arrays[slot], None if room is None else room.numpy()
+        host = self._hosts[entry]
+        room = None if more is None else self._room(entry, more)
+        arrays = self._arrays[entry], None if room is None else room.numpy()
         if not self._cuda:
             host.copy_(self._tokens)
             if room is not None and more is not None:
@@ -183,11 +183,11 @@ class Download:
         self._copying = clock
         return arrays
 
-    def _room(self, slot: int, more: Tensor) -> Tensor:
-        room = self._more[slot]
+    def _room(self, entry: int, more: Tensor) -> Tensor:
+        room = self._more[entry]
         if room is None or len(room) < more.numel():
             room = torch.empty(2 * more.numel(), dtype=more.dtype, pin_memory=self._cuda)
-            self._more[slot] = room
+            self._more[entry] = room
         return room[: more.numel()]
 
     def settle(self) -> None:
