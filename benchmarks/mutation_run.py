@@ -81,8 +81,8 @@ class Reached:
     def tests(self, changed: Changed) -> list[str]:
         """Those that reach the changed lines, the fastest first; all of them if they run at import."""
         found = set(self.seconds)
-        if changed.in_function:
-            lines = self._lines.get(str(changed.path), {})
+        lines = self._lines.get(str(changed.path))
+        if changed.in_function and lines is not None:
             if self._digests.get(str(changed.path)) == digest(changed.path):
                 lines = {line: lines.get(line, []) for line in map(str, changed.lines)}
             found &= {test for tests in lines.values() for test in tests} | self._new

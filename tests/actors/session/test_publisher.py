@@ -225,3 +225,42 @@ def test_only_as_many_clients_are_forgotten_as_must_be(sim: Callable[..., Any]) 
     assert len(publisher.reply_logs) == REPLY_LOGS_KEPT
     publisher.reply_log("viewer", write=False)
     assert forgotten == ["c1", "c2"]
+
+
+def test_what_others_hear_of_each_op(sim: Callable[..., Any]) -> None:
+    engine = sim(eos_every=0)
+    author = engine.session("author")
+    other = beside(engine, "other")
+    for op in (
+        w.Append(id=1, tokens=[5, 6]),
+        w.Fork(id=2, as_=["a", "b"]),
+        w.Generate(id=3, branch=["a", "b"], max_tokens=3),
+        w.Generate(id=4, branch="main", n=2, as_=["c", "d"], max_tokens=2),
+        w.Set(id=5, branch="c", name="e"),
+        w.Set(id=6, branch="e", meta={"x": 1}),
+        w.Rollback(id=7, branch="e", to=2),
+        w.Join(id=8, branch="e", from_=["a"], role=None),
+        w.Prune(id=9, from_=["b", "d"], into="d", by="first"),
+        w.Drop(id=10, branch="e"),
+        w.Fork(id=11, branch=None, as_=["r"]),
+    ):
+        author.send(op, replies={3: 2, 4: 2})
+        engine.pump()
+    assert {event.by for event in other.events} == {"author"}
+    kept = {"from": "b", "into": "d", "position": 5, "rebased": 2}
+    assert events(other) == [
+        ("append", "main", {"position": 2}),
+        ("fork", "main", {"position": 2, "as": ["a", "b"]}),
+        ("generate", "a", {"position": 5, "reason": "length"}),
+        ("generate", "b", {"position": 5, "reason": "length"}),
+        ("fork", "main", {"position": 2, "as": ["c", "d"]}),
+        ("generate", "c", {"position": 4, "reason": "length"}),
+        ("generate", "d", {"position": 4, "reason": "length"}),
+        ("set", "e", {"position": 4, "from": "c"}),
+        ("set", "e", {"position": 4}),
+        ("rollback", "e", {"position": 2}),
+        ("join", "e", {"position": 8, "dropped": ["a"]}),
+        ("prune", "d", {"position": 5, "kept": [kept], "dropped": ["b"]}),
+        ("drop", "e", {"position": None}),
+        ("fork", None, {"position": 0, "as": ["r"]}),
+    ]

@@ -190,6 +190,12 @@ def test_a_content_that_only_begins_alike_is_not_kept() -> None:
     assert segment.cut(len(text) - 1, decode).messages == ()
 
 
+def test_a_content_may_be_the_very_beginning() -> None:
+    messages = [turn("ab"), turn("cd")]
+    segment = InputSegment(0, letters("abcdef"), "abcdef", tail=Tail.CLOSED, messages=messages)
+    assert segment.cut(3, decode).messages == (turn("ab"),)
+
+
 def test_templates_may_trim_what_they_show() -> None:
     text = "<user>hello<user>hello"
     messages = [turn("  hello "), turn("hello")]

@@ -642,3 +642,18 @@ def test_a_select_cancels_what_is_computed_ahead(sim: Callable[..., Any]) -> Non
     assert m.Cancel(submit.request) in core.state.out.scheduler
     engine.pump()
     at_rest(engine)
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_choices_that_the_context_has_no_room_for(sim: Callable[..., Any], long: bool) -> None:
+    """On the loop and off it: an error, and the branch as it was."""
+    engine = sim(context=64)
+    client = engine.session()
+    client.send(w.Append(id=1, text="hello "))
+    engine.pump()
+    before = tokens(engine)
+    client.send(w.Select(id=2, choices=["a", "one two three " * (400 if long else 40)]))
+    engine.pump()
+    assert error(client, 2).code == "too_long"
+    assert tokens(engine) == before
+    at_rest(engine)

@@ -23,3 +23,11 @@ def test_a_state_tells_where_a_generation_began() -> None:
     segment.tokens = array("i", [1, 2])
     state = branch_state(Branch("a", 1), segment, -1)
     assert (state.running, state.started_at) == (7, 0)
+
+
+def test_a_root_answers_with_what_it_generated_first() -> None:
+    branch, segment = Branch("a", 1), OutputSegment(0, op=7)
+    assert branch.answer() is None
+    segment.tokens = array("i", [1])
+    branch.segments.append(segment)
+    assert branch.answer() is segment
