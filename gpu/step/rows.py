@@ -309,7 +309,7 @@ class RowTable:
         if not lines:
             return None
         unique, which = np.unique(np.concatenate(lines), return_inverse=True)
-        return Scored(unique, which.reshape(-1), np.concatenate(targets), np.concatenate(rows))
+        return Scored(unique, which, np.concatenate(targets), np.concatenate(rows))
 
     def _check_targets(self, extend: ExtendRow, count: int, places: Ints, targets: Tokens) -> None:
         if len(places) != len(targets):

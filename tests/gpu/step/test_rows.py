@@ -125,6 +125,15 @@ def test_what_is_just_allowed() -> None:
     assert made.rows.open_rows == 2
 
 
+@pytest.mark.parametrize(("page_size", "most"), [(1, 21), (3, 7), (4, 6), (21, 1), (22, 1)])
+def test_a_row_may_have_the_pages_that_its_context_needs(page_size: int, most: int) -> None:
+    """And room for one token too many."""
+    made = FakeExecutor(page_size=page_size, pages=50, max_rows=4, context=20, step_tokens=16)
+    made.launch(StepPlan(step=1, opens=[opened(0, list(range(most)))]))
+    with pytest.raises(PlanError, match="more than the 21 tokens"):
+        made.launch(StepPlan(step=2, grows=[GrowRow(0, pack([40]))]))
+
+
 def test_slots_of_positions() -> None:
     for size in (1, 4):
         made = FakeExecutor(page_size=size, pages=50, max_rows=4, context=20, step_tokens=16)
