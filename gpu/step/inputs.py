@@ -144,7 +144,7 @@ def pad(inputs: StepInputs[Array], spare: int) -> None:
     for name, field in DECLARED.items():
         array: Array | None = getattr(inputs, name)
         if array is not None:
-            array.fill(spare if field.padding == SPARE else 0)
+            array.fill(spare if field.padding == SPARE else field.padding)
     for array in inputs.plan.values():
         array.fill(0)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ramify.gpu.sampling.randomness import uniforms
 from ramify.gpu.sampling.torch_sampler import Sampler
+from ramify.gpu.step.inputs import Draws
 from ramify.protocol.plan import OpenRow, pack
 from ramify.protocol.sampling import MIN_TEMPERATURE, SamplingParams
 
@@ -262,3 +263,23 @@ def test_no_setting_in_range_makes_finite_logits_infinite(
         sampled = sampler.sample(logits, np.arange(1), np.array([index]))
         assert sampled.finite.tolist() == [True]
         assert 0 <= int(sampled.tokens[0]) < VOCAB
+
+
+def test_the_best_token_alone_is_left_by_top_k_1() -> None:
+    logits = torch.tensor([[0.0, 0.1, 0.05]])
+    sampler = make([SamplingParams(temperature=1.0, top_k=1, seed=3)], vocab=3)
+    assert {draw(sampler, logits, i)[0] for i in range(50)} == {1}
+
+
+def test_a_point_at_the_very_end_draws_a_token_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product may be rounded up to the whole mass."""
+    logits = torch.tensor([[0.0, 1.0, 0.0]])
+    sampler = make([SamplingParams(temperature=1.0)], vocab=3)
+    known = sampler._settings.draws
+
+    def at_the_end(rows: np.ndarray, draws: np.ndarray) -> Draws:
+        given = known(rows, draws)
+        return Draws(given.temperatures, np.ones_like(given.uniforms))
+
+    monkeypatch.setattr(sampler._settings, "draws", at_the_end)
+    assert draw(sampler, logits) == [1]

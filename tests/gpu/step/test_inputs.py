@@ -157,3 +157,18 @@ def test_a_frame_is_one_copy_of_all_fields() -> None:
 def test_a_plan_may_not_hide_a_field() -> None:
     with pytest.raises(ValueError, match="'rows'"):
         layout(Bucket(0, 0, 1, 1), {"rows": np.zeros(1, dtype=np.int32)})
+
+
+def test_arrays_become_tensors_by_their_names() -> None:
+    for bucket in (decode_buckets(8)[0], mixed_buckets(8, 64)[0]):
+        room = {"tiles": np.arange(6, dtype=np.int32).reshape(2, 3)}
+        inputs = host_inputs(bucket, room)
+        pad(inputs, SPARE)
+        inputs.plan["tiles"][...] = room["tiles"]
+        tensors = inputs.on(torch.device("cpu"))
+        assert tensors.bucket is bucket
+        assert torch.equal(tensors.plan["tiles"], torch.from_numpy(room["tiles"]))
+        for name in DECLARED:
+            array, tensor = getattr(inputs, name), getattr(tensors, name)
+            assert (array is None) == (tensor is None)
+            assert array is None or torch.equal(tensor, torch.from_numpy(array))
