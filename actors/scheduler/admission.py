@@ -25,7 +25,7 @@ from ramify.actors.scheduler.line import Line
 from ramify.actors.scheduler.planner import Planner
 from ramify.actors.scheduler.preemption import for_row, for_slots
 from ramify.actors.scheduler.queue import WaitingQueue
-from ramify.actors.scheduler.request import Account, Level, Request, Run, State
+from ramify.actors.scheduler.request import Account, Level, Request, RequestState, Run
 from ramify.actors.scheduler.settlements import Settlements
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import Denied
@@ -90,7 +90,7 @@ class Admission:
         picked = self.queue.pick(rows, planner.lacking, self._admit)
         self._spare(picked)
         for request in picked:
-            request.state = State.ACQUIRING
+            request.state = RequestState.ACQUIRING
         return picked
 
     def _spare(self, picked: list[Request]) -> None:
@@ -128,7 +128,7 @@ class Admission:
         return self._planner.step - self._refused[1] < _RECHECK
 
     def enqueue(self, request: Request) -> None:
-        request.state = State.WAITING
+        request.state = RequestState.WAITING
         if self._line and not request.account.active and self._waits_for_room(request):
             self._line.add(request, self._planner.step)
         else:
@@ -187,7 +187,7 @@ class Admission:
         self.queue.refund(request.account, request.charge)
         request.charge = 0
         if verdict.reason == "shared" and owner is not None and not self._settlements.owes(verdict.on):
-            request.state = State.PARKED
+            request.state = RequestState.PARKED
             owner.waiters.append(request)
             self._planner.hurry(owner, request.level)
             return
@@ -196,7 +196,7 @@ class Admission:
             self.enqueue(request)  # its session has begun since: now it does not have to leave anything
             return
         if verdict.reason == "memory" and request.leave and not begun:
-            request.state = State.WAITING
+            request.state = RequestState.WAITING
             more = request.extra(self._lookahead) + self.active.needs(request.account)
             need = -(-(request.prompt - verdict.resident + more) // self._page_size) + 1
             self._line.denied(request, need, self._planner.step)
@@ -213,7 +213,7 @@ class Admission:
         """`run` commits or ends: who is parked on it is tried again."""
         waiters, run.waiters = run.waiters, []
         for request in waiters:
-            if request.state is State.PARKED:
+            if request.state is RequestState.PARKED:
                 self.enqueue(request)
 
     def wait_for_end(self, level: Level) -> None:

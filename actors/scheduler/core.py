@@ -22,9 +22,9 @@ from ramify.actors.scheduler.request import (
     Client,
     Reason,
     Request,
+    RequestState,
     Run,
     SchedulerError,
-    State,
     output_limit,
 )
 from ramify.actors.scheduler.settlements import Settlements
@@ -211,7 +211,7 @@ class Scheduler:
         request = self._requests.get(ident)
         if request is None:
             return
-        if request.state is State.ACQUIRING:  # ends with its verdict, so that pages come back
+        if request.state is RequestState.ACQUIRING:  # ends with its verdict, so that pages come back
             request.ending = request.ending or reason
         else:
             self._end(request, reason, now, keep=keep)
@@ -235,13 +235,13 @@ class Scheduler:
         keep: int | None = None,
     ) -> None:
         """The one end of a request. `keep`: of all its output tokens."""
-        if request.state is State.WAITING and request.ticket:
+        if request.state is RequestState.WAITING and request.ticket:
             self._admission.discard(request)
         if request.run is not None:
             self._stop(request.run, None if keep is None else keep - request.done)
             self._admission.unblock()
         self._planner.pace.lacks(request, 0)
-        request.state = State.ENDED
+        request.state = RequestState.ENDED
         ident = request.submit.request
         del self._requests[ident], request.account.requests[ident]
         request.account.client.requests -= 1
@@ -400,7 +400,7 @@ class Scheduler:
         request.reached = 0
         if not request.ahead:
             self._planner.pace.lacks(request, run.prompt - run.cached)
-        request.state = State.RUNNING
+        request.state = RequestState.RUNNING
         request.run = self._runs[ident] = run
         self._admission.granted(request, run)
         self._planner.admit(run)

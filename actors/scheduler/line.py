@@ -19,7 +19,7 @@ no room.
 from collections import deque
 
 from ramify.actors.scheduler.queue import WaitingQueue
-from ramify.actors.scheduler.request import Account, Request, State
+from ramify.actors.scheduler.request import Account, Request, RequestState
 
 
 class Line:
@@ -70,7 +70,7 @@ class Line:
     def advance(self, step: int, room: int, *, idle: bool) -> None:
         """Put the next one on trial, if it is time. `room`: pages to be had. `idle`: nothing runs."""
         trial = self._trial
-        if trial is not None and trial.state is State.WAITING and not trial.in_line:
+        if trial is not None and trial.state is RequestState.WAITING and not trial.in_line:
             return
         self._trial = None
         if not self._line:

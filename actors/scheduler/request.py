@@ -33,7 +33,7 @@ class SchedulerError(Exception):
     """The cache or the executor contradicted the plan: KV state cannot be trusted any more."""
 
 
-class State(Enum):
+class RequestState(Enum):
     """Where a request stands. Retraction leads from RUNNING back to WAITING."""
 
     WAITING = "in the queue"
@@ -196,7 +196,7 @@ class Request:
         self.mark = mark  # tokens that the engine had processed when it arrived
         self.limit = limit  # most output tokens: max_tokens, the context, the pool
         self.stops = frozenset(submit.stop_token_ids)
-        self.state = State.WAITING
+        self.state = RequestState.WAITING
         self.run: Run | None = None
         self.ending: Reason | None = None  # ACQUIRING: cancelled meanwhile
         self.resident = 0

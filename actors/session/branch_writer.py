@@ -27,7 +27,7 @@ from ramify.actors.session.conversation import (
     common_prefix,
     history_before,
 )
-from ramify.actors.session.drafts import Draft, Part, PartTokens, Prepared
+from ramify.actors.session.drafts import Draft, DraftPart, PartTokens, Prepared
 from ramify.actors.session.meter import SEGMENT, TOKEN
 from ramify.actors.session.segments import History, OutputSegment, Segment, Tail
 from ramify.actors.session.sizes import json_size
@@ -170,7 +170,7 @@ class BranchWriter:
         if op.tokens is not None:
             self._check(op.tokens, "tokens")
         text = self.tokenizer.decode(op.tokens) if op.tokens is not None else op.text or ""
-        return Draft([Part(text, False, tail, role, turn=1)], at == 0, after, tokens=op.tokens)
+        return Draft([DraftPart(text, False, tail, role, turn=1)], at == 0, after, tokens=op.tokens)
 
     def _end(self, branch: Branch, op: Append) -> tuple[Tail, Role | None, bool]:
         """How the branch ends, for messages; how it will end, for text and tokens.
@@ -206,13 +206,13 @@ class BranchWriter:
         """What the template puts behind the end-of-turn token that the branch ends with."""
         return self._template.rest_after_eos(_eos_text(branch)) or ""
 
-    def _parts(self, text: str, messages: Sequence[ChatMessage]) -> list[Part]:
+    def _parts(self, text: str, messages: Sequence[ChatMessage]) -> list[DraftPart]:
         role = messages[-1].role
-        parts = [Part(text, True, Tail.CLOSED, role, messages=messages, turn=1)]
+        parts = [DraftPart(text, True, Tail.CLOSED, role, messages=messages, turn=1)]
         if role in ("user", "tool"):
             prompt = self._prompt(role)
             if prompt:
-                parts.append(Part(prompt, True, Tail.PROMPT, "assistant"))
+                parts.append(DraftPart(prompt, True, Tail.PROMPT, "assistant"))
         return parts
 
     def _prompt(self, role: Role) -> str:
@@ -244,10 +244,10 @@ class BranchWriter:
         history: History | None = None
         if changed:
             history = history_before(branch, before.base, at, every[: places[0].message])
-        parts: list[Part] = []
+        parts: list[DraftPart] = []
         for here, following in pairwise([*places, Border(end, len(every), 0)]):
             shown = every[here.message : following.message]
-            part = Part(
+            part = DraftPart(
                 rendered[here.char : following.char],
                 True,
                 Tail.CLOSED,
@@ -260,7 +260,7 @@ class BranchWriter:
             parts.append(part)
             history = None
         if rendered[end:]:
-            parts.append(Part(rendered[end:], True, Tail.PROMPT, "assistant"))
+            parts.append(DraftPart(rendered[end:], True, Tail.PROMPT, "assistant"))
         return Draft(parts, at == 0, self._after(branch, at), cut=at)
 
     def _new_turn(

@@ -16,7 +16,7 @@ from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import ChatMessage, Role
 
 
-class Part(msgspec.Struct, frozen=True):
+class DraftPart(msgspec.Struct, frozen=True):
     """Text that becomes one segment; see `segments.InputSegment` for the fields.
 
     `chat`: rendered by the template, brings its own BOS. `op`: None: the op that appends it.
@@ -40,7 +40,7 @@ class Draft(msgspec.Struct, frozen=True):
     where that matters. `least`: its tokens are at least so many.
     """
 
-    parts: list[Part]
+    parts: list[DraftPart]
     start: bool
     after: int | None = None
     cut: int | None = None

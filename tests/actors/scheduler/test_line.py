@@ -6,7 +6,7 @@ import pytest
 
 from ramify.actors.scheduler.line import Line
 from ramify.actors.scheduler.queue import WaitingQueue
-from ramify.actors.scheduler.request import Account, Client, Request, State
+from ramify.actors.scheduler.request import Account, Client, Request, RequestState
 from ramify.protocol.messages import Submit
 from ramify.protocol.sampling import SamplingParams
 
@@ -48,14 +48,14 @@ class Door:
         assert not others
         if request is not None:
             self.tried[request] = self.step
-            request.state = State.ACQUIRING
+            request.state = RequestState.ACQUIRING
         return request
 
     def refuse(self, request, need=5):
         """As `Admission.denied` does."""
         request.account.hold(-1)
         self.waiting.refund(request.account, request.charge)
-        request.state = State.WAITING
+        request.state = RequestState.WAITING
         self.line.denied(request, need, self.step)
 
 
@@ -97,7 +97,7 @@ def test_one_at_a_time_is_on_trial(door):
     assert not first.in_line
     door.line.advance(102, 100, idle=False)  # it has not been decided on
     assert second.in_line
-    first.state = State.PARKED
+    first.state = RequestState.PARKED
     door.line.advance(103, 100, idle=False)
     assert not second.in_line
 
