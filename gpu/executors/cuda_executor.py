@@ -8,14 +8,15 @@ finds out which steps gain from a graph.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ramify.gpu.attention.registry import Choice
-from ramify.gpu.executors.base import BadLogits, Counters
+from ramify.gpu.executors.base import Counters
+from ramify.gpu.executors.launched_step import LaunchedStep
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.gluon_check import gluon_works
@@ -25,65 +26,16 @@ from ramify.gpu.ops.triton_linear import Products
 from ramify.gpu.ops.triton_ops import LazyStream, TritonOps
 from ramify.gpu.programmatic_launch import overlaps
 from ramify.gpu.progress import Progress
-from ramify.gpu.sampling.cuda_sampler import CudaSampler, token_logprobs
+from ramify.gpu.sampling.cuda_sampler import CudaSampler
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
-from ramify.gpu.sampling.triton_logprobs import WORDS
 from ramify.gpu.sampling.triton_sampling import sample_into
 from ramify.gpu.step.buckets import NOTHING, Bucket, decode_buckets, largest, tailored
 from ramify.gpu.step.graphs import StepGraphs
 from ramify.gpu.step.inputs import NO_DRAWS, Plan, StepFrame, StepInputs, lay, layout
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
-from ramify.gpu.step.staging import RING, Download, Int32s, StepClock, Upload, frame_bytes
-from ramify.protocol.plan import ExecutorInfo, OpenRow, StepPlan, StepResult
+from ramify.gpu.step.staging import RING, Download, StepClock, Upload, frame_bytes
+from ramify.protocol.plan import ExecutorInfo, OpenRow, StepPlan
 from ramify.protocol.sampling import SamplingParams
-
-
-@dataclass(slots=True)
-class LaunchedStep:
-    """A step on the device."""
-
-    number: int
-    computed: int
-    rows: Ints  # [S] that sample
-    requests: dict[int, int]  # by row, of those that sample or score
-    clock: StepClock
-    asked: Ints  # [S] how many log-probabilities, 0: none
-    scored: Ints  # [K] rows of the targets
-    # both of the ring entry: good once the step is over
-    tokens: Int32s  # [>= S]
-    more: Int32s | None  # lines of `logprobs_into`, of the rows that asked; then float32[K] scores
-    _elapsed_us: int | None = None
-
-    def ready(self) -> bool:
-        return self._elapsed_us is not None or self.clock.ready()
-
-    def settle(self) -> int:
-        """Wait for the step and copy its results out of the ring entry. Returns its microseconds."""
-        if self._elapsed_us is None:
-            self.clock.wait()
-            self.tokens = self.tokens[: len(self.rows)].copy()
-            self.more = None if self.more is None else self.more.copy()
-            self._elapsed_us = self.clock.elapsed_us()
-        return self._elapsed_us
-
-    def result(self) -> StepResult:
-        elapsed_us = self.settle()
-        more = np.empty(0, dtype=np.int32) if self.more is None else self.more
-        words, scores = np.split(more, [len(more) - len(self.scored)])
-        result = StepResult(
-            step=self.number,
-            rows=self.rows.astype(np.int32).tobytes(),
-            tokens=self.tokens.tobytes(),
-            computed=self.computed,
-            elapsed_us=elapsed_us,
-            logprobs=token_logprobs(words.reshape(-1, WORDS), self.asked) if len(words) else [],
-            scores=scores.tobytes(),
-        )
-        unscored = np.unique(self.scored[np.isnan(scores.view(np.float32))])
-        bad = np.concatenate([self.rows[self.tokens < 0], unscored])
-        if len(bad):
-            raise BadLogits(bad.tolist(), [self.requests[row] for row in bad.tolist()], result)
-        return result
 
 
 class CudaExecutor:
