@@ -15,9 +15,9 @@ from torch import Tensor
 from ramify.gpu.executors.base import Counters, bad_logits
 from ramify.gpu.executors.torch_executor import DoneStep
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.native.attention import MOST_ROWS, TILE_WORDS
+from ramify.gpu.native.attention import COUNT, FIRST, MOST_ROWS, PAGES, POSITION, TILE_WORDS
 from ramify.gpu.native.threads import Crew, Program
-from ramify.gpu.ops.cpu_ops import CpuOps
+from ramify.gpu.ops.cpu_ops import CpuOps, empty_draws
 from ramify.gpu.sampling.randomness import uniforms
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
@@ -44,7 +44,7 @@ class CpuExecutor:
         self._asks = _Asks(info.max_rows)
         self._last = np.zeros(info.max_rows, dtype=np.int64)
         self._queries = max(1, MOST_ROWS // (model.config.heads // model.config.kv_heads))
-        self._draws = ops.draws(info.max_rows)
+        self._draws = empty_draws(info.max_rows)
         self._record(model)
 
     def _record(self, model: Decoder) -> None:
@@ -108,53 +108,54 @@ class CpuExecutor:
     def _lay(self, step: StepRows) -> None:
         """Write the step's inputs where the kernels read them."""
         own, n, count = self._step, step.extends, step.computed
-        decodes = count - len(step.tokens)
-        rows, positions = step.rows, step.starts
-        lines = step.sampling
+        rows, positions, lines = step.rows, step.starts, step.sampling
         if n:
             ends = np.cumsum(step.counts)
             firsts = ends - step.counts
             rows = np.repeat(step.rows, step.counts)
             positions = np.arange(count) + np.repeat(step.starts - firsts, step.counts)
             lines = ends[step.sampling] - 1
+            self._lay_tiles(step, firsts)
+        else:
+            self._lay_table(rows, np.arange(count), 1, positions)
+        given = len(step.tokens)
         own.tokens[0] = count
-        own.ids[: count - decodes] = step.tokens
-        own.ids[count - decodes : count] = self._last[step.rows[n:]]
+        own.ids[:given] = step.tokens
+        own.ids[given:count] = self._last[step.rows[n:]]
         own.positions[:count] = positions
         own.slots[:count] = self.rows.slots_at(rows, positions)
         own.lines_count[0] = len(lines)
         own.lines[: len(lines)] = lines
-        self._lay_tiles(step)
         self._lay_draws(step)
         self._ops.reach(int(positions.max()))
 
-    def _lay_tiles(self, step: StepRows) -> None:
-        """Cut extends into tiles; a decode is one."""
-        own, pages = self._step, self.rows.pages
-        address, stride = pages.ctypes.data, pages.strides[0]
+    def _lay_tiles(self, step: StepRows, firsts: Ints) -> None:
+        """Cut extends into tiles; a decode is one. `firsts`: each sequence's first token."""
         tiles = -(-step.counts // self._queries)
-        count = int(tiles.sum())
         which = np.repeat(np.arange(len(step.rows)), tiles)
-        begun = (np.arange(count) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * self._queries
-        firsts = np.cumsum(step.counts) - step.counts
-        table = own.tiles[: TILE_WORDS * count].reshape(count, TILE_WORDS)
-        table[:, 0] = address + step.rows[which] * stride
-        table[:, 1] = firsts[which] + begun
-        table[:, 2] = np.minimum(step.counts[which] - begun, self._queries)
-        table[:, 3] = step.starts[which] + begun
-        own.tiles_count[0] = count
+        begun = (np.arange(len(which)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * self._queries
+        counts = np.minimum(step.counts[which] - begun, self._queries)
+        self._lay_table(step.rows[which], firsts[which] + begun, counts, step.starts[which] + begun)
+
+    def _lay_table(self, rows: Ints, firsts: Ints, counts: "Ints | int", positions: Ints) -> None:
+        """Tiles of `counts` queries of `rows`, as `native.attention` reads them."""
+        pages, count = self.rows.pages, len(rows)
+        table = self._step.tiles[: TILE_WORDS * count].reshape(count, TILE_WORDS)
+        table[:, PAGES] = pages.ctypes.data + rows * pages.strides[0]
+        table[:, FIRST], table[:, COUNT], table[:, POSITION] = firsts, counts, positions
+        self._step.tiles_count[0] = count
 
     def _lay_draws(self, step: StepRows) -> None:
         rows = step.rows[step.sampling]
         temperatures = self._asks.temperatures[rows]
-        self._draws.temperatures.numpy()[: len(rows)] = temperatures
+        draws = self._draws
+        draws.temperatures[: len(rows)] = temperatures
         if temperatures.any():
-            numbers = uniforms(self._asks.seeds[rows], step.draws)
-            self._draws.uniforms.numpy()[: len(rows)] = numbers
+            draws.uniforms[: len(rows)] = uniforms(self._asks.seeds[rows], step.draws)
 
     def _sampled(self, step: StepRows, rows: Ints) -> "tuple[Ints, list[TokenLogprobs | None]]":
         """int64[S], -1 where logits are not finite, and the log-probabilities that were asked for."""
-        tokens = self._draws.tokens.numpy()[: len(rows)].copy()
+        tokens = self._draws.tokens[: len(rows)].copy()
         logprobs: list[TokenLogprobs | None] = []
         special = np.flatnonzero(self._asks.special[rows])
         if len(special):  # torch sorts for top-k and top-p, counts for penalties

@@ -21,7 +21,7 @@ _LINE = CACHE_LINE // 8
     0, _LINE, 2 * _LINE, 3 * _LINE, 6 * _LINE, 9 * _LINE, 9 * _LINE + 1, 9 * _LINE + 2,
     9 * _LINE + 3, 10 * _LINE,
 )  # fmt: skip
-MOST_THREADS = 64
+MOST_THREADS = 256
 STATE_WORDS = AT + MOST_THREADS * _LINE  # AT: the run that each thread is at work on, 0: none
 
 # a board holds one run's progress: its program, and for each instruction what is taken, what is done,
@@ -30,7 +30,7 @@ KEPT_BOARDS = 4  # a thread that was put aside may look at an old one
 PROGRAM, COUNT, BOARD_HEAD = 0, 1, _LINE
 TAKEN, DONE, LIMIT, CHUNK = 0, _LINE, _LINE + 1, _LINE + 2
 BOARD_LINE = 2 * _LINE  # words for an instruction
-_PATIENCE = 64  # pauses before the processor is offered to others
+_PATIENCE = 1024  # pauses, some 50 us, before the processor is offered to others: it comes back late
 
 
 def emit_crew(module: Module, isa: Isa) -> None:

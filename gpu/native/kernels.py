@@ -7,7 +7,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,6 +19,8 @@ from ramify.gpu.native.host import Compiled, Isa
 from ramify.gpu.native.ir import F16, F32, Module
 from ramify.gpu.native.linear import PackedWeight
 from ramify.gpu.native.threads import Instruction, Words
+
+Array = npt.NDArray[Any]
 
 _KINDS = {torch.float32: F32, torch.float16: F16}
 
@@ -143,7 +147,7 @@ class Kernels:
         return one
 
     def choose(
-        self, count: Words, logits: Tensor, temperatures: Tensor, uniforms: Tensor, tokens: Tensor
+        self, count: Words, logits: Tensor, temperatures: Array, uniforms: Array, tokens: Words
     ) -> Instruction:
         """tokens[i]: the best of logits[i], or one drawn; -1 where the logits are not finite."""
         args = _args(sampling.TOKENS + 1, {
@@ -163,7 +167,7 @@ def compiled_kernels(isa: Isa, dim: int, dtype: torch.dtype, endings: tuple[str,
     return Kernels(isa, dim, dtype, endings)
 
 
-def _args(count: int, given: "dict[int, Tensor | Words | float]") -> list[int]:
+def _args(count: int, given: "dict[int, Tensor | Array | float]") -> list[int]:
     """Words in order: addresses of tensors and arrays, whole numbers, bits of floats."""
     args = [0] * count
     for index, value in given.items():

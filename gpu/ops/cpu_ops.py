@@ -12,6 +12,8 @@ families nor the page table.
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -56,9 +58,13 @@ def empty_step(tokens: int) -> CpuStep:
 class Draws:
     """How each line samples: a temperature and a number in [0, 1); what came out, or -1."""
 
-    temperatures: Tensor  # float32
-    uniforms: Tensor  # float64
-    tokens: Tensor  # int64
+    temperatures: npt.NDArray[np.float32]
+    uniforms: npt.NDArray[np.float64]
+    tokens: Words
+
+
+def empty_draws(rows: int) -> Draws:
+    return Draws(np.zeros(rows, dtype=np.float32), np.zeros(rows), np.zeros(rows, dtype=np.int64))
 
 
 @dataclass(slots=True)
@@ -214,11 +220,6 @@ class CpuOps:
     def logits(self, lines: int, vocabulary: int) -> Tensor:
         """Room for the logits of so many lines."""
         return torch.empty((lines, -(-vocabulary // PANEL) * PANEL))
-
-    def draws(self, rows: int) -> Draws:
-        """Room for what so many rows sample."""
-        floats = torch.zeros(rows), torch.zeros(rows, dtype=torch.float64)
-        return Draws(*floats, torch.zeros(rows, dtype=torch.int64))
 
     def choose(self, logits: Tensor, draws: Draws) -> Instruction:
         """Sample a token from each line of logits."""

@@ -103,6 +103,7 @@ def _int8(
 ) -> Executor:
     """The executor on the CPU's kernels, with weights as 8-bit integers."""
     from ramify.gpu.executors.cpu_executor import CpuExecutor
+    from ramify.gpu.native.crew import MOST_THREADS
     from ramify.gpu.native.kernels import compiled_kernels
     from ramify.gpu.native.threads import Crew
     from ramify.gpu.ops.cpu_ops import KV_DTYPE, CpuOps, endings
@@ -121,7 +122,8 @@ def _int8(
     table = RowTable(info)
     progress("rounding weights to 8 bits", 0.0)
     ops = CpuOps(kernels, pool, info.step_tokens + info.max_rows, table.max_length)
-    return CpuExecutor(model, ops, Crew(kernels.compiled, torch.get_num_threads()), table, info)
+    crew = Crew(kernels.compiled, min(torch.get_num_threads(), MOST_THREADS))
+    return CpuExecutor(model, ops, crew, table, info)
 
 
 def _cuda(

@@ -14,10 +14,10 @@ def choose(
     kernels: Kernels, run: Callable[..., None], logits: Tensor, heat: float, uniforms: list[float]
 ) -> list[int]:
     rows = len(logits)
-    count, tokens = aligned(1), torch.zeros(rows, dtype=torch.int64)
+    count, tokens = aligned(1), np.zeros(rows, dtype=np.int64)
     count[0] = rows
-    drawn = torch.tensor(uniforms, dtype=torch.float64)
-    run(kernels.choose(count, logits, torch.full((rows,), heat), drawn, tokens))
+    heats = np.full(rows, heat, dtype=np.float32)
+    run(kernels.choose(count, logits, heats, np.array(uniforms), tokens))
     found: list[int] = tokens.tolist()
     return found
 
