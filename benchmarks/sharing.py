@@ -11,9 +11,10 @@
 TTFT at the client, in milliseconds, median and 99th percentile (the worst but one in a hundred), and
 the factor to the idle server of the same round. The model runs on one thread, the load in a process
 of its own. `--against FOLDER` is a second source tree that takes turns with this one, so that ratios
-are of one run: absolute times depend on the machine's load. FOLDER/src/ramify has to be a package; in
-a tree from before there was one, make it of links to its four folders and an empty `__init__.py`
-(without that file the package which is installed would be measured twice).
+are of one run: absolute times depend on the machine's load. A tree that gives no rows back needs hours
+for `rows` and `urgent`: take `--output 100 --short 3`. FOLDER/src/ramify has to be a package; in a tree
+from before there was one, make it of links to its four folders and an empty `__init__.py` (without that
+file the package which is installed would be measured twice).
 """
 
 import argparse
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import time
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,17 +110,20 @@ async def long_prompts(session: Session, number: int, dice: random.Random, prior
         await branch.drop()
 
 
-async def long_outputs(session: Session, number: int, dice: random.Random, priority: int) -> None:
+async def long_outputs(
+    session: Session, number: int, dice: random.Random, priority: int, output: int
+) -> None:
     while True:
         (branch,) = await session.root(f"out{number}")
-        await generate(branch, ids(dice, 8), 1500, priority)
+        await generate(branch, ids(dice, 8), output, priority)
         await branch.drop()
 
 
-async def load(url: str, kind: str, priority: int) -> None:
+async def load(url: str, kind: str, priority: int, output: int) -> None:
     """Until it is killed. Says so when all of it is under way."""
     dice = random.Random(os.getpid())
-    sessions, each, what = (1, 4, long_prompts) if kind == "prompts" else (5, 64, long_outputs)
+    outputs = partial(long_outputs, output=output)
+    sessions, each, what = (1, 4, long_prompts) if kind == "prompts" else (5, 64, outputs)
     async with AsyncExitStack() as stack:
         tasks = []
         for _ in range(sessions):
@@ -134,9 +139,9 @@ async def load(url: str, kind: str, priority: int) -> None:
 class Load:
     """The load of a case. Use with `with`."""
 
-    def __init__(self, url: str, kind: str, priority: int) -> None:
+    def __init__(self, url: str, kind: str, priority: int, output: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--load", url, kind, str(priority)],
+            [sys.executable, __file__, "--load", url, kind, str(priority), str(output)],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -165,12 +170,12 @@ async def shorts(url: str, count: int, priority: int) -> list[float]:
     return found
 
 
-def case(url: str, name: str, count: int) -> list[float]:
+def case(url: str, name: str, count: int, output: int) -> list[float]:
     kind, theirs, mine = CASES[name]
     if not kind:
         asyncio.run(shorts(url, 2, mine))  # warm-up
         return asyncio.run(shorts(url, count, mine))
-    with Load(url, kind, theirs):
+    with Load(url, kind, theirs, output):
         return asyncio.run(shorts(url, count, mine))
 
 
@@ -181,12 +186,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=sorted(CASES), default=list(CASES))
     parser.add_argument("--json", help="write all runs to this file")
-    parser.add_argument("--load", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=int, default=1500, help="tokens of each of the generations")
+    parser.add_argument("--load", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.load:
-        url, kind, priority = options.load
+        url, kind, priority, output = options.load
         with suppress(KeyboardInterrupt):
-            asyncio.run(load(url, kind, int(priority)))
+            asyncio.run(load(url, kind, int(priority), int(output)))
         return
     about = machine()
     print(headline(about), flush=True)
@@ -198,7 +204,7 @@ def main() -> None:
         for label, tree in trees.items():
             for name in dict.fromkeys(["idle", *options.only]):
                 with Server(tree) as server:
-                    times = case(server.url, name, options.short)
+                    times = case(server.url, name, options.short, options.output)
                 found.setdefault((name, label), []).extend(times)
                 print(f"{name}, {label}: {1e3 * percentile(times, 50):.0f} ms", flush=True)
     rows: list[list[str]] = []

@@ -36,6 +36,8 @@ def _run(ctx: OpContext, op: Join, task: Task) -> Ok | None:
 
     def finish(cut: int | None) -> Ok:
         going = [] if op.keep else sources
+        if going:  # the reply waits for deltas of `branch`: names that go may come again before them
+            ctx.publisher.settle(branch)
         for source in going:
             ctx.drop(source)
         result: dict[str, Any] = {"dropped": [source.name for source in going]}

@@ -264,3 +264,24 @@ def test_what_others_hear_of_each_op(sim: Callable[..., Any]) -> None:
         ("drop", "e", {"position": None}),
         ("fork", None, {"position": 0, "as": ["r"]}),
     ]
+
+
+def test_a_name_that_a_join_gave_up_is_told_before_it_comes_again(sim: Callable[..., Any]) -> None:
+    """A join's reply waited for deltas that its reader held back; a new branch had the name then."""
+    engine = sim(eos_every=0)
+    author = engine.session("author")
+    other = beside(engine, "other")
+    author.send(
+        w.Append(id=1, text="x"),
+        w.Fork(id=2, as_=["into", "a"]),
+        w.Generate(id=3, branch=["into", "a"], max_tokens=5),
+        replies={3: 2},
+    )
+    engine.post_session(1, m.Frame(other.socket, [w.Credit(branch="into", upto=0)]))
+    engine.pump()
+    author.send(w.Join(id=4, branch="into", from_=["a"]), w.Fork(id=5, branch="main", as_=["a"]))
+    engine.pump()
+    told = [
+        (e.op, e.branch) for e in other.events if isinstance(e, w.Event) and e.op in ("join", "fork")
+    ]
+    assert told == [("fork", "main"), ("join", "into"), ("fork", "main")]
