@@ -105,7 +105,7 @@ class FanOut(Generic[T]):
 
     def start(self) -> None:
         """Send to the first few now, unless some were sent in this turn, the rest in later turns."""
-        if self._turn is None and self._order:
+        if self._turn is None:
             self._run()
 
     def flush(self) -> None:
