@@ -141,7 +141,9 @@ def drive(request: pytest.FixtureRequest) -> Callable[..., Driver]:
 
     def make(source: Any, **settings: Any) -> Driver:
         if isinstance(source, Path):
-            settings = {"device": where, "kv_tokens": 4096, "attention": attention or "auto"} | settings
+            defaults = {"device": where, "kv_tokens": 4096, "attention": attention or "auto"}
+            # what is compared with a reference is not rounded, unless a test says so
+            settings = {**defaults, "quantization": "none", **settings}
             source = load_executor(ModelConfig(path=source, **settings), lambda what, share: None)
         return Driver(source)
 
