@@ -27,6 +27,7 @@ check: $(TESTING)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/clients/program/typed.py
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 

@@ -69,9 +69,7 @@ MOST_PAGES = 1 << 14  # of one tree: more than a session's memory has at a quart
 TREE_TRIES = 5  # a tree that does not fit into one answer may change between two
 
 
-class GenerateOptions(TypedDict, total=False):
-    """The fields of `generate` (protocol.md section 3); what is left out is the server's default."""
-
+class _Options(TypedDict, total=False):
     max_tokens: int
     temperature: float
     top_p: float
@@ -81,7 +79,6 @@ class GenerateOptions(TypedDict, total=False):
     presence_penalty: float
     repetition_penalty: float
     seed: int
-    stop: list[str]
     stop_token_ids: list[int]
     ignore_eos: bool
     constraint: Constraint
@@ -93,6 +90,18 @@ class GenerateOptions(TypedDict, total=False):
     keep_open: bool
     expect: int
     tool_choice: str
+
+
+class GenerateOptions(_Options, total=False):
+    """The fields of `generate` (protocol.md section 3); what is left out is the server's default."""
+
+    stop: list[str]
+
+
+class GapOptions(_Options, total=False):
+    """The same for a gap of a program, where `stop` may be one text."""
+
+    stop: str | list[str]
 
 
 class Pruned(NamedTuple, Generic[B]):

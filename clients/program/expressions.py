@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, Unpack, cast
 
 import msgspec
 
-from ramify.clients.handles import GenerateOptions, SelectOptions
+from ramify.clients.handles import GapOptions, GenerateOptions, SelectOptions
 
 TurnRole: TypeAlias = Literal["system", "user", "assistant", "tool"]
 
@@ -76,7 +76,7 @@ class End(msgspec.Struct, frozen=True):
 Step: TypeAlias = Text | Gap | Begin | End
 
 
-def gen(name: str | None = None, /, **options: Unpack[GenerateOptions]) -> Gen:
+def gen(name: str | None = None, /, **options: Unpack[GapOptions]) -> Gen:
     """Let the model go on from here. `options`: the fields of `generate`.
 
     `stop` may be one string. Without a `name` the text is generated and cannot be read by itself.
@@ -84,7 +84,7 @@ def gen(name: str | None = None, /, **options: Unpack[GenerateOptions]) -> Gen:
     stop = options.get("stop")
     if isinstance(stop, str):
         options["stop"] = [stop]
-    return Gen(name, options)
+    return Gen(name, cast(GenerateOptions, options))
 
 
 def select(

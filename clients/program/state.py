@@ -8,7 +8,7 @@ Knows branches and ops through `Session.send`; it does not know connections.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast, overload
 
 import msgspec
 
@@ -173,14 +173,18 @@ class AsyncState:
         before = self.past.names() if self.past is not None else []
         return list(dict.fromkeys([*before, *(v.name for v in self._values() if v.name is not None)]))
 
-    async def read(self, name: str, kind: type[T]) -> T:
+    @overload
+    async def read(self, name: str, kind: type[T]) -> T: ...
+    @overload
+    async def read(self, name: str, kind: Any) -> Any: ...  # a `Literal`, a union: no type for checkers
+    async def read(self, name: str, kind: Any) -> Any:
         """The text of a gap as a value: a number, a truth value, an enum, or what its JSON says.
 
         Raises ValueError for a text that is none.
         """
         text = await self[name]
         if self.family.tracing:
-            return cast(T, text)
+            return text
         plain = text.strip()
         try:
             return msgspec.json.decode(plain, type=kind, strict=False)

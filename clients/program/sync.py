@@ -9,7 +9,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 from ramify.clients.generation import Result
 from ramify.clients.handles import GenerateOptions, PruneBy
@@ -71,7 +71,11 @@ class State:
         """All about the generation of a gap: text, reason, usage. Raises what went wrong."""
         return self._run(self._value(name).result())
 
-    def read(self, name: str, kind: type[T]) -> T:
+    @overload
+    def read(self, name: str, kind: type[T]) -> T: ...
+    @overload
+    def read(self, name: str, kind: Any) -> Any: ...  # a `Literal`, a union: no type for checkers
+    def read(self, name: str, kind: Any) -> Any:
         """The text of a gap as a value: a number, a truth value, an enum, or what its JSON says.
 
         Raises ValueError for a text that is none.
