@@ -104,6 +104,21 @@ class GapOptions(_Options, total=False):
     stop: str | list[str]
 
 
+class JoinOptions(TypedDict, total=False):
+    """How a join puts together what its sources generated last, once they have.
+
+    The text is `prefix` (none), `each` (the text and a line break) for each source, where {i}, {name}
+    and {text} are the source's, and `suffix` (none). `role`: of the turn ("user"), None: raw text.
+    `keep`: the sources live on.
+    """
+
+    prefix: str
+    each: str
+    suffix: str
+    role: Role | None
+    keep: bool
+
+
 class Pruned(NamedTuple, Generic[B]):
     """What a prune came to. `branches`: the winners where they are now, the best first.
 
@@ -234,31 +249,13 @@ class Branch:
         """Release the branch."""
         return await self.session.ok(Drop(id=UNSENT, branch=self.name))
 
-    async def join(
-        self,
-        *sources: "Branch | str",
-        prefix: str = "",
-        each: str = "{text}\n",
-        suffix: str = "",
-        role: Role | None = "user",
-        keep: bool = False,
-    ) -> Ok:
+    async def join(self, *sources: "Branch | str", **options: Unpack[JoinOptions]) -> Ok:
         """Append what each source generated last, once it has; then the sources are dropped.
 
-        `each` may name {i}, {name} and {text}. `role`: of the turn, None: raw text. `keep`: the sources.
+        `options`: see `JoinOptions`.
         """
-        return await self.session.ok(
-            Join(
-                id=UNSENT,
-                from_=branch_names(sources),
-                branch=self.name,
-                prefix=prefix,
-                each=each,
-                suffix=suffix,
-                role=role,
-                keep=keep,
-            )
-        )
+        names = branch_names(sources)
+        return await self.session.ok(Join(id=UNSENT, from_=names, branch=self.name, **options))
 
     async def prune(
         self,

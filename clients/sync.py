@@ -7,20 +7,23 @@
     session = connect_sync("ws://127.0.0.1:8765")      # the same; ends with `session.close()`
 
 Handles may be used from several threads. This file knows no protocol: every method runs the
-method of the same name on the loop's thread and waits for it.
+method of the same name on the loop's thread and waits for it. Where nothing but the waiting differs it
+is made from that method (`_blocking`), so its signature and words stand once; type checkers and editors
+see them. Methods that are given or give handles are written out: their types differ.
 """
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from ramify.clients.connect import Settings, connect
 from ramify.clients.generation import Generation, Reply, Result
 from ramify.clients.handles import (
     Branch,
     GenerateOptions,
-    Messages,
+    JoinOptions,
     PruneBy,
     Pruned,
     SelectOptions,
@@ -28,8 +31,9 @@ from ramify.clients.handles import (
 )
 from ramify.clients.stream import TextDelta
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.wire import BranchState, Ok, Op, Role, State
+from ramify.protocol.wire import Ok, Op, Role, State
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -161,6 +165,18 @@ class SyncReply:
         return self._thread.run(wait())
 
 
+def _blocking(
+    method: Callable[Concatenate[Branch, P], Coroutine[Any, Any, T]],
+) -> "Callable[Concatenate[SyncBranch, P], T]":
+    """The same method, which waits."""
+
+    def call(self: "SyncBranch", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.thread.run(method(self.twin, *args, **kwargs))
+
+    functools.update_wrapper(call, method)
+    return call
+
+
 class SyncBranch:
     """A branch; see `handles.Branch`."""
 
@@ -189,20 +205,13 @@ class SyncBranch:
     def position(self) -> int | None:
         return self._thread.call(lambda: self._branch.position)
 
-    def append(
-        self,
-        text: str | None = None,
-        *,
-        messages: Messages | None = None,
-        tokens: Sequence[int] | None = None,
-        expect: int | None = None,
-    ) -> Ok:
-        return self._thread.run(
-            self._branch.append(text, messages=messages, tokens=tokens, expect=expect)
-        )
-
-    def say(self, text: str, *, role: Role = "user") -> Ok:
-        return self._thread.run(self._branch.say(text, role=role))
+    append = _blocking(Branch.append)
+    say = _blocking(Branch.say)
+    rollback = _blocking(Branch.rollback)
+    set = _blocking(Branch.set)
+    drop = _blocking(Branch.drop)
+    cancel = _blocking(Branch.cancel)
+    tree = _blocking(Branch.tree)
 
     @overload
     def generate(self, *, n: None = None, **options: Unpack[GenerateOptions]) -> SyncGeneration: ...
@@ -238,38 +247,9 @@ class SyncBranch:
     def fork(self, *names: str, at: int | None = None) -> "list[SyncBranch]":
         return [SyncBranch(self._thread, b) for b in self._thread.run(self._branch.fork(*names, at=at))]
 
-    def rollback(self, *, to: int | None = None, turns: int | None = None) -> Ok:
-        return self._thread.run(self._branch.rollback(to=to, turns=turns))
-
-    def set(
-        self,
-        *,
-        name: str | None = None,
-        retain_s: float | None = None,
-        persist: bool | None = None,
-        meta: dict[str, Any] | None = None,
-    ) -> Ok:
-        return self._thread.run(
-            self._branch.set(name=name, retain_s=retain_s, persist=persist, meta=meta)
-        )
-
-    def drop(self) -> Ok:
-        return self._thread.run(self._branch.drop())
-
-    def join(
-        self,
-        *sources: "SyncBranch | str",
-        prefix: str = "",
-        each: str = "{text}\n",
-        suffix: str = "",
-        role: Role | None = "user",
-        keep: bool = False,
-    ) -> Ok:
-        return self._thread.run(
-            self._branch.join(
-                *_names(sources), prefix=prefix, each=each, suffix=suffix, role=role, keep=keep
-            )
-        )
+    def join(self, *sources: "SyncBranch | str", **options: Unpack[JoinOptions]) -> Ok:
+        """See `handles.Branch.join`."""
+        return self._thread.run(self._branch.join(*_names(sources), **options))
 
     def prune(
         self,
@@ -283,12 +263,6 @@ class SyncBranch:
             self._branch.prune(*_names(sources), by=by, score_from=judges, keep=keep)
         )
         return _pruned(self._thread, found)
-
-    def cancel(self, *, subtree: bool = False) -> Ok:
-        return self._thread.run(self._branch.cancel(subtree=subtree))
-
-    def tree(self, *, text: bool = False, tokens: bool = False) -> BranchState:
-        return self._thread.run(self._branch.tree(text=text, tokens=tokens))
 
 
 class SyncSession:

@@ -6,10 +6,9 @@ their states have a `Past`, which is asked for texts when somebody reads them.
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from ramify.clients.handles import PruneBy
-from ramify.clients.program.expressions import TurnRole
+from ramify.clients.handles import JoinOptions, PruneBy
 from ramify.clients.program.steps import Step, all_of, wait
 from ramify.clients.program.telling import Part
 from ramify.clients.program.value import Value
@@ -37,40 +36,22 @@ class Forks(list["AsyncState"]):
         for child in self:
             await child.finish()
 
-    def join(
-        self,
-        *,
-        prefix: str = "",
-        each: str = "{text}\n",
-        suffix: str = "",
-        role: TurnRole | None = "user",
-        keep: bool = False,
-    ) -> None:
+    def join(self, **options: Unpack[JoinOptions]) -> None:
         """What each child generated last becomes input of the state that was forked; then they are over.
 
-        The text is `prefix`, `each` for each child ({i}, {name}, {text}) and `suffix`, as a turn of
-        `role`, None: as raw text. `keep`: the children live on.
+        `options`: see `JoinOptions`.
         """
         parent = self.parent
         parent.usable()
         parent.settle()
         _settled(self)
-        op = Join(
-            id=0,
-            from_=[child.branch for child in self],
-            branch=parent.branch,
-            prefix=prefix,
-            each=each,
-            suffix=suffix,
-            role=role,
-            keep=keep,
-        )
+        op = Join(id=0, from_=[child.branch for child in self], branch=parent.branch, **options)
         item = Joined(op, self)
-        parent.writer.insert(role, item)
+        parent.writer.insert(op.role, item)
         parent.filled.append(item)
         step = Step(lambda: [op], all_of, writes=[parent], reads=self)
         for child in self:
-            child.gone, child.kept = step, keep
+            child.gone, child.kept = step, op.keep
         parent.add(step)
 
     def prune(

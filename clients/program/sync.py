@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, TypeVar, Unpack, overload
 
 from ramify.clients.generation import Result
-from ramify.clients.handles import GenerateOptions, PruneBy
-from ramify.clients.program.expressions import Expression, TurnRole
+from ramify.clients.handles import GenerateOptions, JoinOptions, PruneBy
+from ramify.clients.program.expressions import Expression
 from ramify.clients.program.family import Mark
 from ramify.clients.program.forks import Forks
 from ramify.clients.program.places import place
@@ -152,33 +152,14 @@ class SyncForks(list[State]):
         """Wait until every child is done."""
         self._run(self._forks.finish())
 
-    def join(
-        self,
-        *,
-        prefix: str = "",
-        each: str = "{text}\n",
-        suffix: str = "",
-        role: TurnRole | None = "user",
-        keep: bool = False,
-    ) -> None:
-        """What each child generated last becomes input of the state that was forked; then they are over.
-
-        The text is `prefix`, `each` for each child ({i}, {name}, {text}) and `suffix`, as a turn of
-        `role`, None: as raw text. `keep`: the children live on.
-        """
-        self._call(
-            lambda: self._forks.join(prefix=prefix, each=each, suffix=suffix, role=role, keep=keep)
-        )
+    def join(self, **options: Unpack[JoinOptions]) -> None:
+        """See `Forks.join`."""
+        self._call(lambda: self._forks.join(**options))
 
     def prune(
         self, k: int = 1, *, by: PruneBy = "logprob", judges: Sequence[State] | None = None
     ) -> "SyncForks":
-        """The best `k` children, the best first: a beam. They go on as the states that this returns.
-
-        `by`: the `first` that are through, the mean `logprob` of what each generated last, the last
-        `number` in it, or the answer that most give (`vote`). `judges`: states whose answers are
-        compared instead, one for each child.
-        """
+        """The best `k` children. See `Forks.prune`."""
         others = _states(judges)
         return SyncForks(self._thread, self._call(lambda: self._forks.prune(k, by=by, judges=others)))
 

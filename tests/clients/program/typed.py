@@ -23,6 +23,8 @@ from ramify.clients.program import (
     select,
     user,
 )
+from ramify.clients.sync import SyncBranch
+from ramify.protocol.wire import BranchState, Ok
 
 
 @tool
@@ -45,6 +47,8 @@ def plain(s: State, topic: str, count: int = 1) -> list[str]:
     kind: Literal["x", "y"] = s.read("b", Literal["x", "y"])
     assert_type(s.stream("a"), Iterator[str])
     forks = s.fork(3, hidden=True)
+    forks.join(prefix="All: ", each="{i}) {text}", role=None, keep=True)
+    forks.join(eahc="x")  # type: ignore[call-arg]
     assert_type(forks, SyncForks)
     assert_type(forks[0], State)
     assert_type(forks.values("a"), list[str])
@@ -88,6 +92,16 @@ def runs(s: State) -> None:
     assert_type(waiting.run("sleep").value, int)
     assert_type(plain(s, "sleep"), list[str])
     assert_type(plain.trace("sleep").whole, bool)
+
+
+def handles(branch: SyncBranch) -> None:
+    """Methods that are made from asynchronous ones."""
+    assert_type(branch.append("text", expect=3), Ok)
+    assert_type(branch.tree(text=True), BranchState)
+    assert_type(branch.join("a", "b", each="{text}", role=None), Ok)
+    branch.append(messages=3)  # type: ignore[arg-type]
+    branch.tree(txt=True)  # type: ignore[call-arg]
+    branch.join("a", role="nobody")  # type: ignore[arg-type]
 
 
 async def mistakes() -> None:
