@@ -6,7 +6,8 @@ regions. On 2 cores with a load of 6, a decode step of a 30M model took 50 to 80
 10 ms on one; on the idle machine 4.6 and 5.8 ms. Making OpenMP sleep instead of spin costs more than
 half the speed where the machine is idle. So the two numbers of threads are timed against each other.
 The faster one is used, and the other one is tried now and then, less and less often while it loses.
-Steps of about the same number of tokens are compared.
+Steps of about the same number of tokens are compared, three at a time: one alone may have compiled
+kernels for a new size, or have been held up.
 
 Pure; it knows neither torch nor clocks.
 """
@@ -15,15 +16,20 @@ from dataclasses import dataclass, field
 
 LARGEST = 512  # tokens: longer steps have few, long regions, and are too costly to try things on
 SOONEST, LATEST = 32, 1024  # steps between trials
+_SAMPLES = 3  # steps of a trial, of which the median counts
 _WEIGHT = 0.2  # of a new time in the running mean
 _CLIP = 4.0  # times the mean: what one time counts at most
 
 
 @dataclass(slots=True)
 class _Class:
-    """Steps of one size. `seconds` by number of threads; `wait`: steps to the next trial."""
+    """Steps of one size. `seconds` by number of threads; `wait`: steps to the next trial.
+
+    `samples`: what the trial under way has found so far.
+    """
 
     seconds: dict[int, float] = field(default_factory=dict)
+    samples: list[float] = field(default_factory=list)
     interval: int = SOONEST
     wait: int = SOONEST
 
@@ -53,20 +59,20 @@ class ThreadChoice:
             return
         steps = self._classes[tokens.bit_length()]
         known = steps.seconds.get(threads)
-        if known is None or len(steps.seconds) == 1:
-            steps.seconds[threads] = seconds
+        best = self._best(steps) if len(steps.seconds) == 2 else None
+        if known is None or threads != best:
+            steps.samples.append(seconds)
+            if len(steps.samples) == _SAMPLES:
+                steps.seconds[threads] = sorted(steps.samples)[_SAMPLES // 2]
+                steps.samples.clear()
+                if best is not None:  # else both are new
+                    won = self._best(steps) == threads
+                    steps.interval = SOONEST if won else min(2 * steps.interval, LATEST)
+                    steps.wait = steps.interval
             return
-        best = self._best(steps)
-        if threads == best:
-            # one hiccup may change the choice, but not for long
-            steps.seconds[threads] += _WEIGHT * (min(seconds, _CLIP * known) - known)
-            steps.wait -= 1
-        else:  # a trial: what was known is old
-            steps.seconds[threads] = seconds
-            won = self._best(steps) == threads
-            steps.interval = SOONEST if won else min(2 * steps.interval, LATEST)
-            steps.wait = steps.interval
-            return
+        # one hiccup may change the choice, but not for long
+        steps.seconds[threads] += _WEIGHT * (min(seconds, _CLIP * known) - known)
+        steps.wait -= 1
         if self._best(steps) != best:
             steps.interval = steps.wait = SOONEST
 

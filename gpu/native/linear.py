@@ -24,7 +24,8 @@ _VF32, _VI32 = vector(F32), vector(I32)
 
 # words of an instruction's arguments
 X, X_STRIDE, SCALES, WEIGHT, STEPS, WEIGHT_SCALES, SUMS, BIAS, OUT, OUT_STRIDE, ROWS, CAP = range(12)
-_GATED = ("silu", "gelu_tanh")
+GATED = ("silu", "gelu_tanh")
+_EPILOGUES = ("store", "add", "softcap", *GATED)
 
 
 @dataclass(slots=True)
@@ -85,6 +86,8 @@ def _order(outputs: int, gated: bool) -> Tensor:
 
 def emit_linear(module: Module, isa: Isa, epilogue: str) -> str:
     """A kernel. `epilogue`: "store", "add" to what OUT holds, "softcap"; gated "silu", "gelu_tanh"."""
+    if epilogue not in _EPILOGUES:
+        raise ValueError(f"a product has no ending {epilogue!r}: one of {_EPILOGUES}")
     tallest = 6 if isa.registers >= 32 else 2
     quads = _QUADS if isa.registers >= 32 else 1
     tiles = [_emit_tile(module, isa, epilogue, rows, quads) for rows in range(1, tallest + 1)]
@@ -118,7 +121,7 @@ def _emit_tile(module: Module, isa: Isa, epilogue: str, rows: int, quads: int) -
     x = f.at(f.pointer(args, X), first * stride, I8)
     lines = [f.at(x, stride * row, I8) for row in range(rows)]
     weight = f.at(f.pointer(args, WEIGHT), panel * steps * (4 * PANEL), I8)
-    halves = epilogue in _GATED
+    halves = epilogue in GATED
     groups = [list(range(q, q + quads)) for q in range(0, _QUADS, quads)]
     if halves and quads < _QUADS:  # a gate's vector beside that of its `up`
         groups = [[q, q + _QUADS // 2] for q in range(_QUADS // 2)]
@@ -160,7 +163,7 @@ def _finish(
     values = [_scaled(f, args, panel * PANEL + q * LANES, scale, own)
               for q, own in zip(group, sums, strict=True)]  # fmt: skip
     line = f.at(f.pointer(args, OUT), row * f.word(args, OUT_STRIDE), F32)
-    if epilogue in _GATED:
+    if epilogue in GATED:
         act = silu if epilogue == "silu" else gelu_tanh
         half = len(group) // 2
         for q, gate, up in zip(group[:half], values[:half], values[half:], strict=True):

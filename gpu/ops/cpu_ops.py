@@ -21,7 +21,7 @@ from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.config import DecoderConfig
 from ramify.gpu.native.attention import MOST_ROWS, TILE_WORDS
 from ramify.gpu.native.kernels import Kernels, Quantised, empty_quantised
-from ramify.gpu.native.linear import PANEL, PackedWeight, pack_weight
+from ramify.gpu.native.linear import GATED, PANEL, PackedWeight, pack_weight
 from ramify.gpu.native.threads import Instruction, Words, aligned
 from ramify.gpu.ops.base import Activation, LayerAttention, Stream
 from ramify.gpu.ops.linear import Linear
@@ -102,6 +102,8 @@ def obstacle(config: DecoderConfig, page_size: int) -> str | None:
         return f"more than {MOST_ROWS} query heads share a KV head"
     if config.hidden_size % PANEL or config.intermediate_size % 16:
         return f"layers are not a multiple of {PANEL} wide"
+    if config.activation not in GATED:
+        return f"the activation {config.activation} has no kernel"
     if page_size & (page_size - 1):
         return f"pages of {page_size} tokens are not a power of 2"
     if config.logit_softcap is not None and config.vocab_size % PANEL:
