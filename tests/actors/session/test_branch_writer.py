@@ -226,3 +226,19 @@ def test_text_that_the_model_said_never_becomes_ids_it_does_not_have() -> None:
     known = chat.tokenizer.encode("hello")
     chat.writer._unknown = {known[0]: "x"}
     assert known[0] not in chat.writer.continue_output(chat.branch, "hello")
+
+
+def test_a_text_begins_with_the_start_token_only_at_position_0(
+    sim: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a token comes first in a branch decides it, not whether it is the first text."""
+    engine = sim()
+    monkeypatch.setattr(engine.tokenizer, "start_ids", [7])
+    client = engine.session()
+    client.send(w.Append(id=1, text="a"), w.Append(id=2, text="a"), w.Rollback(id=3, to=1))
+    client.send(w.Append(id=4, text="a"), w.Rollback(id=5, to=0), w.Append(id=6, text="a"))
+    engine.pump()
+    letter = engine.tokenizer.encode("a")
+    positions = [client.replies[ident][0].position for ident in (1, 2, 4, 6)]
+    assert positions == [2, 3, 2, 2]
+    assert list(engine.cores[1].state.branches["main"].tokens()) == [7, *letter]
