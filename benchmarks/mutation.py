@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -170,11 +170,11 @@ class Campaign:
             after = mutant.changes.apply(mutant.index)
             change = mutant.change
             changed = Changed(mutant.path, mutant.changes.tree, after, change.lines, change.in_function)
-            limits = reached.limits(reached.tests(changed), self._budget)
-            if limits:
-                self._forks.start(partial(tests.run, limits, changed), partial(self._over, mutant))
-            else:
-                self._over(mutant, Outcome(0, 0.0, "no test reaches it"))
+            chosen_tests = reached.tests(changed)
+            if not chosen_tests:  # unless it is called at import
+                changed, chosen_tests = replace(changed, in_function=False), reached.all()
+            limits = reached.limits(chosen_tests, self._budget)
+            self._forks.start(partial(tests.run, limits, changed), partial(self._over, mutant))
             if number % 20 == 19:
                 seconds = time.perf_counter() - self._begin
                 print(f"{seconds:6.0f} s  {number + 1} of {len(chosen)}", flush=True)

@@ -86,7 +86,14 @@ class Reached:
             if self._digests.get(str(changed.path)) == digest(changed.path):
                 lines = {line: lines.get(line, []) for line in map(str, changed.lines)}
             found &= {test for tests in lines.values() for test in tests} | self._new
-        return sorted(found, key=lambda test: (self.seconds[test], test))
+        return self._fastest_first(found)
+
+    def all(self) -> list[str]:
+        """All tests, the fastest first."""
+        return self._fastest_first(self.seconds)
+
+    def _fastest_first(self, tests: Iterable[str]) -> list[str]:
+        return sorted(tests, key=lambda test: (self.seconds[test], test))
 
     def limits(self, tests: Sequence[str], budget: float) -> dict[str, float]:
         """Those that take `budget` seconds in all, and how long each may take on a busy machine."""

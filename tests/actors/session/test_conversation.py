@@ -174,3 +174,8 @@ def test_turns_without_a_place_count_for_the_rest_that_is_new() -> None:
     found = borders("..rest<u>new", (4, 2), [], Border(6, 4, 1), unknown)
     assert found == [Border(2, 4, 0), Border(6, 4, 1)]
     assert borders("..<u>new", (4, 2), [], Border(2, 4, 1), unknown) == [Border(2, 4, 1)]
+
+
+def test_a_conversation_may_begin_with_the_assistant() -> None:
+    assert Build().put("A").messages() == [("assistant", "A")]
+    assert Build().output("A").output("B").messages() == [("assistant", "AB")]

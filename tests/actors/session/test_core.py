@@ -845,3 +845,27 @@ def test_a_refused_frame_ends_no_op_that_was_seen(sim: Callable[..., Any]) -> No
         (4, "Error", "bad_request"),
         (5, "Error", "skipped"),
     ]
+
+
+def test_meta_of_one_branch_is_bounded(sim: Callable[..., Any]) -> None:
+    engine = sim(limits=Limits(meta_bytes=100))
+    client = engine.session()
+    client.send(w.Set(id=1, branch="main", meta={"k": "v" * 92}))  # with quotes and braces: 100 bytes
+    client.send(w.Set(id=2, branch="main", meta={"k": "v" * 93}))
+    engine.pump()
+    assert isinstance(client.replies[1][0], w.Ok)
+    assert error(client, 2).code == "limit"
+
+
+def test_a_prune_moves_a_branch_back_for_whoever_was_away(sim: Callable[..., Any]) -> None:
+    """What its own head had beyond the fork is gone."""
+    engine = sim(eos_every=0)
+    client = engine.session()
+    client.send(w.Append(id=1, tokens=[5, 6]), w.Fork(id=2, as_=["a"]))
+    client.send(w.Generate(id=3, branch=["a", "main"], max_tokens=4))
+    engine.pump()
+    known = engine.cores[1].state.revision
+    client.send(w.Prune(id=4, from_=["a"], into="main", by="first"))
+    engine.pump()
+    assert isinstance(client.replies[4][0], w.Ok)
+    assert engine.cores[1].state.branches["main"].undercut(known) == 2

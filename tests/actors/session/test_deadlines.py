@@ -178,3 +178,15 @@ def test_in_a_program(sim: Callable[..., Any]) -> None:
     assert (result["kept"][0]["from"], list(result["scores"])) == ("b", ["b"])
     assert client.replies[10][0].reason == "length"
     assert engine.cache.referenced == 0
+
+
+def test_a_deadline_of_what_waits_asks_to_be_looked_at_then(sim: Callable[..., Any]) -> None:
+    """The earliest of them, whichever came last."""
+    engine = sim()
+    client = engine.session()
+    engine.pump()
+    core = engine.cores[1]
+    frame = [w.Append(id=1, text="x"), w.Generate(id=2, max_tokens=9)]
+    frame += [w.Generate(id=3 + i, deadline_ms=1000 * seconds) for i, seconds in enumerate((9, 3, 5))]
+    core.frame(client.socket, frame, engine.now)
+    assert wake_at(engine) == engine.now + 3.0

@@ -128,6 +128,46 @@ async def test_only_its_keys_open_a_session(doors: Callable[..., Any]) -> None:
         assert number_of(told, 3) == number_of(opened, 1)
 
 
+async def test_who_has_the_view_key_changes_nothing(world: Callable[..., Any]) -> None:
+    async with world() as each:
+        first = each.open(client="c")
+        await each.settle()
+        state = each.state(first)
+        viewer = each.open(
+            w.Append(id=1, tokens=[5]), client="v", session=state.session, key=state.view_key
+        )
+        await each.settle()
+        assert [reply.code for reply in each.replies(viewer, 1)] == ["forbidden"]
+
+
+async def test_others_may_open_a_session_with_its_view_key_only(doors: Callable[..., Any]) -> None:
+    """Without that it is not there for them."""
+    async with doors() as each:
+        opened = await each.open(1)
+        state = state_of(opened, 1)
+        keys = {"own": state.key, "view": state.view_key}
+        for socket, (key, seen) in enumerate((("own", False), ("view", True)), 3):
+            opening = w.Open(client="d", session=state.session, key=keys[key])
+            each.inbox.tell(m.OpenSession(socket, opening, [], "another"))
+            told = await each.settle()
+            if seen:
+                assert number_of(told, socket) == number_of(opened, 1)
+            else:
+                assert error_of(told, socket) == "no_session"
+
+
+async def test_after_the_engine_has_failed_clients_are_told_to_come_back(
+    doors: Callable[..., Any],
+) -> None:
+    async with doors() as each:
+        await each.open(1)
+        await each.directory.fail()
+        await each.settle()
+        told = await each.open(2)
+        assert error_of(told, 2) == "overloaded"
+        assert told[-1].error.retry_ms == 1000
+
+
 async def test_while_it_drains_nobody_opens_a_session(doors: Callable[..., Any]) -> None:
     async with doors() as each:
         each.inbox.tell(m.Shutdown("bye", 250))
