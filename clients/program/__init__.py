@@ -18,7 +18,7 @@ frame, `state` and `forks` hold what comes back, `sync` is the same without `awa
 """
 
 from ramify.clients.program.batch import Failed, Run
-from ramify.clients.program.expressions import assistant, gen, select, system, tool, user
+from ramify.clients.program.expressions import assistant, gen, image, select, system, tool, user
 from ramify.clients.program.forks import Forks
 from ramify.clients.program.graph import Graph
 from ramify.clients.program.program import Program, program
@@ -41,6 +41,7 @@ __all__ = [
     "Value",
     "assistant",
     "gen",
+    "image",
     "program",
     "select",
     "system",

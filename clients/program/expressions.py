@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, Unpack, cast
 import msgspec
 
 from ramify.clients.handles import GapOptions, GenerateOptions, SelectOptions
+from ramify.protocol.errors import Unsupported
 
 TurnRole: TypeAlias = Literal["system", "user", "assistant", "tool"]
 
@@ -98,6 +99,11 @@ def select(
     if isinstance(choices, str) or not given or not all(given):
         raise TypeError("select() needs `choices`: a list of texts, none of them empty")
     return Choose(name, given, options)
+
+
+def image(source: str | bytes) -> Turn:
+    """Reserved: a picture in a turn. Raises Unsupported, for no served model reads any yet."""
+    raise Unsupported("images are reserved: this server's models read text alone")
 
 
 def system(*parts: Expression) -> Turn:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from ramify.clients.program import assistant, gen, system, user
+from ramify.clients.program import assistant, gen, image, system, user
 from ramify.clients.program.expressions import Expression, flatten
 from ramify.clients.program.writer import Writer
+from ramify.protocol.errors import Unsupported
 from ramify.protocol.wire import Append, ChatMessage, Generate, Op
 
 
@@ -75,3 +76,8 @@ def test_a_child_goes_on_where_its_parent_was() -> None:
 def test_what_makes_no_sense_is_refused(wrong: Expression, says: str) -> None:
     with pytest.raises(TypeError, match=says):
         list(flatten(wrong))
+
+
+def test_images_are_reserved() -> None:
+    with pytest.raises(Unsupported, match="images are reserved"):
+        image("cat.png")
