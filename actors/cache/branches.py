@@ -32,9 +32,6 @@ class Branches:
     def __len__(self) -> int:
         return len(self._heads)
 
-    def __contains__(self, branch: int) -> bool:
-        return branch in self._heads
-
     def items(self) -> list[tuple[int, Node]]:
         return list(self._heads.items())
 

@@ -3,8 +3,9 @@
 The one that fair queueing puts first is tried
 
 - when as much room is there as the last one needed; or
-- when nobody has left the line for a quantum of steps, whatever room there is: so the first of the
-  line waits a quantum at most, and the k-th at most k of them.
+- when nobody has left the line for a quantum of steps, whatever room there is: so the first of the line
+  waits a quantum at most, and the k-th at most k of them. But input ahead of its generation waits for
+  room.
 
 Who is new goes past the line: a client that runs nothing, in the quantum of steps after it came, if
 nobody has done so for half a quantum. So who comes alone to a full pool does not wait for those who
@@ -46,7 +47,8 @@ class Line:
         self._line.push(request, first=first)
         if request.came < 0:
             request.came = step
-            self._new.append(request)
+            if not request.ahead:
+                self._new.append(request)
 
     def denied(self, request: Request, need: int, step: int) -> None:
         """`request` was tried, and so many pages were not to be had."""
@@ -76,15 +78,15 @@ class Line:
         if not self._line:
             self._new.clear()
             return
-        new = self._newcomer(step)
-        overdue = idle or step - self._tried >= self._quantum
+        new, first = self._newcomer(step), self._line.first()
+        overdue = idle or (step - self._tried >= self._quantum and not first.ahead)
         if new is not None and step - self._passed >= self._quantum // 2:
             self._passed = step
             new.visits = len(new.account.requests) == 1
             self._try(new, forced=True)
         elif overdue or (room >= self._need and step != self._refused):
             self._tried_before, self._tried = self._tried, step
-            self._try(self._line.first(), forced=overdue)
+            self._try(first, forced=overdue)
 
     def _try(self, request: Request, *, forced: bool) -> None:
         self._move(request)

@@ -192,3 +192,24 @@ def test_the_heap_does_not_grow_with_the_turns_of_a_chat(bench) -> None:
         b.extend(1, [turn, turn + 1])
         b.run(90, 1)
     assert len(b.cache.residency.victims) <= 64 + 4 * b.cache.tree.nodes
+
+
+def test_a_parent_whose_child_was_used_last_outlives_what_is_older(bench) -> None:
+    """The child is evicted, and then the parent counts as used when the child was."""
+    b = bench(pages=8)
+    b.open(1, [1, 2])
+    b.finish(b.grant(7, 1).request, 2)
+    b.open(2, [5, 6])
+    b.finish(b.grant(8, 2).request, 2)
+    b.fork(1, [3], 2)
+    b.extend(3, [9, 9])  # below [1, 2], and used last
+    b.finish(b.grant(9, 3).request, 4)
+    b.open(4, [11, 12, 13])  # 2 free pages, and one of [5, 6]
+    b.finish(b.grant(10, 4).request, 3)
+    assert b.cache.inspect(m.Inspect(0, 0, [1, 2, 3])).resident == [2, 1, 4]
+    b.open(5, [15, 16, 17])  # the other one, then what is least recent: [9, 9]
+    b.finish(b.grant(11, 5).request, 3)
+    assert b.cache.inspect(m.Inspect(0, 0, [1, 2, 3])).resident == [2, 0, 2]
+    b.open(6, [21, 22])  # [11, 12, 13] is younger than [9, 9] was, and with it [1, 2]
+    b.finish(b.grant(12, 6).request, 2)
+    assert b.cache.inspect(m.Inspect(0, 0, [1, 4, 5])).resident == [0, 3, 3]

@@ -174,3 +174,25 @@ def test_taking_a_retention_back_asks_no_sibling(monkeypatch: pytest.MonkeyPatch
     assert visits.since() + len(asked) < 20 * len(children)
     check(cache)
     assert not any(node.retained for node in cache.tree.walk())
+
+
+def test_how_far_an_unlock_walks() -> None:
+    """`reach` nodes, if there are as many before it: of 200 the first 136 stay locked."""
+    cache = deep(200, 1000)
+    (kept,) = cache.residency.kept
+    assert (REACH, kept.end) == (64, 200 - 64)
+    cache = deep(2 * 10, 1000, reach=10)
+    assert [node.end for node in cache.residency.kept] == [10]
+    cache = deep(2 * 10 - 1, 1000, reach=10)
+    assert not cache.residency.kept
+
+
+@pytest.mark.parametrize(("nodes", "joined"), [(6, False), (7, True)])
+def test_the_tables_of_long_paths_are_joined(nodes: int, joined: bool) -> None:
+    """With the root's and the request's own pages these are 8 and 9 parts."""
+    cache = deep(nodes, 100)
+    cache.extend_branch(m.ExtendBranch(LONG, pack([99])))
+    assert isinstance(cache.acquire(m.Acquire(7, LONG, 0)), m.Granted)
+    anchor = cache.runs[7].anchor
+    assert anchor.end == nodes
+    assert (anchor.table is not None) == joined

@@ -219,3 +219,15 @@ def test_a_client_with_many_sessions_holds_nobody_up(seed):
         door.advance(FULL)
     for request, came in others.items():
         assert door.tried[request] - came <= 2 * QUANTUM
+
+
+def test_input_ahead_waits_for_room(door):
+    door.line.advance(START, 0, idle=False)
+    ahead = door.come(limit=0)
+    assert door.advance(0) is ahead
+    door.refuse(ahead, 40)
+    assert [door.advance(39) for _ in range(3 * QUANTUM)] == [None] * (3 * QUANTUM)
+    assert door.advance(40) is ahead
+    assert not ahead.forced
+    last = door.come(limit=0)
+    assert door.advance(0, idle=True) is last

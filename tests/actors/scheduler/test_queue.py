@@ -296,3 +296,16 @@ def test_against_a_naive_model(make):
             waiting.remove(got)
         assert len(queue) == len(waiting)
         assert {a.session: a.client.served for a in accounts} == served
+
+
+def test_one_token_of_room_is_room(make):
+    queue = queue_of()
+    for _ in range(2):
+        queue.push(make(Account(1), max_tokens=0))
+    assert len(pick(queue, ahead=1)) == 1
+    queue, account = queue_of(), Account(2)
+    account.client.prefilling = 1
+    for _ in range(2):
+        queue.push(make(account))
+    assert len(pick(queue, tokens=1)) == 1
+    assert pick(queue, tokens=0) == []

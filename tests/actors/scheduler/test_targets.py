@@ -150,6 +150,10 @@ def test_somebody_waits_for_it(world):
     [
         {"places": [40], "targets": [1]},
         {"places": [-1], "targets": [1]},
+        {"places": [-1, 3], "targets": [1, 1]},
+        {"places": [3, 40], "targets": [1, 1]},
+        {"places": [3, 4], "targets": [-1, 1]},
+        {"places": [3, 4], "targets": [1, 97]},
         {"places": [3, 2], "targets": [1, 1]},
         {"places": [3], "targets": [1, 1]},
         {"places": [3], "targets": []},
