@@ -39,7 +39,6 @@ from ramify.protocol.plan import pack
 from ramify.protocol.sampling import SamplingParams
 from ramify.protocol.wire import Done, Select
 
-ON_THE_LOOP = 4096  # characters that one frame may have tokenized on the event loop
 AROUND = 64  # characters of the branch's end, about, that each choice is tokenized with
 
 
@@ -84,12 +83,11 @@ class Selects:
         self._writer.open_turn(branch, task.frame.opened, known=task.frame.prompts)
         selection = self._by_task[id(task)] = Selection(op, task, branch, chat=chat, before=before)
         prepare = partial(_prepare, self._writer.tokenizer, branch, op.choices)
-        if task.frame.worked + size > ON_THE_LOOP:
+        if not task.frame.spend(size, self._publisher.now):
             ticket = self._state.next_id()
             self._encoding[ticket] = selection
             self._state.out.encode.append(EncodeText(ticket, size, prepare))
             return
-        task.frame.worked += size
         try:
             self._tokenized(selection, prepare())
         except RamifyError:

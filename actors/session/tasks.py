@@ -35,6 +35,9 @@ class Kind(NamedTuple):
     renames: bool = False
 
 
+ON_THE_LOOP = 4096  # characters: some milliseconds
+
+
 class FrameRun:
     """The ops that came in one frame, and how their client opened the session.
 
@@ -43,7 +46,7 @@ class FrameRun:
     for all the branches that it generates on.
     """
 
-    __slots__ = ("_stops", "_tools", "client", "failed", "opened", "prompts", "worked")
+    __slots__ = ("_spent", "_stops", "_tools", "_turn", "client", "failed", "opened", "prompts")
 
     def __init__(self, opened: Open, tools: Callable[[], Toolbox]) -> None:
         self.client = opened.who
@@ -51,13 +54,27 @@ class FrameRun:
         self._tools = tools
         self.prompts: dict[Hashable, str] = {}  # see `BranchWriter.open_turn`
         self.failed: dict[str, RamifyError | None] = {}
-        self.worked = 0  # characters of its appends that were tokenized on the event loop
+        self._turn = 0.0  # when the session last did something for it
+        self._spent = 0  # characters that were tokenized on the event loop then
         self._stops: dict[int, StopSet] = {}
 
     @property
     def tools(self) -> Toolbox:
         """The tools that may be called."""
         return self._tools()
+
+    def spend(self, size: int, now: float) -> bool:
+        """Whether so many characters may be tokenized on the event loop, rather than in a thread.
+
+        A frame has `ON_THE_LOOP` of them each time that the session has something to do: a program goes
+        on for many steps, and a thread is slow to answer where the loop is busy.
+        """
+        if now != self._turn:
+            self._turn, self._spent = now, 0
+        if self._spent + size > ON_THE_LOOP:
+            return False
+        self._spent += size
+        return True
 
     def stops(self, op: Generate) -> StopSet:
         """The stop strings of `op`, which came in this frame."""

@@ -19,8 +19,6 @@ from ramify.actors.session.tasks import Task
 from ramify.protocol.errors import BadRequest, RamifyError
 from ramify.protocol.wire import Append, Ok
 
-ON_THE_LOOP = 4096  # characters that one frame may have tokenized on the event loop: some milliseconds
-
 Finish = Callable[[int | None], Ok]
 
 
@@ -82,13 +80,12 @@ class Texts:
         )
         tools = task.frame.tools.size if op.messages is not None else 0
         size = writer.size(branch, op, strict=strict, tools=tools)
-        if task.frame.worked + size > ON_THE_LOOP:
+        if not task.frame.spend(size, self._publisher.now):
             ticket = shared.tickets[situation] = self._state.next_id()
             self._encoding[ticket] = (situation, [waiting])
             self._state.meter.add(held)
             self._state.out.encode.append(EncodeText(ticket, size, prepare))
             return None
-        task.frame.worked += size
         try:
             prepared: Prepared | RamifyError = prepare()
         except RamifyError as error:

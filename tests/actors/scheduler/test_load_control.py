@@ -58,7 +58,7 @@ class Programs:
 
 
 def test_sessions_that_would_overfill_the_pool_begin_later(world):
-    """Twenty programs of 36 tokens in a pool of 200: nothing is computed twice, if they say what comes."""
+    """Twenty programs of 36 tokens in a pool of 200: little is computed twice if they say what comes."""
     least = 20 * (3 * 8 + 3 * 4 - 1)  # of an output the last token is not run, until the next turn does
     computed = {}
     for expects in (True, False):

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ramify.actors.session import tasks
 from ramify.actors.session.meter import SESSION
-from ramify.actors.session.ops import texts
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
@@ -36,7 +36,7 @@ def no_collector() -> Iterator[None]:
 @pytest.fixture
 def all_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly every append is tokenized off the event loop."""
-    monkeypatch.setattr(texts, "ON_THE_LOOP", 4)
+    monkeypatch.setattr(tasks, "ON_THE_LOOP", 4)
 
 
 def simulation(sim_class: Any, tokenizer: Tokenizer, **settings: Any) -> Any:

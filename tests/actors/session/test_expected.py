@@ -1,8 +1,10 @@
 """How many tokens ops are going to add, about; and what a session tells the scheduler of it."""
 
+from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.expected import OUTPUT, expected_tokens
+from ramify.actors.session.tasks import ON_THE_LOOP, FrameRun
 from ramify.protocol.messages import Submit
-from ramify.protocol.wire import Append, ChatMessage, Drop, Generate, Join, Select
+from ramify.protocol.wire import Append, ChatMessage, Drop, Generate, Join, Open, Select
 
 
 def told(op):
@@ -43,3 +45,13 @@ def test_a_session_says_what_waits_behind_a_request(sim, monkeypatch):
     engine.pump()
     assert said == [(5, 5 + 3 + 7), (7, 7)]
     assert engine.cores[1].state.expects == 0
+
+
+def test_a_frame_may_work_on_the_loop_each_time_that_it_goes_on():
+    frame = FrameRun(Open(client="c"), lambda: Toolbox(()))
+    assert frame.spend(ON_THE_LOOP, 1.0)
+    assert not frame.spend(1, 1.0)
+    assert frame.spend(1, 2.0)
+    assert not frame.spend(ON_THE_LOOP, 2.0)
+    assert frame.spend(ON_THE_LOOP - 1, 2.0)
+    assert not frame.spend(ON_THE_LOOP + 1, 3.0)
