@@ -30,6 +30,7 @@ KEPT_BOARDS = 4  # a thread that was put aside may look at an old one
 PROGRAM, COUNT, BOARD_HEAD = 0, 1, _LINE
 TAKEN, DONE, LIMIT, CHUNK = 0, _LINE, _LINE + 1, _LINE + 2
 BOARD_LINE = 2 * _LINE  # words for an instruction
+_SHARES = 32  # that a thread takes of an instruction with many items: the last ones end together
 _PATIENCE = 1024  # pauses, some 50 us, before the processor is offered to others: it comes back late
 
 
@@ -106,7 +107,7 @@ def _emit_run(module: Module, walk: Function, wait: Function) -> None:
     board = _board(f, state, run)
     f.store(program.as_number(), f.at(board, PROGRAM, I64))
     f.store(count, f.at(board, COUNT, I64))
-    shares = f.word(state, THREADS) * 8
+    shares = f.word(state, THREADS) * _SHARES
     with f.loop(0, count) as index:
         instruction = f.at(program, index * INSTRUCTION_WORDS, I64)
         block = f.word(instruction, BLOCK)

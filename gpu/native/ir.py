@@ -316,7 +316,7 @@ class Function:
     def scratch(self, kind: Any, count: int) -> Value:
         """Memory of the running call: `count` of `kind`."""
         with self.builder.goto_entry_block():
-            place = self.builder.alloca(kind, size=ir.Constant(I64, count))
+            place: Any = self.builder.alloca(kind, size=ir.Constant(I64, count))
             place.align = CACHE_LINE
             # llvmlite would remember the type of what the pointer points to
             number = self.builder.ptrtoint(place, I64)
