@@ -93,7 +93,7 @@ class _Options(TypedDict, total=False):
 
 
 class GenerateOptions(_Options, total=False):
-    """The fields of `generate` (protocol.md section 3); what is left out is the server's default."""
+    """The fields of `generate` (docs/protocol.md). What is left out is the server's default."""
 
     stop: list[str]
 

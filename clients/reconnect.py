@@ -1,4 +1,4 @@
-"""What a client does when its connection ends: the table of protocol.md section 6, as data.
+"""What a client does when its connection ends: the table of close codes in docs/protocol.md, as data.
 
 Also how long it waits before it tries again, and how fast it may send. Pure: no clock, no
 randomness of its own; times are seconds and are passed in.
