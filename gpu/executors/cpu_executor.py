@@ -1,7 +1,7 @@
 """The executor that runs a decoder on the CPU's kernels: see `ops.cpu_ops` and `native`.
 
 A step is one call that does not hold the interpreter's lock: inputs are written into arrays at fixed
-addresses, the recorded program runs, and the tokens that rows sampled are in an array, where the next
+addresses, the recording runs, and the tokens that rows sampled are in an array, where the next
 step reads its inputs. Rows that need more than a temperature are sampled again by torch. It does not
 know files; see `load`.
 """
@@ -16,7 +16,7 @@ from ramify.gpu.executors.base import Counters, bad_logits
 from ramify.gpu.executors.torch_executor import DoneStep
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.native.attention import COUNT, FIRST, MOST_ROWS, PAGES, POSITION, TILE_WORDS
-from ramify.gpu.native.threads import Crew, Program
+from ramify.gpu.native.threads import Crew, Recording
 from ramify.gpu.ops.cpu_ops import CpuOps, empty_draws
 from ramify.gpu.sampling.randomness import uniforms
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
@@ -48,7 +48,7 @@ class CpuExecutor:
         self._record(model)
 
     def _record(self, model: Decoder) -> None:
-        """Walk the layers once. The programs: layers alone, the head alone, all with sampling."""
+        """Walk the layers once. The recordings: layers alone, the head alone, all with sampling."""
         ops = self._ops
         stream = model.forward(no_step(), ops)
         layers = list(ops.instructions)
@@ -57,8 +57,8 @@ class CpuExecutor:
         model.logits(stream, None, ops, self._logits)
         head = list(ops.instructions)
         choose = ops.choose(self._logits, self._draws)
-        self._layers, self._head = Program(layers), Program(head)
-        self._whole = Program([*layers, *head, choose])
+        self._layers, self._head = Recording(layers), Recording(head)
+        self._whole = Recording([*layers, *head, choose])
 
     def launch(self, plan: StepPlan) -> DoneStep:
         """Compute the step. Raises PlanError if the plan contradicts the rows."""

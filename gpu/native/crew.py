@@ -1,6 +1,6 @@
 """Threads that run a list of kernels together: the code that each of them executes.
 
-A program is a list of instructions: a kernel, how many items it has, its arguments. Every thread walks
+A recording is a list of instructions: a kernel, how many items it has, its arguments. Every thread walks
 the list. At an instruction it takes items until none is left, and goes on when all of them are
 done, whoever did them. So nobody waits for a thread that the system has put aside, unless that thread
 holds an item. Between two runs a thread spins for a moment and then sleeps.
@@ -24,10 +24,10 @@ _LINE = CACHE_LINE // 8
 MOST_THREADS = 256
 STATE_WORDS = AT + MOST_THREADS * _LINE  # AT: the run that each thread is at work on, 0: none
 
-# a board holds one run's progress: its program, and for each instruction what is taken, what is done,
+# a board holds one run's progress: its recording, and for each instruction what is taken, what is done,
 # and how much there is
 KEPT_BOARDS = 4  # a thread that was put aside may look at an old one
-PROGRAM, COUNT, BOARD_HEAD = 0, 1, _LINE
+RECORDING, COUNT, BOARD_HEAD = 0, 1, _LINE
 TAKEN, DONE, LIMIT, CHUNK = 0, _LINE, _LINE + 1, _LINE + 2
 BOARD_LINE = 2 * _LINE  # words for an instruction
 _SHARES = 32  # that a thread takes of an instruction with many items: the last ones end together
@@ -35,7 +35,7 @@ _PATIENCE = 1024  # pauses, some 50 us, before the processor is offered to other
 
 
 def emit_crew(module: Module, isa: Isa) -> None:
-    """`initialise(state)`, `work(state, number)` for helpers, `run(state, program, count)`, `stop`."""
+    """`initialise(state)`, `work(state, number)` for helpers, `run(state, recording, count)`, `stop`."""
     wait = _emit_wait(module, isa)
     walk = _emit_walk(module, isa)
     _emit_initialise(module)
@@ -62,10 +62,10 @@ def _emit_walk(module: Module, isa: Isa) -> Function:
     f = Function(module, "walk", [PTR, I64], private=True)
     state, run = f.args
     board = _board(f, state, run)
-    program = f.pointer(board, PROGRAM)
+    recording = f.pointer(board, RECORDING)
     with f.loop(0, f.word(board, COUNT)) as index:
         line = f.at(board, index * BOARD_LINE + BOARD_HEAD, I64)
-        instruction = f.at(program, index * INSTRUCTION_WORDS, I64)
+        instruction = f.at(recording, index * INSTRUCTION_WORDS, I64)
         limit, chunk = f.word(line, LIMIT), f.word(line, CHUNK)
         with f.repeat() as leave:
             first = f.swap("add", f.at(line, TAKEN, I64), chunk)
@@ -101,15 +101,15 @@ def _emit_wait(module: Module, isa: Isa) -> Function:
 
 def _emit_run(module: Module, walk: Function, wait: Function) -> None:
     f = Function(module, "run", [PTR, PTR, I64])
-    state, program, count = f.args
+    state, recording, count = f.args
     run = f.load_shared(f.at(state, RUN, I64)) + 1
     f.invoke(wait, state, run)
     board = _board(f, state, run)
-    f.store(program.as_number(), f.at(board, PROGRAM, I64))
+    f.store(recording.as_number(), f.at(board, RECORDING, I64))
     f.store(count, f.at(board, COUNT, I64))
     shares = f.word(state, THREADS) * _SHARES
     with f.loop(0, count) as index:
-        instruction = f.at(program, index * INSTRUCTION_WORDS, I64)
+        instruction = f.at(recording, index * INSTRUCTION_WORDS, I64)
         block = f.word(instruction, BLOCK)
         blocks = (f.word(f.pointer(instruction, ROWS), 0) + block - 1) // block
         limit = blocks * f.word(instruction, ITEMS)

@@ -1,4 +1,4 @@
-"""A crew of threads that runs programs of kernels, without Python and its lock in between.
+"""A crew of threads that runs recordings of kernels, without Python and its lock in between.
 
 The caller's thread is one of them. Helpers are Python threads that stay inside one call that does not
 hold the interpreter's lock, until the crew is closed.
@@ -18,7 +18,7 @@ from ramify.gpu.native.ir import CACHE_LINE
 
 _SPINS = 2_000  # pauses of a helper before it sleeps: some 40 us
 
-MOST_INSTRUCTIONS = 8192  # of a program
+MOST_INSTRUCTIONS = 8192  # of a recording
 
 _PLAIN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
@@ -42,7 +42,7 @@ class Instruction:
     keep: object = field(default=None, repr=False)
 
 
-class Program:
+class Recording:
     """Instructions, one after another."""
 
     def __init__(self, instructions: Sequence[Instruction]) -> None:
@@ -84,9 +84,9 @@ class Crew:
         for helper in self._helpers:
             helper.start()
 
-    def run(self, program: Program) -> None:
-        """Run a program. Returns when all of it is done."""
-        self._run(self._address, program.address, len(program.instructions))
+    def run(self, recording: Recording) -> None:
+        """Run a recording. Returns when all of it is done."""
+        self._run(self._address, recording.address, len(recording.instructions))
 
     def close(self) -> None:
         """End the helpers. No run may follow."""

@@ -1,9 +1,9 @@
-"""The operations on a CPU: recorded once as a program of kernels, then run by a crew of threads.
+"""The operations on a CPU: recorded once as a list of kernels, then run by a crew of threads.
 
 A step of a small model is bound by calls as much as by bytes, and every call from Python waits for the
 interpreter's lock, which the server wants too. So the walk over the layers happens once: the operations
 write instructions down, with buffers for the largest step, and pass these on. A step then fills the
-arrays of `CpuStep` and runs the program in one call, without the lock.
+arrays of `CpuStep` and runs the recording in one call, without the lock.
 
 Weights and activations are 8-bit integers (see `native.linear`), the residual and all sums float32, keys
 and values float16. What a row computes depends on that row alone, to the last bit. Knows neither

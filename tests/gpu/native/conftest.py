@@ -45,9 +45,9 @@ def crew(kernels: "Kernels") -> "Iterator[Crew]":
 @pytest.fixture(scope="session")
 def run(crew: "Crew") -> Callable[..., Any]:
     """Run instructions one after another."""
-    from ramify.gpu.native.threads import Program
+    from ramify.gpu.native.threads import Recording
 
     def run(*instructions: "Instruction") -> None:
-        crew.run(Program(instructions))
+        crew.run(Recording(instructions))
 
     return run

@@ -12,7 +12,7 @@ from torch import Tensor
 from ramify.gpu.native.host import Isa, host_isa
 from ramify.gpu.native.kernels import Kernels, Quantised, empty_quantised
 from ramify.gpu.native.linear import ROW_BLOCK, pack_weight
-from ramify.gpu.native.threads import Crew, Program, Words, aligned
+from ramify.gpu.native.threads import Crew, Recording, Words, aligned
 
 
 def count_of(number: int) -> Words:
@@ -56,7 +56,7 @@ def test_every_dot_product_gives_the_same_bits(isa: Isa) -> None:
         crew = Crew(kernels.compiled, 1)
         out = torch.zeros(13, 128)
         packed = pack_weight(weight, None, kind)
-        crew.run(Program([kernels.linear(count_of(13), quantised(x, kind), packed, out, "store")]))
+        crew.run(Recording([kernels.linear(count_of(13), quantised(x, kind), packed, out, "store")]))
         crew.close()
         found.append(out[:, :100])
     assert all(torch.equal(one, found[0]) for one in found)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ramify.gpu.native.kernels import Kernels
-from ramify.gpu.native.threads import Crew, Program, aligned
+from ramify.gpu.native.threads import Crew, Recording, aligned
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -20,10 +20,10 @@ def test_instructions_follow_one_another(kernels: Kernels, threads: int) -> None
     tables[0] += torch.arange(300)[:, None]
     # each copies what the one before wrote, from the end to the start
     ids[:] = ids[::-1].copy()
-    program = Program([kernels.embed(count, ids, a, 1.0, b) for a, b in pairwise(tables)])
+    recording = Recording([kernels.embed(count, ids, a, 1.0, b) for a, b in pairwise(tables)])
     for turn in range(300):
         tables[0] += 1
-        crew.run(program)
+        crew.run(recording)
         assert torch.equal(tables[-1], tables[0]), turn
     crew.close()
 
@@ -35,11 +35,11 @@ def test_helpers_sleep_between_runs_and_end(kernels: Kernels) -> None:
     count[0] = 1
     source, target = torch.ones(1, 16), torch.zeros(1, 16)
     ids = aligned(1)
-    program = Program([kernels.embed(count, ids, source, 2.0, target)])
+    recording = Recording([kernels.embed(count, ids, source, 2.0, target)])
     assert threading.active_count() == before + 2
     for _ in range(3):
         threading.Event().wait(0.002)  # long enough to sleep
-        crew.run(program)
+        crew.run(recording)
     assert target[0, 0] == 2
     crew.close()
     assert threading.active_count() == before
@@ -48,8 +48,8 @@ def test_helpers_sleep_between_runs_and_end(kernels: Kernels) -> None:
 def test_no_rows_are_no_work(kernels: Kernels) -> None:
     crew = Crew(kernels.compiled, 2)
     target = torch.zeros(1, 16)
-    program = Program([kernels.embed(aligned(1), aligned(1), torch.ones(1, 16), 1.0, target)])
-    crew.run(program)
+    recording = Recording([kernels.embed(aligned(1), aligned(1), torch.ones(1, 16), 1.0, target)])
+    crew.run(recording)
     assert not target.any()
     crew.close()
 
