@@ -38,14 +38,14 @@ class CpuExecutor:
         self.counters = Counters()
         self.rows = table
         self._ops, self._step, self._crew = ops, ops.step, crew
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the crew has the cores; torch's threads would spin beside it
         self._sampler = Sampler(info.max_rows, info.vocab_size, model.device)
         self._asks = _Asks(info.max_rows)
         self._last = np.zeros(info.max_rows, dtype=np.int64)
         self._queries = max(1, MOST_ROWS // (model.config.heads // model.config.kv_heads))
         self._draws = empty_draws(info.max_rows)
         self._record(model)
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the crew has the cores now; torch's threads would spin beside it
 
     def _record(self, model: Decoder) -> None:
         """Walk the layers once. The recordings: layers alone, the head alone, all with sampling."""
