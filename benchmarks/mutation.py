@@ -79,7 +79,13 @@ GROUPS = [
     Group("gateway", ("actors/gateway/**/*.py",), ("tests/actors/gateway",)),
     Group(
         "gpu",
-        ("gpu/step/rows.py", "gpu/step/staging.py", "gpu/step/inputs.py", "gpu/sampling/*_sampler.py"),
+        (
+            "gpu/step/rows.py",
+            "gpu/step/staging.py",
+            "gpu/step/inputs.py",
+            "gpu/sampling/*_sampler.py",
+            "gpu/sampling/settings.py",
+        ),
         ("tests/gpu/step", "tests/gpu/sampling", "tests/gpu/executors/test_torch_executor.py"),
     ),
 ]

@@ -869,3 +869,15 @@ def test_a_prune_moves_a_branch_back_for_whoever_was_away(sim: Callable[..., Any
     engine.pump()
     assert isinstance(client.replies[4][0], w.Ok)
     assert engine.cores[1].state.branches["main"].undercut(known) == 2
+
+
+def test_names_that_the_server_makes_are_no_longer_than_names_may_be(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session()
+    fits, longer = "b" * 60, "b" * 61
+    client.send(w.Append(id=1, text="x"), w.Fork(id=2, as_=[fits, longer]))
+    client.send(w.Generate(id=3, branch=fits, n=2, max_tokens=1))
+    client.send(w.Generate(id=4, branch=longer, n=2, max_tokens=1))
+    engine.pump()
+    assert sorted(reply.branch for reply in client.replies[3]) == [f"{fits}.3.1", f"{fits}.3.2"]
+    assert {reply.code for reply in client.replies[4]} == {"bad_request"}
