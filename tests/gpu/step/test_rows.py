@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ramify.gpu.executors.fake import FakeExecutor
-from ramify.gpu.step.rows import PlanError, StepRows, fields
+from ramify.gpu.step.rows import PlanError, RowTable, StepRows, fields
 from ramify.protocol.plan import ExtendRow, GrowRow, OpenRow, StepPlan, pack
 from ramify.protocol.sampling import SamplingParams
 
@@ -223,3 +223,24 @@ def test_generations_of_computed_prompts_are_decodes_alone() -> None:
     other = step.with_short_extends_as_decodes()
     assert (other.extends, len(other.tokens), other.given.tolist()) == (0, 0, [7, 8])
     assert other.sampling.tolist() == other.rows.tolist() == [0, 1, 2]
+
+
+def test_targets_name_the_lines_behind_which_they_stand() -> None:
+    """Two extends; a line that has two targets is made once."""
+    info = FakeExecutor(page_size=4, pages=50, max_rows=4, context=20, step_tokens=32).info
+    table = RowTable(info)
+    table.apply(StepPlan(step=1, opens=[opened(0, [1, 2]), opened(2, [3], cached=2, request=2)]))
+    step = table.apply(
+        StepPlan(
+            step=2,
+            extends=[
+                ExtendRow(0, 0, pack([5, 6, 7]), False, pack([0, 2, 2]), pack([9, 8, 7])),
+                ExtendRow(2, 2, pack([4, 3]), True, pack([3]), pack([6])),
+            ],
+        )
+    )
+    assert step.scored is not None
+    assert step.scored.lines.tolist() == [0, 2, 4]
+    assert step.scored.which.tolist() == [0, 1, 1, 2]
+    assert step.scored.targets.tolist() == [9, 8, 7, 6]
+    assert step.scored.rows.tolist() == [0, 0, 0, 2]
