@@ -8,7 +8,7 @@ pages only beside a *reserve*:
 
 - what the requests of active sessions may still grow by, and what the ops behind them are going to add,
   as far as their session has said (`Submit.expects`);
-- the KV that they have left in the tree and that nothing holds just now, as between two rounds.
+- the KV that an active session has left in the tree while it runs nothing, as between two rounds.
 
 A client reserves at most `SHARE` of the pool, so that nobody keeps others out by what it announces.
 
@@ -92,10 +92,10 @@ class ActiveSessions:
         return min(self._most, max(account.foreseen, account.goal - account.kept))
 
     def update(self, account: Account) -> None:
-        """Something that counts has changed: what it keeps, holds, or is going to need."""
+        """Something that counts has changed: its rows, what it keeps, or is going to need."""
         tokens = 0
         if account.active:
-            tokens = self.needs(account) + max(0, account.kept - account.held)
+            tokens = self.needs(account) + (0 if account.rows else account.kept)
         client = account.client
         before = min(self._most, client.reserved)
         client.reserved += tokens - account.reserved

@@ -129,8 +129,7 @@ class Admission:
 
     def enqueue(self, request: Request) -> None:
         request.state = RequestState.WAITING
-        full = self._line or (self._room <= 0 and self._planner.running)
-        if full and not request.account.active and self._waits_for_room(request):
+        if self._line and not request.account.active and self._waits_for_room(request):
             self._line.add(request, self._planner.step)
         else:
             self.queue.push(request)

@@ -213,3 +213,23 @@ def test_a_parent_whose_child_was_used_last_outlives_what_is_older(bench) -> Non
     b.open(6, [21, 22])  # [11, 12, 13] is younger than [9, 9] was, and with it [1, 2]
     b.finish(b.grant(12, 6).request, 2)
     assert b.cache.inspect(m.Inspect(0, 0, [1, 4, 5])).resident == [0, 3, 3]
+
+
+@pytest.mark.parametrize("how", ["acquire", "grow", "settle"])
+def test_without_a_time_no_retention_ends(bench, how: str) -> None:
+    b = bench(12)
+    for branch in (1, 2):
+        fill(b, branch, 100 * branch)
+    b.retain(1, 0.5)
+    b.open(3, [7])
+    if how == "acquire":
+        b.extend(3, range(300, 307))
+        b.cache.acquire(m.Acquire(5, 3, 0))
+    elif how == "settle":
+        b.extend(3, range(300, 307))
+        b.cache.settle(m.Settle([], [], [m.Acquire(5, 3, 0)]))
+    else:
+        b.grant(5, 3)
+        b.cache.grow(m.Grow(5, 7))
+    b.check()
+    assert b.resident(1, 2) == [4, 0]

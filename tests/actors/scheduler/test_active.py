@@ -35,6 +35,7 @@ def test_who_has_not_begun_reserves_nothing(active, ask):
     account = Account(1)
     active.foresee(ask(account), 10)
     active.announce(account, 100)
+    account.hold(1)
     active.take(account, 30)
     assert (active.reserved, active.needs(account)) == (0, 70)
     active.begin(account)
@@ -50,13 +51,15 @@ def test_an_output_counts_for_a_few_tokens_only(active, ask):
         assert (account.foreseen, active.reserved) == (counted, counted)
 
 
-def test_what_nothing_holds_is_reserved_for_its_session(active, ask):
-    account, request = Account(1), None
+def test_what_a_session_left_is_reserved_while_it_runs_nothing(active, ask):
+    account = Account(1)
     active.begin(account)
     request = ask(account)
     active.granted(request)
+    account.hold(1)
     active.take(account, 50)
     assert active.reserved == 0  # held: nobody else can have it
+    account.hold(-1)
     active.stopped(request, 50, 40)
     assert (active.reserved, account.kept, account.held) == (40, 40, 0)
     active.end(account)
@@ -66,6 +69,7 @@ def test_what_nothing_holds_is_reserved_for_its_session(active, ask):
 def test_what_is_announced_shrinks_as_it_comes(active):
     account = Account(1)
     active.begin(account)
+    account.hold(1)
     active.announce(account, 100)
     active.take(account, 30)
     assert active.reserved == 70
@@ -189,7 +193,7 @@ def test_the_counters_are_the_sums(active, ask):
                 active.expire(step)
         sums = {}
         for each in accounts:
-            own = active.needs(each) + max(0, each.kept - each.held) if each.active else 0
+            own = active.needs(each) + (0 if each.rows else each.kept) if each.active else 0
             assert each.reserved == own
             sums[each.client] = sums.get(each.client, 0) + own
         assert active.reserved == sum(min(8000 // SHARE, tokens) for tokens in sums.values())
