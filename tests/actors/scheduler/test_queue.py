@@ -309,3 +309,13 @@ def test_one_token_of_room_is_room(make):
         queue.push(make(account))
     assert len(pick(queue, tokens=1)) == 1
     assert pick(queue, tokens=0) == []
+
+
+def test_what_a_pick_charges(make):
+    """What is to be computed, and the slots that are granted ahead of the output."""
+    queue, account = queue_of(), Account(1)
+    request = make(account, prompt=10, resident=3, max_tokens=9)
+    queue.push(request)
+    assert pick(queue) == [request]
+    assert (request.charge, account.served, account.client.served) == (11, 11, 11)
+    assert (request.ticket, account.rows) == (0, 1)
