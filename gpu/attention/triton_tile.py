@@ -60,7 +60,7 @@ def take_keys(
     """
     k = tl.load(k_pool + place, mask=there[:, None], other=0.0)
     scores = tl.dot(query, tl.trans(k), input_precision=PRECISION) * scale
-    if SOFTCAP:
+    if SOFTCAP != 0.0:  # a compiled kernel takes no float for a condition
         scores = SOFTCAP - 2.0 * SOFTCAP / (tl.exp2(scores) + 1.0)
     scores = tl.where(seen, scores, -float("inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
