@@ -41,6 +41,7 @@ from ramify.protocol import wire as w
 from ramify.protocol.config import Limits, ScheduleConfig
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.plan import StepPlan
+from tests.actors.session.alone import Alone
 
 
 class SimClient:
@@ -605,3 +606,9 @@ def sim_class() -> type[SimEngine]:
 def world(tokenizer: Tokenizer) -> Callable[..., World]:
     """Makes worlds: `async with world(room=...) as each`."""
     return lambda **settings: World(tokenizer, **settings)
+
+
+@pytest.fixture
+def alone(tokenizer: Tokenizer) -> Callable[..., Alone]:
+    """Makes sessions without an engine: `alone(context=...)`."""
+    return lambda **settings: Alone(tokenizer, **settings)

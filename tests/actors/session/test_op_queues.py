@@ -36,3 +36,26 @@ def test_a_waiting_task_can_be_taken_out() -> None:
     assert queues.start(behind)
     assert queues.running(running)
     assert queues.behind("a") == 1
+
+
+def test_queues_know_who_is_in_them_and_in_which_order() -> None:
+    queues: OpQueues[Op] = OpQueues()
+    one, two, three, stranger = Op("a"), Op("a", "b"), Op("b", "a"), Op("a")
+    for op in (one, two, three):
+        queues.add(op)
+    assert (len(queues), one in queues, stranger in queues) == (3, True, False)
+    assert [queues.behind(name) for name in "abc"] == [3, 2, 0]
+    assert (queues.first("a"), queues.first("b"), queues.first("c")) == (one, two, None)
+    assert (queues.ahead(three, "a"), queues.ahead(three, "b"), queues.ahead(one, "a")) == (
+        [one, two],
+        [two],
+        [],
+    )
+    assert queues.on(["b"]) == [two, three]
+    assert queues.on(["b", "a", "b"]) == [two, three, one]
+    assert queues.on(["c"]) == []
+    assert queues.on() == [one, two, three]
+    assert not queues.running(one)
+    assert queues.start(one)
+    assert (queues.running(one), queues.running(two)) == (True, False)
+    assert queues.finish(one) == [two]  # it was the first on b already

@@ -6,6 +6,7 @@ import pytest
 
 from ramify.actors.session.meter import SESSION, Holdings
 from ramify.actors.session.reply_log import ReplyLog
+from ramify.actors.session.sizes import reply_bytes
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Done, Hit, Ok, Usage
@@ -71,3 +72,53 @@ def test_replies_are_bounded_in_bytes_and_counted() -> None:
     assert list(reply_log.replies) == [10]
     reply_log.forget()
     assert holdings.held == SESSION
+
+
+def test_a_client_without_ops_has_seen_none() -> None:
+    reply_log = ledger_of()
+    assert (reply_log.last, reply_log.highest, reply_log.held, reply_log.idle) == (-1, 0, 0, True)
+    assert reply_log.seen(0) is None
+    reply_log.admit([0, 1])
+    reply_log.begin(0, 1)
+    assert reply_log.highest == 0
+    assert not reply_log.idle
+
+
+def test_ids_of_one_frame_increase_by_themselves() -> None:
+    reply_log = ledger_of()
+    for ids in ([2, 2], [3, 2], [1, 3, 2]):
+        with pytest.raises(BadRequest) as error:
+            reply_log.admit(ids)
+        assert error.value.details == {"id": 2, "last": max(ids)}
+    assert reply_log.last == -1
+
+
+def test_an_op_with_several_replies_waits_for_the_last() -> None:
+    reply_log = ledger_of()
+    reply_log.begin(1, 3)
+    for left in (True, True, False):
+        reply_log.record(1, Ok(id=1))
+        assert reply_log.waits(1) is left
+    reply_log.begin(2, 2)
+    reply_log.drop(2)
+    reply_log.drop(2)
+    assert reply_log.idle
+    reply_log.record(5, Ok(id=5))  # nobody counts on it
+    assert reply_log.idle
+
+
+def test_as_many_replies_are_kept_as_the_limits_say() -> None:
+    size = reply_bytes(Ok(id=1))
+    reply_log = ledger_of(replies_kept=3, replies_bytes=2 * size)
+    for ident in range(5):
+        reply_log.begin(ident, 1)
+        reply_log.record(ident, Ok(id=ident))
+    assert (list(reply_log.replies), reply_log.held) == ([3, 4], 2 * size)
+    reply_log = ledger_of(replies_kept=3)
+    for ident in range(5):
+        reply_log.begin(ident, 1)
+        reply_log.record(ident, Ok(id=ident))
+    assert list(reply_log.replies) == [2, 3, 4]
+    with pytest.raises(BadRequest) as error:
+        reply_log.seen(1)
+    assert error.value.details == {"last": 4}

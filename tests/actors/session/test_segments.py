@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.meter import LOGPROB, Holdings, Meter
-from ramify.actors.session.segments import InputSegment, OutputSegment, Tail
+from ramify.actors.session.calls.labels import label_bytes
+from ramify.actors.session.meter import LOGPROB, MARK, SEGMENT, TOKEN, Holdings, Meter
+from ramify.actors.session.segments import History, InputSegment, OutputSegment, Tail
 from ramify.protocol.config import Limits
 from ramify.protocol.wire import ChatMessage, TokenLogprob
 
@@ -224,3 +225,164 @@ def test_input_is_metered_with_its_texts_and_messages() -> None:
         sizes.append(held.held - before)
     assert 100 * 9 <= sizes[0] <= 100 * 9 + 1000
     assert all(1000 <= size - sizes[0] <= 2000 for size in sizes[1:])
+
+
+def test_input_is_metered_as_a_segment_its_tokens_and_its_texts() -> None:
+    def held(**fields: Any) -> int:
+        meter_, text = meter(), "x" * 10
+        before = meter_.held
+        segment = InputSegment(0, letters(text), text, tail=Tail.RAW, **fields)
+        segment.count(meter_)
+        return meter_.held - before
+
+    plain = SEGMENT + 10 * TOKEN + 10
+    assert held() == plain
+    assert held(raw="y" * 7) == plain + 7
+    assert held(messages=[turn("abc", reasoning="de"), turn("f")]) == plain + 2 * SEGMENT + 6
+    older = History(None, [turn("a" * 50)])
+    history = History(older, [turn("ab")])  # what stands before it is held by another segment
+    assert held(history=history) == plain + SEGMENT + 2
+
+
+def test_output_is_metered_with_each_mark_token_and_letter() -> None:
+    held = meter()
+    segment = output(held=held)
+    for count, text, cost in [(1, "", MARK + TOKEN), (4, "abc", MARK + 3 * TOKEN + 3), (4, "", 0)]:
+        before = held.held
+        segment.release(count, text)
+        assert held.held - before == cost
+
+
+def test_a_cut_is_metered_exactly_like_what_it_is() -> None:
+    held = meter()
+    segment = output((4, "abcd"), (4, "efgh"), held=held)
+    segment.logprobs = logprobs(8, top=2)
+    before = held.held
+    at_mark = segment.cut(14, decode)
+    assert held.held - before == SEGMENT + 4 * TOKEN + MARK + 4 + 4 * 3 * LOGPROB
+    before = held.held
+    inside = segment.cut(15, decode)  # its last token belongs to a mark of its own
+    rest = MARK + TOKEN + 1
+    assert held.held - before == SEGMENT + 5 * TOKEN + MARK + 4 + rest + 5 * 3 * LOGPROB
+    assert (at_mark.counts, inside.counts) == ([4], [4, 5])
+
+
+def test_a_history_is_read_from_its_beginning() -> None:
+    first, second = turn("a"), turn("b", "assistant")
+    begun = History(None, [first])
+    assert (begun.count, begun.all()) == (1, [first])
+    following = History(begun, [second, first])
+    assert (following.count, following.all()) == (3, [first, second, first])
+
+
+def test_what_was_said_leaves_out_what_stood_before_and_thoughts() -> None:
+    segment = output((1, "lead"), (1, " think"), (1, " say"))
+    assert segment.said == "lead think say"
+    segment.lead = 4
+    assert segment.said == " think say"
+    segment.labels = ["text", "text", "text"]
+    assert segment.said == " think say"
+    segment.labels = ["text", "reasoning", "text"]
+    assert segment.said == "lead say"
+
+
+def test_a_new_segment_is_open_and_heard() -> None:
+    segment = OutputSegment(3)
+    assert (segment.quiet, segment.ended, segment.lead, segment.eos_text) == (False, False, 0, "")
+    assert (segment.turn, segment.messages, segment.history, segment.mean) == (0, (), None, None)
+    assert (segment.tail, segment.role, segment.labelled, segment.raw) == (Tail.OPEN, "assistant", 0, "")
+    fresh = InputSegment(1, letters("a"), "a", tail=Tail.RAW)
+    assert (fresh.turn, fresh.chat, fresh.raw, fresh.end) == (0, False, "a", 2)
+
+
+def test_a_cut_of_input_keeps_whose_it_was() -> None:
+    history = History(None, [turn("old")])
+    segment = InputSegment(
+        3,
+        letters("abcd"),
+        "abcd",
+        tail=Tail.CLOSED,
+        role="user",
+        op=8,
+        turn=-2,
+        chat=True,
+        history=history,
+    )
+    cut = segment.cut(5, decode)
+    assert (cut.start, cut.end, cut.op, cut.turn, cut.chat) == (3, 5, 8, -2, True)
+    assert (cut.history, cut.role, cut.tail, cut.raw) == (history, "user", Tail.OPEN, "ab")
+
+
+def test_a_content_is_recognized_by_its_first_sixteen_letters() -> None:
+    content = "0123456789abcdefghij"
+    text = f"<user>{content}"
+    segment = InputSegment(0, letters(text), text, tail=Tail.CLOSED, messages=[turn(content)])
+    assert segment.cut(len("<user>") + 15, decode).messages == ()
+    assert [m.content for m in segment.cut(len("<user>") + 16, decode).messages] == [content[:16]]
+
+
+class Reading:
+    """Labels a chunk when the next one is known; holds 1000 bytes for each chunk that it was given."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, text: str) -> list[Any]:
+        self.count += 1
+        return ["text"] if self.count > 1 else []
+
+    def finish(self) -> list[Any]:
+        return ["reasoning"]
+
+    def grown(self) -> int:
+        return 1000
+
+
+def test_labels_are_metered_as_they_become_known_and_their_reader_goes() -> None:
+    held = meter()
+    segment = output(held=held)
+    reading: Any = Reading()
+    segment.read(reading)
+    before = held.held
+    segment.release(1, "a")
+    assert (held.held - before, segment.labelled) == (MARK + TOKEN + 1 + 1000, 0)
+    before = held.held
+    segment.release(2, "b")
+    assert held.held - before == MARK + TOKEN + 1 + label_bytes("text") + 1000
+    assert (segment.labels, segment.labelled) == (["text"], 1)
+    before = held.held
+    segment.ends()
+    assert held.held - before == label_bytes("reasoning") + 1000
+    assert (segment.labels, segment.reading, segment.ended) == (["text", "reasoning"], None, True)
+
+
+def test_a_cut_is_metered_with_its_labels_and_texts() -> None:
+    held = meter()
+    segment = output((4, "abcd"), (4, "efgh"), (4, "ijkl"), held=held)
+    segment.labels = ["reasoning"]
+    before = held.held
+    cut = segment.cut(18, decode)  # the second chunk has no label yet
+    labels = label_bytes("reasoning") + label_bytes("text")
+    assert cut.labels == ["reasoning", "text"]
+    assert held.held - before == SEGMENT + 8 * TOKEN + 2 * MARK + 8 + labels
+    typed = InputSegment(0, letters("abcd"), "abcd", tail=Tail.RAW)
+    typed.count(held)
+    before = held.held
+    part = typed.cut(3, decode)
+    assert held.held - before == SEGMENT + 3 * TOKEN + 3
+    assert part.text == "abc"
+
+
+def test_thoughts_before_the_first_words_are_not_said() -> None:
+    segment = output((1, "hm"), (1, "  yes"), (1, "no"))
+    segment.labels = ["reasoning", "text", "text"]
+    assert segment.said == "yesno"
+    segment.labels = ["text", "text", "text"]
+    segment.chunks[0] = "  hm"
+    assert segment.said == "  hm  yesno"  # as it is, where nothing was thought
+
+
+def test_a_content_that_begins_the_text_is_kept_as_far_as_it_goes() -> None:
+    content = "0123456789abcdefghij"
+    segment = InputSegment(0, letters(content), content, tail=Tail.CLOSED, messages=[turn(content)])
+    assert [m.content for m in segment.cut(18, decode).messages] == [content[:18]]
