@@ -107,3 +107,78 @@ def test_any_text(tokenizer: Any, branch: Any, data: st.DataObject) -> None:
         for i, text in enumerate(texts):
             tokens = [*b.tokens()[: joined.at], *joined.tokens[i]]
             assert tokens[1:] == tokenizer.encode(parts[0] + text)[1:] or joined.at == 1
+
+
+class Letters:
+    """A tokenizer whose tokens are characters, and notes what it is asked. `lower`: it changes texts."""
+
+    def __init__(self, *, lower: bool = False, added: str = "") -> None:
+        self.token_bytes = [chr(i).encode("latin-1") for i in range(256)]
+        self.asked: list[tuple[str, int | None]] = []
+        self._lower = lower
+        self._added = added
+
+    def encode(self, text: str, *, special: bool, after: int | None) -> list[int]:
+        assert not special
+        self.asked.append((text, after))
+        return [ord(c) for c in (text.lower() if self._lower else text)]
+
+    def decode(self, tokens: Any) -> str:
+        return "".join(map(chr, tokens))
+
+    def is_added(self, token: int) -> bool:
+        return chr(token) in self._added
+
+
+def lettered(*parts: str) -> Branch:
+    made = Branch("b", 1)
+    for part in parts:
+        input_segment(made, [ord(c) for c in part], "", tail=Tail.RAW)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("parts", "added", "own", "before"),
+    [
+        (["abcd"], "", "bcd", "a"),
+        (["ab", "cde"], "", "bcde", "a"),
+        (["abc", "d"], "", "bcd", "a"),
+        (["ab", "x", "cd"], "x", "cd", "x"),
+        (["abx"], "x", "", "x"),
+        (["a" * 10, "b" * 10], "", "a" * 6 + "b" * 10, "a"),
+        (["a"], "", "", "a"),
+        ([], "", "", None),
+    ],
+)
+def test_the_end_that_is_tokenized_again(
+    parts: list[str], added: str, own: str, before: str | None
+) -> None:
+    """Its last 16 tokens, up to a control token, without the branch's first."""
+    tokenizer: Any = Letters(added=added)
+    joined = join_texts(tokenizer, lettered(*parts), ["yz"])
+    after = None if before is None else ord(before)
+    assert tokenizer.asked == ([(own, after)] if own else []) + [(own + "yz", after)]
+    assert joined.at == len("".join(parts))
+    assert (joined.tail, list(joined.own)) == ("", [])
+    assert [list(each) for each in joined.tokens] == [[ord("y"), ord("z")]]
+
+
+def test_an_end_that_begins_inside_a_character_is_left_as_it_is() -> None:
+    tokenizer: Any = Letters()
+    b = lettered("a\x80\x81bc")
+    join_texts(tokenizer, b, ["d"])
+    assert tokenizer.asked == [("bc", 0x81), ("bcd", 0x81)]
+    low, high = lettered("a\x7fb"), lettered("a\xc0")
+    for each in (low, high):
+        tokenizer.asked.clear()
+        join_texts(tokenizer, each, ["d"])
+        assert tokenizer.asked[-1] == (("\x7fbd", ord("a")) if each is low else ("d", 0xC0))
+
+
+def test_an_end_that_the_tokenizer_changes_is_left_as_it_is() -> None:
+    tokenizer: Any = Letters(lower=True)
+    b = lettered("xAB")
+    joined = join_texts(tokenizer, b, ["c"])
+    assert tokenizer.asked == [("AB", ord("x")), ("c", ord("B"))]
+    assert (joined.at, joined.tail) == (3, "")
+    assert [list(each) for each in joined.tokens] == [[ord("c")]]

@@ -6,8 +6,15 @@ from typing import Any
 import pytest
 
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.conversation import Border, Conversation, borders, common, common_prefix
-from ramify.actors.session.segments import InputSegment, OutputSegment, Tail
+from ramify.actors.session.conversation import (
+    Border,
+    Conversation,
+    borders,
+    common,
+    common_prefix,
+    history_before,
+)
+from ramify.actors.session.segments import History, InputSegment, OutputSegment, Tail
 from ramify.protocol.wire import ChatMessage
 
 
@@ -179,3 +186,43 @@ def test_turns_without_a_place_count_for_the_rest_that_is_new() -> None:
 def test_a_conversation_may_begin_with_the_assistant() -> None:
     assert Build().put("A").messages() == [("assistant", "A")]
     assert Build().output("A").output("B").messages() == [("assistant", "AB")]
+
+
+def test_what_a_history_says_replaces_what_stands_before() -> None:
+    """And an open turn before it is not gone on with."""
+    told = History(None, [said("user", "old")])
+    built = Build().put("A").turn("<u>Q", said("user", "Q"), history=told).output("B")
+    assert built.messages() == [("user", "old"), ("user", "Q"), ("assistant", "B")]
+    put = Build().put("A").turn("B", tail=Tail.OPEN, chat=False, role="assistant", history=told)
+    assert put.messages() == [("user", "old"), ("assistant", "B")]
+
+
+def test_a_turn_without_messages_is_not_open() -> None:
+    built = Build().turn("<a>", tail=Tail.OPEN, role="assistant").output("B")
+    assert built.messages() == [("assistant", "B")]
+    user = Build().turn("<u>Q", said("user", "Q"), tail=Tail.OPEN, role="user").output("B")
+    assert user.messages() == [("user", "Q"), ("assistant", "B")]
+
+
+def test_appended_turns_are_known_with_the_place_of_their_first_message() -> None:
+    built = (
+        Build()
+        .turn("<s>S<u>Q", said("system", "S"), said("user", "Q"))
+        .turn("more", said("user", "more"), turn=0)
+        .turn("<u>R", said("user", "R"))
+    )
+    found = Conversation.of(built.branch)
+    assert [(segment.text, index) for segment, index in found.turns] == [("<s>S<u>Q", 0), ("<u>R", 3)]
+
+
+def test_a_history_shares_what_the_branch_knows_of_it() -> None:
+    told = History(None, [said("user", "old"), said("assistant", "A")])
+    built = Build().turn("<u>Q", said("user", "Q")).turn("<u>R", said("user", "R"), history=told)
+    messages = [*told.messages, said("user", "R"), said("user", "S")]
+    shared = history_before(built.branch, 0, built.branch.position, messages)
+    assert shared.before is told
+    assert list(shared.messages) == messages[2:]
+    for base, at in ((0, built.branch.position - 1), (5, built.branch.position)):
+        alone = history_before(built.branch, base, at, messages)
+        assert (alone.before, list(alone.messages)) == (None, messages)
+    assert history_before(built.branch, 4, built.branch.position, messages).before is told

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.session.detokenizer import Detokenizer, OutputText, Released, Stop
+from ramify.actors.session.detokenizer import Detokenizer, OutputText, Released, Stop, _breaks
 from ramify.actors.session.stops import StopSet
 
 # Whole words, segments of characters, invalid bytes, control tokens: ids are indices.
@@ -294,3 +294,46 @@ def test_surrogates_are_no_characters(pieces: list[bytes], text: str) -> None:
     assert "".join(each.text for each in released) == text
     if text.endswith("x"):
         assert released[0] == Released(1, "\ufffd\ufffd")  # at once
+
+
+def test_how_much_was_released_is_known_after_each_push() -> None:
+    output = Detokenizer([b"ab", b"c\xe4", b""]).stream()
+    assert (output.count, output.released) == (0, (0, 0))
+    output.push([0])
+    assert (output.count, output.released) == (1, (1, 2))
+    output.push([1])
+    assert (output.count, output.released) == (2, (1, 2))
+    output.push([2])
+    assert (output.count, output.released) == (3, (1, 2))
+    output.finish()
+    assert (output.count, output.released) == (3, (3, 4))
+
+
+def test_a_stop_string_of_replacement_characters_is_found_where_bytes_break() -> None:
+    output = BYTES.stream(["\ufffd"])
+    assert output.push([0x61, 0xE4]) == Released(1, "a")
+    assert output.push([0x62]) is None
+    assert output.stopped == Stop(stop="\ufffd", offset=1, keep_tokens=1, tail_text="")
+    ended = BYTES.stream(["\ufffd"])
+    assert ended.push([0x61, 0xE4]) == Released(1, "a")
+    assert ended.finish() is None
+    assert ended.stopped == Stop(stop="\ufffd", offset=1, keep_tokens=1, tail_text="")
+
+
+@pytest.mark.parametrize(
+    ("pending", "piece", "breaks"),
+    [
+        (b"\xe4", b"", False),
+        (b"\xe4", b"\xb8", False),
+        (b"\xe4", b"\xb8\xad", False),
+        (b"\xe4", b"a", True),
+        (b"\xe4", b"\xe4", True),
+        (b"\xf0\x9f", b"\x98", False),
+        (b"\xf0\x9f", b"a", True),
+        (b"\xef\xbf", b"\xbd", False),  # the replacement character itself
+        (b"\xed", b"\xa0", True),
+        (b"\xed", b"\x9f", False),
+    ],
+)
+def test_where_a_character_cannot_go_on(pending: bytes, piece: bytes, breaks: bool) -> None:
+    assert _breaks(pending, piece) is breaks

@@ -20,6 +20,7 @@ from ramify.protocol.wire import (
     Ok,
     Open,
     Ping,
+    Pong,
     Prune,
     Select,
     ServerMessage,
@@ -114,3 +115,43 @@ def test_short_replies_and_opens() -> None:
     plain = open_bytes(Open(client="c"))
     assert plain >= MESSAGE
     assert open_bytes(Open(client="c", tools=tools)) >= plain + 10_000
+
+
+# What limits on bytes mean is fixed by these sums: 600 for a message, 400 for a branch that it names, 40
+# for a number of a list, 8 for a byte of JSON, and the length of each text.
+SUMS: dict[str, tuple[ClientMessage, int]] = {
+    "ping": (Ping(n=1), 600),
+    "tree": (Tree(id=1), 1000),
+    "text": (Append(id=1, text="four"), 1004),
+    "tokens": (Append(id=1, tokens=[1, 2, 3]), 1120),
+    "three branches": (Append(id=1, branch=["a", "b", "c"], text="x"), 1801),
+    "message": (Append(id=1, messages=chat(content="ab", reasoning="cde")), 1605),
+    "call": (Append(id=1, messages=chat(tool_calls=[{"a": 1}])), 1600 + 8 * len('[{"a":1}]')),
+    "generate": (Generate(id=1), 1400),
+    "children": (Generate(id=1, n=3, as_=["a", "b", "c"]), 1000 + 6 * 400),
+    "stops": (Generate(id=1, stop=["ab", "c"], stop_token_ids=[1, 2]), 1400 + 80 + 3),
+    "fork": (Fork(id=1, as_=["a", "b"]), 1800),
+    "set": (Set(id=1, meta={"a": 1}), 1000 + 8 * len('{"a":1}')),
+    "select": (Select(id=1, choices=["ab", "cde"]), 1000 + 80 + 5),
+    "join": (Join(id=1, from_=["a", "b"], prefix="p", each="ea", suffix="suf"), 1800 + 6),
+    "prune": (Prune(id=1, from_=["a", "b"], score_from=["c", "d"]), 1000 + 400 * 4),
+    "prune into": (Prune(id=1, from_=["a", "b"], into=["c", "d"]), 1000 + 400 * 4),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_the_sum_of_a_message(name: str) -> None:
+    op, size = SUMS[name]
+    assert op_bytes(op) == size
+
+
+def test_the_sum_of_a_reply_and_of_an_open() -> None:
+    assert reply_bytes(done()) == 1200
+    assert reply_bytes(done(text="ab", content="cde", reasoning="f")) == 1206
+    assert reply_bytes(done(scores=[0.5, 0.25], tool_calls=[{"a": 1}])) == 1200 + 80 + 72
+    assert reply_bytes(Delta(branch="main", position=1, text="ab", tokens=[1, 2])) == 682
+    assert reply_bytes(Delta(branch="main", position=1, text="ab")) == 602
+    assert reply_bytes(Ok(id=1, result={"a": 1})) == 656
+    assert reply_bytes(Pong(n=1, load={})) == 600
+    assert open_bytes(Open(client="c")) == 2400
+    assert open_bytes(Open(client="c", tools=[{"name": "f"}])) == 2400 + 8 * len('[{"name":"f"}]')

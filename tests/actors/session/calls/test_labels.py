@@ -95,3 +95,22 @@ def test_neighbours_of_one_kind_are_one_part() -> None:
         other,
         Part(kind="text", text="c"),
     ]
+
+
+def test_what_a_label_weighs() -> None:
+    assert label_bytes("text") == 8
+    call = Part(kind="call", text="abc", call=0, arguments="{}")
+    assert label_bytes((call, Part(kind="markup", text="<"))) == 300 + 3 + 2 + 300 + 1
+    assert label_bytes(()) == 0
+
+
+def test_a_run_keeps_the_first_id_and_name_that_it_has() -> None:
+    parts = (
+        Part(kind="call", text="a", call=0),
+        Part(kind="call", text="b", call=0, id="c", name="f"),
+        Part(kind="call", text="c", call=0, id="d", name="g", arguments="{"),
+    )
+    assert merged([parts], ["abc"]) == [
+        Part(kind="call", text="abc", call=0, id="c", name="f", arguments="{")
+    ]
+    assert merged([parts[:1], parts[:1]], ["a", "a"]) == [Part(kind="call", text="aa", call=0)]

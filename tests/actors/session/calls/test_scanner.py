@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.session.calls.scanner import Broken, Scanner
+from ramify.protocol.json_value import MAX_DEPTH
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text()
 VALUES = st.recursive(
@@ -80,3 +81,43 @@ def test_a_value_is_known_while_it_comes() -> None:
     assert "".join("^" if each else "." for each in inside) == (
         ".........^^^.......^^^^^^^^^^^^.......^."
     )
+
+
+def test_only_members_of_the_object_itself_are_named() -> None:
+    scanner = Scanner()
+    keys: list[str | None] = []
+    for c in '{"a\\"b": {"c": [1]}, "d": "e"}':
+        scanner.push(c)
+        keys.append(scanner.key)
+    assert list(dict.fromkeys(keys)) == [None, 'a"b', "d"]
+    assert scanner.ended
+
+
+@pytest.mark.parametrize("digits", [399, 400])
+def test_a_number_has_so_many_characters_at_most(digits: int) -> None:
+    assert scan('{"a":' + "1" * digits + "}") is not None
+    assert scan('{"a":' + "1" * 401 + "}") is None
+
+
+def test_so_deep_and_no_deeper() -> None:
+    def nested(depth: int) -> str:
+        return '{"a":' + "[" * depth + "]" * depth + "}"
+
+    assert scan(nested(MAX_DEPTH)) is not None
+    assert scan(nested(MAX_DEPTH + 1)) is None
+
+
+def test_a_key_that_no_one_can_decode_is_broken() -> None:
+    assert scan('{"\\x": 1}') is None
+    assert scan('{"a\nb": 1}') == ({"a\nb": "1"}, 10)  # line breaks are allowed
+
+
+def test_a_string_that_is_no_key_may_be_read_at_once() -> None:
+    scanner = Scanner()
+    asked = []
+    for c in '{"k": "v\\"", "l": {"m": "n"}}':
+        asked.append(scanner.in_string)
+        scanner.push(c)
+    asked.append(scanner.in_string)
+    places = [at for at, each in enumerate(asked) if each]
+    assert places == [7, 8, 10, 25, 26]  # not the character behind a backslash
