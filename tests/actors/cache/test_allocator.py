@@ -53,3 +53,32 @@ def test_against_a_set(steps: list[int]) -> None:
             allocator.free(np.array(back, dtype=np.int32))
         assert allocator.free_pages == 16 - len(held)
         assert allocator.is_out(np.arange(16)).nonzero()[0].tolist() == sorted(held)
+
+
+def test_the_lowest_pages_go_out_first() -> None:
+    allocator = PageAllocator(6)
+    assert allocator.alloc(3).tolist() == [0, 1, 2]
+    assert allocator.alloc(2).tolist() == [3, 4]
+    allocator.free(np.array([3, 1], dtype=np.int32))
+    assert allocator.alloc(3).tolist() == [1, 3, 5]
+
+
+def test_how_small_a_pool_may_be() -> None:
+    assert PageAllocator(1).alloc(1).tolist() == [0]
+    with pytest.raises(ValueError, match="a pool of 0 pages: at least 1"):
+        PageAllocator(0)
+
+
+def test_fewer_than_none_are_not_handed_out() -> None:
+    allocator = PageAllocator(4)
+    with pytest.raises(ValueError, match="-1 pages asked for, 4 are free"):
+        allocator.alloc(-1)
+    assert allocator.alloc(4).tolist() == [0, 1, 2, 3]
+
+
+def test_a_double_free_takes_none_of_the_good_pages_back() -> None:
+    allocator = PageAllocator(4)
+    allocator.alloc(2)
+    with pytest.raises(DoubleFree, match="2 pages were freed"):
+        allocator.free(np.array([0, 3], dtype=np.int32))
+    assert allocator.is_out(np.arange(4)).tolist() == [True, True, False, False]

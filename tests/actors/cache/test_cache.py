@@ -427,3 +427,77 @@ def test_a_request_may_have_to_leave_pages(bench) -> None:
     assert isinstance(b.cache.acquire(m.Acquire(8, 2, 0, leave=6)), m.Granted)
     assert b.cache.free + b.cache.evictable == 6
     b.check()
+
+
+def test_a_branch_that_is_not_as_long_as_was_said_is_gone(bench) -> None:
+    b = bench(32)
+    b.open(1, PROMPT)
+    assert b.cache.acquire(m.Acquire(7, 1, 0, prompt=9)) == m.Denied(7, "gone")
+    assert isinstance(b.cache.acquire(m.Acquire(7, 1, 0, prompt=10)), m.Granted)
+
+
+def test_growing_ends_the_retentions_whose_time_is_over(bench) -> None:
+    b = bench(12)
+    for branch in (1, 2):
+        b.open(branch, [100 * branch + i for i in range(4)])
+        b.run(90, branch)
+    b.retain(1, 50.0)
+    b.open(3, [7])
+    b.grant(5, 3)
+    b.now = 50.0
+    b.grow(5, 7)  # three are free
+    assert b.resident(1, 2) == [0, 4]
+
+
+def test_what_was_found_counts_as_used(bench) -> None:
+    """Also the part of the last token, which runs again."""
+    b = bench(12)
+    for branch in (1, 2):
+        b.open(branch, [100 * branch + i for i in range(4)])
+        b.run(90, branch)
+    b.grant(5, 1)  # three stay locked, the fourth can be evicted
+    b.open(3, [7, 8, 9, 10])
+    b.grant(6, 3)  # three are free
+    assert b.resident(1, 2) == [4, 3]
+
+
+def test_what_ended_last_was_used_last(bench) -> None:
+    """Also the last token's page, which the request itself did not read."""
+    b = bench(10)
+    for branch in (1, 2):
+        b.open(branch, [100 * branch + i for i in range(4)])
+        b.run(90, branch)
+    b.grant(5, 1)
+    b.run(6, 2)
+    b.finish(5, 4)
+    b.open(3, [7, 8, 9])
+    b.grant(7, 3)  # two are free
+    assert b.resident(1, 2) == [4, 3]
+
+
+def test_a_request_whose_branch_is_gone_leaves_nothing(bench) -> None:
+    b = bench(32)
+    b.open(1, PROMPT)
+    b.grant(7, 1)
+    b.drop(1)
+    b.finish(7, 0)
+    assert (b.cache.tree.nodes, b.cache.tree.roots, b.counts) == (0, {}, (32, 0, 0))
+
+
+def test_an_output_is_joined_with_its_prompt(bench) -> None:
+    """All but the last token, whose KV was not computed."""
+    b = bench(32)
+    b.open(1, PROMPT)
+    b.grant(7, 1, extra=6)
+    b.finish(7, 15, [1, 2, 3, 4, 5, 6])
+    assert (b.cache.tree.nodes, b.resident(1)) == (2, [15])
+
+
+def test_no_node_is_cut_where_a_page_ends_in_it(bench) -> None:
+    b = bench(16, 4)
+    b.open(1, PROMPT)
+    b.run(7, 1)
+    b.fork(1, [2], 6)
+    nodes = b.cache.tree.nodes
+    assert b.grant(8, 2).cached == 4
+    assert b.cache.tree.nodes == nodes

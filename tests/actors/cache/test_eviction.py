@@ -1,7 +1,13 @@
 """What goes first, how much of it, and what is left behind."""
 
+import random
+
+import numpy as np
 import pytest
 
+from ramify.actors.cache.eviction import Victims, evictable
+from ramify.actors.cache.node import Node
+from ramify.actors.cache.tree import RadixTree
 from ramify.protocol import messages as m
 from ramify.protocol.plan import unpack
 
@@ -233,3 +239,124 @@ def test_without_a_time_no_retention_ends(bench, how: str) -> None:
         b.cache.grow(m.Grow(5, 7))
     b.check()
     assert b.resident(1, 2) == [4, 0]
+
+
+def leaf(tree: RadixTree, token: int, last_use: int = 0, until: float = 0.0) -> Node:
+    """A resident leaf of one token, retained if `until` is a time."""
+    node = tree.insert(tree.root(""), np.array([token], dtype=np.int32))
+    node.pages = np.array([token], dtype=np.int32)
+    node.last_use, node.until, node.retained = last_use, until, int(until > 0.0)
+    return node
+
+
+@pytest.mark.parametrize("field", ["pages", "locks", "resident_children", "parent"])
+def test_what_can_be_evicted(field: str) -> None:
+    node = leaf(RadixTree(), 1)
+    assert evictable(node)
+    setattr(node, field, None if field in ("pages", "parent") else 1)
+    assert not evictable(node)
+
+
+def test_victims_in_order_each_once() -> None:
+    tree = RadixTree()
+    victims = Victims(tree)
+    old, young, first, second = (
+        leaf(tree, 1, 1), leaf(tree, 2, 2), leaf(tree, 3, 0, 5.0), leaf(tree, 4, 0, 9.0)
+    )  # fmt: skip
+    for node in (second, young, first, old):
+        victims.push(node)
+    victims.push(old)  # the entry before does not count any more
+    assert len(victims) == 5
+    for node in (old, young, first, second):
+        assert victims.pop() is node
+        assert node.stamp == 0
+    assert len(victims) == 0
+
+
+def test_what_changed_since_it_was_put_up_is_put_right() -> None:
+    tree = RadixTree()
+    victims = Victims(tree)
+    used, locked, plain, later, sooner = (
+        leaf(tree, 1, 1), leaf(tree, 2, 2), leaf(tree, 3, 3),
+        leaf(tree, 4, 0, 5.0), leaf(tree, 5, 0, 9.0),
+    )  # fmt: skip
+    for node in (used, locked, plain, later, sooner):
+        victims.push(node)
+    used.last_use, locked.locks = 8, 1
+    assert victims.pop() is plain  # later and sooner are among the retained now
+    assert locked.stamp == 0  # it was no victim
+    later.until = 20.0
+    assert victims.pop() is used
+    locked.locks = 0
+    assert victims.pop() is sooner
+    victims.reconsider(locked)  # it is not up
+    victims.reconsider(later)  # it is
+    assert [entry[2] for entry in victims._plain] == [later]
+    assert victims.pop() is later
+
+
+def test_a_retained_victim_that_was_locked_meanwhile_is_passed_over() -> None:
+    tree = RadixTree()
+    victims = Victims(tree)
+    first, second, third = leaf(tree, 1, 0, 5.0), leaf(tree, 2, 0, 6.0), leaf(tree, 3, 0, 7.0)
+    for node in (first, second, third):
+        victims.push(node)
+    assert victims.pop() is first
+    second.locks = 1
+    assert victims.pop() is third
+    assert second.stamp == 0
+
+
+def test_how_many_old_entries_there_may_be() -> None:
+    tree = RadixTree()
+    victims = Victims(tree)
+    nodes = leaf(tree, 1, 2), leaf(tree, 2, 1)
+    victims.push(nodes[1])
+    for _ in range(64 + 4 * 2 - 1):
+        victims.push(nodes[0])
+    assert len(victims) == 64 + 4 * 2
+    victims.push(nodes[0])
+    assert len(victims) == 2
+    assert [victims.pop(), victims.pop()] == [nodes[1], nodes[0]]
+
+
+@pytest.mark.parametrize("retained", [False, True])
+def test_the_order_stays_when_old_entries_are_forgotten(retained: bool) -> None:
+    for seed in range(10):
+        dice = random.Random(seed)
+        tree = RadixTree()
+        victims = Victims(tree)
+        nodes = [leaf(tree, i, 0, 1.0 if retained else 0.0) for i in range(20)]
+        for node in dice.sample(nodes, 20):
+            node.last_use = dice.randrange(1000)
+            node.until = dice.uniform(1.0, 9.0) if retained else 0.0
+            victims.push(node)
+        if retained:  # the first one, and then all others are among the retained
+            nodes.remove(victims.pop())
+        spare = leaf(tree, 99, 5000)
+        drop = dice.sample(nodes, 10)
+        for node in drop:
+            victims.push(node)
+        before = len(victims)
+        while len(victims) >= before:
+            before = len(victims)
+            victims.push(spare)
+        assert len(victims) == len(nodes) + 1
+        out = [victims.pop() for _ in range(len(nodes) + 1)]
+        rest = [node for node in out if node is not spare]
+        if retained:
+            assert out[0] is spare
+            assert rest == sorted(nodes, key=lambda node: node.until)
+        else:
+            assert rest == sorted(nodes, key=lambda node: (node.last_use, out.index(node)))
+
+
+def test_what_ended_last_goes_last(bench) -> None:
+    b = bench(8)
+    b.open(1, [100, 101, 102, 103])
+    b.grant(5, 1)
+    b.commit(5, 4)
+    fill(b, 2, 200, request=6)
+    b.finish(5, 4)
+    fill(b, 3, 300, count=1)
+    assert b.resident(1, 2) == [4, 3]

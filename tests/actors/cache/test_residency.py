@@ -2,6 +2,7 @@
 
 import pytest
 
+from ramify.actors.cache import residency
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.actors.cache.node import Node
@@ -196,3 +197,107 @@ def test_the_tables_of_long_paths_are_joined(nodes: int, joined: bool) -> None:
     anchor = cache.runs[7].anchor
     assert anchor.end == nodes
     assert (anchor.table is not None) == joined
+
+
+def kept_ends(cache: RadixCache) -> list[int]:
+    return [node.end for node in cache.residency.kept]
+
+
+def path(cache: RadixCache, branch: int, depth: int) -> None:
+    """A resident path of `depth` nodes of a page each, run twice: its page table was made."""
+    size = cache.page_size
+    cache.open_branch(m.OpenBranch(branch))
+    for i in range(depth):
+        cache.extend_branch(m.ExtendBranch(branch, pack([1000 * branch + i] * size)))
+        cache.fork_branch(m.ForkBranch(branch, [1000 * branch + i], size * (i + 1)))
+    turn(cache, branch)
+    turn(cache, branch, *[1] * size)
+
+
+def test_how_much_is_kept() -> None:
+    assert (residency._MOST_KEPT, residency._KEPT_BYTES) == (256, 64 << 20)
+
+
+def test_the_oldest_of_too_many_kept_paths_is_given_up_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramify.actors.cache.residency._MOST_KEPT", 2)
+    cache = RadixCache(4000, reach=5)
+    for branch, kept in ((1, [1]), (2, [1, 2]), (3, [2, 3])):
+        path(cache, branch, 30)
+        firsts = [int(cache.tree.ancestor(node, 1).tokens[0]) // 1000 for node in cache.residency.kept]
+        assert firsts == kept
+    assert len(set(kept_ends(cache))) == 1
+    top = cache.tree.root("").children[1000]
+    assert top.locks == 0
+
+
+def test_how_many_bytes_of_tables_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = RadixCache(400, reach=5)
+    path(cache, 1, 30)
+    (kept,) = cache.residency.kept
+    assert (cache.residency._kept_bytes, cache.residency.kept[kept]) == (4 * kept.end, 4 * kept.end)
+    for limit, stays in ((4 * kept.end, True), (4 * kept.end - 1, False)):
+        monkeypatch.setattr("ramify.actors.cache.residency._KEPT_BYTES", limit)
+        cache = RadixCache(400, reach=5)
+        path(cache, 1, 30)
+        assert bool(cache.residency.kept) == stays
+        assert cache.residency._kept_bytes == (limit if stays else 0)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_table_of_a_kept_path_is_that_of_its_pages(size: int) -> None:
+    cache = RadixCache(400, size, reach=5)
+    path(cache, 1, 30)
+    (kept,) = cache.residency.kept
+    pages = []
+    node: Node | None = kept
+    while node is not None:
+        pages = [*(node.pages.tolist() if node.pages is not None else []), *pages]
+        node = node.parent
+    assert kept.end == size * len(pages)
+    assert kept.table is not None
+    assert list(unpack(kept.table)) == pages
+    check(cache)
+
+
+def test_a_kept_path_that_is_used_is_the_last_to_go() -> None:
+    cache = RadixCache(4000, reach=5)
+    path(cache, 1, 30)
+    path(cache, 2, 30)
+    first, second = cache.residency.kept
+    assert isinstance(cache.acquire(m.Acquire(7, 1, 0)), m.Granted)
+    assert list(cache.residency.kept) == [second, first]
+
+
+@pytest.mark.parametrize(("depth", "ends"), [(40, [30]), (41, [21])])
+def test_a_quarter_of_the_pool_is_left(depth: int, ends: list[int]) -> None:
+    """The pool has as many pages as the path."""
+    assert kept_ends(deep(depth, depth, reach=10)) == ends
+
+
+def test_what_is_not_locked_is_not_unlocked() -> None:
+    cache = deep(3, 10)
+    node = cache.branches.head(LONG)
+    with pytest.raises(RuntimeError, match="unlock without lock"):
+        cache.residency.unlock(node)
+    node.pages, node.locks = None, 1
+    with pytest.raises(RuntimeError, match="unlock without lock"):
+        cache.residency.unlock(node)
+
+
+def test_a_root_that_was_only_locked_is_gone() -> None:
+    cache = RadixCache(4)
+    root = cache.tree.root("a")
+    cache.residency.lock(root)
+    cache.residency.unlock(root)
+    assert cache.tree.roots == {}
+
+
+def test_nothing_is_given_up_where_enough_is_left() -> None:
+    """210 pages can be had: 100 are taken, 110 must be left."""
+    cache = deep(200, 400, reach=10)
+    before = kept_ends(cache)
+    cache.open_branch(m.OpenBranch(2))
+    cache.extend_branch(m.ExtendBranch(2, pack(range(1000, 1100))))
+    assert isinstance(cache.acquire(m.Acquire(8, 2, 0, leave=110)), m.Granted)
+    assert (kept_ends(cache), cache.free, cache.evictable) == (before, 100, 10)
+    cache.extend_branch(m.ExtendBranch(2, pack([7])))

@@ -155,3 +155,211 @@ def test_compact_copies_only_small_views_of_large_buffers() -> None:
     received = np.frombuffer(bytes(40_000), dtype=np.int32)
     assert compact(received[:10]).base is None
     assert compact(received) is received
+
+
+def test_how_small_a_page_may_be() -> None:
+    assert (RadixTree().page_size, RadixTree(1).page_size) == (1, 1)
+    with pytest.raises(ValueError, match="page_size is 0: must be at least 1"):
+        RadixTree(0)
+
+
+def test_a_root_is_resident_proven_and_there_once() -> None:
+    tree = RadixTree()
+    root = tree.root("a")
+    assert tree.root("a") is root
+    assert (root.start, root.end, root.table, root.proven, tree.nodes) == (0, 0, b"", True, 0)
+    assert root.pages is not None
+    assert len(root.pages) == 0
+
+
+def test_what_both_parts_of_a_split_know() -> None:
+    tree = RadixTree(2)
+    node = held(tree, 1, 2, 3, 4, 5)
+    node.pages = array(8, 9)
+    node.last_use, node.until, node.retained, node.locks = 5, 7.0, 3, 2
+    node.proven = True
+    upper = tree.split(node, 3)
+    assert (upper.last_use, upper.until, upper.retained, upper.locks) == (5, 7.0, 1, 1)
+    assert (upper.proven, upper.suspect, upper.resident_children, upper.refs) == (True, False, 1, 0)
+    assert (node.retained, node.locks, node.refs, tree.nodes) == (3, 2, 1, 2)
+    assert (upper.pages.tolist(), node.pages.tolist()) == ([8], [9])
+    assert (upper.tokens.tolist(), node.tokens.tolist()) == ([1, 2, 3], [4, 5])
+    assert tree.root("").children == {1: upper}
+    assert upper.children == {4: node}
+    node.proven, node.suspect, node.retained, node.locks = False, True, 0, 0
+    again = tree.split(node, 4)
+    assert (again.proven, again.suspect, again.retained, again.locks) == (False, True, 0, 0)
+
+
+def test_a_cold_node_is_split_without_pages() -> None:
+    tree = RadixTree()
+    node = held(tree, 1, 2)
+    upper = tree.split(node, 1)
+    assert (upper.pages, upper.resident_children, node.pages) == (None, 0, None)
+
+
+def test_where_a_node_cannot_be_split() -> None:
+    tree = RadixTree()
+    node = held(tree, 1, 2, 3)
+    tree.split(node, 1)
+    for at in (0, 1, 4):
+        with pytest.raises(ValueError, match=f"split at {at}"):
+            tree.split(node, at)
+    with pytest.raises(ValueError, match="split at 1"):
+        tree.split(tree.root(""), 1)
+    assert tree.nodes == 2
+
+
+def test_ancestor_of_the_root_and_before_it() -> None:
+    tree = RadixTree()
+    node = held(tree, 1, 2)
+    root = tree.root("")
+    assert tree.ancestor(root, 0) is root
+    assert tree.ancestor(node, 0) is root
+    with pytest.raises(ValueError, match="position -1 of a branch of 2 tokens"):
+        tree.ancestor(node, -1)
+    upper = tree.ancestor(node, 1)
+    assert tree.ancestor(node, 1) is upper
+    assert tree.nodes == 2
+
+
+def test_merge_takes_the_later_times_and_leaves_the_eviction_queue() -> None:
+    tree = RadixTree()
+    node = held(tree, 1, 2, 3)
+    upper = tree.split(node, 1)
+    upper.last_use, upper.until, upper.stamp = 9, 4.0, 6
+    node.last_use, node.until, node.stamp = 5, 7.0, 8
+    tree.merge(node)
+    assert (node.last_use, node.until, node.stamp, upper.stamp) == (9, 7.0, 8, 0)
+    assert (node.start, node.end, node.tokens.tolist(), node.pages) == (0, 3, [1, 2, 3], None)
+    assert (node.parent, upper.parent, tree.nodes) == (tree.root(""), None, 1)
+    assert tree.root("").children == {1: node}
+
+
+def test_merge_joins_pages_in_their_order() -> None:
+    tree = RadixTree()
+    node = held(tree, 1, 2, 3)
+    node.pages = array(7, 8, 9)
+    tree.split(node, 1)
+    tree.split(node, 2)
+    tree.merge(node)
+    assert (node.pages.tolist(), tree.nodes) == ([7, 8, 9], 1)
+
+
+@pytest.mark.parametrize(("upper", "lower", "joined"), [(4, 2, True), (5, 2, False), (1, 9, True)])
+def test_how_long_an_ancestor_may_be(upper: int, lower: int, joined: bool) -> None:
+    """At most twice as long as what it is joined with: so copies are paid for by what is new."""
+    tree = RadixTree()
+    node = held(tree, *range(upper + lower))
+    tree.split(node, upper)
+    tree.merge(node)
+    assert tree.nodes == (1 if joined else 2)
+
+
+def test_what_was_joined_counts_for_the_next_ancestor() -> None:
+    """Parts of 6, 2 and 1 tokens: 2 <= 2 x 1, then 6 <= 2 x 3."""
+    tree = RadixTree()
+    node = held(tree, *range(9))
+    tree.split(node, 6)
+    tree.split(node, 8)
+    tree.merge(node)
+    assert tree.nodes == 1
+
+
+@pytest.mark.parametrize("keep", ["proven", "suspect"])
+def test_merge_stops_where_less_is_known(keep: str) -> None:
+    for both in (True, False):
+        tree = RadixTree()
+        node = held(tree, 1, 2, 3)
+        upper = tree.split(node, 2)
+        setattr(upper, keep, True)
+        setattr(node, keep, both)
+        tree.merge(node)
+        assert (tree.nodes == 1) == both
+
+
+@pytest.mark.parametrize("keep", ["children", "refs", "locks", "root"])
+def test_what_is_in_use_is_not_deleted(keep: str) -> None:
+    tree = RadixTree()
+    node = held(tree, 1, 2)
+    node.refs = 0
+    if keep == "children":
+        node = tree.split(node, 1)
+    elif keep == "root":
+        node = tree.root("b")
+    else:
+        setattr(node, keep, 1)
+    before = tree.nodes
+    with pytest.raises(ValueError, match="in use"):
+        tree.delete(node)
+    assert tree.nodes == before
+
+
+def test_what_a_deleted_leaf_leaves() -> None:
+    """Its parent's tokens and pages no longer keep the buffer alive that they shared."""
+    tree = RadixTree()
+    node = held(tree, *range(1000))
+    node.pages = np.arange(1000, dtype=np.int32)
+    upper = tree.split(node, 3)
+    node.refs, node.pages = 0, None
+    tree.delete(node)
+    assert (upper.children, node.parent, tree.nodes) == ({}, None, 1)
+    assert (upper.tokens.base, upper.pages.base) == (None, None)
+    assert (upper.tokens.tolist(), upper.pages.tolist()) == ([0, 1, 2], [0, 1, 2])
+
+
+def test_prune_stops_at_what_is_resident_or_held() -> None:
+    for keep in ("pages", "refs", "children"):
+        tree = RadixTree()
+        node = held(tree, 1, 2, 3)
+        upper = tree.split(node, 2)
+        if keep == "pages":
+            upper.pages = array(0, 1)
+        elif keep == "refs":
+            upper.refs = 1
+        else:
+            held(tree, 1, 2, 9)
+        node.refs = 0
+        tree.prune(node)
+        assert (node.parent, upper.parent) == (None, tree.root("")), keep
+
+
+@pytest.mark.parametrize("keep", ["refs", "locks", "children", ""])
+def test_how_long_a_root_stays(keep: str) -> None:
+    tree = RadixTree()
+    root = tree.root("a")
+    if keep == "children":
+        tree.insert(root, array(1))
+    elif keep:
+        setattr(root, keep, 1)
+    tree.prune(root)
+    tree.prune(root)  # nothing is left to prune, or still needed
+    assert (tree.roots == {"a": root}) == bool(keep)
+    assert (tree.root("a") is root) == bool(keep)
+
+
+def test_a_root_that_only_a_leaf_needed_goes_with_it() -> None:
+    tree = RadixTree()
+    leaf = tree.insert(tree.root("a"), array(1))
+    tree.delete(leaf)
+    assert tree.roots == {}
+
+
+def test_tokens_from_any_position() -> None:
+    tree = RadixTree()
+    node = held(tree, *range(6))
+    tree.split(node, 2)
+    tree.split(node, 4)
+    for start in range(7):
+        tokens = tree.tokens(node, start)
+        assert np.frombuffer(tokens, dtype=np.int32).tolist() == list(range(start, 6))
+
+
+def test_walk_comes_to_parents_first_and_to_all() -> None:
+    tree = RadixTree()
+    node, other = held(tree, 1, 2, 3), held(tree, 1, 2, 4)
+    every = list(tree.walk())
+    assert len(every) == 4
+    assert every[0] is tree.root("")
+    assert every[1] is node.parent
+    assert {node, other} == set(every[2:])

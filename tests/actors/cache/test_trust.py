@@ -181,3 +181,30 @@ def test_what_is_not_finite_ends_without_tokens(bench, wrong: m.Commit) -> None:
     b.grant(7, 1)
     with pytest.raises(ValueError, match="not finite"):
         b.cache.commit(wrong)
+
+
+def test_part_of_a_page_of_another_was_computed_again(bench) -> None:
+    """So all that was read is the request's own, or what it found."""
+    b = bench(16, 4)
+    b.open(1, range(8))
+    b.run(6, 1)
+    b.fork(1, [2, 3], 4)
+    b.fork(1, [4], 6)
+    b.extend(4, [90, 91])
+    assert b.grant(7, 4).cached == 4
+    prove(b, 7, 8, final=True)
+    b.extend(4, [92])
+    granted = b.grant(8, 4)
+    assert (granted.cached, granted.proven) == (8, True)
+
+
+def test_whole_pages_of_another_do_not_count_as_read(bench) -> None:
+    b = bench(16, 4)
+    b.open(1, range(8))
+    b.run(6, 1)
+    assert b.grant(7, 1, extra=4).cached == 4  # computes [4, 8) again
+    b.cache.commit(m.Commit(7, 12, b"\1\0\0\0" * 4, final=True, finite=True))
+    b.check()
+    b.extend(1, [5])
+    granted = b.grant(8, 1)
+    assert (granted.cached, granted.proven) == (12, False)

@@ -197,3 +197,92 @@ def test_the_counters_are_the_sums(active, ask):
             assert each.reserved == own
             sums[each.client] = sums.get(each.client, 0) + own
         assert active.reserved == sum(min(8000 // SHARE, tokens) for tokens in sums.values())
+
+
+def test_how_much_counts_and_for_how_long(active, ask):
+    """64 tokens of an output, a quarter of the pool, eight quanta."""
+    account = Account(1)
+    active.begin(account)
+    active.foresee(ask(account), 1000)
+    assert account.foreseen == 64
+    active.announce(account, 8000)
+    assert active.needs(account) == active.reserved == 2000
+    account.requests.clear()
+    active.rest(account, 10)
+    active.expire(10 + 8 * QUANTUM - 1)
+    assert account.active
+    active.expire(10 + 8 * QUANTUM)
+    assert not account.active
+
+
+def test_who_has_not_begun_does_not_rest(active):
+    account = Account(1)
+    account.goal = 9
+    active.rest(account, 1)
+    assert (account.rested, account.goal, len(active._resting)) == (0, 9, 0)
+
+
+def test_each_rest_has_a_number_of_its_own(active):
+    """One that comes back and rests again is ended by the later rest only."""
+    one, two = Account(1), Account(2)
+    for account in (one, two):
+        active.begin(account)
+        active.rest(account, 1)
+    active.rest(one, 3)
+    assert one.rested != two.rested
+    active.expire(1 + QUANTUM)
+    assert (one.active, two.active) == (True, False)
+    active.expire(3 + QUANTUM)
+    assert not one.active
+
+
+def test_several_end_at_once(active):
+    accounts = [Account(number) for number in range(4)]
+    for number, account in enumerate(accounts):
+        active.begin(account)
+        account.behind = number % 2 == 0
+        active.rest(account, number)
+    active.expire(100)
+    assert [account.active for account in accounts] == [False] * 4
+
+
+def test_what_was_held_when_it_began_counts_towards_its_goal(active, ask):
+    account = Account(1)
+    request = ask(account)
+    active.granted(request)
+    account.hold(1)
+    active.take(account, 30)
+    active.stopped(request, 0, 20)  # a visit before left 20
+    active.announce(account, 100)
+    assert (account.kept, account.held, account.goal) == (50, 30, 150)
+    active.begin(account)
+    assert (account.kept, account.held, account.goal, active.needs(account)) == (30, 30, 130, 100)
+    assert active.reserved == 100
+
+
+def test_whether_ops_wait_behind_what_is_foreseen(active, ask):
+    account = Account(1)
+    active.begin(account)
+    active.foresee(ask(account), 20)
+    for tokens, behind in ((19, False), (20, False), (21, True), (0, False)):
+        active.announce(account, tokens)
+        assert account.behind == behind
+
+
+def test_ending_takes_the_goal_too(active):
+    account = Account(1)
+    active.begin(account)
+    active.announce(account, 50)
+    active.end(account)
+    active.begin(account)
+    assert (account.goal, active.reserved) == (0, 0)
+
+
+def test_a_priority_counts_as_long_as_one_of_it_runs(active, ask):
+    one, two = ask(Account(1), priority=3), ask(Account(2), priority=3)
+    active.granted(one)
+    active.granted(two)
+    active.stopped(one, 0, 0)
+    assert not active.outranks(ask(Account(3), priority=2))
+    active.stopped(two, 0, 0)
+    assert dict(active._rows) == {}

@@ -231,3 +231,71 @@ def test_input_ahead_waits_for_room(door):
     assert not ahead.forced
     last = door.come(limit=0)
     assert door.advance(0, idle=True) is last
+
+
+def test_from_the_first_step_on_nobody_waits_for_a_quantum():
+    for room in (FULL, 0):
+        door = Door()
+        door.step = -1
+        (request,) = aged(door, 1)
+        request.came = -QUANTUM
+        assert door.advance(room) is request
+        assert request.forced
+    door = Door()
+    door.step = 0
+    new = door.come()
+    door.line.advance(0, FULL, idle=False)
+    assert (new.in_line, new.visits) == (False, True)
+
+
+def test_nothing_is_needed_before_somebody_was_refused():
+    door = Door()
+    door.step = 0
+    ahead = door.come(limit=0)
+    assert door.advance(0) is ahead
+    assert not ahead.forced
+
+
+def test_who_was_refused_is_not_tried_again_in_that_step(door):
+    first, second = aged(door, 2)
+    assert door.advance() is first
+    assert door.advance(5) is second
+    door.refuse(second, 5)
+    door.line.advance(door.step, 5, idle=False)
+    assert second.in_line
+    assert door.advance(5) is second
+
+
+def test_who_was_refused_goes_before_its_equals(door):
+    requests = aged(door, 3)
+    assert door.advance() is requests[0]
+    door.refuse(requests[0], 9)
+    assert [door.advance(9) for _ in range(3)] == requests
+
+
+def test_a_refusal_does_not_start_the_quantum_anew(door):
+    first, second, third = aged(door, 3)
+    assert door.advance() is first
+    assert door.advance(0) is second
+    door.refuse(second, 50)
+    tried = [door.advance() for _ in range(QUANTUM)]
+    assert tried == [None] * (QUANTUM - 2) + [second, None]
+    assert second.forced
+    assert third.in_line
+
+
+def test_the_line_counts_who_waits_in_it(door):
+    first, second = aged(door, 2)
+    assert (len(door.line), first.in_line) == (2, True)
+    door.line.discard(second)
+    assert (len(door.line), second.in_line) == (1, False)
+    door.line.begin(first.account)
+    assert (len(door.line), len(door.waiting), first.in_line) == (0, 1, False)
+
+
+def test_an_empty_line_forgets_who_was_new(door):
+    new = door.come()
+    assert list(door.line._new) == [new]
+    door.line.discard(new)
+    door.advance()
+    assert not door.line._new

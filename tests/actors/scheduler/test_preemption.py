@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ramify.actors.scheduler.preemption import SOON, for_slots
+from ramify.actors.scheduler.preemption import SOON, for_growth, for_row, for_slots
 from ramify.actors.scheduler.request import Client
 from ramify.protocol.messages import Cancel, CancelSession
 
@@ -375,3 +375,129 @@ def test_what_was_cached_is_not_held_by_the_one_who_found_it(world):
     assert w.core._accounts[1].client.slots == 2 + 4
     w.run()
     w.check_idle()
+
+
+# --- the choices by themselves --------------------------------------------------------------------
+
+
+def on(account, seq, *, since=0, level=(True, 0), complete=False, held=8):
+    """A run of `account`."""
+    request = SimpleNamespace(seq=seq)
+    return SimpleNamespace(
+        account=account, request=request, since=since, level=level, complete=complete, held=held
+    )
+
+
+def session(rows=0, client=None, slots=0):
+    """A session whose client has its rows, and more if it has others."""
+    client = client or Client()
+    client.rows += rows
+    client.slots += slots
+    return SimpleNamespace(client=client, rows=rows)
+
+
+def asking(account, level=(True, 0)):
+    return SimpleNamespace(account=account, level=level)
+
+
+def test_the_youngest_of_the_lowest_level_gives_its_row():
+    other, mine = session(5), session()
+    runs = [
+        on(other, 1, level=(True, -1)),
+        on(other, 2, level=(True, -2)),
+        on(other, 4, level=(True, -2)),
+        on(other, 3, level=(True, -2)),
+        on(other, 9, level=(True, -2), complete=True),
+        on(other, 10, level=(True, 2)),
+    ]
+    assert for_row(asking(mine), runs, 0, 100) == (runs[2], True)
+    ahead = on(other, 0, level=(False, 7))
+    assert for_row(asking(mine), [*runs, ahead], 0, 100) == (ahead, True)
+    assert for_row(asking(mine, (True, -2)), runs[:1], 1000, 4) is None  # nothing of a higher level
+    assert for_row(asking(runs[0].account), runs[:2], 0, 100) == (runs[1], True)  # its own too
+    assert for_row(asking(mine), [], 1000, 4) is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "quantum", "wait"),
+    [
+        (3, 1, 10, 10),  # two more: after a quantum
+        (2, 1, 10, None),  # one more: never
+        (2, 2, 10, None),
+        (2, 0, 10, 4),  # who has nothing waits for some steps only
+        (2, 0, 3, 3),
+        (9, 0, 10, 4),
+        (1, 0, 10, 80),  # one row for each client: they take turns
+        (0, 0, 10, None),
+    ],
+)
+def test_how_long_a_run_keeps_its_row(theirs, mine, quantum, wait):
+    for client in (None, Client()):  # of another client, or another session of the same one
+        run = on(session(theirs, client), 1, since=50)
+        request = asking(session(mine, client))
+        if wait is None:
+            assert for_row(request, [run], 10_000, quantum) is None
+        else:
+            assert for_row(request, [run], 50 + wait - 1, quantum) is None
+            assert for_row(request, [run], 50 + wait, quantum) == (run, False)
+
+
+def test_who_gives_a_row_among_equals():
+    """The client with the most rows, of it the session with the most, of that the youngest run."""
+    team = Client()
+    large, small, alone = session(3, team), session(2, team), session(4)
+    runs = [on(small, 9), on(large, 3), on(large, 5), on(large, 4), on(alone, 8)]
+    mine = session()
+    assert for_row(asking(mine), runs, 100, 1) == (runs[2], False)
+    assert for_row(asking(mine), [runs[4], runs[0]], 100, 1) == (runs[0], False)
+    assert for_row(asking(large), [runs[2]], 100, 1) is None  # its own
+    assert for_row(asking(mine), [on(alone, 1, complete=True)], 100, 1) is None
+
+
+def test_lower_levels_give_pages_first():
+    other, mine = session(slots=16), session()
+    old, young = on(other, 1, level=(True, -1)), on(other, 2, level=(True, -1))
+    lowest, equal = on(other, 0, level=(True, -2)), on(other, 3)
+    nothing = on(other, 8, level=(True, -3), held=0)
+    ending = on(other, 9, level=(True, -3), complete=True)
+    runs = [old, equal, nothing, young, ending, lowest]
+    assert for_slots(asking(mine), 1, runs, 0, 100) == ([lowest], True)
+    assert for_slots(asking(mine), 8, runs, 0, 100) == ([lowest], True)
+    assert for_slots(asking(mine), 9, runs, 0, 100) == ([lowest, young], True)
+    assert for_slots(asking(mine), 24, runs, 0, 100) == ([lowest, young, old], True)
+    assert for_slots(asking(mine), 25, runs, 0, 100) == ([], False)  # the equal one has a quantum
+    assert for_slots(asking(mine), 25, runs, 100, 100) == ([lowest, young, old, equal], False)
+
+
+def test_who_gives_pages_has_no_less_afterwards():
+    mine = session(slots=10)
+    for slots, gives in ((26, True), (25, False)):  # 8 of them go, and 18 are asked for with what it has
+        other = session(slots=slots)
+        run = on(other, 1, since=40)
+        assert for_slots(asking(mine), 8, [run], 50, 10) == (([run], False) if gives else ([], False))
+        assert for_slots(asking(mine), 8, [run], 49, 10) == ([], False)
+
+
+def test_each_run_that_gives_pages_leaves_its_client_less():
+    other, mine = session(slots=40), session()
+    runs = [on(other, seq) for seq in range(5)]
+    assert for_slots(asking(mine), 16, runs, 100, 4) == ([runs[4], runs[3]], False)
+    assert for_slots(asking(mine), 24, runs, 100, 4) == (
+        [],
+        False,
+    )  # 40 - 16 is as much, but not 40 - 24
+    assert for_slots(asking(mine), 8, [on(mine, 7), on(other, 1, held=0)], 100, 4) == ([], False)
+
+
+def test_the_client_with_the_most_slots_gives_its_youngest_pages():
+    rich, richer, mine = session(slots=50), session(slots=60), session()
+    runs = [on(rich, 9), on(richer, 1), on(richer, 2), on(richer, 8, complete=True)]
+    runs.append(on(richer, 7, level=(True, 1)))
+    assert for_slots(asking(mine), 8, runs, 100, 4) == ([runs[2]], False)
+    assert for_slots(asking(mine), 17, runs, 100, 4) == ([runs[2], runs[1], runs[0]], False)
+
+
+def test_in_which_order_runs_are_retracted():
+    account = session(2, slots=30)
+    assert for_growth(on(account, 5, level=(True, 3))) == (True, 3, -30, -5)
+    assert for_growth(on(session(1, slots=30), 5)) == (True, 0, 0, -5)
