@@ -1,5 +1,6 @@
 """Kept locks: what a request on a deep path costs, and that its pages are there when they are wanted."""
 
+import numpy as np
 import pytest
 
 from ramify.actors.cache import residency
@@ -301,3 +302,65 @@ def test_nothing_is_given_up_where_enough_is_left() -> None:
     assert isinstance(cache.acquire(m.Acquire(8, 2, 0, leave=110)), m.Granted)
     assert (kept_ends(cache), cache.free, cache.evictable) == (before, 100, 10)
     cache.extend_branch(m.ExtendBranch(2, pack([7])))
+
+
+def test_no_lock_is_given_up_where_just_enough_can_be_evicted() -> None:
+    """200 are free, and 10 can be evicted."""
+    cache = deep(200, 400, reach=10)
+    before = kept_ends(cache)
+    cache.open_branch(m.OpenBranch(2))
+    cache.extend_branch(m.ExtendBranch(2, pack(range(1000, 1210))))
+    assert isinstance(cache.acquire(m.Acquire(8, 2, 0)), m.Granted)
+    assert (kept_ends(cache), cache.free, cache.evictable) == (before, 0, 0)
+
+
+def resident(cache: RadixCache, parent: Node, tokens: list[int], last_use: int) -> Node:
+    """A leaf below `parent` with pages of its own, used at `last_use` and up for eviction."""
+    node = cache.tree.insert(parent, np.array(tokens, dtype=np.int32))
+    node.refs += 1
+    size = cache.page_size
+    pages = cache.residency.take(node.end // size - node.start // size)
+    assert pages is not None
+    cache.residency.publish(node, pages)
+    node.last_use = last_use
+    return node
+
+
+def test_what_is_published_was_used_just_now() -> None:
+    cache = RadixCache(8)
+    first = resident(cache, cache.tree.root(""), [1], 0)
+    before = cache.residency._uses
+    node = cache.tree.insert(first, np.array([2], dtype=np.int32))
+    pages = cache.residency.take(1)
+    assert pages is not None
+    cache.residency.publish(node, pages)
+    assert node.last_use > before
+    assert (first.resident_children, cache.residency.private, cache.residency.evictable) == (1, 0, 2)
+
+
+def test_a_parent_was_used_when_its_evicted_child_was() -> None:
+    for child_use, parent_use, expected in ((9, 3, 9), (3, 9, 9)):
+        cache = RadixCache(8)
+        parent = resident(cache, cache.tree.root(""), [1], parent_use)
+        child = resident(cache, parent, [2], child_use)
+        child.stamp = 5
+        child.proven = child.suspect = True
+        pages = cache.residency._make_cold(child)
+        assert (len(pages), child.pages, child.stamp) == (1, None, 0)
+        assert (child.proven, child.suspect) == (False, False)
+        assert (parent.last_use, parent.resident_children) == (expected, 0)
+
+
+def test_the_end_of_a_leaf_that_begins_inside_the_path_is_evicted() -> None:
+    """Pages of two tokens: of [3, 9) the last two pages go, [3, 5) stays with one."""
+    cache = RadixCache(8, 2)
+    parent = resident(cache, cache.tree.root(""), [1, 2, 3], 1)
+    leaf = resident(cache, parent, [4, 5, 6, 7, 8, 9], 2)
+    cache.residency._offer(leaf)
+    assert leaf.pages is not None
+    assert len(leaf.pages) == 3
+    cache.residency._evict(2)
+    assert (leaf.start, leaf.end, leaf.pages) == (4, 9, None)
+    assert leaf.parent is not None
+    assert (leaf.parent.start, leaf.parent.end, len(leaf.parent.pages)) == (3, 4, 1)
+    assert cache.free == 6

@@ -208,3 +208,22 @@ def test_whole_pages_of_another_do_not_count_as_read(bench) -> None:
     b.extend(1, [5])
     granted = b.grant(8, 1)
     assert (granted.cached, granted.proven) == (12, False)
+
+
+def test_what_is_above_a_dropped_part_can_be_evicted(bench) -> None:
+    """It has no resident child any more, so it is put up."""
+    b = bench(16)
+    b.open(1, PROMPT)
+    b.grant(6, 1)
+    prove(b, 6, 10, final=True)
+    b.extend(1, [1, 2, 3])
+    b.run(7, 1)  # below, and not proven
+    b.open(2, [50])
+    b.run(8, 2)
+    b.extend(1, [4])
+    b.grant(9, 1)
+    fail(b, 9)
+    assert b.resident(1) == [10]
+    b.open(3, range(200, 216))
+    b.run(10, 3)
+    assert b.resident(1, 2, 3) == [0, 0, 16]
