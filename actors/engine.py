@@ -216,6 +216,7 @@ class Engine:
             url=self.url,
             model=info.model,
             device=info.device,
+            dtype=info.dtype,
             attention=info.attention,
             attention_reason=info.attention_reason,
             quantization=info.quantization,

@@ -41,9 +41,9 @@ def draw_tree(branches: list[BranchState], current: str) -> str:
     def walk(parent: str | None, depth: int) -> None:
         for branch in children.get(parent, ()):
             mark = "*" if branch.branch == current else " "
-            at = f" from {branch.at}" if branch.at is not None and branch.parent else ""
+            at = f", forked at {branch.at}" if branch.at is not None and branch.parent else ""
             busy = ", generating" if branch.running is not None else ""
-            lines.append(f"{mark} {'  ' * depth}{branch.branch}{at}: {branch.position} tokens{busy}")
+            lines.append(f"{mark} {'  ' * depth}{branch.branch}: {branch.position} tokens{at}{busy}")
             walk(branch.branch, depth + 1)
 
     walk(None, 0)

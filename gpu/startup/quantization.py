@@ -17,6 +17,8 @@ from ramify.protocol.errors import ModelError
 if TYPE_CHECKING:
     from ramify.gpu.native.host import Isa
 
+EXACT = "exact float32, equal to transformers"
+
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
@@ -45,7 +47,8 @@ def choose_quantization(config: ModelConfig, shape: DecoderConfig, device: torch
     assert isa is not None
     if isa.dot == "plain" and asked == "auto":
         return Quantization("none", f"{isa.name} has no dot products of 8-bit integers")
-    return Quantization("int8", "as asked" if asked == "int8" else f"this CPU has {isa.name}", isa)
+    why = "as asked" if asked == "int8" else f"this CPU has {isa.name}; --quantization none: {EXACT}"
+    return Quantization("int8", why, isa)
 
 
 def _setting(config: ModelConfig, device: torch.device) -> str | None:

@@ -457,7 +457,7 @@ def test_tree() -> None:
     ]
     assert draw_tree(branches, "a").splitlines() == [
         "  main: 9 tokens",
-        "*   a from 9: 12 tokens, generating",
-        "      b from 12: 13 tokens",
-        "  orphan from 1: 1 tokens",
+        "*   a: 12 tokens, forked at 9, generating",
+        "      b: 13 tokens, forked at 12",
+        "  orphan: 1 tokens, forked at 1",
     ]
