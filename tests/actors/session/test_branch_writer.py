@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 
 from ramify.actors.session.chat_messages import as_dicts
+from ramify.actors.session.meter import SEGMENT, TOKEN
+from ramify.actors.session.segments import Tail
+from ramify.actors.session.sizes import json_size
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
-from tests.actors.session.test_conversations import STRIPS, Chat, bytewise, user
+from ramify.protocol.errors import LimitExceeded, TooLong
+from tests.actors.session.test_conversations import MOVES, SHORTENS, STRIPS, Chat, bytewise, user
 from tests.actors.test_tokenizer import sentencepiece
 
 # The user's turn begins with a space, as in many Llama-2 chats; the answer ends with </s>.
@@ -242,3 +246,241 @@ def test_a_text_begins_with_the_start_token_only_at_position_0(
     positions = [client.replies[ident][0].position for ident in (1, 2, 4, 6)]
     assert positions == [2, 3, 2, 2]
     assert list(engine.cores[1].state.branches["main"].tokens()) == [7, *letter]
+
+
+# --- what an append is, exactly: a token is a byte -----------------------------------------------
+
+
+def ready(source: str = STRIPS, **fields: Any) -> Chat:
+    return Chat(bytewise(source), strict=False, **fields)
+
+
+def test_the_size_of_an_append_is_the_text_to_work_on() -> None:
+    chat = ready()
+    writer, branch = chat.writer, chat.branch
+    calls: Any = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    said = w.ChatMessage(role="assistant", content="abc", reasoning="de", tool_calls=calls)
+    messages = w.Append(id=1, messages=[user("Hello"), said])
+    plain = 5 + 64 + 3 + 2 + json_size(calls) + 64
+    assert writer.size(branch, w.Append(id=1, tokens=[5, 6]), strict=False, tools=80) == 2
+    assert writer.size(branch, w.Append(id=1, text="abc"), strict=True, tools=80) == 3
+    assert writer.size(branch, messages, strict=False) == plain
+    assert writer.size(branch, messages, strict=False, tools=80) == plain + 80
+    chat.state.extend(branch, [5] * 6, "xxxxxx", tail=Tail.RAW)
+    assert writer.size(branch, messages, strict=False, tools=80) == plain + 10  # rendered alone
+    assert writer.size(branch, messages, strict=True, tools=80) == plain + 10 + 24
+
+
+def test_the_room_is_that_of_the_shortest_branch_without_its_prompt() -> None:
+    chat = ready()
+    state, writer = chat.state, chat.writer
+    assert writer.room(["nobody"]) == state.context
+    long, asked = state.root("long"), state.root("asked")
+    state.extend(long, [5] * 9, "x" * 9, tail=Tail.RAW)
+    state.extend(asked, [5] * 4, "x" * 4, tail=Tail.CLOSED, role="user")
+    assert writer.room(["long", "nobody"]) == state.context - 9
+    assert writer.room(["long", "asked"]) == state.context - 4
+    state.extend(asked, [5] * 7, "x" * 7, tail=Tail.PROMPT, role="assistant")
+    assert writer.room(["long", "asked"]) == state.context - 4
+
+
+def test_branches_in_one_situation_share_their_tokens() -> None:
+    chat = ready()
+    writer, branch = chat.writer, chat.branch
+    text, messages = w.Append(id=1, text="a"), w.Append(id=1, messages=[user("a")])
+    assert writer.situation(branch, text, strict=True) == (Tail.RAW, None, False, "", True, None)
+    assert writer.situation(branch, messages, strict=True) == ()
+    chat.say(user("Hi"))
+    turn, prompt = branch.segments
+    assert (turn.turn, prompt.turn, prompt.tail) == (1, 0, Tail.PROMPT)
+    assert writer.situation(branch, messages, strict=True) == (turn, prompt)
+    assert writer.situation(branch, messages, strict=False)[:5] == (  # type: ignore[index]
+        Tail.CLOSED,
+        "user",
+        True,
+        "",
+        False,
+    )
+    assert writer.situation(branch, text, strict=False)[:5] == (  # type: ignore[index]
+        Tail.OPEN,
+        "assistant",
+        False,
+        "",
+        False,
+    )
+
+
+def test_text_is_one_turn_and_stands_in_no_chat() -> None:
+    chat = ready()
+    for op, text in ((w.Append(id=4, text="ab"), "ab"), (w.Append(id=5, tokens=[70, 71]), None)):
+        prepared = chat.writer.prepare(chat.branch, op, strict=False, tools=None, room=99)
+        assert prepared.draft.start is (text is not None)
+        assert chat.writer.apply(chat.branch, prepared, op.id) is None
+        segment = chat.branch.segments[-1]
+        assert (segment.turn, segment.op, segment.tail, segment.role) == (1, op.id, Tail.RAW, None)
+        assert not segment.chat  # type: ignore[union-attr]
+    assert chat.branch.position == 4
+
+
+def test_text_behind_a_turn_without_a_prompt_is_the_assistants() -> None:
+    chat = ready(MOVES)
+    chat.say(user("Hi"))
+    (turn,) = chat.branch.segments
+    prepared = chat.writer.prepare(
+        chat.branch, w.Append(id=2, text="Yes"), strict=False, tools=None, room=999
+    )
+    assert chat.writer.apply(chat.branch, prepared, 2) is None
+    assert chat.branch.segments[0] is turn
+    assert (chat.branch.tail, chat.branch.role, len(chat.branch.segments)) == (Tail.OPEN, "assistant", 2)
+
+
+def test_a_prompt_that_nobody_answered_is_taken_back_with_its_room() -> None:
+    chat = ready()
+    chat.say(user("Hi"))
+    branch, prompt = chat.branch, chat.branch.segments[-1]
+    op = w.Append(id=3, messages=[user("More")])
+    prepared = chat.writer.prepare(branch, op, strict=False, tools=None, room=999)
+    assert prepared.encoded is not None
+    count = sum(len(each.tokens) for each in prepared.encoded)
+    chat.state.context = prompt.start + count
+    assert chat.writer.apply(branch, prepared, 3) == prompt.start
+    assert branch.position == chat.state.context
+    assert branch.text().count("assistant") == 1
+
+
+def test_an_append_needs_memory_for_all_that_is_kept_of_it() -> None:
+    chat = ready()
+    meter = chat.state.meter
+    messages = [w.ChatMessage(role="assistant", content="abc", reasoning="de"), user("Hello")]
+    prepared = chat.writer.prepare(
+        chat.branch, w.Append(id=1, messages=messages), strict=False, tools=None, room=999
+    )
+    assert prepared.encoded is not None
+    count = sum(len(each.tokens) for each in prepared.encoded)
+    texts = sum(len(part.text) for part in prepared.draft.parts)
+    need = SEGMENT * 3 + TOKEN * count + 2 * texts + 3 + 2 + 5
+    meter.most = meter.held + need - 1
+    with pytest.raises(LimitExceeded):
+        chat.writer.apply(chat.branch, prepared, 1)
+    assert chat.branch.position == 0
+    meter.most += 1
+    assert chat.writer.apply(chat.branch, prepared, 1) is None
+    assert chat.branch.position == count
+
+
+def test_text_that_certainly_has_no_room_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = ready()
+    monkeypatch.setattr(chat.tokenizer, "least_tokens", len)
+    op = w.Append(id=1, text="x" * 50)
+    prepared = chat.writer.prepare(chat.branch, op, strict=False, tools=None, room=49)
+    assert (prepared.encoded, prepared.draft.least) == (None, 50)
+    chat.state.context = 49
+    with pytest.raises(TooLong, match="at least 50") as error:
+        chat.writer.apply(chat.branch, prepared, 1)
+    assert error.value.details == {"max": 49, "position": 0, "tokens": 50}
+    chat.state.context = 50  # it has become longer meanwhile
+    with pytest.raises(TooLong, match="send it again"):
+        chat.writer.apply(chat.branch, prepared, 1)
+    exact = chat.writer.prepare(chat.branch, op, strict=False, tools=None, room=50)
+    assert chat.writer.apply(chat.branch, exact, 1) is None
+
+
+def test_a_strict_append_that_changes_nothing_before_it_moves_nothing_back() -> None:
+    chat = Chat(bytewise(STRIPS))
+    writer, branch = chat.writer, chat.branch
+    op = w.Append(id=1, messages=[user("Hi")])
+    prepared = writer.prepare(branch, op, strict=True, tools=None, room=999)
+    assert (prepared.draft.start, prepared.draft.cut) == (True, 0)
+    assert writer.apply(branch, prepared, 1) is None
+    turn, prompt = branch.segments
+    assert (turn.turn, prompt.turn, turn.role, prompt.role) == (1, 0, "user", "assistant")
+    assert (turn.history, prompt.history, turn.op) == (None, None, 1)
+    more = writer.prepare(
+        branch, w.Append(id=2, messages=[user("More")]), strict=True, tools=None, room=999
+    )
+    assert not more.draft.start
+    at = writer.apply(branch, more, 2)
+    assert at is not None
+    assert prompt.start <= at <= prompt.end
+    assert [segment.turn for segment in branch.segments if segment.turn] == [1, 1]
+
+
+def opened(chat: Chat, **fields: Any) -> w.Open:
+    return w.Open(client="c", **fields)
+
+
+def test_a_turn_opens_with_a_prompt_and_what_it_has_to_begin_with() -> None:
+    chat = ready()
+    chat.state.extend(chat.branch, [5] * 4, "xxxx", tail=Tail.CLOSED, role="user")
+    prompt = len("<|im_start|>assistant\n") - len("<|im_start|>") + 1
+    chat.state.context = 4 + prompt + 3
+    with pytest.raises(TooLong) as error:  # and one token of an answer
+        chat.writer.open_turn(chat.branch, opened(chat), "Yes")
+    assert error.value.details == {"max": 4 + prompt + 3, "position": 4, "tokens": prompt + 4}
+    assert chat.branch.position == 4
+    chat.state.context += 1
+    assert chat.writer.open_turn(chat.branch, opened(chat), "Yes") == 4 + prompt
+    turn, said = chat.branch.segments[1:]
+    assert (turn.tail, turn.role, turn.text) == (Tail.PROMPT, "assistant", "<|im_start|>assistant\n")
+    assert (said.tail, said.role, said.text, said.turn) == (Tail.OPEN, "assistant", "Yes", 0)
+    assert chat.writer.open_turn(chat.branch, opened(chat)) is None  # it is open
+    assert len(chat.branch.segments) == 3
+
+
+def test_an_opening_stands_behind_the_prompts_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = ready()
+    chat.state.extend(chat.branch, [65, 66], "ab", tail=Tail.CLOSED, role="user")
+    behind: list[int | None] = []
+    encode = chat.tokenizer.encode_chat
+
+    def noting(text: str, **fields: Any) -> list[int]:
+        behind.append(fields.get("after"))
+        return encode(text)
+
+    monkeypatch.setattr(chat.tokenizer, "context", lambda token: token)
+    monkeypatch.setattr(chat.tokenizer, "encode_chat", noting)
+    chat.writer.open_turn(chat.branch, opened(chat), "Yes")
+    last = chat.branch.segments[-2].tokens[-1]
+    assert behind == [66, last]
+    chat.writer.open_turn(chat.branch, opened(chat), "No")
+    assert behind[2:] == [chat.branch.segments[-2].tokens[-1]]
+
+
+def test_prompts_of_whole_conversations_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = Chat(bytewise(SHORTENS))
+    chat.say(user("hm"))
+    branch = chat.branch
+    chat.state.truncate(branch, branch.segments[-1].start)  # without its prompt
+    twin = branch.twin("twin", 99)
+    calls: list[int] = []
+    strict = chat.template.strict
+
+    def counting(*fields: Any) -> str:
+        calls.append(1)
+        return strict(*fields)
+
+    monkeypatch.setattr(chat.template, "strict", counting)
+    known: dict[Any, str] = {}
+    for each in (branch, twin):
+        chat.writer.open_turn(each, opened(chat, template="strict"), known=known)
+        assert each.text().endswith("<|im_start|>assistant\nhm ")
+    assert len(calls) == 2
+    assert list(known.values()) == ["<|im_start|>assistant\nhm "]
+
+
+def test_a_turn_is_closed_as_far_as_there_is_room() -> None:
+    chat = ready()
+    chat.state.extend(chat.branch, [65], "a", tail=Tail.OPEN, role="assistant")
+    chat.state.context = 2
+    chat.writer.close_turn(chat.branch)  # the template's end is <|im_end|> and a line break
+    assert (chat.branch.position, chat.branch.tail) == (1, Tail.OPEN)
+    chat.state.context = 3
+    chat.writer.close_turn(chat.branch)
+    assert (chat.branch.position, chat.branch.tail) == (3, Tail.CLOSED)
+    closed: Any = chat.branch.segments[-1]
+    assert (closed.role, closed.chat, closed.text, closed.turn) == (
+        "assistant",
+        True,
+        "<|im_end|>\n",
+        0,
+    )

@@ -1,14 +1,25 @@
 """`select` in a session: scores, the branch afterwards, and one reply whatever happens to it."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from ramify.actors.session import selects
+from ramify.actors.session.branch import Branch, input_segment
 from ramify.actors.session.choices import ChoiceTree, choose
+from ramify.actors.session.drafts import Joined
+from ramify.actors.session.meter import MARK, SEGMENT, TOKEN
+from ramify.actors.session.segments import OutputSegment, Tail
+from ramify.actors.session.selection import NODE
+from ramify.actors.session.sizes import op_bytes
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
+from ramify.protocol.plan import pack, pack_floats
+from ramify.protocol.sampling import SamplingParams
+from tests.actors.session.alone import Alone
 
 METHODS = [
     "token_length_normalized",
@@ -657,3 +668,256 @@ def test_choices_that_the_context_has_no_room_for(sim: Callable[..., Any], long:
     assert error(client, 2).code == "too_long"
     assert tokens(engine) == before
     at_rest(engine)
+
+
+# --- without an engine: what is asked, exactly ----------------------------------------------------
+
+
+def spelt(monkeypatch: pytest.MonkeyPatch, *choices: list[int]) -> None:
+    """Whatever the choices are, these are their tokens."""
+
+    def joined(_tokenizer: Any, branch: Any, _texts: Any) -> Joined:
+        return Joined(branch.position, array("i"), "", [array("i", each) for each in choices])
+
+    monkeypatch.setattr(selects, "join_texts", joined)
+
+
+def begun(session: Alone, **fields: Any) -> list[Any]:
+    """Three tokens on `main`, and op 2, a selection behind them."""
+    session.send(w.Append(id=1, tokens=[5, 6, 7]))
+    session.state.out.cache.clear()
+    asked = session.send(w.Select(id=2, **({"choices": ["a", "b"]} | fields)))
+    return [each for each in asked if isinstance(each, m.Submit)]
+
+
+def scored(session: Alone, submit: Any, *scores: float, **fields: Any) -> list[Any]:
+    return session.over(submit.request, 0, scores=pack_floats(scores), **fields)
+
+
+def test_a_path_is_asked_for_on_a_branch_of_its_own(
+    alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = alone()
+    spelt(monkeypatch, [10, 11, 12], [10, 13], [14])
+    (submit,) = begun(session, choices=["a", "b", "c"], priority=1, deadline_ms=2000)
+    handle = session.branch().handle
+    assert submit == m.Submit(
+        request=submit.request,
+        branch=submit.branch,
+        prompt=5,
+        max_tokens=0,
+        sampling=SamplingParams(),
+        priority=1,
+        deadline=12.0,
+        arrived=10.0,
+        owner="who",
+        places=pack([2, 2, 3, 3, 4]),
+        targets=pack([10, 14, 11, 13, 12]),
+    )
+    assert session.state.out.cache == [
+        m.ForkBranch(handle, [submit.branch], 3),
+        m.ExtendBranch(submit.branch, pack([10, 11])),
+    ]
+    session.state.out.cache.clear()
+    session.now = 11.0
+    held = session.state.meter.held
+    scored(session, submit, -1.0, -4.0, -1.0, -8.0, -1.0)
+    done = session.reply(2)
+    assert (done.choice, done.scores, done.mean_logprob, done.position) == (
+        0,
+        [-1.0, -4.5, -4.0],
+        -1.0,
+        6,
+    )
+    assert (done.reason, done.rebased, done.text, done.revision) == (
+        "stop",
+        None,
+        "a",
+        session.state.revision,
+    )
+    usage = done.usage
+    assert (usage.prompt, usage.cached, usage.computed, usage.output, usage.total_ms) == (
+        3,
+        1,
+        2,
+        3,
+        1000.0,
+    )
+    assert session.state.out.cache == [
+        m.DropBranches([submit.branch]),
+        m.ExtendBranch(handle, pack([10, 11, 12])),
+    ]
+    segment: Any = session.branch().segments[-1]
+    assert (segment.tail, segment.role, segment.lead, segment.ended) == (Tail.RAW, None, 0, True)
+    assert session.state.meter.held < held
+    assert not session.core._runner.selects.busy
+
+
+def test_what_was_chosen_is_metered_as_output(
+    alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = alone()
+    spelt(monkeypatch, [10, 11])
+    before = session.state.meter.held
+    session.send(w.Append(id=1, tokens=[5, 6, 7]))
+    base = session.state.meter.held
+    assert base > before
+    (submit,) = [
+        each for each in session.send(w.Select(id=2, choices=["a"])) if isinstance(each, m.Submit)
+    ]
+    op = op_bytes(w.Select(id=2, choices=["a"]))
+    assert session.state.meter.held - base == op + SEGMENT + 3 * TOKEN * 2 + NODE * 2
+    scored(session, submit, -1.0, -1.0)
+    segment: Any = session.branch().segments[-1]
+    kept = SEGMENT + MARK + 2 * TOKEN + len(segment.text)
+    assert segment._bytes == kept
+
+
+def test_requests_of_selections_share_what_a_session_may_run(
+    alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = alone(running=3)
+    paths = [[a, b] for a in range(20, 30) for b in range(30, 32)]  # ten paths
+    spelt(monkeypatch, *paths)
+    session.send(w.Append(id=1, tokens=[5, 6, 7]), w.Fork(id=2, as_=["a"]))
+    session.asked()
+    runner = session.core._runner
+    texts = [f"x{i}" for i in range(20)]
+    first = session.send(w.Select(id=3, choices=texts))
+    assert len(first) == 3
+    assert runner.selects.busy
+    assert session.send(w.Select(id=4, branch="a", choices=texts)) == []
+    following = scored(session, first[0], *[-1.0] * 12)
+    assert len(following) == 1
+    more = scored(session, first[1], *[-1.0] * 2) + scored(session, first[2], *[-1.0] * 2)
+    assert len(more) == 2
+    assert {owner.task.op.id for owner in runner.selects._by_request.values()} == {3, 4}
+    # the first one ends: its requests leave room for three of the other
+    asked = session.send(w.Cancel(id=5, ops=[3]))
+    submits = [each for each in asked if isinstance(each, m.Submit)]
+    assert len(runner.selects._by_request) == 3
+    assert {owner.task.op.id for owner in runner.selects._by_request.values()} == {4}
+    assert submits
+    assert session.reply(3).code == "cancelled"
+    assert session.reply(5).result == {"cancelled": [3]}
+
+
+def test_a_selection_is_put_aside_with_its_client_alone(
+    alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = alone(opened={"detach": "pause"})
+    spelt(monkeypatch, [10, 11], [10, 12])
+    other = session.attach("d")
+    (mine,) = begun(session)
+    *_, theirs = session.send(
+        w.Fork(id=1, branch=None, as_=["b"]),
+        w.Append(id=2, branch="b", tokens=[5]),
+        w.Select(id=3, branch="b", choices=["a", "b"]),
+        socket=other,
+    )
+    session.state.out.cache.clear()
+    session.detach()
+    assert session.asked() == [m.Cancel(mine.request)]
+    assert session.state.out.cache == [m.DropBranches([mine.branch])]
+    selects_ = session.core._runner.selects
+    assert list(selects_._by_request) == [theirs.request]
+    assert scored(session, mine, -1.0, -1.0, -1.0) == []  # it had been on its way
+    session.attach()
+    (again,) = session.asked()
+    assert (again.places, again.targets, again.prompt) == (mine.places, mine.targets, mine.prompt)
+    scored(session, again, -1.0, -3.0, -2.0)
+    assert (session.branch().position, session.branch().reason) == (5, "stop")
+
+
+def test_a_deadline_ends_a_selection_that_waits(
+    alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = alone(running=1)
+    spelt(monkeypatch, [10, 11], [12, 13])
+    (first,) = begun(session, deadline_ms=1000)
+    session.now = 11.0
+    session.core.tick(11.0)
+    assert session.reply(2).code == "deadline"
+    assert session.asked() == [m.Cancel(first.request)]
+    assert session.branch().position == 3
+    assert not session.core._runner.selects.busy
+    assert not session.core._runner.selects._by_task
+
+
+def test_the_scheduler_may_end_a_selection(
+    alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for reason, code in (("deadline", "deadline"), ("error", "overloaded")):
+        session = alone()
+        spelt(monkeypatch, [10, 11], [12, 13])
+        first, second = begun(session)
+        asked = session.over(first.request, 0, reason, error="overloaded", message="later")
+        assert asked == [m.Cancel(second.request)]
+        assert session.reply(2).code == code
+        assert session.branch().position == 3
+
+
+def test_choices_that_cannot_be_scored_change_nothing(
+    alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for choices, code, details in (
+        ([[10], []], "bad_request", None),
+        ([[10], [10] * 98], "too_long", {"max": 100, "position": 3, "tokens": 98}),
+    ):
+        session = alone()
+        spelt(monkeypatch, *choices)
+        held = session.state.meter.held
+        assert begun(session) == []
+        error = session.reply(2)
+        assert (error.code, error.details) == (code, details)
+        assert not session.core._runner.selects._by_task
+        session.send(w.Drop(id=3, branch="main"))
+        assert session.state.meter.held < held + 3000
+    session = alone()
+    spelt(monkeypatch, [10], [10] * 97)
+    assert len(begun(session)) == 1
+
+
+def test_scoring_needs_memory_beforehand(
+    alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spelt(monkeypatch, [10, 11, 12, 13], [14, 15, 16, 17])
+    session = alone()
+    session.send(w.Append(id=1, tokens=[5, 6, 7]))
+    op = op_bytes(w.Select(id=2, choices=["a", "b"]))
+    first = SEGMENT + TOKEN * (2 + 2 * 64)
+    size = 2 * SEGMENT + 3 * TOKEN * 8 + NODE * 8
+    assert size > first
+    base = session.state.meter.held
+    for ident, room, runs in ((2, size - 1, False), (3, size, True)):
+        session.replies(1)
+        session.state.meter.most = session.state.meter.held + op + room
+        asked = session.send(w.Select(id=ident, choices=["a", "b"]))
+        assert any(isinstance(each, m.Submit) for each in asked) is runs
+        if not runs:
+            assert session.reply(ident).code == "limit"
+            assert session.branch().position == 3
+    assert session.state.meter.held >= base
+
+
+def test_long_choices_are_tokenized_off_the_loop(alone: Callable[..., Alone]) -> None:
+    session = alone()
+    choices = ["word " * 500, "other " * 500]
+    assert begun(session, choices=choices) == []
+    (job,) = session.state.out.encode
+    assert job.size == 2500 + 3000 + 2 * 64
+    runner = session.core._runner
+    assert (runner.selects.busy, runner.busy) == (True, True)
+    session.core.encoded(job.ticket, None, ValueError("no"), 11.0)
+    assert session.reply(2).code == "bad_request"
+    assert not runner.selects.busy
+
+
+def test_a_text_is_sent_again_from_the_output_that_it_changes() -> None:
+    branch = Branch("a", 1)
+    input_segment(branch, [1, 2, 3], "abc", tail=Tail.RAW)
+    output = OutputSegment(3)
+    output.tokens.extend([4, 5])
+    branch.segments.append(output)
+    told = {at: selects._told_from(branch, at) for at in range(6)}
+    assert told == {0: 0, 1: 1, 2: 2, 3: 3, 4: 3, 5: 5}
