@@ -65,7 +65,7 @@ def _end(tokenizer: Tokenizer, branch: Branch) -> tuple["array[int]", int | None
 
 def _inside(token: bytes) -> bool:
     """Whether a token begins inside a character."""
-    return token[:1] != b"" and 0x80 <= token[0] < 0xC0
+    return token != b"" and token[0] & 0xC0 == 0x80
 
 
 def _text(tokenizer: Tokenizer, tokens: "array[int]") -> str:
@@ -89,7 +89,7 @@ def _part(
     may differ from `own`, whose tokens need not be what the tokenizer makes of the text.
     """
     sizes = tokenizer.token_bytes
-    ends = {0: 0} | {end: i for i, end in enumerate(accumulate(len(sizes[t]) for t in own), 1)}
+    ends = {end: i for i, end in enumerate(accumulate(len(sizes[t]) for t in own), 1)}
     best, at = (0, 0), 0
     for i, (one, other) in enumerate(zip(alone, ids, strict=False), 1):
         if one != other:

@@ -23,21 +23,20 @@ class Conversation:
     `turns`: the appended turns with the place of their first message.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, base: int) -> None:
         self.messages: list[ChatMessage] = []
-        self.base = 0
+        self.base = base
         self.turns: list[tuple[InputSegment, int]] = []
         self._open = False  # the last message is an assistant's, and goes on
 
     @staticmethod
     def of(branch: Branch) -> "Conversation":
         """Read it off the segments. O(segments + messages)."""
-        found = Conversation()
         segments = branch.segments
         first = len(segments)
         while first and segments[first - 1].tail is not Tail.RAW:
             first -= 1
-        found.base = segments[first - 1].end if first else 0
+        found = Conversation(segments[first - 1].end if first else 0)
         for segment in segments[first:]:
             found._add(segment)
         return found
@@ -150,14 +149,14 @@ def borders(
             if segment.start == position
             else _find(rendered, segment, message, at, new.char, end_of)
         )
-        if place >= at:
+        if place is not None and place >= at:
             found.append(Border(place, message, abs(segment.turn), segment.op))
             at = place + (segment.start == position)  # the next one is not there too
         elif found:
             found[-1] = found[-1]._replace(turns=found[-1].turns + abs(segment.turn))
         else:
             hidden += abs(segment.turn)
-    found.append(new._replace(char=max(new.char, at - 1 if at > char else at)))
+    found.append(new._replace(char=max(new.char, char)))
     if found[0].char > char or hidden:  # the rest of a turn whose beginning was left standing
         found.insert(0, Border(char, found[0].message, -hidden))
     return found
@@ -165,12 +164,17 @@ def borders(
 
 def _find(
     rendered: str, segment: InputSegment, message: int, at: int, until: int, end_of: Callable[[int], str]
-) -> int:
-    place = rendered.find(segment.raw, at, until) if segment.raw else -1
-    if place >= 0 or not message or not (end := end_of(message - 1)):
-        return place
-    place = rendered.find(end, max(0, at - len(end)), until)
-    return place + len(end) if place >= 0 else -1
+) -> int | None:
+    if segment.raw:
+        place = rendered.find(segment.raw, at, until)
+        if place >= 0:
+            return place
+    end = end_of(message - 1) if message else ""
+    if end:
+        place = rendered.find(end, max(0, at - len(end)), until)
+        if place >= 0:
+            return place + len(end)
+    return None
 
 
 def common_prefix(a: str, b: str) -> int:

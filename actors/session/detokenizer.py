@@ -149,7 +149,7 @@ class OutputText:
         """Cut what is not released yet up to character `upto`."""
         held = "".join(self._parts)
         size = upto - self.released[1]
-        self._parts = [held[size:]] if size < len(held) else []
+        self._parts = [held[size:]]
         return held[:size]
 
     def _stop(self, match: Match) -> Released | None:

@@ -182,3 +182,22 @@ def test_an_end_that_the_tokenizer_changes_is_left_as_it_is() -> None:
     assert tokenizer.asked == [("AB", ord("x")), ("c", ord("B"))]
     assert (joined.at, joined.tail) == (3, "")
     assert [list(each) for each in joined.tokens] == [[ord("c")]]
+
+
+class Pairs(Letters):
+    """It has one token for "bd" too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_bytes.append(b"bd")
+
+    def encode(self, text: str, *, special: bool, after: int | None) -> list[int]:
+        found = super().encode(text, special=special, after=after)
+        return [256, *found[2:]] if text.startswith("bd") else found
+
+
+def test_a_text_that_changes_all_of_the_end_keeps_none_of_it() -> None:
+    tokenizer: Any = Pairs()
+    joined = join_texts(tokenizer, lettered("ab"), ["d", "e"])
+    assert (joined.at, joined.tail, list(joined.own)) == (1, "b", [ord("b")])
+    assert [list(each) for each in joined.tokens] == [[256], [ord("b"), ord("e")]]

@@ -110,6 +110,7 @@ def test_how_far_a_rendering_agrees() -> None:
     branch = built.branch
     assert common(branch, 3, "<u>Qanswer</a>", never) == (13, 10)
     assert common(branch, 3, "<u>Qansxx", never) == (9, 6)  # the last mark before the difference
+    assert common(branch, 3, "<u>Qanswx", never) == (11, 8)
     assert common(branch, 3, "<u>Qx", never) == (7, 4)
     assert common(branch, 3, "<u>X", never) == (3, 0)
     assert common(branch, 0, "rawX", never) == (3, 3)
@@ -226,3 +227,50 @@ def test_a_history_shares_what_the_branch_knows_of_it() -> None:
         alone = history_before(built.branch, base, at, messages)
         assert (alone.before, list(alone.messages)) == (None, messages)
     assert history_before(built.branch, 4, built.branch.position, messages).before is told
+
+
+def test_what_follows_an_answer_that_is_complete_is_another() -> None:
+    spoken = said("assistant", "whole")
+    built = Build().put("A").output("ole", spoken=spoken).output("more")
+    assert built.messages() == [("assistant", "whole"), ("assistant", "more")]
+
+
+def test_equal_turns_have_a_border_each() -> None:
+    lost = [(segment("<u>one", 0), 0), (segment("<u>one", 9), 2)]
+    found = borders("<u>one<a>A<u>one<u>new", (0, 0), lost, Border(16, 4, 1), unknown)
+    assert found == [Border(0, 0, 1, 7), Border(10, 2, 1, 7), Border(16, 4, 1)]
+
+
+def test_a_new_turn_never_begins_before_what_is_new() -> None:
+    assert borders("..x", (4, 2), [], Border(0, 4, 1), unknown) == [Border(2, 4, 1)]
+    first = [(segment("<u>one", 0), 0)]
+    found = borders("<u>onenew", (0, 0), first, Border(0, 1, 1), unknown)
+    assert found == [Border(0, 0, 1, 7), Border(0, 1, 1)]
+
+
+def test_a_turn_may_be_found_where_the_new_text_begins() -> None:
+    lost = [(segment("<u>two", 9), 2)]
+    found = borders("<u>two<u>new", (4, 0), lost, Border(6, 4, 1), unknown)
+    assert found == [Border(0, 2, 1, 7), Border(6, 4, 1)]
+
+
+@pytest.mark.parametrize(("char", "place"), [(0, 2), (2, 2)])
+def test_the_message_before_may_end_where_the_new_text_begins(char: int, place: int) -> None:
+    """Its end may stand before that, and is asked for once."""
+    asked: list[int] = []
+
+    def end_of(message: int) -> str:
+        asked.append(message)
+        return "A."
+
+    lost = [(segment("<u>two", 9), 2)]
+    found = borders("A.<u>TWO<u>new", (4, char), lost, Border(8, 4, 1), end_of)
+    turn = [Border(place, 2, 1, 7), Border(8, 4, 1)]
+    assert found == (turn if char == place else [Border(char, 2, 0), *turn])
+    assert asked == [1]
+
+
+def test_the_first_message_has_none_before_it() -> None:
+    lost = [(segment("<u>two", 9), 0)]
+    found = borders("..TWO<u>new", (4, 2), lost, Border(5, 1, 1), lambda message: "..")
+    assert found == [Border(2, 1, -1), Border(5, 1, 1)]

@@ -9,7 +9,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from ramify.actors.kit.fanout import Router
-from ramify.actors.kit.mailbox import Mailbox
+from ramify.actors.kit.mailbox import Mailbox, MailboxFull
+from ramify.actors.session import directory as directory_module
 from ramify.actors.session.directory import Directory
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
@@ -201,3 +202,85 @@ async def test_a_session_is_as_urgent_as_its_credential_allows(doors: Callable[.
         assert shown == [2, 3]
         codes = [out.code for out in replies if isinstance(out, w.Error)]
         assert codes == ["limit", "bad_request"]  # the second's branch is empty
+
+
+async def test_where_the_key_was_is_told(doors: Callable[..., Any]) -> None:
+    """In a frame of several messages, or alone."""
+    async with doors() as each:
+        for place, path in ((None, "$.key"), (0, "$[0].key"), (2, "$[2].key")):
+            each.inbox.tell(m.OpenSession(1, w.Open(client="c", key="k"), [], place=place))
+            (refused,) = await each.settle()
+            assert refused.error.details == {"path": path}
+            assert path in refused.error.message
+        assert len(each.directory) == 0
+
+
+async def test_the_servers_own_model_may_be_named(doors: Callable[..., Any]) -> None:
+    async with doors() as each:
+        assert number_of(await each.open(1, model="fake"), 1) == 1
+
+
+async def test_ids_and_keys_cannot_be_guessed(doors: Callable[..., Any]) -> None:
+    async with doors() as each:
+        states = [state_of(await each.open(socket), socket) for socket in (1, 2)]
+        for prefix, length, name in (("s_", 14, "session"), ("k_", 26, "key"), ("v_", 26, "view_key")):
+            values = [getattr(state, name) for state in states]
+            assert len(set(values)) == 2
+            assert {(value[:2], len(value)) for value in values} == {(prefix, length)}
+
+
+async def test_a_session_whose_mailbox_is_full_is_overloaded(doors: Callable[..., Any]) -> None:
+    async with doors() as each:
+        state = state_of(await each.open(1), 1)
+        _, entry = each.directory._entries[state.session]
+        entry.mailbox.tell = MagicMock(side_effect=MailboxFull("session"))
+        told = await each.open(2, session=state.session, key=state.key)
+        assert error_of(told, 2) == "overloaded"
+        assert told[0].error.retry_ms == 1000
+
+
+async def test_a_session_that_cannot_be_made_leaves_nothing_and_harms_nobody(
+    doors: Callable[..., Any],
+) -> None:
+    async with doors() as each:
+        holdings = each.directory._holdings
+        each.directory._metrics.sessions.side_effect = RuntimeError("broken")
+        before = holdings.held
+        told = await each.open(1)
+        assert told[0].error.message == "the session could not be opened"
+        assert (holdings.held, holdings.process.sessions) == (before, 0)
+        each.directory._metrics.sessions.side_effect = None
+        assert number_of(await each.open(2), 2) == 2
+
+
+async def test_all_its_sockets_are_closed_with_a_session(doors: Callable[..., Any]) -> None:
+    """Also those that it has not read of, and what it held is given back."""
+    async with doors() as each:
+        state = state_of(await each.open(1), 1)
+        number, entry = each.directory._entries[state.session]
+        late = m.Attach(9, w.Open(client="d"), [], True)
+        entry.mailbox.drain_nowait = MagicMock(return_value=[late, m.Detached(8)])
+        each.sessions.tell(number, m.Frame(1, [w.CloseSession(id=2)]))
+        told = await each.settle()
+        closed = [t.socket for t in told if isinstance(t, m.CloseSocket)]
+        assert sorted(set(closed)) == [1, 9]
+        assert each.directory._deserted.is_set()
+        assert each.directory._holdings.held == 0
+        assert m.DropSessions([number]) in list(each.cache.drain_nowait())
+
+
+def test_tokens_that_the_model_lacks_are_told_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    warned = MagicMock()
+    monkeypatch.setattr(directory_module.log, "warning", warned)
+    fits: Any = MagicMock(beyond=lambda vocab: {}, eos_ids=frozenset({2}))
+    directory_module._compare(fits, 100)
+    assert not warned.called
+    lacks: Any = MagicMock(
+        beyond=lambda vocab: {vocab + i: f"t{i}" for i in (5, 0, 1, 2, 3)},
+        eos_ids=frozenset({2, 103, 101}),
+    )
+    directory_module._compare(lacks, 100)
+    first, second = warned.call_args_list
+    assert (first.kwargs["vocabulary"], first.kwargs["tokens"]) == (100, 5)
+    assert first.kwargs["examples"] == {100: "t0", 101: "t1", 102: "t2", 103: "t3"}
+    assert second.kwargs == {"tokens": [101, 103]}
