@@ -402,6 +402,7 @@ class World:
             assert (account.rows, account.prefilling, account.shares) == (0, 0, {})
             assert (client.rows, client.prefilling, client.slots, client.shares) == (0, 0, 0, {})
             assert (account.held, account.foreseen) == (0, 0)
+            assert (client.requests, client.lacking) == (0, 0)
         admission = self.core._admission
         admission.active.expire(1 << 40)
         assert (admission.active.reserved, len(admission._line)) == (0, 0)

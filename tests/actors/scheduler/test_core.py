@@ -460,3 +460,27 @@ def test_a_request_that_never_ran_started_when_it_ended(world):
     w.turn(Cancel(ident(2)))
     w.run()
     assert (w.finished[ident(2)].started, w.finished[ident(2)].first_token) == (7.5, 0.0)
+
+
+def test_deadlines_of_requests_that_ended_do_not_pile_up(world):
+    w = world()
+    for number in range(1, 67):
+        w.run(w.submit(number, [number], deadline=1e9), Cancel(ident(number)))
+    assert len(w.core._deadlines) == 66
+    w.turn(w.submit(67, [67], deadline=1e9))
+    assert [number for _, number in w.core._deadlines] == [ident(67)]
+    w.run()
+    w.check_idle()
+
+
+def test_what_lacks_for_first_tokens(world):
+    """Input ahead of its generation has none."""
+    w = world()
+    pace = w.core._planner.pace
+    w.turn(w.submit(1, [1, 2, 3], max_tokens=0))
+    assert pace._waiting == 0
+    w.turn(w.submit(2, [4, 5, 6], max_tokens=2))
+    assert pace._waiting == 3
+    w.run()
+    assert pace._waiting == 0
+    w.check_idle()

@@ -352,3 +352,77 @@ def test_steps_without_decodes_last_some_targets():
     assert pace.alone(True) == 256
     pace._full = 1000
     assert pace.alone(True) == 1500
+
+
+def test_what_a_step_is_aimed_at():
+    assert make()._target == pytest.approx(0.018, rel=1e-9)
+
+
+def test_a_cpus_steps_last_twelve_times_what_any_step_costs():
+    pace = make(target=1, device="cpu", step=1 << 20)
+    exact(pace, Device())
+    pace._full = 1 << 20
+    assert pace.alone(False) == pytest.approx((12 * 4e-3 - 4e-3) / 21e-6, rel=0.01)
+    pace = make(target=1, device="cpu", step=1 << 20)
+    exact(pace, Device(base=0.1))
+    pace._full = 1 << 20
+    assert pace.alone(True) == pytest.approx((0.4 - 0.1) / 21e-6, rel=0.01)
+
+
+def test_only_scored_positions_cost_more():
+    pace = make()
+    pace._logits_cost = 3.0
+    plain = SimpleNamespace(request=SimpleNamespace(targets=None))
+    assert pace.work(plain, 2, 7) == 5
+    scored = SimpleNamespace(
+        request=SimpleNamespace(targets=SimpleNamespace(lines=lambda start, end: 2))
+    )
+    assert pace.work(scored, 2, 7) == 5 + 6
+
+
+def test_any_step_that_took_time_teaches():
+    for prompts, decodes in ((4, 4), (4, 0), (0, 4)):
+        pace = make()
+        pace.learn(prompts, decodes, 0.01)
+        assert pace._weights != [0.0, 0.0, 0.0]
+
+
+def test_the_most_that_was_seen():
+    pace = make()
+    for prompts, decodes, known, full in (
+        (50, 4, 50, 0),
+        (30, 4, 50, 0),
+        (70, 0, 50, 70),
+        (60, 0, 50, 70),
+    ):
+        pace.learn(prompts, decodes, 0.01)
+        assert (pace._known, pace._full) == (known, full)
+    cpu = make(device="cpu")
+    cpu.learn(50, 4, 0.01)
+    assert (cpu._known, cpu._full) == (50, 50)
+
+
+def test_how_much_more_is_taken_where_many_wait():
+    """8,000 tokens in half a second: steps of 5.92 ms of decodes take what comes meanwhile."""
+    pace = make()
+    exact(pace, Device())
+    alone = 4e-3 + 64 * 30e-6
+    for waiting in (4000, 8000, 16_000):
+        pace._waiting = waiting
+        rate = waiting / 0.5
+        assert pace._draining(alone) == pytest.approx(rate * alone / (1 - rate * 21e-6), rel=0.02, abs=1)
+    pace._waiting = 24_000  # more than it computes in that time
+    assert pace._draining(alone) == 2048
+    cpu = make(device="cpu", mixed=4096)
+    exact(cpu, Device())
+    cpu._waiting = 24_000
+    assert cpu._draining(alone) == pytest.approx((3 * 0.018 - alone) / 21e-6, rel=0.01)
+    assert cpu._draining(0.04) == pytest.approx(0.04 / 21e-6, rel=0.01)
+
+
+def test_a_cpus_steps_grow_by_half_or_to_twice():
+    for device, alone in (("cpu", 400), ("cuda", 300)):
+        pace = make(device=device, step=1 << 20)
+        exact(pace, Device())
+        pace._full = 200
+        assert pace.alone(True) == alone

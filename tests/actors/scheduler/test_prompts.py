@@ -237,3 +237,80 @@ def test_nobody_starves_whatever_comes():
         for done in [each for each in waiting if each.filled == each.prompt]:
             del waiting[done]
     assert min(waiting.values()) > 1500
+
+
+def test_how_much_of_a_prompt_counts_as_one():
+    """64 tokens, or a 32nd of the largest steps; a turn is 2,048."""
+    assert [make(step=step).enough for step in (100, 2048, 2080, 6400)] == [64, 64, 65, 200]
+    prompts = make(step=8192, mixed=8192)
+    one, other = add(prompts, run(5000), run(5000, Account(2)))
+    assert (one.lot, other.lot) == (2048, 2048)
+
+
+def test_on_a_cpu_a_quarter_of_the_largest_step_lacks_in_any_case():
+    for device, lacking in (("cuda", 3 * 10), ("cpu", 3 * 100)):
+        info = SimpleNamespace(step_tokens=400, device=device)
+        prompts = Prompts(info, ScheduleConfig(ahead_tokens=20), Fixed(400, 10))
+        assert prompts.lacking(GENERATION, 4) == lacking
+        assert prompts.lacking(AHEAD, 4) == 3 * 20
+
+
+def test_ahead_no_more_than_a_step_takes():
+    assert make(step=10, mixed=10).lacking(AHEAD, 1) == 3 * 10
+
+
+@pytest.mark.parametrize(
+    ("prompt", "filled", "first"), [(100, 0, 100), (101, 0, 50), (150, 50, 100), (151, 50, 50)]
+)
+def test_which_prompts_take_several_steps(prompts, prompt, filled, first):
+    """What is cached does not count. They are computed in shorter steps, until they are gone."""
+    (long,) = add(prompts, run(prompt, filled=filled))
+    assert prompts.take(0) == [(long, filled, filled + first)]
+    prompts.forget(long)
+    (other,) = add(prompts, run(100, Account(2)))
+    assert taken(prompts) == [(other, 100)]
+
+
+def test_whose_prompts_are_computed(prompts):
+    client = Client()
+    one, two = Account(1, client), Account(2, client)
+    first, second, third = add(prompts, run(10, one), run(10, one), run(10, two))
+    assert (one.prefilling, two.prefilling, client.prefilling) == (2, 1, 2)
+    prompts.forget(first)
+    assert (one.prefilling, two.prefilling, client.prefilling) == (1, 1, 2)
+    assert taken(prompts) == [(second, 10), (third, 10)]
+    assert (one.prefilling, two.prefilling, client.prefilling) == (0, 0, 0)
+
+
+def test_virtual_time_is_when_the_lot_in_work_was_begun():
+    prompts = make(step=LOT, mixed=LOT)
+    account = Account(1)
+    add(prompts, run(3 * LOT, account))
+    for now in (0, LOT, 2 * LOT):
+        prompts.take(1)
+        assert prompts._now == now
+    (late,) = add(prompts, run(10, Account(2)))
+    assert (late.turn, late.account.due) == (2 * LOT, 2 * LOT + 10)
+
+
+def test_what_costs_more_is_taken_in_smaller_parts(prompts):
+    prompts._pace.work = lambda run, start, end: 2 * (end - start)
+    (scored,) = add(prompts, run(70))
+    assert taken(prompts, 1) == [(scored, 30)]
+    prompts._pace.work = lambda run, start, end: 1000 * (end - start)
+    assert taken(prompts, 1) == [(scored, 1)]  # it goes on at last
+
+
+def test_who_is_hurried_keeps_its_turn(prompts):
+    (slow,) = add(prompts, run(30, ahead=True, priority=-3))
+    prompts.hurry(slow, (False, -3))
+    assert slow.level == (False, -3)
+    place = slow.place
+    prompts.hurry(slow, (True, 2))
+    assert (slow.level, prompts.order, slow.place > place) == ((True, 2), [(True, 2)], True)
+    prompts.hurry(slow, (True, 1))
+    assert slow.level == (True, 2)
+    assert prompts.lacking((True, 2), 1) == 3 * 60 - 30
+    prompts.forget(slow)
+    prompts.hurry(slow, (True, 9))
+    assert (slow.level, len(prompts), prompts.order) == ((True, 2), 0, [])

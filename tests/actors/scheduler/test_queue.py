@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ramify.actors.scheduler.queue import WaitingQueue
+from ramify.actors.scheduler.queue import Member, Ring, WaitingQueue
 from ramify.actors.scheduler.request import Account, Client, Request
 from ramify.protocol.messages import Submit
 from ramify.protocol.sampling import SamplingParams
@@ -319,3 +319,156 @@ def test_what_a_pick_charges(make):
     assert pick(queue) == [request]
     assert (request.charge, account.served, account.client.served) == (11, 11, 11)
     assert (request.ticket, account.rows) == (0, 1)
+
+
+def member(served, live=1):
+    who = Client()
+    who.served = served
+    made = Member(who)
+    made.live = live
+    return made
+
+
+def test_a_ring_goes_by_service_and_then_by_who_came_first():
+    ring = Ring()
+    late, early, second = member(5), member(3), member(3)
+    for each in (late, early, second):
+        ring.post(each)
+    assert ring.best() is early
+    third = member(3)
+    ring.post(third, first=True)
+    assert ring.best() is third
+    fourth = member(3)
+    ring.post(fourth, first=True)
+    assert ring.best() is fourth
+    for gone, best in ((fourth, third), (third, early), (early, second), (second, late)):
+        gone.live = 0
+        assert ring.best() is best
+    late.live = 0
+    assert ring.best() is None
+    assert ring.notes == []
+
+
+def test_a_member_has_one_valid_note():
+    ring = Ring()
+    one = member(5)
+    ring.post(one)
+    ring.post(one)
+    assert (len(ring.notes), one.posted) == (1, 5)
+    one.who.served = 8  # more service: put right when it comes up
+    ring.post(one)
+    assert (len(ring.notes), one.posted) == (1, 5)
+    one.who.served = 2
+    ring.post(one)
+    assert (len(ring.notes), one.posted) == (2, 2)
+    assert ring.best() is one
+
+
+def test_who_had_more_service_meanwhile_goes_behind_its_equals():
+    ring = Ring()
+    one, other = member(1), member(4)
+    ring.post(one)
+    ring.post(other)
+    one.who.served = 4
+    assert ring.best() is other
+    assert one.posted == 4
+    other.who.served = 5
+    assert ring.best() is one
+    assert len(ring.notes) == 2
+
+
+def test_a_ring_forgets_who_is_gone():
+    ring = Ring()
+    for number in range(64):
+        ring.post(member(100 - number, live=number % 8 == 0))
+    assert len(ring.notes) == 64
+    ring.post(member(50))
+    assert (len(ring.notes), ring._limit) == (9, 64 + 2 * 9)
+    served = []
+    while (best := ring.best()) is not None:
+        served.append(best.who.served)
+        best.live = 0
+    assert served == [44, 50, 52, 60, 68, 76, 84, 92, 100]
+
+
+def test_a_share_forgets_requests_that_left(make):
+    queue, account = queue_of(), Account(1)
+    requests = [make(account, resident=number) for number in range(40)]
+    for request in requests:
+        queue.push(request)
+    (share,) = account.shares.values()
+    for request in requests[:20]:
+        queue.discard(request)
+    assert (len(share.heap), share.live) == (40, 20)
+    queue.discard(requests[20])
+    assert (len(share.heap), share.live) == (19, 19)
+    assert share.top() is requests[39]
+    for request in requests[21:38]:
+        queue.discard(request)
+    assert len(share.heap) == 19  # so few are not worth it
+    assert drain(queue) == [40, 39]
+
+
+@pytest.mark.parametrize(("count", "left"), [(32, 32), (33, 16)])
+def test_how_many_entries_are_worth_a_look(make, count, left):
+    queue, account = queue_of(), Account(1)
+    requests = [make(account) for _ in range(count)]
+    for request in requests:
+        queue.push(request)
+    (share,) = account.shares.values()
+    for request in requests[: count - 16]:
+        queue.discard(request)
+    assert len(share.heap) == left
+
+
+def test_who_goes_first_of_all(make):
+    queue = queue_of()
+    with pytest.raises(LookupError, match="nobody waits"):
+        queue.first()
+    low, high = make(Account(1)), make(Account(2), priority=3)
+    queue.push(low)
+    assert (queue.first(), queue.pushes) == (low, 1)
+    queue.push(high)
+    assert (queue.first(), queue.pushes, len(queue)) == (high, 2, 2)
+    queue.discard(high)
+    assert (queue.first(), queue.pushes, len(queue)) == (low, 2, 1)
+    assert high.account.shares == high.account.client.shares == {}
+
+
+def test_before_its_equals(make):
+    queue = queue_of()
+    one, two = make(Account(1)), make(Account(2))
+    queue.push(one)
+    queue.push(two, first=True)
+    assert drain(queue) == [2, 1]
+
+
+def test_of_each_prompt_a_part_counts_in_the_room(make):
+    """Long ones do not keep short ones out: of each 64 tokens count."""
+    queue = WaitingQueue(1.0, 4, 64)
+    account = Account(1)
+    for _ in range(4):
+        queue.push(make(account, prompt=1000))
+    assert len(pick(queue, tokens=128)) == 2
+    account.client.prefilling = 1
+    assert len(pick(queue, tokens=65)) == 2
+
+
+def test_room_that_was_spent_at_a_higher_level_is_gone(make):
+    queue = queue_of()
+    for account in (Account(1), Account(2)):
+        account.client.prefilling = 1
+        queue.push(make(account, prompt=30, priority=account.session))
+    ahead = make(Account(3), prompt=30, max_tokens=0)
+    queue.push(ahead)
+    assert [r.submit.request for r in pick(queue, tokens=30, ahead=1)] == [2, 3]
+    assert [r.submit.request for r in pick(queue, tokens=31)] == [1]
+
+
+def test_a_prompt_that_is_resident_takes_a_token_of_room(make):
+    queue, account = queue_of(), Account(1)
+    account.client.prefilling = 1
+    for _ in range(5):
+        queue.push(make(account, prompt=10, resident=10))
+    assert len(pick(queue, tokens=3)) == 3
+    assert account.served == 3

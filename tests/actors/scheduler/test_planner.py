@@ -1,0 +1,175 @@
+"""The planner by itself: rows, what is in flight, and results that do not fit their plan."""
+
+import msgspec
+import pytest
+
+from ramify.actors.scheduler.planner import Planner
+from ramify.actors.scheduler.request import Account, Request, Run, SchedulerError
+from ramify.protocol.config import ScheduleConfig
+from ramify.protocol.messages import Submit
+from ramify.protocol.plan import StepResult, pack, unpack
+from ramify.protocol.sampling import SamplingParams
+
+
+@pytest.fixture
+def planner(world):
+    return make(world)
+
+
+def make(world, *, rows=4, budget=16, lookahead=4, in_flight=2, device="cpu"):
+    info = world(rows=rows, budget=budget).info
+    info = msgspec.structs.replace(info, device=device)
+    return Planner(info, ScheduleConfig(lookahead=lookahead, in_flight=in_flight))
+
+
+def run_of(planner, number, prompt=3, *, limit=5, slots=20, sampled=0):
+    """A run with a row and pages of one slot each; it is admitted."""
+    submit = Submit(number, number, prompt, limit, SamplingParams(), sampled=sampled)
+    request = Request(submit, Account(number), number, number, 0, limit)
+    tokens = pack(range(prompt))
+    run = Run(request, planner.take_row(), 0, tokens, pack(range(slots)), b"", True, 1)
+    planner.admit(run)
+    return run
+
+
+def result(plan, tokens, seconds=0.0):
+    rows = [extend.row for extend in plan.extends if extend.sample] + unpack(plan.decodes).tolist()
+    return StepResult(plan.step, pack(rows), pack(tokens), 0, int(seconds * 1e6))
+
+
+@pytest.mark.parametrize(("lookahead", "steps"), [(1, 4), (2, 4), (4, 3), (7, 2), (8, 0), (100, 0)])
+def test_how_early_more_slots_are_asked_for(world, lookahead, steps):
+    """A run with four slots beside its prompt asks after so many steps."""
+    planner = make(world, lookahead=lookahead)
+    run = run_of(planner, 1, limit=50, slots=7)
+    asked = []
+    for _ in range(5):
+        planner.landed(result(planner.plan(), [5]))
+        asked.append(planner.wanted == [run])
+    assert asked.index(True) == steps
+
+
+def test_rows_are_handed_out_from_the_first_on(planner):
+    assert (planner.max_rows, planner.free_rows, planner.running) == (4, 4, 0)
+    one, two = run_of(planner, 1), run_of(planner, 2)
+    assert (one.row, two.row, planner.free_rows, planner.running) == (0, 1, 2, 2)
+    planner.drop(one)
+    assert (planner.free_rows, planner.running, planner.take_row()) == (3, 1, 0)
+
+
+def test_no_more_rows_than_a_step_has_tokens(world):
+    assert make(world, rows=32, budget=16).max_rows == 16
+
+
+def test_what_a_step_is_made_of(planner):
+    run = run_of(planner, 1, sampled=6)
+    plan = planner.plan()
+    (opened,), (extend,) = plan.opens, plan.extends
+    assert (opened.row, opened.request, opened.cached, opened.sampled) == (0, 1, 0, 6)
+    assert list(unpack(opened.pages)) == list(range(20))
+    assert (extend.row, extend.start, list(unpack(extend.tokens)), extend.sample) == (
+        0,
+        0,
+        [0, 1, 2],
+        True,
+    )
+    assert (plan.step, planner.step, planner.processed, plan.decodes, plan.closes) == (1, 1, 3, b"", b"")
+    assert (run.tokens, run.pages, run.planned) == (b"", b"", 1)
+    second = planner.plan()
+    assert (list(unpack(second.decodes)), second.opens, second.extends) == ([0], [], [])
+    assert (planner.step, planner.processed) == (2, 4)
+    assert planner.plan() is None  # two are in flight
+    planner.landed(result(plan, [5]))
+    assert planner.plan() is not None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "device", "plans"), [(63, "cpu", 2), (64, "cpu", 1), (64, "cuda", 2)]
+)
+def test_on_a_cpu_a_step_with_many_prompt_tokens_is_awaited(world, prompt, device, plans):
+    planner = make(world, budget=64, device=device)
+    run_of(planner, 1, prompt, slots=100)
+    assert len([plan for plan in (planner.plan(), planner.plan()) if plan is not None]) == plans
+
+
+def test_what_is_under_way_of_a_run(planner):
+    run = run_of(planner, 1, 20, slots=30)
+    assert planner.in_vain(run) == 0
+    first = planner.plan()
+    assert planner.in_vain(run) == 16
+    second = planner.plan()
+    assert planner.in_vain(run) == 20  # its first token costs nothing beside its prompt
+    planner.landed(result(first, []))
+    planner.landed(result(second, [7]))
+    run.computed = 20
+    run.out.append(7)
+    assert planner.in_vain(run) == 0
+    planner.plan()
+    planner.plan()
+    assert planner.in_vain(run) == 2
+
+
+def test_who_is_dropped_is_closed_and_its_pages_are_nobodys(planner):
+    one, two = run_of(planner, 1), run_of(planner, 2)
+    planner.landed(result(planner.plan(), [5, 6]))
+    planner.grown(one, pack([50]))
+    planner.grown(two, pack([60]))
+    planner.drop(one)
+    assert (one.live, one.decoding) == (False, False)
+    plan = planner.plan()
+    assert list(unpack(plan.closes)) == [0]
+    assert [(grow.row, list(unpack(grow.pages))) for grow in plan.grows] == [(1, [60])]
+    assert list(unpack(plan.decodes)) == [1]
+    planner.landed(result(plan, [8]))
+    plan = planner.plan()
+    assert (plan.closes, plan.grows) == (b"", [])
+
+
+def test_who_was_never_opened_is_not_closed(planner):
+    planner.drop(run_of(planner, 1))
+    assert planner.plan() is None
+
+
+def test_a_row_is_closed_though_nothing_runs(planner):
+    run = run_of(planner, 1)
+    plan = planner.plan()
+    planner.drop(run)
+    assert planner.plan() is None  # the next step may as well tell it
+    planner.landed(result(plan, [5]))
+    plan = planner.plan()
+    assert (list(unpack(plan.closes)), plan.extends, plan.decodes) == ([0], [], b"")
+
+
+def test_results_that_do_not_fit(planner):
+    with pytest.raises(SchedulerError, match="result of step 1, expected None"):
+        planner.landed(StepResult(1, b"", b"", 0, 0))
+    for number in (1, 2):
+        run_of(planner, number)
+    plan = planner.plan()
+    good = result(plan, [5, 6])
+    for wrong, why in (
+        ({"step": 2}, "result of step 2, expected 1"),
+        ({"rows": pack([1, 0])}, r"step 1: 2 tokens, rows \[1, 0\], not \[0, 1\]"),
+        ({"tokens": pack([5])}, "step 1: 1 tokens"),
+        ({"logprobs": [None]}, "step 1: 1 logprobs for 2 tokens"),
+        ({"scores": pack([1])}, "step 1: 1 scores for 0 targets"),
+    ):
+        in_flight = planner.in_flight.copy()
+        with pytest.raises(SchedulerError, match=why):
+            planner.landed(msgspec.structs.replace(good, **wrong))
+        planner.in_flight = in_flight
+    step, tokens = planner.landed(good)
+    assert (step.step, step.firsts, list(tokens)) == (1, 2, [5, 6])
+    assert not planner.in_flight
+
+
+def test_what_a_step_took_is_learnt(planner):
+    learnt = []
+    planner.pace.learn = lambda work, decodes, seconds: learnt.append((work, decodes, seconds))
+    run_of(planner, 1)
+    first = planner.plan()
+    run_of(planner, 2, 5)
+    second = planner.plan()
+    planner.landed(result(first, [5], 0.5))
+    planner.landed(result(second, [5, 6], 0.25))
+    assert learnt == [(3, 0, 0.5), (5, 1, 0.25)]
