@@ -115,3 +115,29 @@ def test_greedy_as_by_a_matrix(choices: list[list[int]], random: object) -> None
     index, scores = choose("greedy_token_selection", tree.walks, logprobs)
     assert index == left[0]
     assert scores == pytest.approx(means)
+
+
+def test_a_path_goes_on_with_its_tallest_child() -> None:
+    """The others become paths of their own, if they have children."""
+    tree = ChoiceTree([[1, 2], [3, 4, 5], [6], [3, 7, 8]])
+    shown = [
+        (list(path.tokens), list(path.depths), list(path.targets), list(path.nodes))
+        for path in tree.paths
+    ]
+    assert shown == [
+        ([3, 4], [0, 0, 0, 1, 1, 2], [1, 3, 6, 4, 7, 5], [0, 2, 5, 3, 6, 4]),
+        ([3, 7], [2], [8], [7]),
+        ([1], [1], [2], [1]),
+    ]
+    assert [list(walk) for walk in tree.walks] == [[0, 1], [2, 3, 4], [5], [2, 6, 7]]
+    assert list(tree._heights()) == [1, 0, 2, 1, 0, 0, 1, 0]
+    assert (len(ChoiceTree([])), ChoiceTree([]).paths) == (0, [])
+
+
+def test_below_a_depth_are_the_targets_behind_so_many_tokens() -> None:
+    path = ChoiceTree([[1, 2, 3], [4]]).paths[0]
+    assert list(path.depths) == [0, 0, 1, 2]
+    for depth, targets, nodes in ((0, [1, 4, 2, 3], [0, 3, 1, 2]), (1, [2, 3], [1, 2]), (2, [3], [2])):
+        cut = path.below(depth)
+        assert (list(cut.targets), list(cut.nodes), cut.tokens) == (targets, nodes, path.tokens)
+    assert list(path.below(3).depths) == []

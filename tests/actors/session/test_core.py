@@ -9,6 +9,8 @@ from ramify.actors.session.stops import StopSet
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
+from ramify.protocol.errors import RamifyError
+from tests.actors.session.alone import Alone
 
 
 def user(text: str) -> list[w.ChatMessage]:
@@ -881,3 +883,140 @@ def test_names_that_the_server_makes_are_no_longer_than_names_may_be(sim: Callab
     engine.pump()
     assert sorted(reply.branch for reply in client.replies[3]) == [f"{fits}.3.1", f"{fits}.3.2"]
     assert {reply.code for reply in client.replies[4]} == {"bad_request"}
+
+
+# --- without an engine ---------------------------------------------------------------------------
+
+
+def test_each_message_brings_the_time(alone: Callable[..., Alone]) -> None:
+    """What a session does is dated by the message that made it do so."""
+    session = alone(context=100_000)
+    core, publisher = session.core, session.core.publisher
+    (submit,) = session.send(w.Append(id=1, tokens=[5]), w.Generate(id=2))
+    times: list[float] = []
+
+    def at(now: float, told: Callable[[float], None]) -> None:
+        told(now)
+        times.append(publisher.now)
+
+    at(11.0, lambda now: core.frame(1, [], now))
+    at(12.0, lambda now: core.throttled(1, True, now))
+    at(13.0, lambda now: core.throttled(1, False, now))
+    at(14.0, core.tick)
+    at(15.0, lambda now: core.tokens(m.Tokens([], []), now))
+    at(16.0, lambda now: core.inspected(m.Inspected(99, []), now))
+    opened = w.Open(client="d")
+    at(17.0, lambda now: core.attach(m.Attach(7, opened, [], True), now))
+    at(18.0, lambda now: core.detached(7, now))
+    core.frame(1, [w.Fork(id=3, branch=None, as_=["t"])], 18.5)
+    core.frame(1, [w.Append(id=4, branch="t", text="word " * 2000)], 18.5)
+    (job,) = session.state.out.encode
+    at(19.0, lambda now: core.encoded(job.ticket, job.run(), None, now))
+    at(20.0, lambda now: core.fail(RamifyError("broken"), now))
+    assert times == [11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0, 19.0, 20.0]
+    done = session.reply(2)
+    assert done.code == "internal"
+    assert submit.arrived == 10.0
+
+
+def test_ops_that_wait_count_as_in_flight(alone: Callable[..., Alone]) -> None:
+    session = alone(ops_in_flight=4)
+    session.send(w.Append(id=1, tokens=[5]), w.Generate(id=2), w.Append(id=3, tokens=[5]))
+    session.send(*(w.Append(id=ident, tokens=[5]) for ident in (4, 5, 6)))
+    assert [each.code for each in session.replies(6)] == ["limit"]
+    session.send(*(w.Append(id=ident, tokens=[5]) for ident in (4, 5)))
+    assert [type(each) for each in session.replies(5)] == [w.Error]  # the first frame's
+    session.send(w.Append(id=6, tokens=[5]))
+    assert [each.code for each in session.replies(6)] == ["limit", "limit"]
+
+
+def test_replies_that_are_held_back_count_as_in_flight(alone: Callable[..., Alone]) -> None:
+    session = alone(ops_in_flight=2)
+    (subscriber,) = session.core.subscribers.values()
+    submit, *_ = session.send(
+        w.Credit(branch="main", upto=1), w.Append(id=1, tokens=[5]), w.Generate(id=2, max_tokens=3)
+    )
+    session.said(submit.request, 40, 41, 42)
+    session.over(submit.request, 3)
+    assert (session.replies(2), subscriber.held) == ([], 1)
+    session.send(w.Fork(id=3, branch=None, as_=["a"]), w.Fork(id=4, branch=None, as_=["b"]))
+    assert set(session.state.branches) == {"main"}
+    session.send(w.Fork(id=3, branch=None, as_=["a"]))
+    assert set(session.state.branches) == {"main", "a"}
+
+
+def test_trees_that_are_not_answered_count_as_in_flight(alone: Callable[..., Alone]) -> None:
+    session = alone(ops_in_flight=3)
+    session.core.throttled(1, True, 10.0)
+    session.send(w.Tree(id=1), w.Tree(id=2))
+    session.send(w.Append(id=3, tokens=[5]), w.Append(id=4, tokens=[5]))
+    assert {each.code for each in session.replies(3) + session.replies(4)} <= {"limit", "skipped"}
+    assert session.branch().position == 0
+    session.send(w.Append(id=3, tokens=[5]))
+    assert session.branch().position == 1
+
+
+def test_an_op_that_was_answered_long_ago_is_an_error_and_runs_no_more(
+    alone: Callable[..., Alone],
+) -> None:
+    session = alone(replies_kept=1)
+    session.send(w.Append(id=1, tokens=[5]), w.Append(id=2, tokens=[5]))
+    assert len(session.replies(1)) == 1
+    session.send(w.Append(id=1, tokens=[5]))
+    first, second = session.replies(1)
+    assert (type(first), second.code) == (w.Ok, "bad_request")
+    session.send(w.Append(id=2, tokens=[5]))
+    assert session.replies(2)[0] == session.replies(2)[1]
+    session.send(w.Cancel(id=3), w.Cancel(id=4))
+    session.send(w.Cancel(id=3))
+    assert [type(each) for each in session.replies(3)] == [w.Ok, w.Error]
+    assert session.branch().position == 2
+
+
+def test_a_spawn_has_a_reply_for_each_child_and_no_other(alone: Callable[..., Alone]) -> None:
+    session = alone()
+    (reply_log,) = session.core.publisher.reply_logs.values()
+    submits = session.send(w.Append(id=1, tokens=[5]), w.Generate(id=2, n=3, max_tokens=1))
+    for left, submit in zip((True, True, False), submits, strict=True):
+        assert reply_log.waits(2)
+        session.over(submit.request, 0)
+        assert reply_log.waits(2) is left
+    assert reply_log.idle
+
+
+def test_text_that_was_held_back_is_sent_when_the_engine_fails(alone: Callable[..., Alone]) -> None:
+    session = alone(opened={"tick_ms": 1000})
+    (submit,) = session.send(w.Append(id=1, tokens=[5]), w.Generate(id=2))
+    session.said(submit.request, 40)
+    session.said(submit.request, 41, 42)
+    session.core.fail(RamifyError("broken"), 10.1)
+    session.replies(2)
+    text = "".join(each.text for each in session.sent if isinstance(each, w.Delta))
+    segment: Any = session.branch().segments[-1]
+    assert text == segment.text
+    assert segment.ended
+    assert session.core.ended == "the engine failed"
+    assert (session.state.out.cache, session.state.out.scheduler, session.state.out.wake_at) == (
+        [],
+        [],
+        None,
+    )
+
+
+def test_credit_for_a_name_that_nobody_makes_is_not_kept(alone: Callable[..., Alone]) -> None:
+    session = alone()
+    (subscriber,) = session.core.subscribers.values()
+    heard: list[tuple[str, int, int]] = []
+    subscriber.credit = lambda branch, upto, most: heard.append((branch, upto, most))  # type: ignore[method-assign]
+    session.send(w.Credit(branch="nobody", upto=5), w.Credit(branch="main", upto=6))
+    assert heard == [("main", 6, session.state.limits.ops_in_flight)]
+
+
+def test_the_first_branch_is_there_from_the_first_revision(alone: Callable[..., Alone]) -> None:
+    session = alone()
+    assert (session.state.revision, session.branch().born, list(session.state.branches)) == (
+        1,
+        1,
+        ["main"],
+    )
+    assert (session.core.ended, session.core.sockets) == (None, [1])

@@ -8,6 +8,7 @@ import pytest
 
 from ramify.actors.session.choices import Choices, ChoiceTree
 from ramify.actors.session.drafts import Joined
+from ramify.actors.session.meter import SEGMENT, TOKEN
 from ramify.actors.session.selection import Selection
 from ramify.protocol import wire as w
 from ramify.protocol.messages import Finished
@@ -68,3 +69,35 @@ def test_unconditionally(start: int, places: list[int], targets: list[int]) -> N
     index, scores = made.best()
     assert scores == pytest.approx([-1.0 - seven, (-1.0 - seven - 2.0 + 6.0) / 2, -3.0 - nine])
     assert index == 1
+
+
+def test_scoring_is_metered_by_choice_token_and_node() -> None:
+    made = selection("token_length_normalized")
+    assert made.tokenized(CHOICES, 1) == 3 * SEGMENT + 3 * TOKEN * 4 + 150 * 3
+    assert (made.size, made.ended, made.handles, made.pending) == (0, False, {}, {})
+
+
+def test_a_deadline_counts_from_the_ops_arrival() -> None:
+    task: Any = SimpleNamespace(arrived=10.0)
+    for deadline_ms, deadline in ((None, None), (1500, 11.5)):
+        op = w.Select(id=1, choices=["a"], deadline_ms=deadline_ms)
+        made = Selection(op, task, None, chat=False, before=0)  # type: ignore[arg-type]
+        assert made.deadline == deadline
+
+
+def test_paths_are_taken_in_order_and_no_more_than_there_are() -> None:
+    made = selection("unconditional_likelihood_normalized")
+    assert [len(made.waiting), len(made.take(1)), len(made.take(5)), made.take(5)] == [2, 1, 1, []]
+    none = selection("unconditional_likelihood_normalized", 0)
+    none.tokenized(Choices(Joined(5, array("i"), "", [array("i", [7])]), ChoiceTree([[7]])), 0)
+    assert all(scoring.behind or scoring.path.targets for scoring in none.waiting)
+
+
+def test_the_bill_is_the_sum_over_its_requests() -> None:
+    made = selection("unconditional_likelihood_normalized")
+    (first, second) = made.take(2)
+    made.scored(first, finished([-1.0, -3.0, -2.0], 4, 2))
+    made.scored(second, finished([-1.0, -3.0, -2.0], 1, 3))
+    usage = made.usage(7, 12.5)
+    assert (usage.prompt, usage.cached, usage.computed, usage.output) == (10, 5, 5, 7)
+    assert (usage.forced, usage.hit.gpu, usage.total_ms) == (0, 5, 2500.0)

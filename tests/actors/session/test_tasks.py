@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from ramify.actors.session.calls.toolbox import Toolbox
+from ramify.actors.session.tasks import ON_THE_LOOP, FrameRun, Kind, Task
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 
@@ -79,3 +81,34 @@ def test_a_viewer_may_look_and_leave_only(sim: Callable[..., Any]) -> None:
     client.send(w.Tree(id=4))
     engine.pump()
     assert codes(client, 4) == ["state"]
+
+
+def test_a_task_touches_each_branch_once_and_starts_with_nothing() -> None:
+    frame = FrameRun(w.Open(client="c"), lambda: Toolbox(()))
+    op = w.Generate(id=1, max_tokens=9)
+    task = Task(Kind("x", generates=True), op, frame, "a", ["b", "a", "b"], children=["c"])
+    assert (task.touched, task.children, task.index, task.branch) == (("b", "a"), ("c",), 0, "a")
+    assert (task.shared, task.spared, task.deadline_ms, task.race) == (None, frozenset(), None, None)
+    assert (task.scored, task.arrived, task.bill, task.expects) == ((), 0.0, None, 9)
+    assert Task(Kind("x"), op, frame, "a", []).expects == 0
+    kind = Kind("x")
+    assert kind[1:] == (False,) * 6
+
+
+def test_stop_strings_of_an_op_are_prepared_once_a_frame() -> None:
+    frame = FrameRun(w.Open(client="c"), lambda: Toolbox(()))
+    op, other = w.Generate(id=1, stop=["a"]), w.Generate(id=2, stop=["b"])
+    assert frame.stops(op) is frame.stops(op)
+    assert frame.stops(other) is not frame.stops(op)
+    assert (frame.client, frame.failed, frame.prompts) == ("c", {}, {})
+
+
+def test_what_may_be_tokenized_on_the_loop_is_counted_from_turn_to_turn() -> None:
+    frame = FrameRun(w.Open(client="c"), lambda: Toolbox(()))
+    assert ON_THE_LOOP == 4096
+    assert frame.spend(4000, 0.0)  # the first turn may be at any time
+    assert frame.spend(96, 0.0)
+    assert not frame.spend(1, 0.0)
+    assert frame.spend(0, 0.0)
+    assert not frame.spend(4097, 1.0)
+    assert frame.spend(4096, 1.0)  # what was refused took nothing
