@@ -11,6 +11,8 @@ from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.codec import Codec
 from ramify.protocol.config import Limits
+from ramify.protocol.errors import RamifyError
+from tests.actors.session.alone import Alone
 
 
 def tree(engine: Any, client: Any, **fields: Any) -> list[w.State]:
@@ -175,3 +177,75 @@ def test_a_broken_engine_answers_trees_that_wait(sim: Callable[..., Any]) -> Non
     client.send(*(w.Tree(id=ident, tokens=True) for ident in range(2, 6)))
     engine.fail(1)
     assert client.unanswered == {}
+
+
+def looks(session: Alone) -> list[Any]:
+    """The questions to the cache since the last call."""
+    found = [each for each in session.state.out.cache if isinstance(each, m.Inspect)]
+    session.state.out.cache.clear()
+    return found
+
+
+def test_one_tree_is_looked_at_after_the_other(alone: Callable[..., Alone]) -> None:
+    session = alone()
+    session.send(w.Fork(id=1, branch=None, as_=["a", "b"]))
+    session.state.out.cache.clear()
+    session.send(w.Tree(id=2), w.Tree(id=3, branch="a"), w.Tree(id=4, branch="none"))
+    (first,) = looks(session)
+    assert first.branches == [session.branch(name).handle for name in ("main", "a", "b")]
+    assert session.replies(2) == session.replies(4) == []
+    session.core.inspected(m.Inspected(first.id, [0, 0, 0]), 10.0)
+    (second,) = looks(session)
+    assert second.branches == [session.branch("a").handle]
+    assert [each.branch for each in session.reply(2).branches] == ["main", "a", "b"]
+    session.core.inspected(m.Inspected(second.id, [0]), 10.0)
+    assert looks(session) == []
+    assert (session.reply(4).code, session.reply(4).branch) == ("no_branch", "none")
+
+
+def test_a_tree_goes_on_with_the_branch_that_after_names(alone: Callable[..., Alone]) -> None:
+    session = alone()
+    session.send(w.Fork(id=1, branch=None, as_=["a", "b"]))
+    session.state.out.cache.clear()
+    for ident, branch, after, shown in (
+        (2, None, "a", ["a", "b"]),
+        (3, None, "main", ["main", "a", "b"]),
+        (4, "b", "b", ["b"]),
+    ):
+        session.send(w.Tree(id=ident, branch=branch, after=w.Place(after, 0)))
+        (look,) = looks(session)
+        assert look.branches == [session.branch(name).handle for name in shown]
+        session.core.inspected(m.Inspected(look.id, [0] * len(shown)), 10.0)
+    session.send(w.Tree(id=5, branch="b", after=w.Place("a", 0)), w.Tree(id=6, after=w.Place("z", 0)))
+    assert (session.reply(5).code, session.reply(5).details) == ("bad_request", {"id": 5})
+    assert session.reply(6).code == "no_branch"
+
+
+def test_a_socket_that_does_not_read_gets_its_trees_when_it_does(alone: Callable[..., Alone]) -> None:
+    session = alone()
+    session.core.throttled(1, True, 10.0)
+    session.send(w.Tree(id=1))
+    assert looks(session) == []
+    session.core.throttled(1, False, 10.0)
+    assert len(looks(session)) == 1
+
+
+def test_a_broken_engine_answers_trees_of_who_does_not_read(alone: Callable[..., Alone]) -> None:
+    session = alone()
+    session.core.throttled(1, True, 10.0)
+    session.send(w.Tree(id=1), w.Tree(id=2))
+    session.core.fail(RamifyError("broken"), 11.0)
+    for ident in (1, 2):
+        (shown,) = session.reply(ident).branches
+        assert (shown.kv, shown.resident) == ("none", None)
+
+
+def test_a_tree_of_a_socket_that_left_may_be_asked_for_again(alone: Callable[..., Alone]) -> None:
+    session = alone()
+    session.core.throttled(1, True, 10.0)
+    session.send(w.Tree(id=1), w.Tree(id=2))
+    (reply_log,) = session.core.publisher.reply_logs.values()
+    assert reply_log.waits(1)
+    assert reply_log.waits(2)
+    session.detach()
+    assert reply_log.idle
