@@ -921,3 +921,55 @@ def test_a_text_is_sent_again_from_the_output_that_it_changes() -> None:
     branch.segments.append(output)
     told = {at: selects._told_from(branch, at) for at in range(6)}
     assert told == {0: 0, 1: 1, 2: 2, 3: 3, 4: 3, 5: 5}
+
+
+def test_choices_of_ids_that_the_model_does_not_have_are_refused(
+    alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = alone()
+    spelt(monkeypatch, [10, session.state.vocab])
+    monkeypatch.setattr(session.core.writer, "_unknown", {session.state.vocab: "<x>"})
+    assert begun(session, choices=["a"]) == []
+    error = session.reply(2)
+    assert (error.code, error.details["token"]) == ("bad_request", session.state.vocab)
+
+
+def test_what_scoring_held_is_given_back(
+    alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = alone()
+    spelt(monkeypatch, [10, 11])
+    session.send(w.Append(id=1, tokens=[5, 6, 7]))
+    session.replies(1)
+    before = session.state.meter.held
+    session.send(w.Select(id=2, choices=["a"]))
+    size = SEGMENT + 3 * TOKEN * 2 + NODE * 2
+    (running,) = session.core._runner.selects._by_task.values()
+    assert running.size == size
+    assert session.state.meter.held == before + size + op_bytes(w.Select(id=2, choices=["a"]))
+    (reply_log,) = session.core.publisher.reply_logs.values()
+    kept = reply_log.held
+    session.send(w.Cancel(id=3))
+    assert session.state.meter.held - before == reply_log.held - kept
+
+
+def test_selections_are_submitted_in_turn(
+    alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request at a time: who has asked goes behind those that wait."""
+    session = alone(running=1)
+    spelt(monkeypatch, [10, 11], [12, 13], [14, 15])
+    session.send(w.Append(id=1, tokens=[5, 6, 7]), w.Fork(id=2, as_=["a"]))
+    session.asked()
+    runner = session.core._runner
+    (submit,) = session.send(
+        w.Select(id=3, choices=["a", "b", "c"]), w.Select(id=4, branch="a", choices=["a", "b", "c"])
+    )
+    order = []
+    while runner.selects._by_request:
+        ((request, selection),) = runner.selects._by_request.items()
+        order.append(selection.task.op.id)
+        scores = [-1.0] * len(selection.pending[request].path.nodes)
+        session.over(request, 0, scores=pack_floats(scores))
+    assert order == [3, 3, 4, 3, 4, 4]  # the other one came when the first had asked once
+    assert submit.prompt > 3
