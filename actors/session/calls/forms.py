@@ -117,7 +117,7 @@ def _function(sink: Sink) -> Reading[None]:
         key = (yield from _until(">", NAME_MOST)).strip()
         text = yield from _until(PARAMETER_END)
         value = sink.typed(key, text.removeprefix("\n").removesuffix("\n"))
-        sink.argues(("," if arguments else "{") + f"{_json(key)}: {_json(value)}")
+        sink.argues((", " if arguments else "{") + f"{_json(key)}: {_json(value)}")
         arguments[key] = value
     sink.argues("}" if arguments else "{}")
     sink.complete({"name": name, "arguments": arguments})

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from ramify.actors.session.attachments import LOOK_SECONDS
+from ramify.actors.session.sizes import op_bytes
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
@@ -134,3 +136,79 @@ def test_a_viewer_takes_over_from_a_viewer_of_its_name(sim: Callable[..., Any]) 
     engine.pump()
     assert second.socket in engine.cores[1].sockets
     assert first.socket not in engine.cores[1].sockets
+
+
+def coming(engine: Any, socket: int, name: str, *, write: bool = True, **opened: Any) -> None:
+    """A socket of session 1 whose `state` waits for the cache."""
+    opening = w.Open(client=name, session="s_1", **opened)
+    engine.cores[1].attach(m.Attach(socket, opening, [], write), engine.now)
+
+
+@pytest.mark.parametrize(("write", "who"), [(True, "clients"), (False, "viewers")])
+def test_so_many_clients_and_so_many_viewers(sim: Callable[..., Any], write: bool, who: str) -> None:
+    """One that comes again takes its own place."""
+    engine = sim(limits=Limits(attachments=2))
+    engine.session("other")
+    engine.pump()
+    core = engine.cores[1]
+    if not write:
+        coming(engine, 70, "first", write=False)
+    core.state.out.notes.clear()
+    coming(engine, 71, "second", write=write)
+    assert core.state.out.notes == []
+    coming(engine, 72, "third", write=write)
+    (note,) = core.state.out.notes
+    assert (note[0], note[1].code, note[1].details) == (72, "limit", {"max": 2})
+    assert note[1].message.startswith(f"2 {who} are attached")
+    assert closes(engine) == [(72, Close.FORBIDDEN, "too many attachments")]
+    assert 72 not in core.sockets
+    coming(engine, 73, "second", write=write)
+    assert closes(engine)[1:] == [(71, Close.REPLACED, "the same client attached again")]
+    assert 73 in core.sockets
+    assert 71 not in core.sockets
+
+
+def test_frames_wait_for_the_state_up_to_the_limit(sim: Callable[..., Any]) -> None:
+    """To the byte; one frame always fits; what a socket sent goes with it."""
+    op = w.Append(id=1, text="x" * 100)
+    size = op_bytes(op)
+    engine = sim(limits=Limits(queued_op_bytes=2 * size))
+    engine.session("other")
+    engine.pump()
+    core = engine.cores[1]
+    core.state.out.notes.clear()
+    coming(engine, 71, "c")
+    meter = core.state.meter
+    before = meter.held
+    for ident in (1, 2, 3):
+        core.frame(71, [w.Append(id=ident, text="x" * 100)], engine.now)
+    assert [(socket, note.id, note.code) for socket, note in core.state.out.notes] == [(71, 3, "limit")]
+    assert meter.held == before + 2 * size
+    core.detached(71, engine.now)
+    assert meter.held == before
+    coming(engine, 72, "d")
+    core.frame(72, [w.Append(id=1, text="x" * 1000)], engine.now)
+    assert len(core.state.out.notes) == 1
+    core.frame(99, [op], engine.now)  # a socket that nobody knows
+    assert meter.held == before + size + 900
+
+
+def test_a_session_ends_when_nobody_came_back_in_time(sim: Callable[..., Any]) -> None:
+    engine = sim()
+    client = engine.session(ttl_s=100.0)
+    client.send(w.Append(id=1, text="x"))
+    engine.pump()
+    core = engine.cores[1]
+    core.detached(client.socket, 50.0)
+    core.tick(149.0)
+    assert (core.ended, core.state.out.wake_at) == (None, 150.0)
+    coming(engine, 71, "c", ttl_s=100.0)
+    core.tick(1000.0)
+    assert core.ended is None
+    core.detached(71, 1000.0)
+    core.tick(1100.0)
+    assert core.ended == "expired"
+
+
+def test_one_that_is_due_and_generates_is_looked_at_again_after_a_second() -> None:
+    assert LOOK_SECONDS == 1.0

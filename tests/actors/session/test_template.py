@@ -430,3 +430,74 @@ def test_arguments_that_a_template_could_not_write_stay_a_string(arguments: str)
     call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
     (shown,) = as_dicts([ChatMessage(role="assistant", tool_calls=[call])])
     assert shown["tool_calls"] == [call]
+
+
+class Written:
+    """A template that is a function of the messages; notes with which tools it was asked."""
+
+    def __init__(self, write: Callable[[Sequence[Mapping[str, Any]], bool], str]) -> None:
+        self.write = write
+        self.tools: list[Any] = []
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generate: bool = False,
+    ) -> str:
+        self.tools.append(tools)
+        return self.write(messages, tools is not None) + ("<a>" if generate else "")
+
+    def unguarded(self, rendered: str) -> str:
+        return rendered
+
+
+def plainly(messages: Sequence[Mapping[str, Any]], tools: bool) -> str:
+    return "".join(f"<{m['role'][0]}>{m['content']} </e>\n" for m in messages)
+
+
+def test_what_is_left_of_an_end_behind_the_sampled_token() -> None:
+    template = ChatTemplate(Written(plainly))
+    assert template.closing() == " </e>\n"
+    assert template.rest_after_eos("</e>") == "\n"
+    assert template.rest_after_eos("e>") is None  # "</" would be lost
+    assert template.rest_after_eos("<other>") is None
+    assert template.rest_after_eos("") is None
+
+
+def test_a_template_that_wants_tools_is_asked_with_one_and_refusals_with_tools_stand() -> None:
+    def wants(messages: Sequence[Mapping[str, Any]], tools: bool) -> str:
+        if not tools:
+            raise BadRequest("tools, please")
+        return plainly(messages, tools)
+
+    written = Written(wants)
+    assert ChatTemplate(written).closing("user") == " </e>\n"
+    assert [each is None for each in written.tools] == [True, False] * 2
+
+    def refuses(messages: Sequence[Mapping[str, Any]], tools: bool) -> str:
+        raise BadRequest("no")
+
+    never = Written(refuses)
+    with pytest.raises(BadRequest, match="no"):
+        ChatTemplate(never).closing("system", [{"name": "f"}])
+    assert len(never.tools) == 1
+
+
+def test_a_turn_that_is_not_shown_cannot_be_continued() -> None:
+    template = ChatTemplate(Written(lambda messages, tools: "nothing"))
+    with pytest.raises(BadRequest, match="does not show a 'user' turn in its place"):
+        template.closing("user")
+
+
+def test_what_a_template_is_asked_is_asked_once() -> None:
+    written = Written(plainly)
+    template = ChatTemplate(written)
+    for _ in range(3):
+        assert template.closing("user") == " </e>\n"
+        assert template.generation_prompt("user") == "<a>"
+        assert template.generation_prompt("user", tools=True) == "<a>"
+    assert len(written.tools) == 3
+    assert written.tools == [None] * 3
+    template.generation_prompt("system", tools=True)
+    assert written.tools[-1] is not None
