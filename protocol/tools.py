@@ -1,7 +1,9 @@
-"""What `open.tools` must look like: functions as OpenAI's API has them, or bare.
+"""What `open.tools` and a message's `tool_calls` must look like: as OpenAI's API has them, or bare.
 
     {"type": "function", "function": {"name": ..., "description"?: ..., "parameters"?: {...}}}
     {"name": ..., "description"?: ..., "parameters"?: {...}}
+    {"id"?: ..., "type": "function", "function": {"name": ..., "arguments": {...}}}
+    {"name": ..., "arguments": {...}}
 
 More keys may stand there; what they mean is the chat template's business. Pure; the values themselves
 are JSON already (`json_value`).
@@ -19,18 +21,8 @@ def check_tools(tools: Sequence[dict[str, Any]], field: str) -> None:
     """Raise InvalidField, which names the place in `field`, if one is no function. O(tools)."""
     seen: dict[str, int] = {}
     for i, tool in enumerate(tools):
-        where = f"{field}[{i}]"
-        kind = tool.get("type", "function")
-        if kind != "function":
-            raise InvalidField(f'`{where}.type` must be "function": this server calls nothing else')
-        function: Any = tool
-        if "function" in tool:
-            where, function = f"{where}.function", tool["function"]
-        if not isinstance(function, dict):
-            raise InvalidField(f"`{where}` must be an object with a `name`")
-        name = function.get("name")
-        if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
-            raise InvalidField(f"`{where}.name` must be a string of 1 to {LONGEST_NAME} characters")
+        where, function = _function(tool, f"{field}[{i}]")
+        name = function["name"]
         if name in seen:
             raise InvalidField(f"`{where}.name` is that of tool {seen[name]} too: each needs its own")
         seen[name] = i
@@ -41,3 +33,31 @@ def check_tools(tools: Sequence[dict[str, Any]], field: str) -> None:
             raise InvalidField(f"`{where}.parameters` must be an object: a JSON schema")
         if parameters and not isinstance(parameters.get("properties"), dict | None):
             raise InvalidField(f"`{where}.parameters.properties` must be an object")
+
+
+def check_calls(calls: Sequence[dict[str, Any]], field: str) -> None:
+    """Raise InvalidField, which names the place in `field`, if one is no call. O(calls).
+
+    A text of `arguments` may be broken: a model wrote it, and templates can show it as it is.
+    """
+    for i, call in enumerate(calls):
+        if not isinstance(call.get("id"), str | None):
+            raise InvalidField(f"`{field}[{i}].id` must be a string")
+        where, function = _function(call, f"{field}[{i}]")
+        if not isinstance(function.get("arguments"), dict | str):
+            raise InvalidField(f"`{where}.arguments` must be an object, or its JSON text")
+
+
+def _function(value: dict[str, Any], where: str) -> tuple[str, dict[str, Any]]:
+    """The object in `value` that names a function, and its place."""
+    if value.get("type", "function") != "function":
+        raise InvalidField(f'`{where}.type` must be "function": this server calls nothing else')
+    function: Any = value
+    if "function" in value:
+        where, function = f"{where}.function", value["function"]
+    if not isinstance(function, dict):
+        raise InvalidField(f"`{where}` must be an object with a `name`")
+    name = function.get("name")
+    if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
+        raise InvalidField(f"`{where}.name` must be a string of 1 to {LONGEST_NAME} characters")
+    return where, function

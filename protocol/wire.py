@@ -25,7 +25,7 @@ from ramify.protocol.sampling import (
     TopP,
     check_temperature,
 )
-from ramify.protocol.tools import check_tools
+from ramify.protocol.tools import check_calls, check_tools
 
 # Every number, string and list of a client has a bound, here, where it is declared. A server's own
 # limits (`config.Limits`) are tighter; these are what any part of any server can rely on.
@@ -70,6 +70,7 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     def __post_init__(self) -> None:
         if self.tool_calls is not None:
             check_json(self.tool_calls, "tool_calls")
+            check_calls(self.tool_calls, "tool_calls")
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

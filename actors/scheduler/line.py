@@ -13,8 +13,9 @@ came all at once. If that is all its session asks for, the session has not begun
 crowd of newcomers has its first tokens soon, and does not overfill the pool.
 
 One request is on trial at a time: it goes to the waiting queue, which decides on rows as always. When
-its session begins, the others of that session follow. This file knows steps and pages, not why there is
-no room.
+its session begins, the others of that session follow. A trial may last: a client takes no pages from
+its own runs. So while one of a client that runs something lasts, one of a client that runs nothing is
+tried beside it. This file knows steps and pages, not why there is no room.
 """
 
 from collections import deque
@@ -36,6 +37,7 @@ class Line:
         self._tried = self._tried_before = -quantum  # the step when one of the line was last tried
         self._passed = -quantum  # the step when one went past it
         self._trial: Request | None = None
+        self._beside: Request | None = None  # on trial while another one lasts
 
     def __len__(self) -> int:
         return len(self._line)
@@ -71,10 +73,10 @@ class Line:
 
     def advance(self, step: int, room: int, *, idle: bool) -> None:
         """Put the next one on trial, if it is time. `room`: pages to be had. `idle`: nothing runs."""
-        trial = self._trial
-        if trial is not None and trial.state is RequestState.WAITING and not trial.in_line:
+        trial = self._trial if _undecided(self._trial) else None
+        if trial is not None and (not trial.account.client.rows or _undecided(self._beside)):
             return
-        self._trial = None
+        self._trial, self._beside = trial, None
         if not self._line:
             self._new.clear()
             return
@@ -84,6 +86,8 @@ class Line:
             self._passed = step
             new.visits = len(new.account.requests) == 1
             self._try(new, forced=True)
+        elif trial is not None and (not overdue or first.account.client.rows):
+            return
         elif overdue or (room >= self._need and step != self._refused):
             self._tried_before, self._tried = self._tried, step
             self._try(first, forced=overdue)
@@ -91,7 +95,10 @@ class Line:
     def _try(self, request: Request, *, forced: bool) -> None:
         self._move(request)
         request.forced = forced
-        self._trial = request
+        if self._trial is None:
+            self._trial = request
+        else:
+            self._beside = request
 
     def _move(self, request: Request) -> None:
         self.discard(request)
@@ -110,3 +117,7 @@ class Line:
                 return request
             new.popleft()
         return None
+
+
+def _undecided(trial: Request | None) -> bool:
+    return trial is not None and trial.state is RequestState.WAITING and not trial.in_line

@@ -1,12 +1,14 @@
-"""Tools that no session can use are refused, and the fault is named."""
+"""Tools and calls that no template can show are refused, and the fault is named."""
 
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
-from ramify.protocol.errors import InvalidField
-from ramify.protocol.tools import check_tools
+from ramify.protocol.codec import Codec
+from ramify.protocol.errors import BadRequest, InvalidField
+from ramify.protocol.tools import check_calls, check_tools
 
 FAULTY: list[tuple[Any, str]] = [
     ({}, ".name"),
@@ -44,4 +46,42 @@ def test_tools_of_both_shapes_pass() -> None:
             {"type": "function", "name": "d", "parameters": {"type": "object"}},
         ],
         "tools",
+    )
+
+
+FAULTY_CALLS: list[tuple[Any, str]] = [
+    ({}, ".name"),
+    ({"function": 5}, ".function"),
+    ({"function": {}}, ".function.name"),
+    ({"function": {"name": 5, "arguments": {}}}, ".function.name"),
+    ({"function": {"name": "f"}}, ".function.arguments"),
+    ({"function": {"name": "f", "arguments": [1]}}, ".function.arguments"),
+    ({"name": "f", "arguments": None}, ".arguments"),
+    ({"type": "custom", "name": "f", "arguments": {}}, ".type"),
+    ({"id": 7, "name": "f", "arguments": {}}, ".id"),
+]
+
+
+@pytest.mark.parametrize(("call", "place"), FAULTY_CALLS)
+def test_a_faulty_call_is_refused_by_name(call: Any, place: str) -> None:
+    good = {"name": "f", "arguments": {}}
+    with pytest.raises(InvalidField, match=re.escape(f"`tool_calls[1]{place}`")):
+        check_calls([good, call], "tool_calls")
+    message = {"role": "assistant", "tool_calls": [good, call]}
+    with pytest.raises(BadRequest) as raised:
+        Codec("json").decode_client(
+            msgspec.json.encode({"type": "append", "id": 1, "messages": [message]})
+        )
+    assert raised.value.details is not None
+    assert raised.value.details["path"] == f"$.messages[0].tool_calls[1]{place}"
+
+
+def test_calls_of_both_shapes_pass() -> None:
+    check_calls(
+        [
+            {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+            {"id": None, "function": {"name": "f", "arguments": {"x": 1}}},
+            {"name": "f", "arguments": "{broken"},
+        ],
+        "tool_calls",
     )

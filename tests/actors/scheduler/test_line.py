@@ -102,6 +102,25 @@ def test_one_at_a_time_is_on_trial(door):
     assert not second.in_line
 
 
+def test_a_trial_that_lasts_does_not_hold_up_who_runs_nothing(door):
+    """A client cannot take pages from its own runs: its trial may last as long as they do."""
+    crowd = Client()
+    crowd.rows = 4
+    one, two = (door.come(Account(100 + n, crowd)) for n in range(2))
+    door.line.advance(101, FULL, idle=False)
+    assert not one.in_line
+    one.account.charge(50)
+    new, later = door.come(), door.come()
+    door.line.advance(102, FULL, idle=False)
+    assert (new.in_line, new.forced, two.in_line) == (False, True, True)
+    door.line.advance(101 + QUANTUM, FULL, idle=False)  # one beside it, not two
+    assert (two.in_line, later.in_line) == (True, True)
+    new.state = RequestState.RUNNING
+    later.came = 0  # new no more: it has its turn in the line
+    door.line.advance(102 + QUANTUM, FULL, idle=False)
+    assert (two.in_line, later.in_line) == (True, False)
+
+
 def test_where_nothing_runs_nobody_waits(door):
     requests = aged(door, 3)
     assert [door.advance(idle=True) for _ in range(3)] == requests

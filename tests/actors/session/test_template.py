@@ -415,9 +415,10 @@ def test_the_history_is_not_rendered() -> None:
 
 def test_messages_as_templates_read_them() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "not json"}}
-    message = ChatMessage(role="assistant", tool_calls=[call, {"odd": 1}])
+    bare = {"name": "g", "arguments": "{}"}
+    message = ChatMessage(role="assistant", tool_calls=[call, bare])
     assert as_dicts([message, ChatMessage(role="tool", content="1", name="f", tool_call_id="c")]) == [
-        {"role": "assistant", "content": "", "tool_calls": [call, {"odd": 1}]},
+        {"role": "assistant", "content": "", "tool_calls": [call, bare]},
         {"role": "tool", "content": "1", "name": "f", "tool_call_id": "c"},
     ]
 

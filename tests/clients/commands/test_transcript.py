@@ -85,7 +85,7 @@ def test_groups_are_turns_that_undo_takes_back() -> None:
 def test_a_file_comes_back(tmp_path: Path) -> None:
     messages = [
         ChatMessage(role="user", content="né\n"),
-        ChatMessage(role="assistant", tool_calls=[{"name": "f"}]),
+        ChatMessage(role="assistant", tool_calls=[{"name": "f", "arguments": {}}]),
     ]
     transcript.write(tmp_path / "a.json", "m", "main", messages)
     assert transcript.read(tmp_path / "a.json") == messages
