@@ -156,7 +156,7 @@ def _add_norm(
     tl.store(normed + start + columns, (wide * scale * gain).to(normed.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["which"])  # it may be a slice
 def _divide_rows(
     values, squares, which, output, hidden, parts, eps, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     CHOSEN: tl.constexpr, OVERLAP: tl.constexpr,

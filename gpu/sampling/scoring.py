@@ -22,10 +22,10 @@ def slice_lines(vocab_size: int) -> int:
     return max(1, LOGITS_BYTES // (4 * vocab_size))
 
 
-def arrays(scored: Scored) -> dict[str, npt.NDArray[np.int64]]:
+def arrays(scored: Scored) -> dict[str, npt.NDArray[np.int32] | npt.NDArray[np.int64]]:
     """What `score` reads on the device."""
-    targets = scored.targets.astype(np.int64)
-    return {"lines": scored.lines, "which": scored.which, "targets": targets}
+    lines = scored.lines.astype(np.int32)  # the type of a step's sampled lines: one kernel reads both
+    return {"lines": lines, "which": scored.which, "targets": scored.targets.astype(np.int64)}
 
 
 @torch.inference_mode()
@@ -37,7 +37,7 @@ def score(
 ) -> Tensor:
     """float32[K] on the device: the targets' raw log-probabilities; NaN where they are not finite.
 
-    `views`: `arrays(scored)` on the device. `logits_of(lines)`: int64[L] of the step's lines, L at
+    `views`: `arrays(scored)` on the device. `logits_of(lines)`: int32[L] of the step's lines, L at
     most `slice_size`, -> logits [L, vocabulary], which the next call may overwrite.
     """
     lines, which, targets = views["lines"], views["which"], views["targets"]
