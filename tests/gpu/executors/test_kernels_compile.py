@@ -1,0 +1,169 @@
+"""Triton's front end takes every kernel that the CUDA executor launches, without a GPU.
+
+The interpreter runs Python, and so accepts more than the compiler: a float as a condition, values whose
+type changes in a loop. A driver that only takes notes stands in for the GPU. Compiling ends with Triton's
+own intermediate language, because the rest takes several times as long and rarely fails. Each test is a
+process of its own, because the other tests have their kernels interpreted.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", minversion="3.6")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
+
+PROGRAM = """
+import json, sys, types
+from dataclasses import replace
+from pathlib import Path
+import torch
+import triton
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import make_backend
+from triton.runtime import JITFunction, driver
+
+class Notes:
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+
+driver.set_active(Notes())
+made = []
+
+def compile(src, target, options, **more):
+    backend = make_backend(target)
+    options = backend.parse_options(dict(options, **src.parse_options()))
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+    src.make_ir(target, options, functions, modules, context)
+    made.append(src.name)
+    return object()
+
+triton.compiler.compile = compile  # before the first launch of any kernel
+launch = JITFunction.run
+
+def run(kernel, *args, grid, warmup, **options):
+    return launch(kernel, *args, grid=grid, warmup=True, **options)
+
+JITFunction.run = run
+
+import ramify.gpu.programmatic_launch as programmatic_launch
+programmatic_launch.overlaps = lambda device: True  # before anybody imports it
+from ramify.gpu.attention.registry import Choice
+from ramify.gpu.attention.triton_paged import TritonPaged
+from ramify.gpu.executors import cuda_executor
+from ramify.gpu.models.config import read_config
+from ramify.gpu.models.decoder import Decoder
+from ramify.gpu.startup import rehearsal
+from ramify.gpu.step.rows import RowTable
+from ramify.protocol.plan import ExecutorInfo, ExtendRow, OpenRow, StepPlan, pack
+from ramify.protocol.sampling import SamplingParams
+
+cuda_executor.gluon_works = lambda device: True
+TritonPaged.fewest_balanced = 32
+CPU = torch.device("cpu")
+ROWS, TOKENS, PAGE = 24, 64, 16
+
+def warm(executor, buckets):
+    executor._sampler.warm(executor._logits.dtype, executor._spare, executor._last, executor._tokens)
+    for bucket in buckets:
+        executor._warm(bucket)
+
+cuda_executor.CudaExecutor.warm = torch.inference_mode()(warm)
+
+def executor_for(config, dtype, sinks, deterministic):
+    Path("config.json").write_text(json.dumps(config))
+    shape = read_config(Path("."))
+    if sinks:
+        specs = [replace(spec, sinks=torch.zeros(shape.heads)) for spec in shape.specs]
+        shape = replace(shape, specs=tuple(specs))
+    model = Decoder(shape, 512, dtype, CPU)
+    choice = Choice("triton", "triton", "a test", deterministic=deterministic)
+    info = ExecutorInfo(
+        model="", architecture="", parameters=0, vocab_size=shape.vocab_size, context=512,
+        page_size=PAGE, pages=64, max_rows=ROWS, step_tokens=TOKENS, device="cpu", dtype="",
+        attention="", attention_reason="", eos_token_ids=[], kv_bytes_per_token=1, load_seconds=0.0,
+    )
+    pool = shape.kv_layout(dtype).allocate(info.pages, PAGE, CPU)
+    return cuda_executor.CudaExecutor(model, pool, RowTable(info), info, choice)
+
+config = json.loads(sys.argv[1])
+executor = executor_for(config, getattr(torch, sys.argv[2]), sys.argv[3] == "sinks", sys.argv[4] == "1")
+rehearsal.warm_all(executor)
+print(*sorted(set(made)))
+
+# whatever is served then is compiled already
+made.clear()
+scored = dict(places=pack([3, 4]), targets=pack([1, 2]))
+asks = SamplingParams(top_p=0.5, logprobs=2), SamplingParams(presence_penalty=0.5), SamplingParams()
+opens = [OpenRow(row, row, pack([2 * row, 2 * row + 1]), 0, ask) for row, ask in enumerate(asks)]
+extends = [ExtendRow(row, 0, pack(range(1, 17 - 5 * row)), True, **scored) for row in range(3)]
+with torch.inference_mode():
+    executor.launch(StepPlan(0, opens=opens, extends=extends))
+    executor.launch(StepPlan(1, decodes=pack([0, 1, 2])))
+assert not made, made
+"""
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128,
+    "hidden_size": 512,  # from here on and by 128 our own products run
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+}
+GEMMA = LLAMA | {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "head_dim": 64,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 32,
+    "query_pre_attn_scalar": 50,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+STEP = {"_embed_norm", "_add_norm", "_rope_store", "_extend"}
+DECODES = {"_attend", "_decode", "_merge", "_shared"}
+SAMPLING = {"_gather", "_search", "_masses", "_draw"}
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "sinks", "deterministic", "kernels"),
+    [
+        (LLAMA, "bfloat16", "", False, STEP | DECODES | SAMPLING | {"_linear", "_divide_rows"}),
+        (GEMMA, "bfloat16", "", False, STEP | DECODES | {"_gate_mul"}),
+        (LLAMA, "float32", "sinks", False, STEP | DECODES | {"_gate_mul"}),
+        (GEMMA, "bfloat16", "sinks", True, {"_attend", "_merge", "_rope_store"}),
+    ],
+    ids=["llama", "gemma", "float32-sinks", "deterministic"],
+)
+def test_the_compiler_takes_every_kernel(
+    config: dict[str, object],
+    dtype: str,
+    sinks: str,
+    deterministic: bool,
+    kernels: set[str],
+    tmp_path: Path,
+) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    path = {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(config), dtype, sinks, str(int(deterministic))],
+        cwd=tmp_path,
+        env=environment | path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert kernels <= set(done.stdout.split())
