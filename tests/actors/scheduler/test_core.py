@@ -484,3 +484,29 @@ def test_what_lacks_for_first_tokens(world):
     w.run()
     assert pace._waiting == 0
     w.check_idle()
+
+
+def test_which_idle_sessions_are_forgotten(world):
+    """Those that would start at the current virtual time anyway, and clients without a session."""
+    w = world()
+    w.run(w.submit(1, [1], session=1, owner="one", max_tokens=1))
+    w.run(w.submit(1, [2], session=2, owner="two", max_tokens=1))
+    w.turn(w.submit(1, [3], session=3, owner="three", max_tokens=9))
+    core = w.core
+    virtual = core._admission.queue.virtual
+    for session, served, own in ((1, virtual, 0), (2, virtual + 1, 0)):
+        account = core._accounts[session]
+        account.client.served, account.client.virtual, account.served = served, 5, 5 + own
+    core._sweep()
+    assert sorted(core._accounts) == [2, 3]
+    assert sorted(core._clients) == ["three", "two"]
+    assert core._sweep_at == 1024
+    core._accounts[2].client.served = virtual
+    core._accounts[2].served = 6
+    core._sweep()
+    assert sorted(core._accounts) == [2, 3]  # its client's other sessions have had less
+    core._accounts[2].served = 5
+    core._sweep()
+    assert (sorted(core._accounts), sorted(core._clients)) == ([3], ["three"])
+    w.run()
+    w.check_idle()

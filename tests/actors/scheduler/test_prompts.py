@@ -314,3 +314,17 @@ def test_who_is_hurried_keeps_its_turn(prompts):
     prompts.forget(slow)
     prompts.hurry(slow, (True, 9))
     assert (slow.level, len(prompts), prompts.order) == ((True, 2), 0, [])
+
+
+def test_places_of_prompts_that_left_are_forgotten_in_time(prompts):
+    runs = add(prompts, *(run(10) for _ in range(40)))
+    heap = prompts._lines[GENERATION].heap
+    for gone in runs[:20]:
+        prompts.forget(gone)
+    assert len(heap) == 40
+    prompts.forget(runs[20])
+    assert len(heap) == 19
+    for gone in runs[21:39]:
+        prompts.forget(gone)
+    assert len(heap) == 19  # so few are not worth it
+    assert taken(prompts) == [(runs[39], 10)]
