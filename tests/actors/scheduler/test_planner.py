@@ -173,3 +173,12 @@ def test_what_a_step_took_is_learnt(planner):
     planner.landed(result(first, [5], 0.5))
     planner.landed(result(second, [5, 6], 0.25))
     assert learnt == [(3, 0, 0.5), (5, 1, 0.25)]
+
+
+@pytest.mark.parametrize(("limit", "slots", "tokens"), [(3, 20, 3), (50, 4, 2), (1, 3, 1)])
+def test_a_run_stops_at_its_limit_or_its_last_slot(planner, limit, slots, tokens):
+    """It has three prompt tokens, and its last output token needs no slot."""
+    run_of(planner, 1, limit=limit, slots=slots)
+    for _ in range(tokens):
+        planner.landed(result(planner.plan(), [5]))
+    assert planner.plan() is None
