@@ -1,9 +1,9 @@
 """Triton's front end takes every kernel that the CUDA executor launches, without a GPU.
 
-The interpreter runs Python, and so accepts more than the compiler: a float as a condition, values whose
-type changes in a loop. A driver that only takes notes stands in for the GPU. Compiling ends with Triton's
-own intermediate language, because the rest takes several times as long and rarely fails. Each test is a
-process of its own, because the other tests have their kernels interpreted.
+The interpreter runs Python, and so accepts more than the compiler: a float as a condition, values
+whose type changes in a loop. A driver that only takes notes stands in for the GPU. Compiling ends with
+Triton's own intermediate language, because the rest takes several times as long and rarely fails. Each
+test is a process of its own, because the other tests have their kernels interpreted.
 """
 
 import json
