@@ -3,7 +3,10 @@
 Knows LLVM and instruction sets; it does not know what the kernels compute.
 """
 
+import ctypes
 import os
+import platform
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +15,7 @@ from llvmlite import binding
 from ramify.gpu.native.ir import Module
 
 _OPTIMISATION = 3
+_AT_HWCAP, _HWCAP_ASIMDDP = 16, 1 << 20  # of Linux on aarch64; LLVM does not report dot products there
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,17 @@ class Compiled:
 
 
 def _all_features() -> dict[str, bool]:
-    return dict(binding.get_host_cpu_features())
+    features = dict(binding.get_host_cpu_features())
+    if sys.platform == "linux" and platform.machine() == "aarch64":
+        features["dotprod"] = bool(_auxiliary(_AT_HWCAP) & _HWCAP_ASIMDDP)
+    return features
+
+
+def _auxiliary(kind: int) -> int:
+    """What Linux tells each process about its CPU."""
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return int(getauxval(kind))
 
 
 def _features() -> set[str]:
