@@ -165,10 +165,7 @@ class WaitingQueue:
         for share in account.shares.values():
             assert isinstance(share, Share)
             share.party.ring.post(share)
-        for (queue, level), party in account.client.shares.items():
-            assert isinstance(party, Party)
-            assert isinstance(queue, WaitingQueue)
-            queue._levels[level].post(party)
+        self._repost(account.client)
 
     def first(self) -> Request:
         """The request that goes before all others. There must be one."""
@@ -192,6 +189,8 @@ class WaitingQueue:
         long prompts of others do not keep it out. `admit(request, rowless)` is asked for each
         request before it is taken; if `rowless` it has to free a row. Where it says no, nobody
         behind that request is taken at its level; nobody at all if rows are what is missing.
+        But a client that runs nothing does not wait behind a refused one that runs something: what
+        is missing may be held by the refused client itself, and others have a right to some of it.
 
         Requests with output that a session submitted together are taken together while there
         are rows, so that the children of a fork share steps and their prefix stays warm.
@@ -211,6 +210,8 @@ class WaitingQueue:
                 assert share is not None  # a party of nobody is not live
                 head = share.top()
                 if not admit(head, not rows):
+                    if level[0] and client.rows and self._bring_forward(level, client):
+                        continue
                     if not rows:
                         return self._settle(picked)
                     break
@@ -227,6 +228,33 @@ class WaitingQueue:
                     spent[level[0]] += cost
                     picked.append(request)
         return self._settle(picked)
+
+    def _bring_forward(self, level: Level, refused: Client) -> bool:
+        """Let the first client that runs nothing go before `refused`; whether there is one.
+
+        If there is none, all who wait here run something: there are no more of them than rows. If
+        there is one, it goes first until it runs, so this is not asked again before.
+        """
+        ring = self._levels[level]
+        idle = [note for note in ring.notes if note[2].live and not note[2].who.rows]
+        if not idle:
+            return False
+        party = min(idle, key=lambda note: (note[2].who.served, note[1]))[2]
+        client = party.who
+        assert isinstance(client, Client)
+        client.served = min(client.served, refused.served)
+        party.posted = -1  # a note of the same service would do, but not be the first
+        ring.post(party, first=True)
+        self._repost(client)
+        return True
+
+    @staticmethod
+    def _repost(client: Client) -> None:
+        """The client's service is less than it was."""
+        for (queue, level), party in client.shares.items():
+            assert isinstance(party, Party)
+            assert isinstance(queue, WaitingQueue)
+            queue._levels[level].post(party)
 
     def _take(self, request: Request, share: Share) -> int:
         """`request` has a row from here on. Returns how much of the room it takes."""

@@ -472,3 +472,21 @@ def test_a_prompt_that_is_resident_takes_a_token_of_room(make):
         queue.push(make(account, prompt=10, resident=10))
     assert len(pick(queue, tokens=3)) == 3
     assert account.served == 3
+
+
+def test_who_runs_nothing_is_tried_before_a_refused_client_that_runs_something(make):
+    queue, accounts = queue_of(), [Account(i) for i in range(4)]
+    for account, served, rows in zip(accounts, (10, 20, 900, 800), (2, 1, 0, 0), strict=True):
+        queue.push(make(account))
+        account.client.served = served
+        account.hold(rows)
+    tried = []
+
+    def admit(request, rowless):
+        tried.append(request.submit.request)
+        return request.submit.request == 4
+
+    assert [r.submit.request for r in pick(queue, admit=admit)] == [4]
+    assert tried == [1, 4, 1, 3]
+    assert pick(queue, admit=admit) == []
+    assert tried[4:] == [3]  # it is the first now, and holds up who runs something

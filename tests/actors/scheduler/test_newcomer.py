@@ -1,0 +1,34 @@
+"""One client fills the pool and has had little service so far; another one comes, with nothing."""
+
+import pytest
+
+
+def ident(session, request=1):
+    return session << 32 | request
+
+
+def steps_until_token(w, request, most):
+    """How many steps are planned until `request` has a token; `most` at most."""
+    begin = w.core._planner.step
+    while not w.output.get(request) and w.core._planner.step - begin < most:
+        w.turn(w.replies.popleft() if w.replies else w.executor.run())
+    return w.core._planner.step - begin
+
+
+@pytest.mark.parametrize("scarce", ["pages", "rows"])
+@pytest.mark.parametrize("when", [60, 80, 100])
+def test_who_runs_nothing_does_not_wait_behind_a_crowd_that_cannot_be_served(world, scarce, when):
+    """All pages (or rows) are the crowd's own, so nobody can give it more.
+
+    The newcomer has a token within a quantum, for which a run keeps what it has, and a few steps.
+    """
+    pages, rows = (1500, 64) if scarce == "pages" else (40_000, 8)
+    w = world(pages=pages, rows=rows, budget=64, quantum_steps=32, context=3000)
+    w.turn(*(w.submit(1, [s] * 10, session=s, owner="crowd", max_tokens=1000) for s in range(1, 61)))
+    while w.core._planner.step < when:
+        w.turn(w.replies.popleft() if w.replies else w.executor.run())
+    crowd = w.core._clients["crowd"]
+    w.core._admission.queue.virtual = crowd.served + 4000  # as others leave it that were served more
+    w.turn(w.submit(1, [1, 2, 3] * 4, session=1000, owner="newcomer", max_tokens=5))
+    assert steps_until_token(w, ident(1000), 900) <= 32 + 8  # it was 495 (rows) and more than 900
+    assert crowd.rows > 1
