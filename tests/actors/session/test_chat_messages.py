@@ -49,7 +49,7 @@ def test_arguments_that_no_template_can_read_stay_text(broken: str) -> None:
 
 
 def test_a_call_without_a_function_stays_what_it_is() -> None:
-    odd = {"id": "c", "function": "f"}
+    odd = {"id": "c", "name": "f", "arguments": "{}"}
     assert shaped(ChatMessage(role="assistant", tool_calls=[odd]))["tool_calls"] == [odd]
     assert call({"a": 1}) == call({"a": 1})  # what came is not changed
 

@@ -31,6 +31,8 @@ from ramify.protocol.wire import (
 
 LONG = "x" * 10_000
 NAMES = [f"b{i}" for i in range(100)]
+SHORT_CALL = {"name": "f", "arguments": {}}
+SHORT_CALL_TEXT = '[{"name":"f","arguments":{}}]'
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": LONG}}
 
 
@@ -126,7 +128,7 @@ SUMS: dict[str, tuple[ClientMessage, int]] = {
     "tokens": (Append(id=1, tokens=[1, 2, 3]), 1120),
     "three branches": (Append(id=1, branch=["a", "b", "c"], text="x"), 1801),
     "message": (Append(id=1, messages=chat(content="ab", reasoning="cde")), 1605),
-    "call": (Append(id=1, messages=chat(tool_calls=[{"a": 1}])), 1600 + 8 * len('[{"a":1}]')),
+    "call": (Append(id=1, messages=chat(tool_calls=[SHORT_CALL])), 1600 + 8 * len(SHORT_CALL_TEXT)),
     "generate": (Generate(id=1), 1400),
     "children": (Generate(id=1, n=3, as_=["a", "b", "c"]), 1000 + 6 * 400),
     "stops": (Generate(id=1, stop=["ab", "c"], stop_token_ids=[1, 2]), 1400 + 80 + 3),
