@@ -18,6 +18,13 @@ Lengths, for one row with `length` tokens whose KV is in the pool:
     [0 .......... cached)[cached .......... prompt)[prompt ...... length) last sampled
      KV was there at open   extends compute these     decodes computed      its KV is not yet
                                                                             in the pool
+
+Drafts (speculative decoding; Leviathan et al. 2023, Chen et al. 2023): a row may run tokens that are
+only guessed. Behind each of them the executor samples as it would have without drafts, with the random
+number of that output token, and goes on as long as what it sampled is what the next draft says. So the
+output is the same with and without drafts. A step gives such a row 1 + (drafts accepted) tokens; the KV
+of refused drafts lies behind the row's length, where the next step overwrites it. How far a row got only
+the executor knows until the result is back, so a plan never states a decode's position.
 """
 
 import sys
@@ -63,8 +70,8 @@ class OpenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `cached`: tokens whose KV is in those pages already; the row's length at the start.
     `sampled`: how many output tokens the request sampled before (after a retraction or a
     pause): the index of the next random number.
-    `history`: int32, given only when `sampling.penalized`: every token before the next
-    sampled one; its last `sampled` tokens are outputs of this request.
+    `history`: int32, given only when `sampling.penalized` or `ExecutorInfo.drafts_from_history`: every
+    token before the next sampled one; its last `sampled` tokens are outputs of this request.
     """
 
     row: int
@@ -88,6 +95,7 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `start` equals the row's length (a check, not an instruction). With `sample`, a token is
     sampled after the last one: the prompt is complete. Without, it is a chunk of a prefill.
+    `drafts`: with `sample`, so many of the last `tokens` are drafts; there is at least one token more.
     `places`, `targets`: int32 of one length, the tokens whose log-probabilities are wanted: that of
     targets[i] behind position places[i]. Places are among those that run, in ascending order;
     several targets may stand at one.
@@ -99,6 +107,7 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sample: bool
     places: bytes = b""
     targets: bytes = b""
+    drafts: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
@@ -106,6 +115,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
 
     A row stands in at most one of `extends` and `decodes`. A decode runs the row's last
     sampled token at position `length` and samples the next one.
+    `drafts`: int32, one for each decode, or empty: none. So many tokens the executor's drafter may
+    guess for that row, at most `ExecutorInfo.max_drafts`; the row's pages hold them all. Each is a line
+    that samples, and a step has at most `ExecutorInfo.max_rows` of those.
     A plan may have no extends and no decodes (it only closes rows): it still gets a result.
     """
 
@@ -115,15 +127,18 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
     grows: list[GrowRow] = []
     extends: list[ExtendRow] = []
     decodes: bytes = b""
+    drafts: bytes = b""
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
     """What one StepPlan produced.
 
-    `rows`, `tokens`: int32[S], the sampled token of each sampling row: first the extends with
-    `sample` in plan order, then the decodes in plan order; NO_TOKEN where the logits were not
-    finite (the KV of that step is not to be trusted; other rows are fine). `logprobs`: empty if no
-    row asked, else S entries. `computed`: tokens that went through the model. `elapsed_us`: from
+    `rows`: int32[S], the rows that sampled: first the extends with `sample` in plan order, then the
+    decodes in plan order. `tokens`: int32[S], the token of each; NO_TOKEN where the logits were not
+    finite (the KV of that step is not to be trusted; other rows are fine). `counts`: int32[S], how many
+    tokens each row has in `tokens`, which lie one row after another then; empty: one each. NO_TOKEN can
+    only be a row's last. `drafted`: int32[S], how many drafts each row ran, empty: none; a row's count
+    is at most one more. `logprobs`: empty if no row asked, else an entry for each token. `computed`: tokens that went through the model. `elapsed_us`: from
     the step's start to its end on the device. `scores`: float32, the log-probabilities of the
     extends' targets in plan order: the model's raw ones; NaN where the logits were not finite.
     """
@@ -135,6 +150,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     elapsed_us: int
     logprobs: list[TokenLogprobs | None] = []
     scores: bytes = b""
+    counts: bytes = b""
+    drafted: bytes = b""
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -160,6 +177,9 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     quantization_reason: str = ""  # why
     extend_sizes: list[int] = []  # prompt tokens that a step is padded to, ascending; none: it is not
     logits_cost: float = 0.0  # of one scored position, in prompt tokens
+    drafter: str = ""  # what guesses tokens, e.g. "ngram"; "": nothing does
+    max_drafts: int = 0  # that a row may have in a step
+    drafts_from_history: bool = False  # the drafter reads `OpenRow.history`
 
 
 class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):
