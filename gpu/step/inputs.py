@@ -161,7 +161,8 @@ def lay(inputs: StepInputs[Array], step: StepRows, draws: Draws, plan: Plan, spa
     inputs.rows[decodes] = step.rows[step.extends :]
     inputs.positions[decodes] = step.starts[step.extends :]
     np.subtract(-1, inputs.rows[decodes], out=inputs.input_ids[decodes])
-    inputs.input_ids[first : first + len(step.given)] = step.given
+    given = inputs.input_ids[first : first + len(step.given)]
+    np.copyto(given, step.given, where=step.given >= 0)
     if inputs.sampled_lines is not None and inputs.sampled_rows is not None:
         sampled = len(step.sampling)
         _lay_extends(inputs, step)

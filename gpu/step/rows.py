@@ -5,16 +5,17 @@ a bug elsewhere stops here with a name and never writes into another request's p
 numpy only: this file does not know tensors, models or what a page holds.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ramify.gpu.step.step_rows import Ints as Ints
+from ramify.gpu.step.step_rows import Scored as Scored
+from ramify.gpu.step.step_rows import StepRows as StepRows
+from ramify.gpu.step.step_rows import Tokens, within
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, GrowRow, OpenRow, StepPlan
 
-Ints = npt.NDArray[np.int64]
-Tokens = npt.NDArray[np.int32]
 PageTable = npt.NDArray[np.int32]
 
 # A finished request decodes at most one token too many while its last result is on the way.
@@ -29,81 +30,12 @@ class PlanError(Exception):
     """
 
 
-@dataclass(slots=True)
-class Scored:
-    """The targets of a step's extends, K of them.
-
-    Their logits are those of L of the T tokens: the model's head runs once for each, however many
-    targets it has.
-    """
-
-    lines: Ints  # [L] indices into the T tokens, ascending
-    which: Ints  # [K] indices into `lines`, ascending
-    targets: Tokens  # [K]
-    rows: Ints  # [K]
-
-
-@dataclass(slots=True)
-class StepRows:
-    """What one plan runs, sequence by sequence: first its extends, then its decodes.
-
-    B sequences, T tokens, S sampling sequences. Sequence i runs positions
-    [starts[i], starts[i] + counts[i]) of row rows[i]. A decode's input is its row's last sampled
-    token, apart from the first len(given) decodes, whose input is `given`.
-    """
-
-    rows: Ints  # [B]
-    starts: Ints  # [B]
-    counts: Ints  # [B]
-    extends: int  # the first `extends` sequences are extends, the others decodes
-    tokens: Tokens  # [T - decodes] the extends' tokens, one after another
-    sampling: Ints  # [S] indices into the B sequences, in the order of the result
-    draws: Ints  # [S] index of the output token that is sampled now
-    given: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    scored: "Scored | None" = None
-
-    @property
-    def computed(self) -> int:
-        """T, the tokens that go through the model."""
-        return len(self.tokens) + len(self.rows) - self.extends
-
-    def with_short_extends_as_decodes(self) -> "StepRows":
-        """The same step, with each extend of one token that samples turned into a decode of that token.
-
-        Generations whose prompts are computed but for the last token then run as one step of decodes.
-        The result keeps its order. An extend that does not sample stays one, because every line of a
-        step of decodes samples.
-        """
-        n = self.extends
-        if not n or self.scored is not None:  # whose lines would be others
-            return self
-        samples = np.zeros(len(self.rows), dtype=np.bool_)
-        samples[self.sampling] = True
-        short = (self.counts[:n] == 1) & samples[:n]
-        if not short.any():
-            return self
-        others = np.arange(n, len(self.rows))
-        order = np.concatenate([np.flatnonzero(~short), np.flatnonzero(short), others])
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        given = np.repeat(short, self.counts[:n])
-        return StepRows(
-            rows=self.rows[order],
-            starts=self.starts[order],
-            counts=self.counts[order],
-            extends=n - int(short.sum()),
-            tokens=self.tokens[~given],
-            sampling=place[self.sampling],
-            draws=self.draws,
-            given=self.tokens[given],
-        )
-
-
 class RowTable:
     """Page table, length and sampling position of `max_rows` rows.
 
     `pages[r, :page_counts[r]]` is row r's page table. `lengths[r]` tokens have their KV in the
-    pool, counting the tokens of steps that were launched.
+    pool, counting the tokens of steps that were launched. Of drafts, `lengths` and `drawn` count all
+    as if they were accepted, until `settle` says how many were: `unsettled[r]` at most are not.
     """
 
     def __init__(self, info: ExecutorInfo) -> None:
@@ -111,12 +43,14 @@ class RowTable:
         self.pool_pages = info.pages
         self.vocab_size = info.vocab_size
         self.step_tokens = info.step_tokens
+        self.max_drafts = info.max_drafts
         self.max_length = info.context + OVERRUN
         columns = min(256, -(-self.max_length // info.page_size))
         self.pages: PageTable = np.zeros((info.max_rows, columns), dtype=np.int32)
         self.page_counts: Ints = np.zeros(info.max_rows, dtype=np.int64)
         self.lengths: Ints = np.zeros(info.max_rows, dtype=np.int64)
         self.drawn: Ints = np.zeros(info.max_rows, dtype=np.int64)  # output tokens sampled so far
+        self.unsettled: Ints = np.zeros(info.max_rows, dtype=np.int64)  # drafts
         self.requests: Ints = np.full(info.max_rows, -1, dtype=np.int64)  # -1: the row is closed
         self._limits: Ints = np.zeros(info.max_rows, dtype=np.int64)  # how long its pages let a row get
         self.openings: Ints = np.zeros(info.max_rows, dtype=np.int64)  # how often a row was opened
@@ -153,6 +87,26 @@ class RowTable:
             self._broken = f"step {plan.step}: {error}"
             raise PlanError(self._broken) from error
 
+    def settle(self, rows: Ints, drafted: Ints, refused: Ints, openings: "Ints | None" = None) -> None:
+        """Of the drafts that a step ran, `drafted` [R], `refused` [R] were not accepted.
+
+        `drafted` counts what was planned: drafts that were not found are refused ones. `openings` [R]:
+        those of `rows` when the step was launched; a row that was opened again since is left out.
+        Raises PlanError as `apply` does.
+        """
+        if openings is not None:
+            same = self.openings[rows] == openings
+            rows, drafted, refused = rows[same], drafted[same], refused[same]
+        wrong = (refused < 0) | (refused > drafted) | (drafted > self.unsettled[rows])
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            self._broken = (f"row {rows[at]} settles {drafted[at]} drafts and refuses {refused[at]}: "
+                            f"it has {self.unsettled[rows[at]]}")  # fmt: skip
+            raise PlanError(self._broken)
+        self.unsettled[rows] -= drafted
+        self.lengths[rows] -= refused
+        self.drawn[rows] -= refused
+
     def slots(self, row: int, start: int, stop: int) -> Ints:
         """KV slots of positions [start, stop) of `row`. int64[stop - start]."""
         if self.page_size == 1:
@@ -187,7 +141,7 @@ class RowTable:
             raise PlanError(f"opens row {row}: request, sampled and cached must not be negative")
         self.requests[row] = opened.request
         self.openings[row] += 1
-        self.page_counts[row] = self._limits[row] = 0
+        self.page_counts[row] = self._limits[row] = self.unsettled[row] = 0
         self.drawn[row] = opened.sampled
         self.lengths[row] = opened.cached
         self._append_pages(row, opened.pages)
@@ -235,11 +189,14 @@ class RowTable:
         if len(step.tokens) > self.step_tokens:
             raise PlanError(f"extends by {len(step.tokens)} tokens: at most {self.step_tokens} a step")
         rows = step.rows
-        if len(rows) == 0:
+        if len(rows) == 0 and not plan.drafts:
             return step
         ends = step.starts + step.counts
         if len(rows) > 1 and len(set(rows.tolist())) != len(rows):
             raise PlanError("a row stands twice among the extends and decodes")
+        if plan.drafts or any(extend.drafts for extend in extends):
+            step = step.drafted(self._drafts(plan, step))
+            rows, ends = step.rows, step.starts + step.counts
         beyond = ends > self._limits[rows]
         if beyond.any():
             row = int(rows[np.argmax(beyond)])
@@ -247,11 +204,58 @@ class RowTable:
                 raise PlanError(f"row {row} would be longer than {self.max_length} tokens")
             raise PlanError(f"row {row} has {self.page_counts[row]} pages of {self.page_size}: "
                             f"too few for the tokens that it runs")  # fmt: skip
+        if step.lines is not None:
+            self._count_drafts(step, ends)
+            return step
         self.lengths[rows] = ends
         sampled = rows if len(step.sampling) == len(rows) else rows[step.sampling]
         step.draws = self.drawn[sampled]
         self.drawn[sampled] += 1
         return step
+
+    def _count_drafts(self, step: StepRows, ends: Ints) -> None:
+        """Advance the rows of a step with drafts."""
+        assert step.lines is not None
+        sampled, last = step.sampled_rows, np.cumsum(step.lines) - 1
+        self.lengths[step.rows[: step.extends]] = ends[: step.extends]
+        self.lengths[sampled] = ends[step.sampling[last]]
+        step.draws = np.repeat(self.drawn[sampled], step.lines) + within(step.lines)
+        self.drawn[sampled] += step.lines
+        self.unsettled[sampled] += step.lines - 1
+
+    def _drafts(self, plan: StepPlan, step: StepRows) -> Ints:
+        """[R] the drafts of each row that samples, checked."""
+        decodes = len(step.rows) - step.extends
+        drafts = np.frombuffer(plan.drafts, dtype=np.int32).astype(np.int64)
+        if not plan.drafts:
+            drafts = np.zeros(decodes, dtype=np.int64)
+        if len(drafts) != decodes:
+            raise PlanError(f"{len(drafts)} numbers of drafts for {decodes} decodes")
+        if decodes and (drafts.min() < 0 or drafts.max() > self.max_drafts):
+            raise PlanError(
+                f"{drafts.min()} to {drafts.max()} drafts: a decode has 0 to {self.max_drafts}"
+            )
+        for extend in plan.extends:
+            self._check_drafts(extend)
+        given = [extend.drafts for extend in plan.extends if extend.sample]
+        drafts = np.concatenate([np.array(given, dtype=np.int64), drafts])
+        lines = len(drafts) + int(drafts.sum())
+        if lines > len(self.requests):
+            raise PlanError(
+                f"{lines} lines sample, drafts included: at most {len(self.requests)} a step"
+            )
+        return drafts
+
+    def _check_drafts(self, extend: ExtendRow) -> None:
+        row, tokens = extend.row, len(extend.tokens) // 4
+        if extend.drafts and not extend.sample:
+            raise PlanError(f"row {row} has {extend.drafts} drafts in an extend that does not sample")
+        if not 0 <= extend.drafts < tokens:
+            raise PlanError(
+                f"row {row} has {extend.drafts} drafts among the {tokens} tokens of an extend"
+            )
+        if extend.drafts and (extend.places or extend.targets):
+            raise PlanError(f"row {row} has targets and drafts in one extend")
 
     def _decode_rows(self, decodes: Ints) -> StepRows:
         self._check_decodes(decodes)
@@ -328,6 +332,8 @@ class RowTable:
         if extend.start != self.lengths[extend.row]:
             raise PlanError(f"row {extend.row} is extended at position {extend.start}: "
                             f"its length is {self.lengths[extend.row]}")  # fmt: skip
+        if self.unsettled[extend.row]:
+            raise PlanError(f"row {extend.row} is extended before its drafts were settled")
         if not len(run):
             raise PlanError(f"row {extend.row} is extended by no token")
         if run.min() < 0 or run.max() >= self.vocab_size:

@@ -1,0 +1,169 @@
+"""What one plan runs, sequence by sequence, and how drafts stand among them.
+
+Host side, numpy only. `rows` makes it from a plan; it does not know page tables.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.protocol.plan import NO_TOKEN
+
+Ints = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class Scored:
+    """The targets of a step's extends, K of them.
+
+    Their logits are those of L of the T tokens: the model's head runs once for each, however many
+    targets it has.
+    """
+
+    lines: Ints  # [L] indices into the T tokens, ascending
+    which: Ints  # [K] indices into `lines`, ascending
+    targets: Tokens  # [K]
+    rows: Ints  # [K]
+
+
+@dataclass(slots=True)
+class StepRows:
+    """What one plan runs, sequence by sequence: first its extends, then its decodes.
+
+    B sequences, T tokens, S sampling sequences. Sequence i runs positions
+    [starts[i], starts[i] + counts[i]) of row rows[i]. A decode's input is its row's last sampled
+    token, apart from the first len(given) decodes, whose input is `given` where that is a token.
+
+    Each draft is a decode of its own, at the position behind the one before it: all keys are stored
+    before any is read. A drafted decode is followed by its drafts; those of the extends, which are
+    given, come before all other decodes. `lines` says which of the S sample for one row.
+    """
+
+    rows: Ints  # [B]
+    starts: Ints  # [B]
+    counts: Ints  # [B]
+    extends: int  # the first `extends` sequences are extends, the others decodes
+    tokens: Tokens  # [T - decodes] the extends' tokens, one after another
+    sampling: Ints  # [S] indices into the B sequences, in the order of the result
+    draws: Ints  # [S] index of the output token that is sampled now
+    given: Tokens = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    scored: "Scored | None" = None
+    # [R] of each row that samples: 1 + its drafts, which follow each other in `sampling`; None: 1 each
+    lines: "Ints | None" = None
+
+    @property
+    def computed(self) -> int:
+        """T, the tokens that go through the model."""
+        return len(self.tokens) + len(self.rows) - self.extends
+
+    @property
+    def sampled_rows(self) -> Ints:
+        """[R] the rows that sample, each once, in the order of the result."""
+        sampling = self.sampling
+        if self.lines is not None:
+            sampling = sampling[np.cumsum(self.lines) - self.lines]
+        return self.rows[sampling]
+
+    def drafted(self, drafts: Ints) -> "StepRows":
+        """The same step with `drafts` [R] for each row that samples, as a decode each.
+
+        The last tokens of an extend that are drafts become decodes whose input is given. `draws` is to
+        be set by the caller.
+        """
+        n, m = self.extends, len(self.sampling) - (len(self.rows) - self.extends)
+        own = np.zeros(n, dtype=np.int64)  # of each extend, of which m sample
+        own[self.sampling[:m]] = drafts[:m]
+        counts = self.counts[:n] - own
+        is_draft = within(self.counts[:n]) >= np.repeat(counts, self.counts[:n])
+        lines, given = 1 + drafts, int(own.sum())
+        behind = np.repeat(self.starts[:n] + counts, own) + within(own)
+        decodes = np.repeat(self.starts[n:], lines[m:]) + within(lines[m:])
+        rows = [self.rows[:n], np.repeat(self.rows[:n], own), np.repeat(self.rows[n:], lines[m:])]
+        total = n + len(behind) + len(decodes)
+        # an extend samples, then the drafts that follow it
+        sampling = np.empty(int(lines.sum()), dtype=np.int64)
+        of_extends, first = sampling[: m + given], within(lines[:m]) == 0
+        of_extends[first], of_extends[~first] = self.sampling[:m], np.arange(n, n + given)
+        sampling[m + given :] = np.arange(n + given, total)
+        if self.scored is not None:
+            self.scored.lines -= np.cumsum(is_draft)[self.scored.lines]
+        return StepRows(
+            rows=np.concatenate(rows),
+            starts=np.concatenate([self.starts[:n], behind, decodes]),
+            counts=np.concatenate([counts, np.ones(total - n, dtype=np.int64)]),
+            extends=n,
+            tokens=self.tokens[~is_draft],
+            sampling=sampling,
+            draws=sampling,
+            given=self.tokens[is_draft],
+            scored=self.scored,
+            lines=lines,
+        )
+
+    def guessed(self, counts: Ints, drafts: Tokens) -> "StepRows":
+        """The same step, with the drafts that were found for its decodes.
+
+        `counts` [decodes of the plan]: at most as many as planned; `drafts` [sum(counts)]: row by row.
+        """
+        if self.lines is None:
+            return self
+        lines, first = self.lines.copy(), len(self.lines) - len(counts)
+        lines[first:] = 1 + counts
+        held = int(self.lines[:first].sum())  # lines of the extends that sample
+        begin = len(self.rows) - int(self.lines[first:].sum())  # sequence of the first decode
+        planned, found = self.lines[first:], lines[first:]
+        keep = within(planned) < np.repeat(found, planned)
+        kept = begin + np.flatnonzero(keep)
+        given = np.full(len(kept), NO_TOKEN, dtype=np.int32)
+        given[within(found) > 0] = drafts
+        return StepRows(
+            rows=np.concatenate([self.rows[:begin], self.rows[kept]]),
+            starts=np.concatenate([self.starts[:begin], self.starts[kept]]),
+            counts=self.counts[: begin + len(kept)],
+            extends=self.extends,
+            tokens=self.tokens,
+            sampling=np.concatenate([self.sampling[:held], np.arange(begin, begin + len(kept))]),
+            draws=np.concatenate([self.draws[:held], self.draws[held:][keep]]),
+            given=np.concatenate([self.given, given]),
+            scored=self.scored,
+            lines=lines,
+        )
+
+    def with_short_extends_as_decodes(self) -> "StepRows":
+        """The same step, with each extend of one token that samples turned into a decode of that token.
+
+        Generations whose prompts are computed but for the last token then run as one step of decodes.
+        The result keeps its order. An extend that does not sample stays one, because every line of a
+        step of decodes samples.
+        """
+        n = self.extends
+        if not n or self.scored is not None:  # whose lines would be others
+            return self
+        samples = np.zeros(len(self.rows), dtype=np.bool_)
+        samples[self.sampling] = True
+        short = (self.counts[:n] == 1) & samples[:n]
+        if not short.any():
+            return self
+        others = np.arange(n, len(self.rows))
+        order = np.concatenate([np.flatnonzero(~short), np.flatnonzero(short), others])
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        given = np.repeat(short, self.counts[:n])
+        return StepRows(
+            rows=self.rows[order],
+            starts=self.starts[order],
+            counts=self.counts[order],
+            extends=n - int(short.sum()),
+            tokens=self.tokens[~given],
+            sampling=place[self.sampling],
+            draws=self.draws,
+            given=np.concatenate([self.tokens[given], self.given]),
+            lines=self.lines,
+        )
+
+
+def within(lines: Ints) -> Ints:
+    """0, 1, .. for each of `lines`: [sum(lines)]."""
+    return np.arange(int(lines.sum())) - np.repeat(np.cumsum(lines) - lines, lines)
