@@ -12,6 +12,7 @@ Tree:
     |-- Conflict                conflict: `expect` differs from the branch's position
     |-- LimitExceeded           limit
     |-- TooLong                 too_long: over the context length; details.max
+    |-- ConstraintError         bad_constraint: a regex, schema or grammar; details.pointer or .position
     |-- Unsupported             unsupported: typed in the protocol, not served by this server
     |-- Overloaded              overloaded: a queue is full; retry_ms
     |-- ModelError              bad_request: a model folder that cannot be served (start-up only)
@@ -98,6 +99,20 @@ class LimitExceeded(RamifyError):
 
 class TooLong(RamifyError):
     code = "too_long"
+
+
+class ConstraintError(RamifyError):
+    """A regex, schema or grammar that is wrong, too large, or not supported.
+
+    `details` says where: `position` (a character of a regex or grammar) or `pointer` (a JSON pointer
+    into a schema).
+    """
+
+    code = "bad_constraint"
+
+    def __init__(self, message: str, *, pointer: str | None = None, position: int | None = None) -> None:
+        where = {"pointer": pointer, "position": position}
+        super().__init__(message, details={k: v for k, v in where.items() if v is not None} or None)
 
 
 class Unsupported(RamifyError):

@@ -1,0 +1,443 @@
+"""Automata while they are put together: tables over classes of symbols that all parts share. Pure.
+
+Where no symbol could go on in two ways, fragments are joined by copying rows: a concatenation, a
+repetition or a choice then costs a few copies of arrays, and stays deterministic. Everywhere else the
+subset construction (`determinize`) makes one fragment of them.
+
+A fragment of n states and k symbols: `table` int32 [n, k], the next state or -1; `final` bool [n].
+It does not know what the symbols stand for.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramify.actors.grammar.limits import MAX_STATES, MAX_WORK
+from ramify.protocol.errors import ConstraintError
+
+Table = NDArray[np.int32]
+Flags = NDArray[np.bool_]
+
+
+class Fragment:
+    """A deterministic automaton; it may have states that no text reaches. Never changed once made."""
+
+    __slots__ = ("final", "start", "table")
+
+    def __init__(self, table: Table, final: Flags, start: int = 0) -> None:
+        if len(table) > 4 * MAX_STATES:  # `reduce` may still find that most are not needed
+            raise too_large()
+        self.table = table
+        self.final = final
+        self.start = start
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def nullable(self) -> bool:
+        """Whether it accepts the empty text."""
+        return bool(self.final[self.start])
+
+
+def too_large() -> ConstraintError:
+    """What every step of the construction raises past `MAX_STATES`."""
+    return ConstraintError(
+        f"the constraint needs more than {MAX_STATES} states: lower its repetition counts or lengths, "
+        "or make its parts less ambiguous"
+    )
+
+
+def empty_text(symbols: int) -> Fragment:
+    """The empty text alone."""
+    return Fragment(np.full((1, symbols), -1, np.int32), np.ones(1, np.bool_))
+
+
+def nothing(symbols: int) -> Fragment:
+    """No text at all."""
+    return Fragment(np.full((1, symbols), -1, np.int32), np.zeros(1, np.bool_))
+
+
+def concatenation(parts: Sequence[Fragment]) -> Fragment:
+    """`parts` (one or more) one behind the other."""
+    chain = Chain(parts[-1])
+    for part in reversed(parts[:-1]):
+        chain.prepend(part)
+    return chain.fragment()
+
+
+class Chain:
+    """A concatenation that grows to the left, each part copied once."""
+
+    def __init__(self, last: Fragment) -> None:
+        self._begin(last)
+
+    def _begin(self, last: Fragment) -> None:
+        self._tables = [last.table]
+        self._finals = [last.final]
+        self._size = len(last)
+        self._start = last.start
+        self._row = last.table[last.start]  # what the chain so far does first
+        self._nullable = last.nullable
+
+    def prepend(self, part: Fragment) -> None:
+        """Put `part` before all that is there."""
+        ends = np.flatnonzero(part.final)
+        if ((part.table[ends] >= 0) & (self._row >= 0)).any():
+            self._begin(_ambiguous_pair(part, self.fragment()))
+            return
+        base = self._size
+        table = np.where(part.table >= 0, part.table + base, -1).astype(np.int32, copy=False)
+        if len(ends):
+            table[ends] = np.where(self._row >= 0, self._row, table[ends])
+        final = part.final if self._nullable else np.zeros(len(part), np.bool_)
+        self._tables.append(table)
+        self._finals.append(final)
+        self._size += len(part)
+        if self._size > 4 * MAX_STATES:
+            raise too_large()
+        self._start = base + part.start
+        self._row = table[part.start]
+        self._nullable = bool(final[part.start])
+
+    def fragment(self) -> Fragment:
+        """All that was put together."""
+        if len(self._tables) == 1:
+            return Fragment(self._tables[0], self._finals[0], self._start)
+        return Fragment(np.concatenate(self._tables), np.concatenate(self._finals), self._start)
+
+
+def _ambiguous_pair(left: Fragment, right: Fragment) -> Fragment:
+    table, final = _side_by_side([left, right])
+    final[: len(left)] = False
+    entry = len(left) + right.start
+    jumps = {int(end): [entry] for end in np.flatnonzero(left.final)}
+    pure = np.zeros(len(table), np.bool_)
+    pure[len(left) :] = True
+    return determinize(table, final, jumps, [left.start], pure)
+
+
+def choice(parts: Sequence[Fragment], symbols: int) -> Fragment:
+    """Any of `parts`."""
+    if not parts:
+        return nothing(symbols)
+    if len(parts) == 1:
+        return parts[0]
+    table, final = _side_by_side(parts)
+    bases = np.cumsum([0, *map(len, parts[:-1])])
+    starts = [int(base) + part.start for base, part in zip(bases, parts, strict=True)]
+    rows = table[starts]
+    if ((rows >= 0).sum(axis=0) > 1).any():
+        return determinize(table, final, {}, starts, np.ones(len(table), np.bool_))
+    start = len(table)
+    return Fragment(
+        np.concatenate([table, rows.max(axis=0, keepdims=True)]),
+        np.append(final, final[starts].any()),
+        start,
+    )
+
+
+def _side_by_side(parts: Sequence[Fragment]) -> tuple[Table, Flags]:
+    """The states of all parts in one table, in order."""
+    if sum(map(len, parts)) > 4 * MAX_STATES:
+        raise too_large()
+    tables = []
+    base = 0
+    for part in parts:
+        tables.append(np.where(part.table >= 0, part.table + base, -1).astype(np.int32, copy=False))
+        base += len(part)
+    return np.concatenate(tables), np.concatenate([part.final for part in parts])
+
+
+def _with_start(part: Fragment, nullable: bool) -> Fragment:
+    """`part` with the empty text, or without it: its start may have to be a state of its own."""
+    if part.nullable == nullable:
+        return part
+    if (part.table == part.start).any():  # texts come back to it
+        table = np.concatenate([part.table, part.table[part.start][None]])
+        return Fragment(table, np.append(part.final, nullable), len(part))
+    final = part.final.copy()
+    final[part.start] = nullable
+    return Fragment(part.table, final, part.start)
+
+
+def repetition(part: Fragment, least: int, most: int | None) -> Fragment:
+    """`part` at least `least` times, at most `most` times (None: no bound)."""
+    symbols = part.table.shape[1]
+    if most == 0:
+        return empty_text(symbols)
+    if part.nullable:
+        least = 0
+        part = _with_start(part, False)
+    if least == 0 and most == 1:
+        return _with_start(part, True)
+    if (least, most) == (1, 1):
+        return part
+    count = max(least, 1) if most is None else most
+    size = len(part)
+    if size * count > 4 * MAX_STATES:
+        raise too_large()
+    # the ends of copy i go on as the start of copy i + 1; without bound, those of the last as its own
+    table = np.tile(part.table, (count, 1))
+    copies = np.arange(count, dtype=np.int32)
+    table = np.where(table >= 0, table + np.repeat(copies * size, size)[:, None], -1).astype(np.int32)
+    row = part.table[part.start]
+    ends = np.flatnonzero(part.final)
+    all_ends = (copies[:, None] * size + ends).ravel()
+    final = np.zeros(len(table), np.bool_)
+    final[all_ends] = np.repeat(copies + 1 >= least, len(ends))
+    into = np.minimum(copies + 1, count - 1)  # which copy each one goes on in
+    going_on = count if most is None else count - 1
+    if ((part.table[ends] >= 0) & (row >= 0)).any():
+        jumps = {
+            int(end) + i * size: [int(into[i]) * size + part.start]
+            for i in range(going_on)
+            for end in ends
+        }
+        whole = determinize(table, final, jumps, [part.start], np.zeros(len(table), np.bool_))
+    else:
+        entry = np.where(row >= 0, row + (into * size)[:, None], -1).astype(np.int32)  # [count, symbols]
+        from_ends = all_ends[: going_on * len(ends)]
+        entries = np.repeat(entry[:going_on], len(ends), axis=0)
+        table[from_ends] = np.where(entries >= 0, entries, table[from_ends])
+        whole = Fragment(table, final, part.start)
+    return _with_start(whole, True) if least == 0 else whole
+
+
+def determinize(
+    table: Table, final: Flags, jumps: Mapping[int, Sequence[int]], starts: Iterable[int], pure: Flags
+) -> Fragment:
+    """The subset construction (Rabin and Scott 1959) over `table`.
+
+    `jumps`: from a state to others without a symbol. `pure`: the states from which no jump can be
+    reached; they are taken over as they are.
+    """
+    closures: dict[int, frozenset[int]] = {}
+
+    def closure(state: int) -> frozenset[int]:
+        found = closures.get(state)
+        if found is None:
+            reached = {state}
+            stack = [state]
+            while stack:
+                fresh = [target for target in jumps.get(stack.pop(), ()) if target not in reached]
+                reached.update(fresh)
+                stack.extend(fresh)
+            found = closures[state] = frozenset(reached)
+        return found
+
+    moves: dict[int, list[tuple[int, frozenset[int]]]] = {}
+
+    def moves_of(state: int) -> list[tuple[int, frozenset[int]]]:
+        found = moves.get(state)
+        if found is None:
+            row = table[state]
+            symbols = np.flatnonzero(row >= 0)
+            found = moves[state] = [
+                (symbol, closure(target))
+                for symbol, target in zip(symbols.tolist(), row[symbols].tolist(), strict=True)
+            ]
+        return found
+
+    first = len(table)
+    ids: dict[frozenset[int], int] = {}
+    order: list[frozenset[int]] = []
+
+    def number(states: frozenset[int]) -> int:
+        if len(states) == 1:
+            (only,) = states
+            if pure[only]:
+                return only
+        found = ids.get(states)
+        if found is None:
+            found = ids[states] = first + len(order)
+            order.append(states)
+            if len(order) > MAX_STATES:
+                raise too_large()
+        return found
+
+    start = number(frozenset().union(*(closure(state) for state in starts)))
+    sources: list[int] = []
+    symbols: list[int] = []
+    targets: list[int] = []
+    work = 0
+    for at, states in enumerate(order):
+        reached: dict[int, frozenset[int]] = {}
+        for state in states:
+            found = moves_of(state)
+            work += 1 + len(found)
+            for symbol, target in found:
+                known = reached.get(symbol)
+                if known is None:
+                    reached[symbol] = target
+                elif not target <= known:
+                    reached[symbol] = known | target
+                    work += len(known) >> 4
+        if work > MAX_WORK:
+            raise ConstraintError(
+                "the constraint is too ambiguous: too many of its parts can match the same text; "
+                "make repeated parts end differently from how they begin"
+            )
+        symbols.extend(reached)
+        targets.extend([number(target) for target in reached.values()])
+        sources.extend([at] * len(reached))
+    rows = np.full((len(order), table.shape[1]), -1, np.int32)
+    rows[sources, symbols] = targets
+    if jumps:  # states before a jump have new rows; nothing leads to the old ones
+        kept = np.where(pure[:, None], table, -1).astype(np.int32, copy=False)
+    else:
+        kept = table
+    ended = np.fromiter((final[list(states)].any() for states in order), np.bool_, len(order))
+    return reduce(Fragment(np.concatenate([kept, rows]), np.concatenate([final, ended]), start))
+
+
+def product(left: Fragment, right: Fragment, mode: str) -> Fragment:
+    """Texts of both ("and"), of either ("or"), of `left` without those of `right` ("minus")."""
+    a = np.vstack([left.table, np.full((1, left.table.shape[1]), -1, np.int32)])
+    b = np.vstack([right.table, np.full((1, right.table.shape[1]), -1, np.int32)])
+    a[a < 0] = len(left)
+    b[b < 0] = len(right)
+    width = len(right) + 1
+    ids = {left.start * width + right.start: 0}
+    layer = np.array([left.start * width + right.start], np.int64)
+    codes, rows = [layer], []
+    while len(layer):
+        i, j = np.divmod(layer, width)
+        ni, nj = a[i], b[j]
+        following = ni.astype(np.int64) * width + nj
+        if mode == "and":
+            dead = (ni == len(left)) | (nj == len(right))
+        elif mode == "minus":
+            dead = ni == len(left)
+        else:
+            dead = (ni == len(left)) & (nj == len(right))
+        found, inverse = np.unique(following, return_inverse=True)
+        alive = np.zeros(len(found), np.bool_)
+        alive[inverse.reshape(dead.shape)[~dead]] = True
+        numbers = np.full(len(found), -1, np.int32)
+        fresh = []
+        for at in np.flatnonzero(alive).tolist():
+            code = int(found[at])
+            known = ids.get(code)
+            if known is None:
+                known = ids[code] = len(ids)
+                fresh.append(code)
+            numbers[at] = known
+        if len(ids) > 4 * MAX_STATES:
+            raise too_large()
+        rows.append(np.where(dead, -1, numbers[inverse].reshape(dead.shape)))
+        layer = np.array(fresh, np.int64)
+        codes.append(layer)
+    i, j = np.divmod(np.concatenate(codes), width)
+    fa, fb = np.append(left.final, False)[i], np.append(right.final, False)[j]
+    final = {"and": fa & fb, "or": fa | fb, "minus": fa & ~fb}[mode]
+    return reduce(Fragment(np.concatenate(rows).astype(np.int32), final, 0))
+
+
+def reduce(part: Fragment) -> Fragment:
+    """The same language without useless states, start 0, equal states merged as far as that is cheap.
+
+    Raises ConstraintError past `MAX_STATES`.
+    """
+    part = trim(part)
+    part = _minimize(part)
+    if len(part) > MAX_STATES:
+        raise too_large()
+    return part
+
+
+def trim(part: Fragment) -> Fragment:
+    """Only states on a way from the start to a final state; the start is 0."""
+    size = len(part)
+    # one edge for each run of neighbouring symbols with the same target
+    new = part.table >= 0
+    new[:, 1:] &= part.table[:, 1:] != part.table[:, :-1]
+    sources, at = np.nonzero(new)
+    targets = part.table[sources, at].astype(np.int64)
+    reached = _spread(size, sources, targets, [part.start])
+    ending = _spread(size, targets, sources, np.flatnonzero(part.final).tolist())
+    keep = reached & ending
+    keep[part.start] = True
+    if keep.all() and part.start == 0:
+        return part
+    order = np.flatnonzero(keep)
+    order = np.concatenate([[part.start], order[order != part.start]])
+    numbers = np.full(size + 1, -1, np.int32)  # the last one: of -1
+    numbers[order] = np.arange(len(order), dtype=np.int32)
+    return Fragment(numbers[part.table[order]], part.final[order], 0)
+
+
+def _spread(
+    size: int, sources: NDArray[np.int64], targets: NDArray[np.int64], seeds: list[int]
+) -> Flags:
+    """The states that can be reached from `seeds`."""
+    order = np.argsort(sources, kind="stable")
+    ends = np.cumsum(np.bincount(sources, minlength=size)).tolist()
+    targets_list = targets[order].tolist()
+    seen = bytearray(size)
+    for seed in seeds:
+        seen[seed] = 1
+    stack = list(seeds)
+    while stack:
+        state = stack.pop()
+        for target in targets_list[ends[state - 1] if state else 0 : ends[state]]:
+            if not seen[target]:
+                seen[target] = 1
+                stack.append(target)
+    return np.frombuffer(bytes(seen), np.bool_).copy()
+
+
+_MERGE_ROUNDS = 64
+_REFINE_CELLS = 2_000_000  # cells of the table that refinement may look at: some 10 ms
+
+
+def _minimize(part: Fragment) -> Fragment:
+    """Merge equal states. Exact for all but large automata; always the same language.
+
+    First states with equal rows, again and again: that merges common ends. Then Moore's refinement of
+    a partition, as long as it stays cheap. A counted repetition of long strings needs one round for
+    each count and gives up; there is little to merge in those.
+    """
+    for _ in range(_MERGE_ROUNDS):
+        rows = np.column_stack([part.table, part.final])
+        count, groups = _group(rows)
+        if count == len(rows):
+            break
+        smaller = _merged(part, groups, rows)
+        if smaller is None:
+            break
+        part = smaller
+    size, symbols = part.table.shape
+    count, blocks = _group(part.final[:, None])
+    for _ in range(min(size, _REFINE_CELLS // (size * symbols))):
+        rows = np.column_stack([np.where(part.table >= 0, blocks[part.table], -1), blocks])
+        found, blocks = _group(rows)
+        if found == size:
+            break
+        if found == count:
+            return _merged(part, blocks, rows) or part
+        count = found
+    return part
+
+
+def _group(rows: NDArray[np.generic]) -> tuple[int, NDArray[np.int64]]:
+    """How many different rows there are, and the group of each, by a hash of 64 bits."""
+    random = np.random.default_rng(0x9E3779B97F4A7C15)
+    factors = random.integers(0, 1 << 64, rows.shape[1], np.uint64)
+    hashes = (rows.astype(np.uint64) * factors).sum(axis=1, dtype=np.uint64)
+    found, groups = np.unique(hashes, return_inverse=True)
+    return len(found), groups
+
+
+def _merged(part: Fragment, groups: NDArray[np.int64], rows: NDArray[np.generic]) -> Fragment | None:
+    """One state for each group. None if `rows` of a group differ: two hashes were equal."""
+    _, first = np.unique(groups, return_index=True)
+    if (rows != rows[first[groups]]).any():
+        return None
+    order = np.argsort(first)  # numbers in the order of first states, so the start stays the first
+    numbers = np.empty_like(order)
+    numbers[order] = np.arange(len(order))
+    kept = part.table[first[order]]
+    table = np.where(kept >= 0, numbers[groups[kept]], -1).astype(np.int32)
+    return Fragment(table, part.final[first[order]], int(numbers[groups[part.start]]))
