@@ -21,7 +21,14 @@ import msgspec
 from ramify.protocol.errors import Code
 from ramify.protocol.plan import ExecutorDown, StepPlan, StepResult, StopExecutor
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
-from ramify.protocol.wire import MOST_PRIORITY, ClientMessage, Error, Open, ServerMessage
+from ramify.protocol.wire import (
+    MOST_PRIORITY,
+    ClientMessage,
+    Constraint,
+    Error,
+    Open,
+    ServerMessage,
+)
 
 
 def session_of(ident: int) -> int:
@@ -240,6 +247,7 @@ class Submit(Base, frozen=True):
     `places`, `targets`: tokens to score, as in `ExtendRow`, by positions of the branch; not with
     `max_tokens`. Their log-probabilities come with `Finished`. Somebody waits for them, so the
     request is scheduled as a generation is.
+    `constraint`: the `ident` of a `Compiled` that its outputs obey; 0: none.
     """
 
     request: int
@@ -256,6 +264,7 @@ class Submit(Base, frozen=True):
     places: bytes = b""
     targets: bytes = b""
     expects: int = 0
+    constraint: int = 0
 
 
 class Cancel(Base, frozen=True):
@@ -276,11 +285,49 @@ class CancelSession(Base, frozen=True):
     session: int
 
 
+class Constrain(Base, frozen=True):
+    """From the grammar actor, before it tells a session: requests may name the constraint `ident` now.
+
+    `body`: see `plan.LoadConstraint`. Ident 0 is the vocabulary, which every constraint needs.
+    """
+
+    ident: int
+    body: bytes
+
+
+class Unconstrain(Base, frozen=True):
+    """No new request will name the constraint; those that do already keep it."""
+
+    ident: int
+
+
 RequestMessage = Submit | Cancel | CancelSession  # what sessions tell it
-SchedulerMessage = RequestMessage | Settled
+SchedulerMessage = RequestMessage | Settled | Constrain | Unconstrain
 
 # What the scheduler's mailbox holds: messages of sessions and the cache, results of the executor.
 SchedulerEvent = SchedulerMessage | StepResult | ExecutorDown
+
+# --- grammar mailbox --------------------------------------------------------------------------
+
+
+class Compile(Base, frozen=True):
+    """Prepare `constraint`, for `request`. Answered by `Compiled` or `NotCompiled` to its session.
+
+    `owner`: as in `Submit`: owners take turns.
+    """
+
+    request: int
+    constraint: Constraint
+    owner: str = ""
+
+
+class Forsake(Base, frozen=True):
+    """Nobody waits for the answer any more."""
+
+    request: int
+
+
+GrammarMessage = Compile | Forsake
 
 # --- session mailbox --------------------------------------------------------------------------
 
@@ -300,6 +347,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     or the context is used up; "error": `error` says what happened.
     Times in seconds on the engine's clock; `first_token` 0.0: there was none.
     `scores`: float32, one for each of `Submit.targets`; all of them with reason "length" only.
+    `forced`: tokens of `output` that the constraint left no choice for. `stale`: nothing has run, for
+    the constraint is not there (any more): compile it again and submit anew.
     """
 
     request: int
@@ -315,6 +364,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: Code | None = None
     message: str = ""
     scores: bytes = b""
+    forced: int = 0
+    stale: bool = False
 
 
 class Tokens(Base, frozen=True):
@@ -322,6 +373,23 @@ class Tokens(Base, frozen=True):
 
     progress: list[Progress]
     finished: list[Finished]
+
+
+class Compiled(Base, frozen=True):
+    """Answer to `Compile`. `notes`: what the constraint says in other words than the client's."""
+
+    request: int
+    constraint: int
+    notes: list[str] = []
+
+
+class NotCompiled(Base, frozen=True):
+    """The other answer to `Compile`. `details`: see `errors.ConstraintError`."""
+
+    request: int
+    code: Code
+    message: str
+    details: dict[str, int | str] | None = None
 
 
 class Inspected(Base, frozen=True):
@@ -393,7 +461,19 @@ class Shutdown(Base, frozen=True):
     after_ms: int
 
 
-SessionMessage = Attach | Frame | Detached | Throttled | Drained | Tokens | Inspected | Lost | Tick
+SessionMessage = (
+    Attach
+    | Frame
+    | Detached
+    | Throttled
+    | Drained
+    | Tokens
+    | Inspected
+    | Compiled
+    | NotCompiled
+    | Lost
+    | Tick
+)
 
 # --- directory mailbox (creates, finds and ends sessions) ---------------------------------------
 

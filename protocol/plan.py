@@ -6,7 +6,7 @@ int32 in `bytes` (see `pack` and `unpack`), so that no Python list of ints is bu
 The executor keeps one *row* per running request (page table, length, last sampled token,
 sampling state). A plan is a diff against those rows, applied in this order:
 
-    closes -> opens -> grows -> [extends and decodes run as one batch] -> sample
+    closes -> forgets -> constraints -> opens -> grows -> [extends and decodes as one batch] -> sample
 
 Overlap: the scheduler may send plan N+1 before it has seen result N. A decode therefore names
 only a row: its input is the row's last sampled token, which the executor holds. Plans run
@@ -62,6 +62,17 @@ def pack_floats(values: Iterable[float]) -> bytes:
 unpack_floats: Callable[[bytes], "array[float]"] = cast(Any, partial(array, "f"))
 
 
+class LoadConstraint(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Keep `body` as constraint `ident` (at least 1) until a plan forgets it. Ident 0: the vocabulary.
+
+    What is in a body, say `ramify.gpu.constraints.loads` (who reads it) and `ramify.actors.grammar` (who
+    writes it).
+    """
+
+    ident: int
+    body: bytes
+
+
 class OpenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request begins to run in row `row` (which is closed at this point).
 
@@ -70,8 +81,10 @@ class OpenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `cached`: tokens whose KV is in those pages already; the row's length at the start.
     `sampled`: how many output tokens the request sampled before (after a retraction or a
     pause): the index of the next random number.
-    `history`: int32, given only when `sampling.penalized` or `ExecutorInfo.drafts_from_history`: every
-    token before the next sampled one; its last `sampled` tokens are outputs of this request.
+    `history`: int32, given only when `sampling.penalized`, `ExecutorInfo.drafts_from_history`, or a
+    `constraint` behind `sampled` tokens: every token before the next sampled one; its last `sampled`
+    tokens are outputs of this request.
+    `constraint`: which one its outputs obey; 0: none. It was loaded by this plan or an earlier one.
     """
 
     row: int
@@ -81,6 +94,7 @@ class OpenRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sampling: SamplingParams
     sampled: int = 0
     history: bytes = b""
+    constraint: int = 0
 
 
 class GrowRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -118,6 +132,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
     `drafts`: int32, one for each decode, or empty: none. So many tokens the executor's drafter may
     guess for that row, at most `ExecutorInfo.max_drafts`; the row's pages hold them all. Each is a line
     that samples, and a step has at most `ExecutorInfo.max_rows` of those.
+    `constraints`: loaded before rows are opened; `forgets`: int32, constraints that are dropped once
+    rows were closed; no row has them.
     A plan may have no extends and no decodes (it only closes rows): it still gets a result.
     """
 
@@ -128,6 +144,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
     extends: list[ExtendRow] = []
     decodes: bytes = b""
     drafts: bytes = b""
+    constraints: list[LoadConstraint] = []
+    forgets: bytes = b""
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
@@ -138,9 +156,11 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     finite (the KV of that step is not to be trusted; other rows are fine). `counts`: int32[S], how many
     tokens each row has in `tokens`, which lie one row after another then; empty: one each. NO_TOKEN can
     only be a row's last. `drafted`: int32[S], how many drafts each row ran, empty: none; a row's count
-    is at most one more. `logprobs`: empty if no row asked, else an entry for each token. `computed`: tokens that went through the model. `elapsed_us`: from
-    the step's start to its end on the device. `scores`: float32, the log-probabilities of the
-    extends' targets in plan order: the model's raw ones; NaN where the logits were not finite.
+    is at most one more. `logprobs`: empty if no row asked, else an entry for each token. `computed`:
+    tokens that went through the model. `elapsed_us`: from the step's start to its end on the device.
+    `scores`: float32, the log-probabilities of the extends' targets in plan order: the model's raw ones;
+    NaN where the logits were not finite. `forced`: a byte for each of `tokens`, 1 where the row's
+    constraint allowed no other; empty: nowhere.
     """
 
     step: int
@@ -152,6 +172,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     scores: bytes = b""
     counts: bytes = b""
     drafted: bytes = b""
+    forced: bytes = b""
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -180,6 +201,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     drafter: str = ""  # what guesses tokens, e.g. "ngram"; "": nothing does
     max_drafts: int = 0  # that a row may have in a step
     drafts_from_history: bool = False  # the drafter reads `OpenRow.history`
+    constrains: bool = False  # rows may have a constraint
 
 
 class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):
