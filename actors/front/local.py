@@ -131,6 +131,7 @@ class LocalFront:
     async def serve(self, group: TaskGroup, guard: Guard, core: Core) -> None:
         assert self._tokenizer is not None
         config = self._config
+        self.gateway.spells(self._tokenizer.token_bytes)
         holdings = Holdings(
             config.limits, sessions=config.server.max_sessions, most=config.server.sessions_bytes
         )

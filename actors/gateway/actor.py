@@ -104,6 +104,10 @@ class GatewayActor:
         """Open WebSockets."""
         return sum(1 for connection in self._hub.connections.values() if connection.websocket)
 
+    def spells(self, vocabulary: Sequence[bytes]) -> None:
+        """What each token id of the model stands for."""
+        self._hub.vocabulary = vocabulary
+
     def accept(self, credentials: Sequence[Credential]) -> None:
         """From now on these tokens are accepted. Sockets whose token is gone close with 4401."""
         hub = self._hub

@@ -18,12 +18,21 @@ from typing import cast
 from websockets.frames import Frame, Opcode
 from websockets.typing import BytesLike
 
+from ramify.actors.gateway.auth import bearer_header
 from ramify.actors.gateway.binding import SessionBinding, Stage
-from ramify.actors.gateway.http import RequestParser, Response, error_response
+from ramify.actors.gateway.exchange import Exchange
+from ramify.actors.gateway.http import (
+    BODY_BYTES,
+    HttpRequest,
+    RequestParser,
+    Response,
+    error_response,
+)
 from ramify.actors.gateway.hub import Hub
 from ramify.actors.gateway.inflow import Inflow
 from ramify.actors.gateway.intake import receive
 from ramify.actors.gateway.limits import SocketLimits
+from ramify.actors.gateway.openai.routes import respond, spoken_at
 from ramify.actors.gateway.pump import FRAME_WORK
 from ramify.actors.gateway.upgrade import Upgrade, upgrade
 from ramify.actors.gateway.websocket import WebSocket
@@ -84,7 +93,7 @@ class Connection(asyncio.Protocol):
         self._phase = Phase.HEAD
         self._deadline = 0.0  # of the phase; LIVE: the next ping
         self._heard = 0.0
-        self._parser: RequestParser | None = RequestParser()
+        self._parser: RequestParser | None = RequestParser(self._body_bytes)
         self._ws: WebSocket | None = None
         self._codec: Codec = hub.codecs["json"]
         self._guard = cast(SocketLimits, None)  # this and the next two: from the upgrade on
@@ -268,6 +277,8 @@ class Connection(asyncio.Protocol):
                 self._respond(answer)
             else:
                 self._go_live(answer)
+        elif spoken_at(request.path):
+            self._exchange(request)
         else:
             send = partial(self._respond, head_only=request.method == "HEAD")
             self._hub.routes.respond(request, self._hub.clock.now(), send)
@@ -278,6 +289,28 @@ class Connection(asyncio.Protocol):
         self._transport.write(response.render(head_only=head_only))
         self._half_close()
         self._closing()
+
+    def _body_bytes(self, head: HttpRequest) -> int:
+        """A chat may be as long as a frame, if it comes with something like a key."""
+        known = not self._hub.tokens.required or bool(bearer_header(head.headers.get("authorization")))
+        return self._hub.limits.frame_bytes if known and spoken_at(head.path) else BODY_BYTES
+
+    def _exchange(self, request: HttpRequest) -> None:
+        """A request that speaks OpenAI's API: answered here, or by a session."""
+        answer = respond(request, self._hub)
+        if isinstance(answer, Response):
+            self._respond(answer)
+            return
+        self._phase = Phase.CLOSING  # nothing more comes here
+        Exchange(
+            self._hub,
+            self.id,
+            self._transport,
+            answer.dialogue,
+            answer.credential,
+            answer.share,
+            len(request.body),
+        ).start()
 
     def _go_live(self, accepted: Upgrade) -> None:
         hub = self._hub

@@ -6,6 +6,7 @@ refuses to send one after a request that it could not parse.
 This file does not know routes.
 """
 
+from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
 
@@ -54,19 +55,28 @@ class Response(msgspec.Struct, frozen=True):
 
     def render(self, *, head_only: bool = False) -> bytes:
         """The bytes on the wire; `head_only` for a HEAD request."""
-        headers = {
-            "Date": formatdate(usegmt=True),
-            "Content-Type": self.content_type,
-            "Content-Length": str(len(self.body)),
-            "Cache-Control": "no-store",
-            "Connection": "close",
-            **SECURITY_HEADERS,
-            **self.headers,
-        }
-        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        length = {"Content-Length": str(len(self.body))}
+        head = _head(self.status, self.content_type, {**length, **self.headers})
         return head if head_only else head + self.body
+
+
+def _head(status: int, content_type: str, more: dict[str, str]) -> bytes:
+    headers = {
+        "Date": formatdate(usegmt=True),
+        "Content-Type": content_type,
+        "Cache-Control": "no-store",
+        "Connection": "close",
+        **SECURITY_HEADERS,
+        **more,
+    }
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def stream_head(content_type: str) -> bytes:
+    """The head of a response whose body follows in chunks, as they come."""
+    return _head(200, content_type, {"Transfer-Encoding": "chunked", "X-Accel-Buffering": "no"})
 
 
 def json_response(status: int, value: object, **headers: str) -> Response:
@@ -83,7 +93,10 @@ def error_response(status: int, code: Code, message: str, **headers: str) -> Res
 class RequestParser:
     """Reads one request. `fault` is set, instead of a request returned, when it is unusable."""
 
-    def __init__(self) -> None:
+    def __init__(self, body_bytes: Callable[[HttpRequest], int] = lambda _: BODY_BYTES) -> None:
+        """`body_bytes`: how long a body may be, by the head of its request."""
+        self._body_bytes = body_bytes
+        self._most = BODY_BYTES
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         self._raw = bytearray()
         self._head: h11.Request | None = None
@@ -116,10 +129,11 @@ class RequestParser:
                 if request.websocket:
                     return request
                 self._raw.clear()
+                self._most = self._body_bytes(request)
             elif isinstance(event, h11.Data):
                 self._body += event.data
-                if len(self._body) > BODY_BYTES:
-                    self.fault = error_response(413, "limit", f"the body exceeds {BODY_BYTES} bytes")
+                if len(self._body) > self._most:
+                    self.fault = error_response(413, "limit", f"the body exceeds {self._most} bytes")
                     return None
             elif isinstance(event, h11.EndOfMessage):
                 return self._request()

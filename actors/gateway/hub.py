@@ -1,7 +1,7 @@
 """What all connections of one gateway share: settings, tables, and the actors they talk to."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -62,5 +62,6 @@ class Hub:
     timers: Timers = field(default_factory=Timers)
     connections: dict[int, Socket] = field(default_factory=dict)
     codecs: dict[CodecName, Codec] = field(default_factory=_codecs)
+    vocabulary: Sequence[bytes] = ()  # what each token id stands for, once the model is loaded
     draining: bool = False
     abuse_logged: float = -math.inf  # engine seconds

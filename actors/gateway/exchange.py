@@ -1,0 +1,205 @@
+"""An HTTP request that a session answers: one dialogue, then the connection closes.
+
+It takes the transport over from `Connection` once the request has been read. The answer is one
+response, or server-sent events in chunks (RFC 9112, section 7.1), so that a client can tell a whole
+stream from one that broke off. A client that goes away cancels its request, because its session does
+not outlive it.
+
+Flow control is that of a WebSocket: while the write buffer is full the session holds its text back. Who
+reads nothing for `STALLED_S` is cut off.
+"""
+
+import asyncio
+import contextlib
+
+from ramify.actors.gateway.binding import SessionBinding, Stage
+from ramify.actors.gateway.http import Response, stream_head
+from ramify.actors.gateway.hub import Hub
+from ramify.actors.gateway.openai.dialogue import Dialogue
+from ramify.actors.gateway.shares import Share
+from ramify.actors.kit.log import get_log
+from ramify.protocol.credentials import Credential
+from ramify.protocol.errors import NoSession, Overloaded, RamifyError
+from ramify.protocol.wire import Bye, CloseSession, Error, ServerMessage
+
+_LOG = get_log("ramify.gateway")
+
+STALLED_S = 60.0  # that a client may read nothing while there is something to read
+CLOSE_TIMEOUT_S = 5.0  # from the end of the response to that of the connection
+CLOSING_ID = 2000  # of the op that ends the session
+SURPLUS = 64 << 10  # bytes that a client may send behind its request
+
+
+class Exchange(asyncio.Protocol):
+    """See the module docstring. `number`: the connection's. `size`: of the request, in bytes."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        number: int,
+        transport: asyncio.Transport,
+        dialogue: Dialogue,
+        credential: Credential,
+        share: Share,
+        size: int,
+    ) -> None:
+        self.id = number
+        self._hub = hub
+        self._transport = transport
+        self._dialogue = dialogue
+        self._credential = credential
+        self._share = share
+        self._streaming = False
+        self._out: list[bytes] = []
+        self._over = False
+        self._deadline = 0.0  # 0: none
+        self._surplus = 0
+        self._binding = SessionBinding(hub, number)
+        self._binding.credential = credential
+        self._size = size
+
+    def start(self) -> None:
+        """Take the transport over and send the ops."""
+        self._transport.set_protocol(self)
+        self._hub.connections[self.id] = self
+        self._hub.timers.forget(self.id)
+        self._reply(self._binding.route(self._dialogue.ops, self._size))
+        self.flush()
+
+    # --- asyncio.Protocol ---------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._surplus += len(data)
+        if self._surplus > SURPLUS:
+            self.abort()
+
+    def eof_received(self) -> bool | None:
+        return None  # who closes its side is gone: asyncio closes the transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._over = True
+        self._hub.connections.pop(self.id, None)
+        self._hub.timers.forget(self.id)
+        self._out.clear()
+        self._binding.end()
+        self._share.leave(self._hub.clock.now())
+
+    def pause_writing(self) -> None:
+        self._set_deadline(self._hub.clock.now() + STALLED_S)
+        self._binding.throttle(True)
+
+    def resume_writing(self) -> None:
+        if not self._over:
+            self._deadline = 0.0
+        self._binding.throttle(False)
+
+    # --- from the actor -----------------------------------------------------------------------
+
+    @property
+    def websocket(self) -> bool:
+        return False
+
+    @property
+    def attached(self) -> bool:
+        """True while a session is to answer."""
+        return self._binding.stage in (Stage.OPENING, Stage.ATTACHED)
+
+    def opened(self, session: int) -> None:
+        """The directory's answer."""
+        self._reply(self._binding.opened(session))
+
+    def refused(self, error: Error) -> None:
+        """The directory's other answer."""
+        self._reply([error])
+
+    def deliver(self, messages: list[ServerMessage]) -> bool:
+        """Queue what the dialogue makes of `messages`. True if that is the first that is queued."""
+        idle = not self._out
+        self._reply(messages)
+        return idle and bool(self._out)
+
+    def flush(self) -> None:
+        """Write what was queued."""
+        if self._out and not self._transport.is_closing():
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+        if self._over:
+            self._finish()
+
+    def close(self, code: int, reason: str) -> None:
+        """The server ends it: the session is gone, or the server stops."""
+        if not self._over:
+            self._end(Overloaded(reason) if code != 1000 else NoSession(reason))
+        self.flush()
+
+    def abort(self) -> None:
+        """End the connection now; nothing more is sent."""
+        self._over = True
+        self._transport.abort()
+
+    def on_timer(self, now: float) -> None:
+        """A deadline may have come."""
+        open_by = self._binding.open_by
+        if self._deadline and now >= self._deadline:
+            if not self._over:
+                _LOG.warning("a client reads nothing and is cut off", socket=self.id)
+            self.abort()
+        elif self._deadline:
+            self._set_deadline(self._deadline)
+        elif open_by is not None and now >= open_by:
+            self.abort()
+
+    def recheck(self) -> None:
+        """The accepted tokens have changed: this request's may not be among them any more."""
+        tokens = self._hub.tokens
+        if tokens.required and tokens.current(self._credential) is None:
+            self.close(4401, "the token was withdrawn")
+
+    # ---
+
+    def _reply(self, messages: list[ServerMessage]) -> None:
+        told = [message for message in messages if not isinstance(message, Bye)]
+        if self._over or not told:
+            return
+        try:
+            made = self._dialogue.receive(told)
+        except Exception:
+            _LOG.exception("request %d: a bug in the gateway", self.id)
+            self._end(RamifyError("internal error"))
+            return
+        self._queue(made)
+        if self._dialogue.over:
+            self._over = True
+            if self._binding.stage is Stage.ATTACHED:
+                self._binding.route([CloseSession(id=CLOSING_ID)], 0)
+
+    def _end(self, error: RamifyError) -> None:
+        self._queue(self._dialogue.fail(error))
+        self._over = True
+
+    def _queue(self, made: bytes | Response | None) -> None:
+        if made is None:
+            return
+        if isinstance(made, Response):
+            self._out.append(made.render())
+            return
+        if not self._streaming:
+            self._streaming = True
+            self._out.append(stream_head("text/event-stream; charset=utf-8"))
+        self._out.append(b"%x\r\n%b\r\n" % (len(made), made))
+
+    def _finish(self) -> None:
+        """The last byte is written: end the session's side, and wait for the client to close."""
+        self._binding.end()
+        if self._transport.is_closing():
+            return
+        if self._streaming:
+            self._streaming = False
+            self._transport.write(b"0\r\n\r\n")
+        with contextlib.suppress(OSError):  # the client has gone already
+            self._transport.write_eof()
+        self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
+
+    def _set_deadline(self, when: float) -> None:
+        self._deadline = when
+        self._hub.timers.schedule(self.id, when)

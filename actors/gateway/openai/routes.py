@@ -1,0 +1,118 @@
+"""Which paths speak OpenAI's API, and what becomes of a request there: a response, or a dialogue."""
+
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from ramify.actors.gateway.auth import bearer_header
+from ramify.actors.gateway.http import HttpRequest, Response, json_response
+from ramify.actors.gateway.hub import Hub
+from ramify.actors.gateway.openai.chat import ChatAnswers, Heading
+from ramify.actors.gateway.openai.completions import CompletionAnswers
+from ramify.actors.gateway.openai.dialogue import Dialogue, Vocabulary
+from ramify.actors.gateway.openai.errors import error_answer, of_error
+from ramify.actors.gateway.openai.requests import ChatRequest, CompletionRequest, decode
+from ramify.actors.gateway.shares import Share
+from ramify.protocol.credentials import NOBODY, Credential
+from ramify.protocol.errors import RamifyError
+
+MODELS = "/v1/models"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_METHODS = {CHAT: "POST", COMPLETIONS: "POST", MODELS: "GET"}
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """A request that a session is going to answer. `share` counts its connection."""
+
+    dialogue: Dialogue
+    credential: Credential
+    share: Share
+
+
+def spoken_at(path: str) -> bool:
+    """Whether requests to `path` are for `respond`."""
+    return path in _METHODS or path.startswith(f"{MODELS}/")
+
+
+def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
+    """Answer, or accept a request whose path is `spoken_at`."""
+    refusal = hub.routes.refuse(request)
+    if refusal is not None:
+        return refusal
+    wanted = _METHODS.get(request.path, "GET")
+    if request.method != wanted:
+        message = f"{request.path} answers {wanted}, not {request.method}"
+        return error_answer(405, message, code="method_not_allowed")
+    if hub.draining or not hub.status.ready:
+        phase = "draining" if hub.draining else hub.status.phase
+        return error_answer(503, f"not ready: {phase}", code="overloaded", retry_ms=1000)
+    now = hub.clock.now()
+    credential = _credential(request, hub, now, spends=wanted == "POST")
+    if credential is None:
+        return error_answer(401, "the API key is missing or wrong", code="invalid_api_key")
+    info = hub.status.info()
+    model = info["model"]
+    if wanted == "GET":
+        return _models(request.path, model, info["started"])
+    try:
+        dialogue = _dialogue(request, model["model"], hub.vocabulary)
+        share = hub.shares.of(credential, now)
+        share.received(len(request.body), 1, now)
+        share.admit(len(dialogue.ops), now)
+        share.enter(now)
+    except ModelNotServed as error:
+        return _unknown(*error.args)
+    except RamifyError as error:
+        return of_error(error)
+    return Accepted(dialogue, credential, share)
+
+
+def _credential(request: HttpRequest, hub: Hub, now: float, *, spends: bool) -> Credential | None:
+    """Who asks; None: nobody may. `spends`: a minted token is used up."""
+    if not hub.tokens.required:
+        return NOBODY
+    token = bearer_header(request.headers.get("authorization"))
+    if not token:
+        return None
+    return hub.tokens.admit(token, now) if spends else hub.tokens.configured(token)
+
+
+def _models(path: str, model: dict[str, Any], started: float) -> Response:
+    entry = {
+        "id": model["model"],
+        "object": "model",
+        "created": int(started),
+        "owned_by": "ramify",
+        "max_model_len": model["context"],
+    }
+    if path == MODELS:
+        return json_response(200, {"object": "list", "data": [entry]})
+    name = path.removeprefix(f"{MODELS}/")
+    return json_response(200, entry) if name == entry["id"] else _unknown(name, entry["id"])
+
+
+def _unknown(name: str, served: str) -> Response:
+    message = f"the model {name[:256]!r} is not served here: this server has {served!r}"
+    return error_answer(404, message, param="model", code="model_not_found")
+
+
+class ModelNotServed(Exception):
+    """A request names another model than the one that is served."""
+
+
+def _dialogue(request: HttpRequest, served: str, vocabulary: Vocabulary) -> Dialogue:
+    """Raises RamifyError."""
+    if request.path == CHAT:
+        chat = decode(request.body, ChatRequest)
+        return ChatAnswers(chat, _heading("chatcmpl", chat.model, served), vocabulary)
+    completion = decode(request.body, CompletionRequest)
+    return CompletionAnswers(completion, _heading("cmpl", completion.model, served), vocabulary)
+
+
+def _heading(prefix: str, asked: str, served: str) -> Heading:
+    """Raises ModelNotServed."""
+    if asked != served:
+        raise ModelNotServed(asked, served)
+    return Heading(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), served)

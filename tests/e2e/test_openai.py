@@ -1,0 +1,224 @@
+"""OpenAI's API over the real engine, with the real `openai` client and a fake model that is known."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+SECRET = "a key of ours"
+PICTURE = {"type": "image_url", "image_url": {"url": "x"}}
+HELLO: list[Any] = [{"role": "user", "content": "Hello."}]
+
+
+@asynccontextmanager
+async def client_of(served: Any, key: str = "none") -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{served.http}/v1", api_key=key, max_retries=0) as client:
+        yield client
+
+
+async def model_of(client: AsyncOpenAI) -> str:
+    (model,) = (await client.models.list()).data
+    assert (await client.models.retrieve(model.id)).id == model.id
+    return model.id
+
+
+async def test_a_chat_whole_and_streamed(serving: Any) -> None:
+    async with serving(eos_every=20) as served, client_of(served) as client:
+        model = await model_of(client)
+        prompt = served.oracle.turn("Hello.")
+        tokens = served.oracle.output(prompt, 64)
+        text = served.oracle.text(tokens)
+        settings: dict[str, Any] = {
+            "model": model,
+            "messages": HELLO,
+            "temperature": 0,
+            "max_tokens": 64,
+        }
+        answer = await client.chat.completions.create(**settings)
+        (choice,) = answer.choices
+        assert choice.message.content == text
+        assert choice.message.role == "assistant"
+        assert choice.finish_reason == ("stop" if tokens[-1] == 2 else "length")
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == len(prompt)
+        assert answer.usage.completion_tokens == len(tokens)
+        pieces, finish, usage = "", None, None
+        stream = await client.chat.completions.create(
+            **settings, stream=True, stream_options={"include_usage": True}
+        )
+        async for chunk in stream:
+            for part in chunk.choices:
+                pieces += part.delta.content or ""
+                finish = part.finish_reason or finish
+            usage = chunk.usage or usage
+        assert (pieces, finish) == (text, choice.finish_reason)
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        assert usage.prompt_tokens_details.cached_tokens == len(prompt) - 1  # in the same tree
+        await served.until_alone(sessions=0)
+
+
+async def test_several_choices_are_those_of_our_own_protocol(serving: Any) -> None:
+    async with serving() as served, client_of(served) as client:
+        prompt = served.oracle.turn("Hello.")
+        wanted = [served.oracle.text(served.oracle.output(prompt, 12, seed=5 + i)) for i in range(3)]
+        settings: dict[str, Any] = {
+            "model": await model_of(client),
+            "messages": HELLO,
+            "n": 3,
+            "seed": 5,
+        }
+        answer = await client.chat.completions.create(**settings, temperature=1, max_tokens=12)
+        assert [choice.message.content for choice in answer.choices] == wanted
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 36
+        said = {0: "", 1: "", 2: ""}
+        stream = await client.chat.completions.create(
+            **settings, temperature=1, max_completion_tokens=12, stream=True
+        )
+        async for chunk in stream:
+            for part in chunk.choices:
+                said[part.index] += part.delta.content or ""
+        assert list(said.values()) == wanted
+
+
+async def test_completions_of_texts_and_tokens(serving: Any) -> None:
+    async with serving() as served, client_of(served) as client:
+        model, tokenizer = await model_of(client), served.oracle.tokenizer
+        prompts = ["Once upon a time", "The sun"]
+        wanted = [
+            served.oracle.text(served.oracle.output(tokenizer.encode(each), 9)) for each in prompts
+        ]
+        settings: dict[str, Any] = {"model": model, "max_tokens": 9, "temperature": 0}
+        answer = await client.completions.create(**settings, prompt=prompts)
+        assert [choice.text for choice in answer.choices] == wanted
+        encoded = [tokenizer.encode(each) for each in prompts]
+        answer = await client.completions.create(**settings, prompt=encoded, logprobs=1)
+        assert [choice.text for choice in answer.choices] == wanted
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.tokens is not None
+        assert len(logprobs.tokens) == 9
+        stream = await client.completions.create(**settings, prompt=encoded[0], stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream if chunk.choices]) == wanted[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "param", "code"),
+    [
+        ({"model": "gpt-9"}, openai.NotFoundError, "model", "model_not_found"),
+        ({"messages": []}, openai.BadRequestError, "messages", "bad_request"),
+        ({"extra_body": {"frobnicate": 1}}, openai.BadRequestError, "frobnicate", "bad_request"),
+        ({"temperature": 3}, openai.BadRequestError, "temperature", "bad_request"),
+        ({"top_logprobs": 2}, openai.BadRequestError, "top_logprobs", "bad_request"),
+        ({"n": 65}, openai.BadRequestError, "n", "bad_request"),
+        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens", "bad_request"),
+        ({"tool_choice": "required"}, openai.BadRequestError, "tool_choice", "bad_request"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+                ]
+            },
+            openai.BadRequestError,
+            "messages[0].content[0].type",
+            "bad_request",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x " * 9000}]},
+            openai.BadRequestError,
+            None,
+            "context_length_exceeded",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_are_the_clients_exceptions(
+    serving: Any,
+    change: dict[str, Any],
+    kind: type[Exception],
+    param: str | None,
+    code: str,
+    stream: bool,
+) -> None:
+    async with serving() as served, client_of(served) as client:
+        settings = {"model": await model_of(client), "messages": HELLO, "stream": stream} | change
+        with pytest.raises(kind) as raised:
+            await client.chat.completions.create(**settings)
+        error: Any = raised.value
+        assert (error.param, error.code) == (param, code)
+        await served.until_alone(sessions=0)
+
+
+async def test_keys(serving: Any) -> None:
+    async with serving(server={"tokens": (SECRET,)}) as served:
+        async with client_of(served, "wrong") as client:
+            with pytest.raises(openai.AuthenticationError):
+                await client.models.list()
+            with pytest.raises(openai.AuthenticationError):
+                await client.chat.completions.create(model="x", messages=HELLO)
+        async with client_of(served, SECRET) as client:
+            model = await model_of(client)
+            answer = await client.chat.completions.create(model=model, messages=HELLO, max_tokens=3)
+            assert answer.choices[0].finish_reason == "length"
+
+
+async def test_who_goes_away_cancels(serving: Any) -> None:
+    async with serving(fake={"step_seconds": 0.01}) as served, client_of(served) as client:
+        stream = await client.chat.completions.create(
+            model=await model_of(client), messages=HELLO, max_tokens=3000, stream=True
+        )
+        async for _ in stream:
+            break
+        await stream.close()
+        await served.until_alone(sessions=0)
+        await served.quiet()
+
+
+async def test_a_broken_connection_ends_the_session(serving: Any) -> None:
+    async with serving(fake={"step_seconds": 0.01}) as served, client_of(served) as client:
+        stream = await client.chat.completions.create(
+            model=await model_of(client), messages=HELLO, max_tokens=3000, stream=True
+        )
+        with pytest.raises(openai.APIError):  # not a stream that ends as if it were whole
+            async for _ in stream:
+                served.drop_connections()
+        await served.until_alone(sessions=0)
+
+
+async def test_bodies_that_are_none(serving: Any) -> None:
+    async with serving() as served:
+        for body, status in ((b"{", 400), (b"[]", 400), (b"\xff", 400), (b"[" * 5000, 400)):
+            head = (
+                f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{served.engine.port}\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n"
+            )
+            answer = await served.tcp(head.encode() + body)
+            assert int(answer.split(b" ", 2)[1]) == status, answer
+            assert (
+                json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+            )
+        status, body = await served.request("GET", "/v1/chat/completions")
+        assert (status, body["error"]["code"]) == (405, "method_not_allowed")
+
+
+@pytest.mark.parametrize("gateways", [0, 2])
+async def test_many_at_once_get_their_own_answers(serving: Any, gateways: int) -> None:
+    async with serving(gateways=gateways) as served, client_of(served) as client:
+        model = await model_of(client)
+
+        async def ask(i: int) -> None:
+            content = f"Question {i}?"
+            answer = await client.chat.completions.create(
+                model=model, messages=[{"role": "user", "content": content}], temperature=0, max_tokens=8
+            )
+            wanted = served.oracle.text(served.oracle.output(served.oracle.turn(content), 8))
+            assert answer.choices[0].message.content == wanted
+
+        await asyncio.gather(*(ask(i) for i in range(24)))
+        await served.until_alone(sessions=0)
