@@ -39,7 +39,9 @@ def bad_logits(step: StepRows, requests: Ints, result: StepResult) -> BadLogits 
 
     `requests`: of all rows.
     """
-    sampling = step.rows[step.sampling]
+    sampling = step.sampled_rows
+    if result.counts:  # tokens of each
+        sampling = np.repeat(sampling, np.frombuffer(result.counts, dtype=np.int32))
     bad = sampling[np.frombuffer(result.tokens, dtype=np.int32) == NO_TOKEN]
     if step.scored is not None:
         scores = np.frombuffer(result.scores, dtype=np.float32)

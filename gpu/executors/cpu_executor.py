@@ -12,19 +12,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.gpu.drafting.base import Drafter
+from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import Counters, bad_logits
 from ramify.gpu.executors.torch_executor import DoneStep
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.native.attention import COUNT, FIRST, MOST_ROWS, PAGES, POSITION, TILE_WORDS
 from ramify.gpu.native.threads import Crew, Recording
 from ramify.gpu.ops.cpu_ops import CpuOps, empty_draws
+from ramify.gpu.sampling.acceptance import inputs_of, packed_counts
 from ramify.gpu.sampling.randomness import uniforms
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
 from ramify.gpu.step.buckets import Bucket
+from ramify.gpu.step.cpu_inputs import CpuInputs
 from ramify.gpu.step.inputs import StepInputs
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
-from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
+from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan, StepResult
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
 
@@ -32,16 +35,23 @@ class CpuExecutor:
     """Runs plans on `model`, whose operations `ops` records, over the pages of `table`."""
 
     def __init__(
-        self, model: Decoder, ops: CpuOps, crew: Crew, table: RowTable, info: ExecutorInfo
+        self,
+        model: Decoder,
+        ops: CpuOps,
+        crew: Crew,
+        table: RowTable,
+        info: ExecutorInfo,
+        drafter: Drafter | None = None,
     ) -> None:
         self.info = info
         self.counters = Counters()
         self.rows = table
+        self.drafts = HostDrafts(table, drafter)
         self._ops, self._step, self._crew = ops, ops.step, crew
         self._sampler = Sampler(info.max_rows, info.vocab_size, model.device)
         self._asks = _Asks(info.max_rows)
         self._last = np.zeros(info.max_rows, dtype=np.int64)
-        self._queries = max(1, MOST_ROWS // (model.config.heads // model.config.kv_heads))
+        self._inputs = CpuInputs(ops.step, table, model.config.heads // model.config.kv_heads)
         self._draws = empty_draws(info.max_rows)
         self._record(model)
         self._threads = torch.get_num_threads()
@@ -64,17 +74,17 @@ class CpuExecutor:
         """Compute the step. Raises PlanError if the plan contradicts the rows."""
         begin = time.perf_counter()
         step = self._run(plan)
-        rows = step.rows[step.sampling]
-        tokens, logprobs = self._sampled(step, rows)
+        counts, tokens, logprobs = self._sampled(step)
         scores = b"" if step.scored is None else self._score(step.scored)
         result = StepResult(
             step=plan.step,
-            rows=rows.astype(np.int32).tobytes(),
+            rows=step.sampled_rows.astype(np.int32).tobytes(),
             tokens=tokens.astype(np.int32).tobytes(),
             computed=step.computed,
             elapsed_us=int((time.perf_counter() - begin) * 1e6),
             logprobs=logprobs,
             scores=scores,
+            **packed_counts(step, counts),
         )
         return DoneStep(result, bad_logits(step, self.rows.requests, result))
 
@@ -93,7 +103,7 @@ class CpuExecutor:
         del self._ops, self._layers, self._head, self._whole
 
     def _run(self, plan: StepPlan) -> StepRows:
-        step = self.rows.apply(plan)
+        step = self.drafts.begin(plan, self.rows.apply(plan))
         for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
             self._sampler.close(row)
         for opened in plan.opens:
@@ -107,43 +117,9 @@ class CpuExecutor:
 
     def _lay(self, step: StepRows) -> None:
         """Write the step's inputs where the kernels read them."""
-        own, n, count = self._step, step.extends, step.computed
-        rows, positions, lines = step.rows, step.starts, step.sampling
-        if n:
-            ends = np.cumsum(step.counts)
-            firsts = ends - step.counts
-            rows = np.repeat(step.rows, step.counts)
-            positions = np.arange(count) + np.repeat(step.starts - firsts, step.counts)
-            lines = ends[step.sampling] - 1
-            self._lay_tiles(step, firsts)
-        else:
-            self._lay_table(rows, np.arange(count), 1, positions)
-        given = len(step.tokens)
-        own.tokens[0] = count
-        own.ids[:given] = step.tokens
-        own.ids[given:count] = self._last[step.rows[n:]]
-        own.positions[:count] = positions
-        own.slots[:count] = self.rows.slots_at(rows, positions)
-        own.lines_count[0] = len(lines)
-        own.lines[: len(lines)] = lines
+        self._inputs.lay(step, self._last)
         self._lay_draws(step)
-        self._ops.reach(int(positions.max()))
-
-    def _lay_tiles(self, step: StepRows, firsts: Ints) -> None:
-        """Cut extends into tiles; a decode is one. `firsts`: each sequence's first token."""
-        tiles = -(-step.counts // self._queries)
-        which = np.repeat(np.arange(len(step.rows)), tiles)
-        begun = (np.arange(len(which)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * self._queries
-        counts = np.minimum(step.counts[which] - begun, self._queries)
-        self._lay_table(step.rows[which], firsts[which] + begun, counts, step.starts[which] + begun)
-
-    def _lay_table(self, rows: Ints, firsts: Ints, counts: "Ints | int", positions: Ints) -> None:
-        """Tiles of `counts` queries of `rows`, as `native.attention` reads them."""
-        pages, count = self.rows.pages, len(rows)
-        table = self._step.tiles[: TILE_WORDS * count].reshape(count, TILE_WORDS)
-        table[:, PAGES] = pages.ctypes.data + rows * pages.strides[0]
-        table[:, FIRST], table[:, COUNT], table[:, POSITION] = firsts, counts, positions
-        self._step.tiles_count[0] = count
+        self._ops.reach(self._inputs.furthest)
 
     def _lay_draws(self, step: StepRows) -> None:
         rows = step.rows[step.sampling]
@@ -153,21 +129,32 @@ class CpuExecutor:
         if temperatures.any():
             draws.uniforms[: len(rows)] = uniforms(self._asks.seeds[rows], step.draws)
 
-    def _sampled(self, step: StepRows, rows: Ints) -> "tuple[Ints, list[TokenLogprobs | None]]":
-        """int64[S], -1 where logits are not finite, and the log-probabilities that were asked for."""
+    def _sampled(self, step: StepRows) -> "tuple[Ints, Ints, list[TokenLogprobs | None]]":
+        """How many tokens each row that samples gets, the tokens, and what was asked about them."""
+        rows = step.rows[step.sampling]
         tokens = self._draws.tokens[: len(rows)].copy()
         logprobs: list[TokenLogprobs | None] = []
         special = np.flatnonzero(self._asks.special[rows])
         if len(special):  # torch sorts for top-k and top-p, counts for penalties
+            drafts = None if step.lines is None else inputs_of(step)[special]
             logits = self._logits_of(len(rows))[torch.from_numpy(special)]
-            sampled = self._sampler.sample(logits, rows[special], step.draws[special])
-            tokens[special] = torch.where(sampled.finite, sampled.tokens, -1).numpy()
+            sampled = self._sampler.sample(logits, rows[special], step.draws[special], drafts)
+            tokens[special] = torch.where(sampled.finite, sampled.tokens, NO_TOKEN).numpy()
             if sampled.logprobs:
                 logprobs = [None] * len(rows)
                 for line, found in zip(special.tolist(), sampled.logprobs, strict=True):
                     logprobs[line] = found
-        self._last[rows] = np.maximum(tokens, 0)
-        return tokens, logprobs
+        accepted = self.drafts.end(step, tokens)
+        if step.lines is None:
+            self._last[rows] = np.maximum(tokens, 0)
+            return accepted.counts, tokens, logprobs
+        if len(special):
+            counted = special[accepted.kept[special]]
+            self._sampler.record(rows[counted], torch.from_numpy(np.maximum(tokens[counted], 0)))
+            logprobs = [found for found, kept in zip(logprobs, accepted.kept, strict=False) if kept]
+        tokens = tokens[accepted.kept]
+        self._last[step.sampled_rows] = np.maximum(tokens[np.cumsum(accepted.counts) - 1], 0)
+        return accepted.counts, tokens, logprobs
 
     def _logits_of(self, count: int) -> Tensor:
         return self._logits[:count, : self.info.vocab_size]

@@ -12,18 +12,21 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.drafting.base import Drafter
+from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
 from ramify.gpu.executors.threads import ThreadChoice
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.base import Ops, Stream
 from ramify.gpu.ops.torch_ops import TorchOps
+from ramify.gpu.sampling.acceptance import inputs_of, packed_counts
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
-from ramify.gpu.sampling.torch_sampler import Sampled, Sampler
+from ramify.gpu.sampling.torch_sampler import Sampler
 from ramify.gpu.step.buckets import tailored
 from ramify.gpu.step.inputs import NO_DRAWS, StepInputs, host_inputs, lay
-from ramify.gpu.step.rows import RowTable, Scored, StepRows
-from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult
+from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
+from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan, StepResult
 from ramify.protocol.sampling import TokenLogprobs
 
 MakeOps = Callable[[KVPool, Tensor, AttentionBackend], Ops[Stream]]
@@ -59,12 +62,14 @@ class TorchExecutor:
         table: RowTable,
         info: ExecutorInfo,
         make_ops: MakeOps = TorchOps,
+        drafter: Drafter | None = None,
     ) -> None:
         self.info = info
         self.counters = Counters()
         self.rows = table
         self._model = model
         self._attention = attention
+        self.drafts = HostDrafts(table, drafter)
         self._sampler = Sampler(info.max_rows, info.vocab_size, model.device)
         self._last = torch.zeros(info.max_rows, dtype=torch.int64, device=model.device)
         self._ops = make_ops(pool, self._last, attention)
@@ -87,16 +92,44 @@ class TorchExecutor:
     def _launch(self, plan: StepPlan) -> DoneStep:
         begin = time.perf_counter()
         step, hidden, lines = self._run(plan)
-        sampled, scores = None, None
-        if len(step.sampling):
-            rows = step.rows[step.sampling]
-            logits = self._logits(hidden, lines)
-            sampled = self._sampler.sample(logits, rows, step.draws)
-            self._last[torch.from_numpy(rows).to(self._last.device)] = sampled.tokens
+        scores = b""
+        counts, tokens, logprobs = self._sampled(step, hidden, lines)
         if step.scored is not None:
-            scores = self._score(step.scored, hidden)
-        result = self._result(plan.step, step, sampled, scores, begin)
+            scores = self._score(step.scored, hidden).cpu().numpy().tobytes()
+        result = StepResult(
+            step=plan.step,
+            rows=step.sampled_rows.astype(np.int32).tobytes(),
+            tokens=tokens.astype(np.int32).tobytes(),
+            computed=step.computed,
+            elapsed_us=int((time.perf_counter() - begin) * 1e6),
+            logprobs=logprobs,
+            scores=scores,
+            **packed_counts(step, counts),
+        )
         return DoneStep(result, bad_logits(step, self.rows.requests, result))
+
+    def _sampled(
+        self, step: StepRows, hidden: Stream, lines: Tensor | None
+    ) -> "tuple[Ints, Ints, list[TokenLogprobs | None]]":
+        """How many tokens each row that samples gets, the tokens, and what was asked about them."""
+        if not len(step.sampling):
+            return step.sampling, step.sampling, []
+        rows = step.rows[step.sampling]
+        drafts = None if step.lines is None else inputs_of(step)
+        sampled = self._sampler.sample(self._logits(hidden, lines), rows, step.draws, drafts)
+        tokens: Ints = torch.where(sampled.finite, sampled.tokens, NO_TOKEN).cpu().numpy()
+        accepted = self.drafts.end(step, tokens)
+        kept = torch.from_numpy(np.flatnonzero(accepted.kept)).to(self._last.device)
+        output = sampled.tokens[kept]
+        if drafts is not None:
+            self._sampler.record(rows[accepted.kept], output)
+        # of each row the last one
+        last = torch.from_numpy(np.cumsum(accepted.counts) - 1).to(self._last.device)
+        self._last[torch.from_numpy(step.sampled_rows).to(self._last.device)] = output[last]
+        logprobs = sampled.logprobs
+        if drafts is not None and logprobs:
+            logprobs = [logprobs[line] for line in kept.tolist()]
+        return accepted.counts, tokens[accepted.kept], logprobs
 
     def forward(self, plan: StepPlan) -> tuple[StepRows, Tensor | None]:
         """Apply the plan and run the model, without sampling.
@@ -108,7 +141,7 @@ class TorchExecutor:
 
     def _run(self, plan: StepPlan) -> tuple[StepRows, Stream, Tensor | None]:
         """What ran, the model's output, the lines of it that sample (None: all)."""
-        step = self.rows.apply(plan)
+        step = self.drafts.begin(plan, self.rows.apply(plan))
         for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
             self._sampler.close(row)
         for opened in plan.opens:
@@ -146,30 +179,7 @@ class TorchExecutor:
         """Drop the weights and the pool."""
         del self._model, self._attention, self._ops
 
-    def _result(
-        self,
-        number: int,
-        step: StepRows,
-        sampled: Sampled | None,
-        scores: Tensor | None,
-        begin: float,
-    ) -> StepResult:
-        tokens, logprobs = b"", list[TokenLogprobs | None]()
-        if sampled is not None:
-            marked = torch.where(sampled.finite, sampled.tokens, -1)
-            tokens = marked.to("cpu", torch.int32).numpy().tobytes()
-            logprobs = sampled.logprobs
-        return StepResult(
-            step=number,
-            rows=step.rows[step.sampling].astype(np.int32).tobytes(),
-            tokens=tokens,
-            computed=step.computed,
-            elapsed_us=int((time.perf_counter() - begin) * 1e6),
-            logprobs=logprobs,
-            scores=b"" if scores is None else scores.cpu().numpy().tobytes(),
-        )
-
 
 def plan_tokens(plan: StepPlan) -> int:
-    """Tokens that the plan runs."""
+    """Tokens that the plan runs, drafts left out."""
     return (len(plan.decodes) + sum(len(extend.tokens) for extend in plan.extends)) // 4

@@ -51,16 +51,19 @@ class Penalties:
     def close(self, row: int) -> None:
         self._histories.pop(row, None)
 
-    def apply(self, row: int, logits: Tensor) -> Tensor:
-        """Penalised copy of a row's logits [V]."""
+    def apply(self, row: int, logits: Tensor, drafts: Tensor | None = None) -> Tensor:
+        """Penalised copy of a row's logits [V]; `drafts` int64: counted as if they were outputs."""
         history = self._histories[row]
-        sampling = history.sampling
+        sampling, counts, seen = history.sampling, history.counts, history.seen
+        if drafts is not None:
+            counts = counts.index_add(0, drafts, torch.ones(len(drafts), device=self._device))
+            seen = seen.index_fill(0, drafts, True)
         rate = sampling.repetition_penalty
         if rate != 1.0:
             moved = torch.where(logits > 0, logits / rate, logits * rate)
-            logits = torch.where(history.seen, moved, logits)
-        logits = logits - sampling.frequency_penalty * history.counts
-        return logits - sampling.presence_penalty * (history.counts > 0)
+            logits = torch.where(seen, moved, logits)
+        logits = logits - sampling.frequency_penalty * counts
+        return logits - sampling.presence_penalty * (counts > 0)
 
     def record(self, row: int, token: Tensor) -> None:
         """Count a sampled token, int64 scalar on the device."""

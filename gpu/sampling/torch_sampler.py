@@ -48,30 +48,45 @@ class Sampler:
         self._penalties.close(row)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Ints, draws: Ints) -> Sampled:
-        """logits float32[S, V] of `rows` int64[S]; `draws`: the index of each row's output token."""
+    def sample(self, logits: Tensor, rows: Ints, draws: Ints, drafts: Ints | None = None) -> Sampled:
+        """logits float32[S, V] of `rows` int64[S]; `draws`: the index of each row's output token.
+
+        `drafts` [S]: a step in which a row may have several lines, one after another: the draft that a
+        line runs, NO_TOKEN on the first. Penalties count the drafts ahead of a line; what was
+        sampled is counted by `record`, when it is known how much of it is output.
+        """
         raw = logits
         if self._penalties:
-            logits = self._penalised(logits, rows)
+            logits = self._penalised(logits, rows, drafts)
         best, tokens = logits.max(-1)
         finite = best.isfinite()  # NaN wins every max
         drawn = np.flatnonzero(self._settings.temperatures[rows] > 0)
         if len(drawn):
             tokens = self._draw(logits, best, tokens, rows, draws, drawn)
         tokens = torch.where(finite, tokens, 0)
+        if drafts is None:
+            self.record(rows, tokens)
+        return Sampled(tokens, finite, self._token_logprobs(raw, tokens, rows))
+
+    def record(self, rows: Ints, tokens: Tensor) -> None:
+        """Count tokens int64[S] as outputs of `rows` [S], in which a row may stand several times."""
         if self._penalties:
             for line, row in enumerate(rows.tolist()):
                 if row in self._penalties:
                     self._penalties.record(row, tokens[line])
-        return Sampled(tokens, finite, self._token_logprobs(raw, tokens, rows))
 
-    def _penalised(self, logits: Tensor, rows: Ints) -> Tensor:
+    def _penalised(self, logits: Tensor, rows: Ints, drafts: Ints | None) -> Tensor:
         lines = [line for line, row in enumerate(rows.tolist()) if row in self._penalties]
         if not lines:
             return logits
         logits = logits.clone()
+        first = 0  # line of the row
         for line in lines:
-            logits[line] = self._penalties.apply(int(rows[line]), logits[line])
+            ahead = None
+            if drafts is not None:
+                first = line if drafts[line] < 0 else first
+                ahead = self._tensor(drafts[first + 1 : line + 1])
+            logits[line] = self._penalties.apply(int(rows[line]), logits[line], ahead)
         return logits
 
     def _draw(

@@ -1,0 +1,65 @@
+"""The one interface of drafters: what guesses the next tokens of rows, cheaply, ahead of each step.
+
+A drafter never decides what is sampled: a wrong guess costs time, not truth. So it may forget, stop
+guessing, or guess fewer tokens than it is asked for, whenever that is cheaper. Called by the executor's
+thread only, in the order of the plans:
+
+    close, open -> propose -> runs -> [the model runs the step, drafts included] -> observe
+
+`ngram` and `model` implement it. A head on the model's own hidden states (EAGLE; Li et al. 2024) would
+be another one: it needs the stream behind the last norm of the accepted lines, which an executor would
+hand to `observe`, and a layout of its own for its KV, as `model` has.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ramify.gpu.step.step_rows import Ints, StepRows, Tokens
+from ramify.protocol.plan import OpenRow
+
+
+@dataclass(slots=True)
+class Guesses:
+    """`counts` [R]: how many for each row; `tokens` [sum(counts)]: row by row."""
+
+    counts: Ints
+    tokens: Tokens
+
+
+def no_guesses(rows: int) -> Guesses:
+    """For so many rows."""
+    return Guesses(np.zeros(rows, dtype=np.int64), np.empty(0, dtype=np.int32))
+
+
+class Drafter(Protocol):
+    """Guesses for the rows of one executor."""
+
+    name: str  # in `ExecutorInfo.drafter`
+
+    def open(self, opened: OpenRow) -> None:
+        """A request begins in a row; `opened.history` has its tokens, those that will run included."""
+        ...
+
+    def close(self, row: int) -> None:
+        """Forget the row."""
+        ...
+
+    def propose(self, rows: Ints, most: Ints) -> Guesses:
+        """Up to `most` [R] tokens that may follow each row's last one.
+
+        The plan was applied: the rows' pages hold the drafts. Each row was open and has sampled.
+        """
+        ...
+
+    def runs(self, step: StepRows) -> None:
+        """The model is going to run this step, drafts included."""
+        ...
+
+    def observe(self, rows: Ints, counts: Ints, tokens: Tokens) -> None:
+        """What `rows` [R] sampled, each once: `counts` [R] tokens each, row by row.
+
+        Of a row's tokens all but the last are accepted drafts. NO_TOKEN: its logits were not finite.
+        """
+        ...

@@ -1,0 +1,57 @@
+"""Which drafts a step accepts, and what its rows' output is then. On the host.
+
+Behind each draft, and behind the token ahead of the drafts, the sampler chose what it would have chosen
+without them. As long as that is the next draft, the row's output goes on; the first choice that is not,
+or the one behind the last draft, is its last token. So the output is what it would be without drafts,
+whatever the sampling: a simpler rule than that of Leviathan et al. 2023, which keeps a distribution but
+not its outcomes. It accepts a draft as often as the model's own draw is equal to it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.gpu.step.step_rows import Ints, StepRows, within
+from ramify.protocol.plan import NO_TOKEN
+
+
+@dataclass(slots=True)
+class Accepted:
+    """What a step's R rows have sampled, of S lines."""
+
+    kept: npt.NDArray[np.bool_]  # [S] lines whose token is output
+    counts: Ints  # [R] tokens of each row
+
+
+def inputs_of(step: StepRows) -> Ints:
+    """[S] the draft that a sampling line runs; NO_TOKEN: the first line of its row, which runs none."""
+    inputs = np.full(len(step.sampling), NO_TOKEN, dtype=np.int64)
+    if step.lines is not None:
+        behind = within(step.lines) > 0
+        inputs[behind] = step.given[step.sampling[behind] - step.extends]
+    return inputs
+
+
+def accept(step: StepRows, tokens: Ints) -> Accepted:
+    """`tokens` [S]: what each line sampled, NO_TOKEN where its logits were not finite."""
+    lines = step.lines
+    if lines is None or not len(lines):
+        return Accepted(np.ones(len(tokens), dtype=np.bool_), np.ones(len(tokens), dtype=np.int64))
+    inputs = inputs_of(step)
+    wrong = np.zeros(len(tokens), dtype=np.int64)
+    wrong[1:] = (inputs[1:] != NO_TOKEN) & (inputs[1:] != tokens[:-1])
+    firsts = np.cumsum(lines) - lines
+    missed = np.cumsum(wrong)
+    kept = missed == np.repeat(missed[firsts], lines)
+    return Accepted(kept, np.add.reduceat(kept, firsts, dtype=np.int64))
+
+
+def packed_counts(step: StepRows, counts: Ints) -> dict[str, bytes]:
+    """`StepResult.counts` and `drafted`; nothing for a step without drafts. `counts` [R]."""
+    if step.lines is None:
+        return {}
+    return {
+        "counts": counts.astype(np.int32).tobytes(),
+        "drafted": (step.lines - 1).astype(np.int32).tobytes(),
+    }

@@ -1,0 +1,61 @@
+"""Which drafts are accepted, against the definition."""
+
+import random
+
+import numpy as np
+
+from ramify.gpu.sampling.acceptance import accept, inputs_of, packed_counts
+from ramify.gpu.step.step_rows import StepRows
+from ramify.protocol.plan import NO_TOKEN, unpack
+
+
+def drafted(drafts: list[list[int]]) -> StepRows:
+    """Decodes alone, a row for each list."""
+    lines = np.array([1 + len(one) for one in drafts], dtype=np.int64)
+    total = int(lines.sum())
+    index = np.arange(total)
+    given = np.array([token for one in drafts for token in [NO_TOKEN, *one]], dtype=np.int32)
+    nothing = np.empty(0, dtype=np.int32)
+    rows = np.repeat(np.arange(len(lines)), lines)
+    return StepRows(rows, index, np.ones_like(index), 0, nothing, index, index, given, lines=lines)
+
+
+def by_definition(drafts: list[int], sampled: list[int]) -> list[int]:
+    output = [sampled[0]]
+    for draft, following in zip(drafts, sampled[1:], strict=True):
+        if output[-1] != draft:
+            break
+        output.append(following)
+    return output
+
+
+def test_acceptance_is_its_definition() -> None:
+    draw = random.Random(1)
+    for _ in range(300):
+        drafts = [
+            [draw.randrange(2) for _ in range(draw.randrange(5))] for _ in range(draw.randrange(5))
+        ]
+        sampled = [[draw.choice([NO_TOKEN, 0, 1, 1]) for _ in range(len(one) + 1)] for one in drafts]
+        tokens = np.array([token for row in sampled for token in row], dtype=np.int64)
+        accepted = accept(drafted(drafts), tokens)
+        expected = [by_definition(*pair) for pair in zip(drafts, sampled, strict=True)]
+        assert tokens[accepted.kept].tolist() == [token for row in expected for token in row]
+        assert accepted.counts.tolist() == [len(row) for row in expected]
+
+
+def test_a_line_that_is_not_finite_is_the_last_one() -> None:
+    """No token is never a draft, so nothing behind it is accepted."""
+    accepted = accept(drafted([[5, 6]]), np.array([5, NO_TOKEN, 7]))
+    assert accepted.kept.tolist() == [True, True, False]
+
+
+def test_what_a_step_says_of_its_drafts() -> None:
+    step = drafted([[5, 6], []])
+    assert inputs_of(step).tolist() == [NO_TOKEN, 5, 6, NO_TOKEN]
+    said = packed_counts(step, np.array([2, 1]))
+    assert list(unpack(said["counts"])) == [2, 1]
+    assert list(unpack(said["drafted"])) == [2, 0]
+    step.lines = None
+    assert packed_counts(step, np.array([1] * 4)) == {}
+    assert accept(step, np.array([1, 2, 3, NO_TOKEN])).counts.tolist() == [1] * 4
+    assert inputs_of(step).tolist() == [NO_TOKEN] * 4
