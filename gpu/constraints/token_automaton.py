@@ -1,0 +1,162 @@
+"""A constraint as the sampler sees it: which tokens are legal in a state, and where they lead.
+
+The states are those of a byte automaton, and one more, `end`, behind a stop token. Masks are made when a
+state is first met, and kept; equal ones are kept once.
+
+It knows nothing of rows, steps or devices. Every method may be called from any thread.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramify.gpu.constraints.forced import NOTHING, ForcedText, Plan
+from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.gpu.constraints.walk import walker
+from ramify.protocol.errors import ConstraintError
+
+MASK_BYTES = 32 << 20  # of one constraint's masks; past this they are forgotten, and made again
+
+
+class Tables(NamedTuple):
+    """A whole constraint as two tables, so that a device can follow it without the host.
+
+    `class_of`: int32 [vocabulary]. `next`: int32 [states + 1, classes], the state behind a token of that
+    class or -1 if it is not legal; the last state is the end.
+    """
+
+    class_of: NDArray[np.int32]
+    next: NDArray[np.int32]
+
+
+class TokenAutomaton:
+    """A byte automaton over the tokens of a vocabulary.
+
+    `start`: the first state; `end`: the state behind a stop token.
+    """
+
+    start = 0
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        next: NDArray[np.int32],
+        classes: NDArray[np.uint8],
+        final: NDArray[np.bool_],
+    ) -> None:
+        """The arrays of `actors.grammar.automaton.Automaton`.
+
+        Raises ConstraintError if the vocabulary cannot spell all of its bytes.
+        """
+        self.vocabulary = vocabulary
+        self.end = len(final)
+        self._final = final
+        self._next = next
+        self._classes = classes
+        self._check_bytes()
+        self._walker = walker(vocabulary, next, classes)
+        self._forced = ForcedText(vocabulary, next, classes, final)
+        self._masks: dict[int, NDArray[np.int32]] = {}
+        self._same: dict[bytes, NDArray[np.int32]] = {}
+        stops = np.zeros(vocabulary.size, np.bool_)
+        stops[list(vocabulary.stop_ids)] = True
+        self._stops = vocabulary.pack(stops)
+
+    def is_final(self, state: int) -> bool:
+        """Whether the output may end in `state`."""
+        return state == self.end or bool(self._final[state])
+
+    def mask(self, state: int) -> NDArray[np.int32]:
+        """The legal tokens: bit i % 32 of word i // 32, int32 [vocabulary.words], read-only."""
+        found = self._masks.get(state)
+        return found if found is not None else self._remember(state)
+
+    def advance(self, state: int, token: int) -> int:
+        """The state behind `token`, or -1 if the automaton does not take it.
+
+        Of a forced text it takes every spelling, though `mask` has one only.
+        """
+        if token in self.vocabulary.stop_ids:
+            return self.end if self.is_final(state) else -1
+        if state == self.end or not 0 <= token < len(self.vocabulary.tokens):
+            return -1
+        data = self.vocabulary.tokens[token]
+        if not data:
+            return -1
+        following, classes = self._next, self._classes
+        for byte in data:
+            state = int(following[state, classes[byte]])
+            if state < 0:
+                return -1
+        return state
+
+    def plan(self, state: int) -> Plan:
+        """What must follow in `state`: see `forced`. `mask` agrees with it, token by token."""
+        return NOTHING if state == self.end else self._forced.plan(state)
+
+    def tables(self, most_cells: int) -> Tables | None:
+        """The whole as tables; None if they would have more than `most_cells` cells.
+
+        Takes a walk for each state: milliseconds each, for large vocabularies.
+        """
+        states, size = self.end + 1, self.vocabulary.size
+        random = np.random.default_rng(0x5851F42D4C957F2D)
+        hashes = np.zeros(size, np.uint64)
+        for state in range(states):
+            targets = self._targets(state)
+            hashes += (targets + 2).astype(np.uint64) * random.integers(0, 1 << 64, 1, np.uint64)
+        _, first, class_of = np.unique(hashes, return_index=True, return_inverse=True)
+        if len(first) * states > most_cells:
+            return None
+        following = np.empty((states, len(first)), np.int32)
+        for state in range(states):
+            targets = self._targets(state)
+            following[state] = targets[first]
+            if (following[state][class_of] != targets).any():
+                return None  # two hashes of 64 bits were equal
+        return Tables(class_of.astype(np.int32), following)
+
+    def _targets(self, state: int) -> NDArray[np.int32]:
+        """For each id the state behind it, -1 where it is not legal."""
+        found = np.full(self.vocabulary.size, -1, np.int32)
+        if state != self.end:
+            token = self._forced.token(state)
+            if token is not None:
+                found[token] = self.advance(state, token)
+            else:
+                found = self._walker.targets(state)
+        if self.is_final(state):
+            found[list(self.vocabulary.stop_ids)] = self.end
+        return found
+
+    def _remember(self, state: int) -> NDArray[np.int32]:
+        row = self._make(state)
+        key = row.tobytes()
+        if (len(self._same) + 1) * row.nbytes > MASK_BYTES:
+            self._masks, self._same = {}, {}
+        row = self._same.setdefault(key, row)
+        row.flags.writeable = False
+        self._masks[state] = row
+        return row
+
+    def _make(self, state: int) -> NDArray[np.int32]:
+        if state == self.end:
+            return self._stops
+        token = self._forced.token(state)
+        if token is not None:
+            row = np.zeros(self.vocabulary.words, np.int32)
+            row.view(np.uint32)[token >> 5] = 1 << (token & 31)
+            return row
+        row = self._walker.mask(state)
+        return row | self._stops if self._final[state] else row
+
+    def _check_bytes(self) -> None:
+        """That each byte which some state takes is a token: then no state is without a legal token."""
+        used = np.any(self._next >= 0, axis=0, keepdims=True)[0, self._classes]
+        missing = np.flatnonzero(used & ~self.vocabulary.alone)
+        if len(missing):
+            raise ConstraintError(
+                f"this model's tokenizer has no token for the byte {int(missing[0]):#04x} alone, so it "
+                "cannot spell every text of the constraint: allow fewer characters"
+            )

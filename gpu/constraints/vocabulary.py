@@ -1,0 +1,142 @@
+"""The tokens of a model as a tree of bytes, for walks beside an automaton. Pure.
+
+Nodes are numbered level by level, so the children of neighbours are neighbours: a walk takes a level at
+a time with a few operations on arrays. Made once for a model and shared by all constraints.
+
+It does not know automata, nor the tokenizer: only the bytes of each id and how text is tokenized.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Preorder(NamedTuple):
+    """Nodes in preorder; `end`: int32, the first node behind the subtree; `depth`: uint16."""
+
+    byte: NDArray[np.uint8]
+    depth: NDArray[np.uint16]
+    end: NDArray[np.int32]
+    token: NDArray[np.int32]
+
+
+class Vocabulary:
+    """The token tree of a model.
+
+    `size`: ids in a mask (the model's padded vocabulary); `words`: int32 words of a packed mask.
+    `stop_ids`: what ends an output; they have no bytes. `encode`: how the tokenizer spells a text that
+    stands behind other tokens.
+
+    Arrays, one entry a node, the root is 0: `byte` uint8, `parent`, `child` (the first one; the children
+    of a node are side by side) and `children` (how many), `token` (a token that ends there, or -1).
+    `alone`: bool [256], the bytes that are tokens.
+    `levels`: where the nodes of each depth begin.
+
+    `preorder`: the same nodes in the order of a walk that goes down first; made when it is asked for.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        stop_ids: Iterable[int],
+        encode: Callable[[str], list[int]],
+        size: int | None = None,
+    ) -> None:
+        """`tokens`: the bytes of each id; b"" for ids that no constrained output may have."""
+        self.tokens = tokens
+        self.stop_ids = tuple(sorted(set(stop_ids)))
+        self.encode = encode
+        self.size = max(len(tokens), size or 0)
+        self.words = -(-self.size // 32)
+        self._build()
+
+    def _build(self) -> None:
+        stops = set(self.stop_ids)
+        order = sorted((data, i) for i, data in enumerate(self.tokens) if data and i not in stops)
+        ids = np.array([i for _, i in order], np.int32)
+        lengths = np.array([len(data) for data, _ in order], np.int64)
+        longest = int(lengths.max(initial=0))
+        joined = np.frombuffer(b"".join(data for data, _ in order), np.uint8)
+        starts = np.cumsum(lengths) - lengths
+        count = len(order)
+        # Tokens in byte order: at each depth, one begins a new node if it differs there from the one
+        # before it, or was in another node above.
+        node = np.zeros(count, np.int64)  # of each token, at the depth before
+        bytes_, parents = [np.zeros(1, np.uint8)], [np.full(1, -1, np.int64)]
+        rows_of = [np.full(1, -1, np.int64)]
+        self.levels = [0, 1]
+        rows = np.arange(count)  # the tokens that are so long
+        final = np.full(count, -1, np.int64)  # the node where each token ends
+        for depth in range(longest):
+            rows = rows[lengths[rows] > depth]
+            here, above = joined[starts[rows] + depth], node[rows]
+            new = np.ones(len(rows), np.bool_)
+            new[1:] = (here[1:] != here[:-1]) | (above[1:] != above[:-1])
+            bytes_.append(here[new])
+            parents.append(above[new])
+            rows_of.append(rows[new])
+            node[rows] = numbers = np.cumsum(new) - 1 + self.levels[-1]
+            last = lengths[rows] == depth + 1
+            final[rows[last]] = numbers[last]
+            self.levels.append(self.levels[-1] + int(new.sum()))
+        self.byte = np.concatenate(bytes_)
+        self.parent = np.concatenate(parents).astype(np.int32)
+        total = len(self.byte)
+        self.children = np.bincount(self.parent[1:], minlength=total).astype(np.int32)
+        self.child = (1 + np.cumsum(self.children) - self.children).astype(np.int32)
+        self.token = np.full(total, -1, np.int32)
+        self.token[final[::-1]] = ids[::-1]  # the lowest id where several have the same bytes
+        self._row = np.concatenate(rows_of)  # the first token, in byte order, below each node
+        self.alone = np.zeros(256, np.bool_)
+        self.alone[[data[0] for data, _ in order if len(data) == 1]] = True
+        first = self.token[final]
+        self.twins = np.column_stack([ids, first])[ids != first]  # ids with the bytes of another
+
+    @cached_property
+    def preorder(self) -> "Preorder":
+        depth = np.repeat(np.arange(len(self.levels) - 1), np.diff(self.levels))
+        sizes = np.ones(len(self.byte), np.int64)
+        for begin, end in pairwise(reversed(self.levels)):
+            if end:  # not the root
+                np.add.at(sizes, self.parent[end:begin], sizes[end:begin])
+        order = np.lexsort((depth, self._row))
+        return Preorder(
+            self.byte[order],
+            depth[order].astype(np.uint16),
+            (np.arange(len(order)) + sizes[order]).astype(np.int32),
+            self.token[order],
+        )
+
+    def find(self, text: bytes) -> int:
+        """The node of `text`, or -1 if no token begins with it."""
+        node = 0
+        for byte in text:
+            begin = int(self.child[node])
+            end = begin + int(self.children[node])
+            node = begin + int(np.searchsorted(self.byte[begin:end], byte))
+            if node == end or self.byte[node] != byte:
+                return -1
+        return node
+
+    def pack(self, legal: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """A mask of `size` flags as `words` words: token i is bit i % 32 of word i // 32."""
+        padded = np.zeros(self.words * 32, np.bool_)
+        padded[: len(legal)] = legal
+        return np.packbits(padded, bitorder="little").view(np.int32)
+
+    def with_twins(self, row: NDArray[np.int32]) -> NDArray[np.int32]:
+        """`row` with the tokens whose bytes another token has too, of which only one is in the tree."""
+        if len(self.twins):
+            ids, firsts = self.twins.T
+            ids = ids[(row[firsts >> 5] >> (firsts & 31)) & 1 == 1]
+            np.bitwise_or.at(row, ids >> 5, np.int32(1) << (ids & 31))
+        return row
+
+    def unpack(self, row: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """The flags of a packed mask."""
+        flags = np.unpackbits(row.view(np.uint8), bitorder="little", count=self.size)
+        return flags.astype(np.bool_)

@@ -1,0 +1,75 @@
+"""Which tokens an automaton takes from a state: one walk down the tree of the tokens' bytes.
+
+The tree lies in preorder, and each node knows where its subtree ends. A byte that the automaton does not
+take skips the subtree, so the walk looks at nothing below it.
+
+States are offsets of rows of the automaton's table; a negative one is none.
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+from ramify.gpu.native.host import Compiled
+from ramify.gpu.native.ir import I8, I16, I32, I64, PTR, Function, Module
+
+MOST_DEPTH = 1024  # of the tree: bytes of a token
+
+Walk = Callable[[int, int, int, int, int, int, int, int, int, int], None]
+
+
+def emit_walk(module: Module) -> str:
+    """walk(nodes, bytes u8, depths u16, ends i32, tokens i32, classes i32[256], table i32, state,
+    mask i32, targets i32).
+
+    Sets the bit of each token that is taken, and, if `targets` is no null pointer, the state behind it.
+    """
+    f = Function(module, "walk", [I64, *[PTR] * 6, I64, PTR, PTR])
+    nodes, bytes_, depths, ends, tokens, classes, table, state, mask, targets = f.args
+    states = f.scratch(I64, MOST_DEPTH)
+    f.store(state, f.at(states, 0, I64))
+    wanted = targets.as_number().differs(0)
+    node = f.var(f.i64(1))
+    with f.repeat() as leave:
+        here = node.get()
+        leave(here >= nodes)
+        depth = f.unsigned(f.load(f.at(depths, here, I16), I16), I64)
+        above = f.load(f.at(states, depth - 1, I64), I64)
+        byte = f.unsigned(f.load(f.at(bytes_, here, I8), I8), I64)
+        column = f.convert(f.load(f.at(classes, byte, I32), I32), I64)
+        target = f.load(f.at(table, above + column, I32), I32)
+        taken = target >= 0
+        f.store(f.convert(target, I64), f.at(states, depth, I64))
+        token = f.convert(f.load(f.at(tokens, here, I32), I32), I64)
+        with f.when(taken.both(token >= 0)):
+            place = f.at(mask, f.unshifted(token, f.i64(5)), I32)
+            bit = f.shifted(f.constant(I32, 1), f.convert(token & 31, I32))
+            f.store(f.load(place, I32) + bit, place)
+            with f.when(wanted):
+                f.store(target, f.at(targets, token, I32))
+        skip = f.convert(f.load(f.at(ends, here, I32), I32), I64)
+        node.set(f.select(taken, here + 1, skip))
+    f.done()
+    return f.name
+
+
+class TokenKernels:
+    """`walk`: see `emit_walk`; all arguments are addresses but the number of nodes and the state.
+
+    Other threads run meanwhile.
+    """
+
+    def __init__(self) -> None:
+        module = Module()
+        name = emit_walk(module)
+        self._compiled = Compiled(module)
+        kind = ctypes.CFUNCTYPE(
+            None, ctypes.c_int64, *[ctypes.c_void_p] * 6, ctypes.c_int64, *[ctypes.c_void_p] * 2
+        )
+        self.walk: Walk = kind(self._compiled.address(name))
+
+
+@cache
+def token_kernels() -> TokenKernels:
+    """Compiled once in a process: some 50 ms."""
+    return TokenKernels()

@@ -1,0 +1,160 @@
+"""Jump-forward: appending what is forced and sampling it token by token give the same output."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.actors.grammar.automaton import Automaton
+from ramify.gpu.constraints.forced import MOST_DRAFTS, MOST_FORCED
+from ramify.gpu.constraints.token_automaton import TokenAutomaton
+from ramify.gpu.constraints.vocabulary import Vocabulary
+
+STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]){0,30}"'
+HOUSE = '"(?:Gryffindor|Slytherin)"'
+CHARACTER = rf'\{{"name":{STRING},"age":[1-9]\d?,"house":{HOUSE},"tags":\[(?:{STRING},?)*\]\}}'
+PATTERNS = [
+    CHARACTER,
+    "the quick (?:brown|black) fox",
+    "(?:é|è)中国 😀x",
+    "(?:abc){3}d?",
+    "[a-c]{4}-item",
+    "no(?:ne)?",
+]
+
+Chooser = Callable[[list[int], list[int]], int]  # (tokens so far, legal ones) -> one of them
+
+
+def compiled(pattern: str, vocabulary: Vocabulary) -> TokenAutomaton:
+    a = Automaton.from_regex(pattern)
+    return TokenAutomaton(vocabulary, a.next, a.classes, a.final)
+
+
+def toy_model(seed: int, temperature: float) -> Chooser:
+    """Logits and draws that depend on the whole text so far and on the position."""
+
+    def choose(text: list[int], legal: list[int]) -> int:
+        logits = [random.Random(f"{seed} {text[-3:]} {token}").gauss(0, 1) for token in legal]
+        if not temperature:
+            return legal[int(np.argmax(logits))]
+        weights = np.exp(np.array(logits) / temperature)
+        return random.Random(f"{seed} {len(text)}").choices(legal, weights.tolist())[0]
+
+    return choose
+
+
+def generate(
+    machine: TokenAutomaton, choose: Chooser, *, jump: bool, most: int = 60
+) -> tuple[list[int], int]:
+    """The output, and how often the model was asked. Drafts are verified as a scheduler would."""
+    out: list[int] = []
+    state, asked = machine.start, 0
+    while len(out) < most:
+        drafts: tuple[int, ...] = ()
+        if jump:
+            plan = machine.plan(state)
+            for token in plan.forced[: most - len(out)]:
+                state = machine.advance(state, token)
+                assert state >= 0
+                out.append(token)
+            drafts = plan.drafts
+            if len(out) >= most:
+                break
+        asked += 1
+        for draft in (*drafts, None):
+            legal = np.flatnonzero(machine.vocabulary.unpack(machine.mask(state))).tolist()
+            token = choose(out, legal)
+            state = machine.advance(state, token)
+            assert state >= 0
+            out.append(token)
+            if state == machine.end or token != draft or len(out) >= most:
+                break
+        if state == machine.end:
+            break
+    return out, asked
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_jump_on_is_jump_off(pattern: str, temperature: float, vocabulary: Vocabulary) -> None:
+    machine = compiled(pattern, vocabulary)
+    saved = 0
+    for seed in range(10):
+        model = toy_model(seed, temperature)
+        on, asked_on = generate(machine, model, jump=True)
+        off, asked_off = generate(machine, model, jump=False)
+        assert on == off
+        saved += asked_off - asked_on
+    assert saved > 0 or pattern.startswith("no")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["name", '":"', "[ab]", "é", "中", "😀", "a?", "\\d", " the", "no", '"}, {"']),
+        max_size=8,
+    ),
+    st.integers(0, 10**6),
+)
+def test_jump_on_is_jump_off_for_any_pattern(
+    vocabulary: Vocabulary, parts: list[str], seed: int
+) -> None:
+    machine = compiled("".join(part.replace("{", r"\{") for part in parts), vocabulary)
+    model = toy_model(seed, 1.0)
+    assert generate(machine, model, jump=True)[0] == generate(machine, model, jump=False)[0]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_masks_agree_with_plans_token_by_token(pattern: str, vocabulary: Vocabulary) -> None:
+    machine = compiled(pattern, vocabulary)
+    for state in range(machine.end + 1):
+        plan = machine.plan(state)
+        assert len(plan.forced) <= MOST_FORCED
+        assert len(plan.drafts) <= MOST_DRAFTS
+        at = state
+        for token in plan.forced:
+            assert np.flatnonzero(vocabulary.unpack(machine.mask(at))).tolist() == [token]
+            at = machine.advance(at, token)
+        for token in plan.drafts:
+            at = machine.advance(at, token)
+            assert at >= 0
+
+
+def test_the_spelling_is_the_tokenizers(vocabulary: Vocabulary) -> None:
+    text = '{"name": "Zoë", "tags": ["a", "b"]}'
+    machine = compiled("".join("\\" + c if c in '{}[]."' else c for c in text) + "(?:X|Y)", vocabulary)
+    plan = machine.plan(0)
+    assert (*plan.forced, *plan.drafts) == tuple(vocabulary.encode(text))
+
+
+def test_a_border_that_a_token_may_span_is_not_forced() -> None:
+    tokens = [b'"', b"a", b"b", b'"a', b":", b'":', b'":"', b""]
+    spellings = {'":"': [6], '"': [0], ':"': [4, 0], '"a': [3]}
+    vocabulary = Vocabulary(tokens, [7], lambda text: spellings.get(text, []))
+    assert compiled('":"a', vocabulary).plan(0).forced == ()  # no spelling of the whole is known
+    may_span = compiled('":"[ab]', vocabulary)
+    assert may_span.plan(0) == ((), (6,))  # "a may follow ":
+    sure = compiled('":"b?', vocabulary)
+    assert sure.plan(0) == ((6,), ())
+
+
+def test_a_normal_form_that_the_tokenizer_does_not_keep() -> None:
+    vocabulary = Vocabulary([b"e", b"\xcc", b"\x81", b"\xc3", b"\xa9", b""], [5], lambda text: [3, 4])
+    machine = compiled("e\u0301", vocabulary)
+    assert machine.plan(0) == ((), ())
+    assert vocabulary.unpack(machine.mask(0)).tolist() == [True, False, False, False, False, False]
+
+
+def test_long_forced_texts_come_in_parts(vocabulary: Vocabulary) -> None:
+    machine = compiled("x1y2" * 200, vocabulary)
+    state, count = 0, 0
+    while not machine.is_final(state):
+        forced = machine.plan(state).forced
+        assert 0 < len(forced) <= MOST_FORCED
+        for token in forced:
+            state = machine.advance(state, token)
+        count += 1
+    assert count > 2

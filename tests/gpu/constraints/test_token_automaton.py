@@ -1,0 +1,185 @@
+"""Masks and advance over real tokenizers, against Python's `re`."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.actors.grammar.automaton import Automaton
+from ramify.gpu.constraints.token_automaton import TokenAutomaton
+from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.protocol.errors import ConstraintError
+
+STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])*"'
+PATTERNS = {
+    "(no|none)": ["no", "none"],
+    r"\[(?:1|12)\]": ["[1]", "[12]"],
+    r"-?(?:0|[1-9]\d*)|-?(?:0|[1-9]\d*)\.\d+": ["1", "-12.5", "0.25"],
+    rf'\{{"name":{STRING},"ok":(true|false)\}}': [
+        '{"name":"Zoë 中国 \\" x","ok":true}',
+        '{"name":"","ok":false}',
+    ],
+    "(?s:.*)": ["", "any text\n😀"],
+    "😀+": ["😀", "😀😀"],
+}
+
+
+def compiled(pattern: str, vocabulary: Vocabulary) -> TokenAutomaton:
+    a = Automaton.from_regex(pattern)
+    return TokenAutomaton(vocabulary, a.next, a.classes, a.final)
+
+
+def legal(machine: TokenAutomaton, state: int) -> set[int]:
+    return set(np.flatnonzero(machine.vocabulary.unpack(machine.mask(state))).tolist())
+
+
+def can_be_spelled(machine: TokenAutomaton, data: bytes) -> bool:
+    """Whether some tokens that the masks allow spell `data` and then stop."""
+    tokens, stops = machine.vocabulary.tokens, set(machine.vocabulary.stop_ids)
+    reached = {0: {machine.start}}  # by position
+    for at in range(len(data) + 1):
+        for state in reached.get(at, ()):
+            allowed = legal(machine, state)
+            if at == len(data) and allowed & stops:
+                return True
+            for token in allowed - stops:
+                if data.startswith(tokens[token], at):
+                    target = machine.advance(state, token)
+                    assert target >= 0
+                    reached.setdefault(at + len(tokens[token]), set()).add(target)
+    return False
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_text_can_be_spelled(pattern: str, vocabulary: Vocabulary) -> None:
+    machine = compiled(pattern, vocabulary)
+    for text in PATTERNS[pattern]:
+        assert can_be_spelled(machine, text.encode()), text
+    assert not can_be_spelled(machine, b"\xff")
+
+
+ATOMS = st.sampled_from(
+    ["a", "b", "n", "1", ".", "[ab]", "[^a]", r"\d", r"\w", "é", " ", "no", "name", '"']
+)
+
+
+def regexes() -> st.SearchStrategy[str]:
+    return st.recursive(
+        ATOMS,
+        lambda inner: st.one_of(
+            st.tuples(inner, inner).map("".join),
+            st.tuples(inner, inner).map(lambda p: f"(?:{p[0]}|{p[1]})"),
+            st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{0,2}"])).map(
+                lambda p: f"(?:{p[0]}){p[1]}"
+            ),
+        ),
+        max_leaves=6,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(regexes(), st.lists(st.text('abn1é "', max_size=6), max_size=8))
+def test_what_masks_accept_is_what_re_matches(
+    vocabulary: Vocabulary, pattern: str, texts: list[str]
+) -> None:
+    machine = compiled(pattern, vocabulary)
+    expected = re.compile(pattern, re.ASCII)
+    for text in texts:
+        assert can_be_spelled(machine, text.encode()) == (expected.fullmatch(text) is not None), text
+
+
+@settings(max_examples=60, deadline=None)
+@given(regexes(), st.integers(0, 2**32))
+def test_what_is_sampled_under_masks_matches(vocabulary: Vocabulary, pattern: str, seed: int) -> None:
+    machine = compiled(pattern, vocabulary)
+    rng = random.Random(seed)
+    stops = set(vocabulary.stop_ids)
+    state, out = machine.start, []
+    for _ in range(40):
+        allowed = legal(machine, state)
+        assert allowed, "a state without a legal token"
+        token = (
+            min(allowed & stops)
+            if allowed & stops and rng.random() < 0.3
+            else rng.choice(sorted(allowed))
+        )
+        state = machine.advance(state, token)
+        assert state >= 0
+        if token in stops:
+            break
+        out.append(token)
+    else:
+        return
+    text = b"".join(vocabulary.tokens[i] for i in out).decode()
+    assert re.fullmatch(pattern, text, re.ASCII) is not None
+    assert state == machine.end
+    assert legal(machine, state) == stops
+
+
+def test_control_tokens_and_padding_are_never_legal(vocabulary: Vocabulary) -> None:
+    machine = compiled("(?s:.*)", vocabulary)
+    empty = {
+        i for i in range(vocabulary.size) if i >= len(vocabulary.tokens) or not vocabulary.tokens[i]
+    }
+    assert legal(machine, 0) & empty == set(vocabulary.stop_ids)
+    for i in empty - set(vocabulary.stop_ids) | {-1, 10**6}:
+        assert machine.advance(0, i) == -1
+
+
+def test_stop_ids_are_legal_in_final_states_only(vocabulary: Vocabulary) -> None:
+    machine = compiled("ab?", vocabulary)
+    stops = set(vocabulary.stop_ids)
+    assert not legal(machine, 0) & stops
+    assert machine.advance(0, min(stops)) == -1
+    (token,) = vocabulary.encode("a")
+    behind = machine.advance(0, token)
+    assert machine.is_final(behind)
+    assert not machine.is_final(0)
+    assert legal(machine, behind) >= stops
+    assert machine.advance(behind, min(stops)) == machine.end
+    assert machine.advance(machine.end, token) == -1
+
+
+def test_masks_are_kept_and_equal_ones_kept_once(vocabulary: Vocabulary) -> None:
+    machine = compiled("[ab]{80}c", vocabulary)
+    states = [machine.advance(0, vocabulary.encode("a")[0])]
+    for _ in range(5):
+        states.append(machine.advance(states[-1], vocabulary.encode("b")[0]))
+    assert len(set(states)) == 6
+    assert machine.mask(states[0]) is machine.mask(states[0])
+    assert machine.mask(states[0]) is machine.mask(states[4])
+    with pytest.raises(ValueError, match="read-only"):
+        machine.mask(states[0])[0] = 1
+
+
+def test_masks_are_forgotten_when_they_grow(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramify.gpu.constraints.token_automaton.MASK_BYTES", 4 * vocabulary.words * 3)
+    machine = compiled("abc|de|(f|g){5}x?y?z?", vocabulary)
+    before = [machine.mask(state).tobytes() for state in range(machine.end + 1)]
+    assert [machine.mask(state).tobytes() for state in range(machine.end + 1)] == before
+    assert len(machine._same) <= 3
+
+
+@pytest.mark.parametrize("pattern", list(PATTERNS))
+def test_tables_say_the_same_as_masks(pattern: str, vocabulary: Vocabulary) -> None:
+    machine = compiled(pattern, vocabulary)
+    tables = machine.tables(1 << 20)
+    assert tables is not None
+    for state in range(machine.end + 1):
+        following = tables.next[state][tables.class_of]
+        assert set(np.flatnonzero(following >= 0).tolist()) == legal(machine, state)
+        for token in legal(machine, state):
+            assert following[token] == machine.advance(state, token)
+    assert machine.tables(10) is None
+
+
+def test_a_vocabulary_that_cannot_spell_the_constraint() -> None:
+    small = Vocabulary([b"a", b"b", b""], [2], lambda text: [])
+    with pytest.raises(ConstraintError, match="0x63"):
+        compiled("abc", small)
+    assert compiled("[ab]*", small).mask(0)[0] == 0b111
