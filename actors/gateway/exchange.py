@@ -2,8 +2,8 @@
 
 It takes the transport over from `Connection` once the request has been read. The answer is one
 response, or server-sent events in chunks (RFC 9112, section 7.1), so that a client can tell a whole
-stream from one that broke off. A client that goes away cancels its request, because its session does
-not outlive it.
+stream from one that broke off. A client that goes away cancels its request, unless the dialogue
+outlives it: then this goes on without a connection until the dialogue is over.
 
 Flow control is that of a WebSocket: while the write buffer is full the session holds its text back. Who
 reads nothing for `STALLED_S` is cut off.
@@ -19,7 +19,7 @@ from ramify.actors.gateway.openai.dialogue import Dialogue
 from ramify.actors.gateway.shares import Share
 from ramify.actors.kit.log import get_log
 from ramify.protocol.credentials import Credential
-from ramify.protocol.errors import NoSession, Overloaded, RamifyError
+from ramify.protocol.errors import Close, NoSession, Overloaded, RamifyError
 from ramify.protocol.wire import Bye, CloseSession, Error, ServerMessage
 
 _LOG = get_log("ramify.gateway")
@@ -51,7 +51,9 @@ class Exchange(asyncio.Protocol):
         self._share = share
         self._streaming = False
         self._out: list[bytes] = []
-        self._over = False
+        self._over = False  # the dialogue
+        self._answered = False  # the last byte of the response is written or queued
+        self._gone = False  # the connection
         self._deadline = 0.0  # 0: none
         self._surplus = 0
         self._binding = SessionBinding(hub, number)
@@ -77,19 +79,19 @@ class Exchange(asyncio.Protocol):
         return None  # who closes its side is gone: asyncio closes the transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._over = True
-        self._hub.connections.pop(self.id, None)
-        self._hub.timers.forget(self.id)
+        self._gone = True
         self._out.clear()
-        self._binding.end()
-        self._share.leave(self._hub.clock.now())
+        if not (self._answered and self._dialogue.outlives):
+            self._over = True
+        if self._over:
+            self._leave()
 
     def pause_writing(self) -> None:
         self._set_deadline(self._hub.clock.now() + STALLED_S)
         self._binding.throttle(True)
 
     def resume_writing(self) -> None:
-        if not self._over:
+        if not self._answered:
             self._deadline = 0.0
         self._binding.throttle(False)
 
@@ -123,37 +125,44 @@ class Exchange(asyncio.Protocol):
         if self._out and not self._transport.is_closing():
             self._transport.write(b"".join(self._out))
         self._out.clear()
+        if self._answered:
+            self._half_close()
         if self._over:
-            self._finish()
+            self._binding.end()
+            if self._gone:
+                self._leave()
 
     def close(self, code: int, reason: str) -> None:
         """The server ends it: the session is gone, or the server stops."""
         if not self._over:
-            self._end(Overloaded(reason) if code != 1000 else NoSession(reason))
+            self._end(NoSession(reason) if code == Close.DONE else Overloaded(reason))
         self.flush()
 
     def abort(self) -> None:
         """End the connection now; nothing more is sent."""
         self._over = True
         self._transport.abort()
+        if self._gone:
+            self._leave()
 
     def on_timer(self, now: float) -> None:
         """A deadline may have come."""
         open_by = self._binding.open_by
         if self._deadline and now >= self._deadline:
-            if not self._over:
+            if not self._answered:
                 _LOG.warning("a client reads nothing and is cut off", socket=self.id)
-            self.abort()
+            self._deadline = 0.0
+            self._transport.abort()
         elif self._deadline:
             self._set_deadline(self._deadline)
-        elif open_by is not None and now >= open_by:
+        elif open_by is not None and now >= open_by and not self._over:
             self.abort()
 
     def recheck(self) -> None:
         """The accepted tokens have changed: this request's may not be among them any more."""
         tokens = self._hub.tokens
         if tokens.required and tokens.current(self._credential) is None:
-            self.close(4401, "the token was withdrawn")
+            self.close(Close.UNAUTHORIZED, "the token was withdrawn")
 
     # ---
 
@@ -168,19 +177,29 @@ class Exchange(asyncio.Protocol):
             self._end(RamifyError("internal error"))
             return
         self._queue(made)
+        more = self._dialogue.take_ops()
+        if more:
+            self._reply(self._binding.route(more, 0))
         if self._dialogue.over:
-            self._over = True
-            if self._binding.stage is Stage.ATTACHED:
-                self._binding.route([CloseSession(id=CLOSING_ID)], 0)
+            self._ends()
 
     def _end(self, error: RamifyError) -> None:
         self._queue(self._dialogue.fail(error))
-        self._over = True
+        self._ends()
+
+    def _ends(self) -> None:
+        """The dialogue is over: so is the answer, and the session if nobody comes back to it."""
+        if self._over:
+            return
+        self._over = self._answered = True
+        if self._binding.stage is Stage.ATTACHED and not self._dialogue.keeps:
+            self._binding.route([CloseSession(id=CLOSING_ID)], 0)
 
     def _queue(self, made: bytes | Response | None) -> None:
-        if made is None:
+        if made is None or self._answered:
             return
         if isinstance(made, Response):
+            self._answered = True
             self._out.append(made.render())
             return
         if not self._streaming:
@@ -188,10 +207,9 @@ class Exchange(asyncio.Protocol):
             self._out.append(stream_head("text/event-stream; charset=utf-8"))
         self._out.append(b"%x\r\n%b\r\n" % (len(made), made))
 
-    def _finish(self) -> None:
-        """The last byte is written: end the session's side, and wait for the client to close."""
-        self._binding.end()
-        if self._transport.is_closing():
+    def _half_close(self) -> None:
+        """The last byte of the answer is written: wait for the client to close."""
+        if self._transport.is_closing() or self._deadline:
             return
         if self._streaming:
             self._streaming = False
@@ -199,6 +217,13 @@ class Exchange(asyncio.Protocol):
         with contextlib.suppress(OSError):  # the client has gone already
             self._transport.write_eof()
         self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
+
+    def _leave(self) -> None:
+        """Connection and dialogue are over."""
+        self._binding.end()
+        if self._hub.connections.pop(self.id, None) is not None:
+            self._hub.timers.forget(self.id)
+            self._share.leave(self._hub.clock.now())
 
     def _set_deadline(self, when: float) -> None:
         self._deadline = when

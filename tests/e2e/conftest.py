@@ -451,6 +451,21 @@ def serving(tokenizer_folder: Path) -> Serving:
     return run
 
 
+@pytest.fixture
+def openai_of() -> Callable[..., AbstractAsyncContextManager[tuple[Any, str]]]:
+    """`async with openai_of(served) as (client, model)`: the real `openai` client, which tries once."""
+    from openai import AsyncOpenAI
+
+    @asynccontextmanager
+    async def client_of(served: Served, key: str = "none") -> AsyncIterator[tuple[Any, str]]:
+        base_url = f"{served.http}/v1"
+        async with AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0) as client:
+            (model,) = (await client.models.list()).data
+            yield client, model.id
+
+    return client_of
+
+
 Starting = Callable[..., Awaitable[RamifyError]]
 
 

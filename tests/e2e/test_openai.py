@@ -2,34 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import openai
 import pytest
-from openai import AsyncOpenAI
 
 SECRET = "a key of ours"
 PICTURE = {"type": "image_url", "image_url": {"url": "x"}}
 HELLO: list[Any] = [{"role": "user", "content": "Hello."}]
 
 
-@asynccontextmanager
-async def client_of(served: Any, key: str = "none") -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{served.http}/v1", api_key=key, max_retries=0) as client:
-        yield client
-
-
-async def model_of(client: AsyncOpenAI) -> str:
-    (model,) = (await client.models.list()).data
-    assert (await client.models.retrieve(model.id)).id == model.id
-    return model.id
-
-
-async def test_a_chat_whole_and_streamed(serving: Any) -> None:
-    async with serving(eos_every=20) as served, client_of(served) as client:
-        model = await model_of(client)
+async def test_a_chat_whole_and_streamed(serving: Any, openai_of: Any) -> None:
+    async with serving(eos_every=20) as served, openai_of(served) as (client, model):
         prompt = served.oracle.turn("Hello.")
         tokens = served.oracle.output(prompt, 64)
         text = served.oracle.text(tokens)
@@ -63,12 +47,12 @@ async def test_a_chat_whole_and_streamed(serving: Any) -> None:
         await served.until_alone(sessions=0)
 
 
-async def test_several_choices_are_those_of_our_own_protocol(serving: Any) -> None:
-    async with serving() as served, client_of(served) as client:
+async def test_several_choices_are_those_of_our_own_protocol(serving: Any, openai_of: Any) -> None:
+    async with serving() as served, openai_of(served) as (client, model):
         prompt = served.oracle.turn("Hello.")
         wanted = [served.oracle.text(served.oracle.output(prompt, 12, seed=5 + i)) for i in range(3)]
         settings: dict[str, Any] = {
-            "model": await model_of(client),
+            "model": model,
             "messages": HELLO,
             "n": 3,
             "seed": 5,
@@ -87,9 +71,9 @@ async def test_several_choices_are_those_of_our_own_protocol(serving: Any) -> No
         assert list(said.values()) == wanted
 
 
-async def test_completions_of_texts_and_tokens(serving: Any) -> None:
-    async with serving() as served, client_of(served) as client:
-        model, tokenizer = await model_of(client), served.oracle.tokenizer
+async def test_completions_of_texts_and_tokens(serving: Any, openai_of: Any) -> None:
+    async with serving() as served, openai_of(served) as (client, model):
+        tokenizer = served.oracle.tokenizer
         prompts = ["Once upon a time", "The sun"]
         wanted = [
             served.oracle.text(served.oracle.output(tokenizer.encode(each), 9)) for each in prompts
@@ -140,14 +124,15 @@ async def test_completions_of_texts_and_tokens(serving: Any) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_errors_are_the_clients_exceptions(
     serving: Any,
+    openai_of: Any,
     change: dict[str, Any],
     kind: type[Exception],
     param: str | None,
     code: str,
     stream: bool,
 ) -> None:
-    async with serving() as served, client_of(served) as client:
-        settings = {"model": await model_of(client), "messages": HELLO, "stream": stream} | change
+    async with serving() as served, openai_of(served) as (client, model):
+        settings = {"model": model, "messages": HELLO, "stream": stream} | change
         with pytest.raises(kind) as raised:
             await client.chat.completions.create(**settings)
         error: Any = raised.value
@@ -155,23 +140,22 @@ async def test_errors_are_the_clients_exceptions(
         await served.until_alone(sessions=0)
 
 
-async def test_keys(serving: Any) -> None:
+async def test_keys(serving: Any, openai_of: Any) -> None:
     async with serving(server={"tokens": (SECRET,)}) as served:
-        async with client_of(served, "wrong") as client:
+        async with openai.AsyncOpenAI(base_url=f"{served.http}/v1", api_key="wrong") as client:
             with pytest.raises(openai.AuthenticationError):
                 await client.models.list()
             with pytest.raises(openai.AuthenticationError):
                 await client.chat.completions.create(model="x", messages=HELLO)
-        async with client_of(served, SECRET) as client:
-            model = await model_of(client)
+        async with openai_of(served, SECRET) as (client, model):
             answer = await client.chat.completions.create(model=model, messages=HELLO, max_tokens=3)
             assert answer.choices[0].finish_reason == "length"
 
 
-async def test_who_goes_away_cancels(serving: Any) -> None:
-    async with serving(fake={"step_seconds": 0.01}) as served, client_of(served) as client:
+async def test_who_goes_away_cancels(serving: Any, openai_of: Any) -> None:
+    async with serving(fake={"step_seconds": 0.01}) as served, openai_of(served) as (client, model):
         stream = await client.chat.completions.create(
-            model=await model_of(client), messages=HELLO, max_tokens=3000, stream=True
+            model=model, messages=HELLO, max_tokens=3000, stream=True
         )
         async for _ in stream:
             break
@@ -180,10 +164,10 @@ async def test_who_goes_away_cancels(serving: Any) -> None:
         await served.quiet()
 
 
-async def test_a_broken_connection_ends_the_session(serving: Any) -> None:
-    async with serving(fake={"step_seconds": 0.01}) as served, client_of(served) as client:
+async def test_a_broken_connection_ends_the_session(serving: Any, openai_of: Any) -> None:
+    async with serving(fake={"step_seconds": 0.01}) as served, openai_of(served) as (client, model):
         stream = await client.chat.completions.create(
-            model=await model_of(client), messages=HELLO, max_tokens=3000, stream=True
+            model=model, messages=HELLO, max_tokens=3000, stream=True
         )
         with pytest.raises(openai.APIError):  # not a stream that ends as if it were whole
             async for _ in stream:
@@ -208,9 +192,8 @@ async def test_bodies_that_are_none(serving: Any) -> None:
 
 
 @pytest.mark.parametrize("gateways", [0, 2])
-async def test_many_at_once_get_their_own_answers(serving: Any, gateways: int) -> None:
-    async with serving(gateways=gateways) as served, client_of(served) as client:
-        model = await model_of(client)
+async def test_many_at_once_get_their_own_answers(serving: Any, openai_of: Any, gateways: int) -> None:
+    async with serving(gateways=gateways) as served, openai_of(served) as (client, model):
 
         async def ask(i: int) -> None:
             content = f"Question {i}?"

@@ -29,10 +29,15 @@ Vocabulary = Sequence[bytes]  # what each token id stands for
 
 
 class Dialogue(Protocol):
-    """`ops`: the frame to send. `streams`: whether the answer goes out as server-sent events."""
+    """`ops`: the frame to send. `streams`: whether the answer goes out as server-sent events.
+
+    `keeps`: its session goes on without it. `outlives`: it goes on when the client has gone.
+    """
 
     ops: list[ClientMessage]
     streams: bool
+    keeps: bool
+    outlives: bool
 
     @property
     def over(self) -> bool:
@@ -43,7 +48,11 @@ class Dialogue(Protocol):
         """Events of the stream, or the whole response; None: nothing yet."""
         ...
 
-    def fail(self, error: RamifyError) -> bytes | Response:
+    def take_ops(self) -> list[ClientMessage]:
+        """A frame that follows from what was received; empty: none."""
+        ...
+
+    def fail(self, error: RamifyError) -> bytes | Response | None:
         """The server ends the dialogue."""
         ...
 
@@ -58,6 +67,9 @@ class Answers:
 
     `branches`: the branch of each choice, in order.
     """
+
+    keeps = False
+    outlives = False
 
     def __init__(self, ops: list[ClientMessage], branches: Sequence[str], *, streams: bool) -> None:
         self.ops = ops
@@ -99,6 +111,10 @@ class Answers:
                 case Error() if message.code != "skipped":
                     return self._ends(out, message)
         return self._pieces(out)
+
+    def take_ops(self) -> list[ClientMessage]:
+        """See `Dialogue`."""
+        return []
 
     def fail(self, error: RamifyError) -> bytes | Response:
         """See `Dialogue`."""

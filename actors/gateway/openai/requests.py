@@ -36,17 +36,17 @@ Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
 R = TypeVar("R")
 
 
-class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of what clients send."""
 
 
-class TextPart(_Struct, kw_only=True, frozen=True, tag_field="type", tag="text"):
+class TextPart(Struct, kw_only=True, frozen=True, tag_field="type", tag="text"):
     """A part of a message's content. Only text can be served."""
 
     text: Text
 
 
-class RefusalPart(_Struct, kw_only=True, frozen=True, tag_field="type", tag="refusal"):
+class RefusalPart(Struct, kw_only=True, frozen=True, tag_field="type", tag="refusal"):
     """A refusal that a client sends back as it got it."""
 
     refusal: Text
@@ -55,7 +55,7 @@ class RefusalPart(_Struct, kw_only=True, frozen=True, tag_field="type", tag="ref
 Content = Text | Annotated[list[TextPart | RefusalPart], Meta(max_length=1024)]
 
 
-class Message(_Struct, kw_only=True, frozen=True):
+class Message(Struct, kw_only=True, frozen=True):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -74,7 +74,7 @@ class Message(_Struct, kw_only=True, frozen=True):
         """The same as the session's templates know it. Raises InvalidField for bad `tool_calls`."""
         return ChatMessage(
             role="system" if self.role == "developer" else self.role,
-            content=text_of(self.content) or self.refusal or "",
+            content=content_text(self.content) or self.refusal or "",
             name=self.name,
             tool_call_id=self.tool_call_id,
             tool_calls=self.tool_calls or None,
@@ -82,19 +82,19 @@ class Message(_Struct, kw_only=True, frozen=True):
         )
 
 
-class StreamOptions(_Struct, kw_only=True, frozen=True):
+class StreamOptions(Struct, kw_only=True, frozen=True):
     include_usage: bool = False
     include_obfuscation: bool = False  # accepted: nothing is padded
 
 
-class JsonSchemaFormat(_Struct, kw_only=True, frozen=True):
+class JsonSchemaFormat(Struct, kw_only=True, frozen=True):
     name: ShortText
     schema: JsonObject | None = None
     description: LongText | None = None
     strict: bool | None = None
 
 
-class ResponseFormat(_Struct, kw_only=True, frozen=True):
+class ResponseFormat(Struct, kw_only=True, frozen=True):
     """`type`, and with "json_schema" the schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -111,18 +111,18 @@ class ResponseFormat(_Struct, kw_only=True, frozen=True):
         return Constraint(json_schema=self.json_schema.schema or {})
 
 
-class NamedFunction(_Struct, kw_only=True, frozen=True):
+class NamedFunction(Struct, kw_only=True, frozen=True):
     name: ShortText
 
 
-class NamedTool(_Struct, kw_only=True, frozen=True):
+class NamedTool(Struct, kw_only=True, frozen=True):
     """A tool that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class _Settings(_Struct, kw_only=True, frozen=True):
+class _Settings(Struct, kw_only=True, frozen=True):
     """What every way to ask for text has."""
 
     model: Annotated[str, Meta(max_length=4096)]
@@ -248,7 +248,7 @@ class CompletionRequest(_Settings, kw_only=True, frozen=True):
         return others or [tokens]
 
 
-def text_of(content: Content | None) -> str:
+def content_text(content: Content | None) -> str:
     """The text of a message's content."""
     if content is None or isinstance(content, str):
         return content or ""

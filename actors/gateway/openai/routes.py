@@ -14,13 +14,17 @@ from ramify.actors.gateway.openai.completions import CompletionAnswers
 from ramify.actors.gateway.openai.dialogue import Dialogue, Vocabulary
 from ramify.actors.gateway.openai.errors import error_answer, of_error
 from ramify.actors.gateway.openai.requests import ChatRequest, CompletionRequest, decode
+from ramify.actors.gateway.openai.response_requests import ResponseRequest, Stored
+from ramify.actors.gateway.openai.responses import ResponseDialogue, StoredDialogue, not_found
 from ramify.actors.gateway.shares import Share
 from ramify.protocol.credentials import NOBODY, Credential
 from ramify.protocol.errors import RamifyError
+from ramify.protocol.wire import Cancel, Drop
 
 MODELS = "/v1/models"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-_METHODS = {CHAT: "POST", COMPLETIONS: "POST", MODELS: "GET"}
+RESPONSES, CANCEL = "/v1/responses", "/cancel"
+_METHODS = {CHAT: "POST", COMPLETIONS: "POST", MODELS: "GET", RESPONSES: "POST"}
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -33,7 +37,7 @@ class Accepted(msgspec.Struct, frozen=True):
 
 def spoken_at(path: str) -> bool:
     """Whether requests to `path` are for `respond`."""
-    return path in _METHODS or path.startswith(f"{MODELS}/")
+    return path in _METHODS or path.startswith((f"{MODELS}/", f"{RESPONSES}/"))
 
 
 def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
@@ -41,20 +45,20 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
     refusal = hub.routes.refuse(request)
     if refusal is not None:
         return refusal
-    wanted = _METHODS.get(request.path, "GET")
-    if request.method != wanted:
-        message = f"{request.path} answers {wanted}, not {request.method}"
+    wanted = _methods(request.path)
+    if request.method not in wanted:
+        message = f"{request.path[:256]} answers {' and '.join(wanted)}, not {request.method}"
         return error_answer(405, message, code="method_not_allowed")
     if hub.draining or not hub.status.ready:
         phase = "draining" if hub.draining else hub.status.phase
         return error_answer(503, f"not ready: {phase}", code="overloaded", retry_ms=1000)
     now = hub.clock.now()
-    credential = _credential(request, hub, now, spends=wanted == "POST")
+    credential = _credential(request, hub, now, spends=not request.path.startswith(MODELS))
     if credential is None:
         return error_answer(401, "the API key is missing or wrong", code="invalid_api_key")
     info = hub.status.info()
     model = info["model"]
-    if wanted == "GET":
+    if request.path.startswith(MODELS):
         return _models(request.path, model, info["started"])
     try:
         dialogue = _dialogue(request, model["model"], hub.vocabulary)
@@ -64,9 +68,17 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
         share.enter(now)
     except ModelNotServed as error:
         return _unknown(*error.args)
+    except ResponseNotFound as error:
+        return not_found(*error.args)
     except RamifyError as error:
         return of_error(error)
     return Accepted(dialogue, credential, share)
+
+
+def _methods(path: str) -> tuple[str, ...]:
+    if path.startswith(f"{RESPONSES}/"):
+        return ("POST",) if path.endswith(CANCEL) else ("GET", "DELETE")
+    return (_METHODS.get(path, "GET"),)
 
 
 def _credential(request: HttpRequest, hub: Hub, now: float, *, spends: bool) -> Credential | None:
@@ -102,13 +114,37 @@ class ModelNotServed(Exception):
     """A request names another model than the one that is served."""
 
 
+class ResponseNotFound(Exception):
+    """A request names a response that cannot be one of ours."""
+
+
 def _dialogue(request: HttpRequest, served: str, vocabulary: Vocabulary) -> Dialogue:
     """Raises RamifyError."""
     if request.path == CHAT:
         chat = decode(request.body, ChatRequest)
         return ChatAnswers(chat, _heading("chatcmpl", chat.model, served), vocabulary)
+    if request.path == RESPONSES:
+        asked = decode(request.body, ResponseRequest)
+        _heading("", asked.model, served)
+        return ResponseDialogue(asked, served, int(time.time()))
+    if request.path.startswith(f"{RESPONSES}/"):
+        return _stored(request)
     completion = decode(request.body, CompletionRequest)
     return CompletionAnswers(completion, _heading("cmpl", completion.model, served), vocabulary)
+
+
+def _stored(request: HttpRequest) -> Dialogue:
+    """Raises ResponseNotFound."""
+    ident = request.path.removeprefix(f"{RESPONSES}/").removesuffix(CANCEL)
+    stored = Stored.of(ident)
+    if stored is None:
+        raise ResponseNotFound(ident)
+    ask: Cancel | Drop | None = None
+    if request.path.endswith(CANCEL):
+        ask = Cancel(id=1, branch=stored.branch)
+    elif request.method == "DELETE":
+        ask = Drop(id=1, branch=stored.branch)
+    return StoredDialogue(stored, ident, ask)
 
 
 def _heading(prefix: str, asked: str, served: str) -> Heading:

@@ -1,0 +1,312 @@
+"""What a request to /v1/responses holds: shapes, ranges, and the chat messages that its items are."""
+
+import base64
+import binascii
+import zlib
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ramify.actors.gateway.openai.requests import (
+    JsonSchemaFormat,
+    Struct,
+    TextPart,
+)
+from ramify.protocol.errors import BadRequest, InvalidField
+from ramify.protocol.json_value import check_json
+from ramify.protocol.sampling import check_temperature
+from ramify.protocol.wire import (
+    MOST_PRIORITY,
+    ChatMessage,
+    Constraint,
+    Count,
+    JsonObject,
+    ShortText,
+    Text,
+)
+
+PREFIX = "resp_"
+
+
+class InputText(Struct, frozen=True, tag_field="type", tag="input_text"):
+    """A part of what a user says."""
+
+    text: Text
+
+
+class OutputText(Struct, frozen=True, tag_field="type", tag="output_text"):
+    """A part of what the model said, as it came."""
+
+    text: Text
+    annotations: Annotated[list[Any], Meta(max_length=1024)] = []
+    logprobs: list[Any] | None = None
+
+
+class Refusal(Struct, frozen=True, tag_field="type", tag="refusal"):
+    refusal: Text
+
+
+Parts = Annotated[list[InputText | OutputText | Refusal | TextPart], Meta(max_length=1024)]
+_Identity = ShortText | None
+_Status = Literal["in_progress", "completed", "incomplete"] | None
+
+
+class MessageItem(Struct, frozen=True, tag_field="type", tag="message", kw_only=True):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text | Parts
+    id: _Identity = None
+    status: _Status = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class CallItem(Struct, frozen=True, tag_field="type", tag="function_call", kw_only=True):
+    call_id: ShortText
+    name: ShortText
+    arguments: Text
+    id: _Identity = None
+    status: _Status = None
+
+
+class CallOutputItem(Struct, frozen=True, tag_field="type", tag="function_call_output", kw_only=True):
+    call_id: ShortText
+    output: Text | Parts
+    id: _Identity = None
+    status: _Status = None
+
+
+class ReasoningText(Struct, frozen=True, tag_field="type", tag="reasoning_text"):
+    text: Text
+
+
+class ReasoningItem(Struct, frozen=True, tag_field="type", tag="reasoning", kw_only=True):
+    summary: Annotated[list[Any], Meta(max_length=1024)] = []
+    content: Annotated[list[ReasoningText], Meta(max_length=1024)] | None = None
+    encrypted_content: None = None
+    id: _Identity = None
+    status: _Status = None
+
+
+Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
+
+
+class FunctionTool(Struct, frozen=True, tag_field="type", tag="function", kw_only=True):
+    """A tool, flat as this API has it."""
+
+    name: ShortText
+    description: Text | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+    def declared(self) -> JsonObject:
+        """As `open.tools` has it."""
+        function: JsonObject = {"name": self.name, "parameters": self.parameters or {}}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": function}
+
+    def shown(self) -> JsonObject:
+        """As a response repeats it."""
+        return {
+            "type": "function",
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters or {},
+            "strict": bool(self.strict),
+        }
+
+
+class ToolOfName(Struct, frozen=True):
+    type: Literal["function"]
+    name: ShortText
+
+
+class PlainFormat(Struct, frozen=True, tag_field="type", tag="text"):
+    pass
+
+
+class ObjectFormat(Struct, frozen=True, tag_field="type", tag="json_object"):
+    pass
+
+
+class SchemaFormat(JsonSchemaFormat, frozen=True, tag_field="type", tag="json_schema", kw_only=True):
+    """The schema stands beside the type here."""
+
+
+class TextSettings(Struct, frozen=True):
+    format: PlainFormat | ObjectFormat | SchemaFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Struct, frozen=True):
+    """Accepted: templates of models that think decide themselves."""
+
+    effort: ShortText | None = None
+    summary: ShortText | None = None
+    generate_summary: ShortText | None = None
+
+
+class Obfuscation(Struct, frozen=True):
+    include_obfuscation: bool = False  # accepted: nothing is padded
+
+
+class ResponseRequest(Struct, frozen=True, kw_only=True):
+    """POST /v1/responses."""
+
+    model: Annotated[str, Meta(max_length=4096)]
+    input: Text | Annotated[list[Any], Meta(min_length=1, max_length=1 << 14)]
+    instructions: Text | None = None
+    previous_response_id: Annotated[str, Meta(max_length=1024)] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: Obfuscation | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=1024)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolOfName | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextSettings | None = None
+    reasoning: Reasoning | None = None
+    include: Annotated[list[Literal["reasoning.encrypted_content"]], Meta(max_length=8)] | None = None
+    metadata: Annotated[dict[ShortText, ShortText], Meta(max_length=16)] | None = None
+    truncation: Literal["disabled"] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    user: Annotated[str, Meta(max_length=4096)] | None = None
+    prompt_cache_key: ShortText | None = None
+    safety_identifier: ShortText | None = None
+    # not OpenAI's
+    priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+        if self.background and self.store is False:
+            raise InvalidField("`store` must not be false with `background`: nobody could fetch it")
+        if self.background and self.stream:
+            raise InvalidField("`stream` does not go with `background` here: poll the response")
+        for i, tool in enumerate(self.tools or ()):
+            if tool.parameters is not None:
+                check_json(tool.parameters, f"tools[{i}].parameters")
+
+    @property
+    def stores(self) -> bool:
+        return self.store is not False
+
+    @property
+    def choice_of_tool(self) -> str:
+        """As `generate.tool_choice`."""
+        if isinstance(self.tool_choice, ToolOfName):
+            return self.tool_choice.name
+        return self.tool_choice or "auto"
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What `text.format` asks for."""
+        form = self.text.format if self.text is not None else None
+        if isinstance(form, SchemaFormat):
+            return Constraint(json_schema=form.schema or {})
+        return Constraint(json_schema={"type": "object"}) if isinstance(form, ObjectFormat) else None
+
+    def messages(self, *, instructed: bool) -> list[ChatMessage]:
+        """What is appended. `instructed`: the branch begins with the instructions already.
+
+        Raises BadRequest.
+        """
+        made: list[ChatMessage] = []
+        if self.instructions and not instructed:
+            made.append(ChatMessage(role="system", content=self.instructions))
+        if isinstance(self.input, str):
+            return [*made, ChatMessage(role="user", content=self.input)]
+        return made + list(_messages(_items(self.input)))
+
+
+def _items(values: list[Any]) -> list[Item]:
+    """The items; a message may come without a type."""
+    items: list[Item] = []
+    for i, value in enumerate(values):
+        if isinstance(value, dict) and "type" not in value:
+            value = {"type": "message", **value}
+        try:
+            items.append(msgspec.convert(value, Item))
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).partition(" - at `$")
+            path = f"input[{i}]{where.removesuffix('`')}"
+            raise BadRequest(f"{what} - at `{path}`", details={"field": path}) from None
+    return items
+
+
+def _messages(items: Iterable[Item]) -> Iterable[ChatMessage]:
+    """Thoughts, text and calls of one turn of the assistant are items, and become one message."""
+    thought, said, calls = "", "", list[JsonObject]()
+
+    def turn() -> Iterable[ChatMessage]:
+        nonlocal thought, said, calls
+        if said or calls:
+            yield ChatMessage(
+                role="assistant", content=said, tool_calls=calls or None, reasoning=thought or None
+            )
+        thought, said, calls = "", "", []
+
+    for item in items:
+        match item:
+            case ReasoningItem():
+                yield from turn()
+                thought = "".join(part.text for part in item.content or ())
+            case MessageItem(role="assistant"):
+                if said or calls:
+                    yield from turn()
+                said = text_of(item.content)
+            case CallItem():
+                function = {"name": item.name, "arguments": item.arguments}
+                calls.append({"id": item.call_id, "type": "function", "function": function})
+            case CallOutputItem():
+                yield from turn()
+                yield ChatMessage(role="tool", content=text_of(item.output), tool_call_id=item.call_id)
+            case MessageItem(role="developer" | "system"):
+                yield from turn()
+                yield ChatMessage(role="system", content=text_of(item.content))
+            case MessageItem():
+                yield from turn()
+                yield ChatMessage(role="user", content=text_of(item.content))
+    yield from turn()
+
+
+def text_of(content: "Text | Parts") -> str:
+    """The text of an item's content."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True):
+    """Where a response is kept: a branch of a session. Its id says it, so no table has to.
+
+    `key`: the session's, which opens it for the same credential only. `instructions`: a checksum.
+    """
+
+    session: Annotated[str, Meta(max_length=256)]
+    key: Annotated[str, Meta(max_length=256)]
+    branch: Annotated[str, Meta(min_length=1, max_length=64)]
+    instructions: Annotated[int, Meta(ge=0, lt=2**33)]
+
+    @property
+    def ident(self) -> str:
+        """The response's id."""
+        return PREFIX + base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
+
+    @classmethod
+    def of(cls, ident: str) -> "Stored | None":
+        """None if it is the id of no response of ours."""
+        text = ident.removeprefix(PREFIX)
+        try:
+            data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+            return msgspec.msgpack.decode(data, type=cls)
+        except (binascii.Error, ValueError, msgspec.DecodeError):
+            return None
+
+
+def checksum(instructions: str | None) -> int:
+    """0: there are none."""
+    return zlib.crc32(instructions.encode()) | 1 << 32 if instructions else 0
