@@ -359,11 +359,12 @@ class _Parser:
             if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
                 self._at += 1
                 high = self._member()
-                if not (isinstance(low, int) and isinstance(high, int)):
+                if isinstance(low, tuple) or isinstance(high, tuple):
                     self._fail("a range goes from character to character: escape the -", at)
-                if low > high:
-                    self._fail(f"the range {self._text[at : self._at]} goes backwards", at)
-                pairs.append((low, high))
+                else:
+                    if low > high:
+                        self._fail(f"the range {self._text[at : self._at]} goes backwards", at)
+                    pairs.append((low, high))
             elif isinstance(low, tuple):
                 pairs.extend(low)
             else:

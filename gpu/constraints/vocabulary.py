@@ -6,9 +6,11 @@ a time with a few operations on arrays. Made once for a model and shared by all 
 It does not know automata, nor the tokenizer: only the bytes of each id and how text is tokenized.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +59,7 @@ class Vocabulary:
     def _build(self) -> None:
         stops = set(self.stop_ids)
         order = sorted((data, i) for i, data in enumerate(self.tokens) if data and i not in stops)
+        self._order = order
         ids = np.array([i for _, i in order], np.int32)
         lengths = np.array([len(data) for data, _ in order], np.int64)
         longest = int(lengths.max(initial=0))
@@ -115,12 +118,36 @@ class Vocabulary:
         """The node of `text`, or -1 if no token begins with it."""
         node = 0
         for byte in text:
-            begin = int(self.child[node])
-            end = begin + int(self.children[node])
-            node = begin + int(np.searchsorted(self.byte[begin:end], byte))
-            if node == end or self.byte[node] != byte:
-                return -1
+            node = self._below(node, byte)
+            if node < 0:
+                break
         return node
+
+    def _below(self, node: int, byte: int) -> int:
+        begin = int(self.child[node])
+        end = begin + int(self.children[node])
+        found = begin + int(np.searchsorted(self.byte[begin:end], byte))
+        return found if found < end and self.byte[found] == byte else -1
+
+    def longer(self, text: bytes) -> NDArray[np.int32]:
+        """The tokens that begin with `text` and have more bytes."""
+        order = self._order
+        first = bisect_left(order, text, key=itemgetter(0))
+        last = bisect_left(order, True, lo=first, key=lambda one: not one[0].startswith(text))
+        return np.array([i for data, i in order[first:last] if len(data) > len(text)], np.int32)
+
+    def longest(self, text: bytes, at: int) -> int:
+        """The longest token that stands in `text` at `at`. Raises ValueError if there is none."""
+        node, found = 0, -1
+        for end in range(at, len(text)):
+            node = self._below(node, text[end])
+            if node < 0:
+                break
+            if self.token[node] >= 0:
+                found = int(self.token[node])
+        if found < 0:
+            raise ValueError(f"no token begins with the byte {text[at]:#04x}")
+        return found
 
     def pack(self, legal: NDArray[np.bool_]) -> NDArray[np.int32]:
         """A mask of `size` flags as `words` words: token i is bit i % 32 of word i // 32."""

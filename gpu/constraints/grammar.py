@@ -1,0 +1,217 @@
+"""Constraints that no finite automaton can hold: context-free grammars, by `llguidance`.
+
+Recursive schemas and grammars in Lark's or llguidance's own form come here. The parser has a stack, so
+states have no numbers: masks are computed each time (some 50 us), and an output has a parser of its own.
+Forced text follows the same rule as for automata (`forced`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramify.gpu.constraints.forced import MOST_DRAFTS, MOST_FORCED, WINDOW, Plan
+from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.protocol.errors import ConstraintError
+
+try:
+    import llguidance
+except ImportError:  # it has no wheel for this machine
+    llguidance = None  # type: ignore[assignment]
+
+
+class _Tokens:
+    """A vocabulary in the form that llguidance asks for (its `TokenizerWrapper`)."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, end: int) -> None:
+        self.eos_token_id = end
+        # what has no text must have a name that no text has; 0xFF is never in UTF-8
+        padded = [*vocabulary.tokens, *[b""] * (vocabulary.size - len(vocabulary.tokens))]
+        stops = set(vocabulary.stop_ids)
+        self.special_token_ids = [i for i, data in enumerate(padded) if not data or i in stops]
+        self.tokens = padded
+        for i in self.special_token_ids:
+            padded[i] = b"\xff<%d>" % i
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str | bytes) -> Sequence[int]:
+        return self._encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+
+
+class GrammarVocabulary:
+    """A vocabulary as llguidance has it. Made once for a model (a second, for a large one)."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Raises ConstraintError if llguidance is not installed."""
+        if llguidance is None:
+            raise ConstraintError("this server has no llguidance, which grammars need: install it there")
+        self.vocabulary = vocabulary
+        ends = [*vocabulary.stop_ids, *(i for i, data in enumerate(vocabulary.tokens) if not data)]
+        self._end = ends[0] if ends else 0
+        tokens: Any = _Tokens(vocabulary, self._end)
+        self.tokenizer = llguidance.LLTokenizer(tokens, n_vocab=vocabulary.size, eos_token=self._end)
+        flags = np.zeros(vocabulary.size, np.bool_)
+        stops = set(vocabulary.stop_ids)
+        flags[[i for i, data in enumerate(vocabulary.tokens) if data and i not in stops]] = True
+        self.texts = vocabulary.pack(flags)
+        flags[:] = False
+        flags[list(stops)] = True
+        self.stops = vocabulary.pack(flags)
+
+
+class Grammar:
+    """The constraint of a grammar. `text`: as `llguidance.LLMatcher.grammar_from_...` makes it."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, text: str) -> None:
+        """Raises ConstraintError. Takes up to a second for large grammars; other threads run meanwhile."""
+        self._vocabulary = vocabulary
+        self._first = llguidance.LLMatcher(vocabulary.tokenizer, text, log_level=0)
+        _check(self._first)
+
+    def matcher(self) -> "GrammarMatcher":
+        return GrammarMatcher(self._vocabulary, self._first.deep_copy())
+
+
+def _check(parser: "llguidance.LLMatcher") -> None:
+    if parser.is_error():
+        lines = parser.get_error().splitlines() or ["unknown"]
+        raise ConstraintError(f"the grammar cannot be followed: {lines[0]}")
+
+
+class GrammarMatcher:
+    """A parser of one output."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, parser: "llguidance.LLMatcher") -> None:
+        self._shared = vocabulary
+        self._vocabulary = vocabulary.vocabulary
+        self._parser = parser
+        self._count = 0
+        self._ended = False
+        self._mask: NDArray[np.int32] | None = None
+        self._forced: tuple[int | None, bytes] | None = None  # the token here, and the text it begins
+
+    def mask(self) -> NDArray[np.int32]:
+        if self._mask is None:
+            self._mask = self._make_mask()
+            self._mask.flags.writeable = False
+        return self._mask
+
+    def _make_mask(self) -> NDArray[np.int32]:
+        if self._ended:
+            return self._shared.stops.copy()
+        token, _ = self._forced_token()
+        if token is not None:
+            row = np.zeros(self._vocabulary.words, np.int32)
+            row.view(np.uint32)[token >> 5] = 1 << (token & 31)
+            return row
+        row = self._legal()
+        if self._parser.is_accepting():
+            row |= self._shared.stops
+        return row
+
+    def _legal(self) -> NDArray[np.int32]:
+        """What the parser takes, without stop tokens."""
+        row = np.frombuffer(self._parser.compute_bitmask(), np.int32)
+        _check(self._parser)
+        return row[: self._vocabulary.words] & self._shared.texts
+
+    def advance(self, token: int) -> bool:
+        if token in self._vocabulary.stop_ids:
+            if not self.is_final():
+                return False
+            self._ended = True
+        else:
+            known = 0 <= token < len(self._vocabulary.tokens) and self._vocabulary.tokens[token]
+            if self._ended or not known or self._parser.validate_tokens([token]) != 1:
+                return False
+            self._parser.consume_token(token)
+            _check(self._parser)
+        self._moved(1)
+        return True
+
+    def rollback(self, count: int) -> None:
+        if not 0 <= count <= self._count:
+            raise ValueError(f"cannot take back {count} of {self._count} tokens")
+        if count:
+            stops, self._ended = int(self._ended), False
+            self._parser.rollback(count - stops)
+            _check(self._parser)
+            self._moved(-count)
+
+    def _moved(self, count: int) -> None:
+        self._count += count
+        self._mask = self._forced = None
+
+    def plan(self) -> Plan:
+        forced: list[int] = []
+        text = b""
+        while not self._ended and len(forced) < MOST_FORCED:
+            token, text = self._forced_token()
+            if token is None or not self.advance(token):
+                break
+            forced.append(token)
+        drafts = () if len(forced) == MOST_FORCED else self._spelled(text)[:MOST_DRAFTS]
+        found = Plan(tuple(forced), tuple(drafts))
+        self.rollback(len(forced))
+        return found
+
+    def is_final(self) -> bool:
+        return self._ended or bool(self._parser.is_accepting())
+
+    def has_ended(self) -> bool:
+        return self._ended
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _forced_token(self) -> tuple[int | None, bytes]:
+        """The only legal token here, if the text is forced, and the forced text."""
+        if self._forced is None:
+            text = bytes(self._parser.compute_ff_bytes())[:WINDOW]
+            _check(self._parser)
+            text = text.decode("utf-8", "ignore").encode()  # whole characters
+            tokens = self._spelled(text)
+            token = tokens[0] if tokens and self._sure(text, tokens) else None
+            self._forced = (token, text)
+        return self._forced
+
+    def _spelled(self, text: bytes) -> list[int]:
+        table = self._vocabulary.tokens
+        tokens = self._vocabulary.encode(text.decode()) if text else []
+        return tokens if b"".join(table[i] for i in tokens) == text else []
+
+    def _sure(self, text: bytes, tokens: list[int]) -> bool:
+        """Whether no token that may follow spans the border of the first one of `tokens`."""
+        table = self._vocabulary.tokens
+        first = len(table[tokens[0]])
+        begin = len(text) - sum(len(table[i]) for i in tokens[-MOST_DRAFTS:])
+        return not any(
+            self._may_span(text[:at], text[at:]) for at in range(begin, min(first, len(text)))
+        )
+
+    def _may_span(self, before: bytes, beginning: bytes) -> bool:
+        """Whether behind `before` a token may stand that begins with `beginning` and goes on."""
+        longer = self._vocabulary.longer(beginning)
+        if not len(longer):
+            return False
+        spelling = self._any_spelling(before)
+        if not self._parser.consume_tokens(spelling):
+            _check(self._parser)
+        legal = self._legal()
+        self._parser.rollback(len(spelling))
+        _check(self._parser)
+        return bool((legal[longer >> 5] >> (longer & 31) & 1).any())
+
+    def _any_spelling(self, text: bytes) -> list[int]:
+        """Some tokens with these bytes."""
+        found = []
+        at = 0
+        while at < len(text):
+            token = self._vocabulary.longest(text, at)
+            found.append(token)
+            at += len(self._vocabulary.tokens[token])
+        return found

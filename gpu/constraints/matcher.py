@@ -1,0 +1,104 @@
+"""A constraint, and the way of one output through it.
+
+A `Constraint` is shared by all outputs that it holds for. A `Matcher` is where one of them stands. Two
+kinds of constraints are behind it: byte automata (`token_automaton`) and grammars (`grammar`).
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramify.gpu.constraints.forced import Plan
+from ramify.gpu.constraints.token_automaton import TokenAutomaton
+
+
+class Matcher(Protocol):
+    """Where an output stands. May raise ConstraintError where a grammar runs out of its limits."""
+
+    def mask(self) -> NDArray[np.int32]:
+        """The legal tokens, read-only: bit i % 32 of word i // 32. In a forced text, its token alone."""
+        ...
+
+    def advance(self, token: int) -> bool:
+        """Take `token`, a stop token too. False: it is not legal, and nothing has changed."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens. Raises ValueError if there are not so many."""
+        ...
+
+    def plan(self) -> Plan:
+        """What must follow here: see `forced`."""
+        ...
+
+    def is_final(self) -> bool:
+        """Whether the output may end here, or has ended."""
+        ...
+
+    def has_ended(self) -> bool:
+        """Whether a stop token was taken."""
+        ...
+
+    def __len__(self) -> int:
+        """Tokens taken."""
+        ...
+
+
+class Constraint(Protocol):
+    """What outputs are held to."""
+
+    def matcher(self) -> Matcher:
+        """The beginning of a new output."""
+        ...
+
+
+class Automaton:
+    """The constraint of a byte automaton over tokens."""
+
+    def __init__(self, machine: TokenAutomaton) -> None:
+        self.machine = machine
+
+    def matcher(self) -> "AutomatonMatcher":
+        return AutomatonMatcher(self.machine)
+
+
+class AutomatonMatcher:
+    """The states that an output has gone through. `state`: where it stands."""
+
+    __slots__ = ("_machine", "_states")
+
+    def __init__(self, machine: TokenAutomaton) -> None:
+        self._machine = machine
+        self._states = [machine.start]
+
+    @property
+    def state(self) -> int:
+        return self._states[-1]
+
+    def mask(self) -> NDArray[np.int32]:
+        return self._machine.mask(self._states[-1])
+
+    def advance(self, token: int) -> bool:
+        state = self._machine.advance(self._states[-1], token)
+        if state < 0:
+            return False
+        self._states.append(state)
+        return True
+
+    def rollback(self, count: int) -> None:
+        if not 0 <= count < len(self._states):
+            raise ValueError(f"cannot take back {count} of {len(self)} tokens")
+        del self._states[len(self._states) - count :]
+
+    def plan(self) -> Plan:
+        return self._machine.plan(self._states[-1])
+
+    def is_final(self) -> bool:
+        return self._machine.is_final(self._states[-1])
+
+    def has_ended(self) -> bool:
+        return self._states[-1] == self._machine.end
+
+    def __len__(self) -> int:
+        return len(self._states) - 1
