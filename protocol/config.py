@@ -16,6 +16,7 @@ from ramify.protocol.wire import MAX_NAMES, MOST_PRIORITY
 
 MOST = 2**31 - 1  # of any number that nothing else bounds
 DAY_S = 86_400.0
+MOST_DRAFTS = 8  # tokens that are guessed for a row in a step
 
 
 def _require(condition: bool, message: str) -> None:
@@ -112,6 +113,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False  # a request's logits never depend on batch, chunking or cache
     threads: int | None = None  # torch CPU threads
     load_format: Literal["auto", "dummy"] = "auto"
+    # what guesses tokens that the model then checks: "none", "ngram", "model" (the bundled draft
+    # model), or a checkpoint's folder; auto: see `gpu.startup.drafts`
+    draft: str = "auto"
+    draft_tokens: int = 4  # most of them for a row in a step
     # how the model writes tool calls; auto: as its chat template says
     tool_parser: Literal[
         "auto", "hermes", "qwen3-coder", "llama3", "mistral", "deepseek", "harmony", "any", "none"
@@ -123,6 +128,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         _count("--step-tokens", self.step_tokens, 16, 1 << 22)
         _count("--context", self.context, 2)
         _count("--threads", self.threads, 1, 4096)
+        _require(0 < len(self.draft) <= 4096, "--draft is empty or longer than 4096 characters")
+        _count("--draft-tokens", self.draft_tokens, 1, MOST_DRAFTS)
         _require(
             0 < self.kv_fraction < 1, f"--kv-fraction is {self.kv_fraction}: must be between 0 and 1"
         )

@@ -102,6 +102,21 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads")
     group.add_argument(
+        "--draft",
+        default="auto",
+        metavar="HOW",
+        help="guess tokens and let the model check them, output stays the same: ngram (what the text "
+        "repeats), model (the bundled draft model), the folder of a smaller model with the same "
+        "tokenizer, or none (auto: model for the bundled model on a CPU, else none)",
+    )
+    group.add_argument(
+        "--draft-tokens",
+        type=int,
+        default=4,
+        metavar="N",
+        help="most guesses of a request in a step, 1 to 8 (default 4)",
+    )
+    group.add_argument(
         "--attention",
         choices=["auto", "flashinfer", "triton", "torch"],
         default="auto",
@@ -327,6 +342,8 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
         deterministic=args.deterministic,
         threads=args.threads,
         load_format=args.load_format,
+        draft=args.draft,
+        draft_tokens=args.draft_tokens,
     )
 
 

@@ -18,14 +18,12 @@ from ramify.gpu.executors.base import Counters, bad_logits
 from ramify.gpu.executors.torch_executor import DoneStep
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.native.threads import Crew, Recording
-from ramify.gpu.ops.cpu_ops import CpuOps, empty_draws
+from ramify.gpu.ops.cpu_ops import CpuOps, empty_draws, no_step
 from ramify.gpu.sampling.acceptance import inputs_of, packed_counts
 from ramify.gpu.sampling.randomness import uniforms
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
-from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.cpu_inputs import CpuInputs
-from ramify.gpu.step.inputs import StepInputs
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan, StepResult
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
@@ -170,11 +168,6 @@ class CpuExecutor:
         own.lines[: len(lines)] = lines.numpy()
         self._crew.run(self._head)
         return self._logits_of(len(lines))
-
-
-def no_step() -> StepInputs[Tensor]:
-    """For recording: the instructions read a step's inputs from their own arrays."""
-    return StepInputs.from_parts(Bucket(0, 0, 0, 0), {})
 
 
 class _Asks:

@@ -51,6 +51,7 @@ class Decoder:
         self, config: DecoderConfig, context: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.config = config
+        self.context = context  # positions that it knows the angles of
         self.dtype = dtype
         self.device = device
         rope, local_rope = config.rope, config.local_rope

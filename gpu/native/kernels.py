@@ -147,12 +147,14 @@ class Kernels:
         return one
 
     def choose(
-        self, count: Words, logits: Tensor, temperatures: Array, uniforms: Array, tokens: Words
-    ) -> Instruction:
-        """tokens[i]: the best of logits[i], or one drawn; -1 where the logits are not finite."""
-        args = _args(sampling.TOKENS + 1, {
+        self, count: Words, logits: Tensor, temperatures: Array, uniforms: Array, tokens: Words,
+        bad: int = -1,
+    ) -> Instruction:  # fmt: skip
+        """tokens[i]: the best of logits[i], or one drawn; `bad` where the logits are not finite."""
+        args = _args(sampling.BAD + 1, {
             sampling.LOGITS: logits, sampling.STRIDE: logits.stride(0), sampling.SIZE: logits.shape[1],
             sampling.TEMPERATURES: temperatures, sampling.UNIFORMS: uniforms, sampling.TOKENS: tokens,
+            sampling.BAD: bad,
         })  # fmt: skip
         keep = (logits, temperatures, uniforms, tokens)
         return self._instruction("choose", count, args, keep)

@@ -1,7 +1,7 @@
 """Item i: the next token of a row of logits: the best one, or one drawn at a temperature.
 
-A row whose logits hold what is not a number, or whose best one is infinite, gets -1. Drawing inverts the
-cumulative distribution at a number in [0, 1), summed in one order: the same token on every machine.
+A row whose logits hold what is not a number, or whose best one is infinite, gets BAD. Drawing inverts
+the cumulative distribution at a number in [0, 1), summed in one order: the same token on every machine.
 """
 
 from ramify.gpu.native.ir import F32, F64, I32, I64, LANES, PTR, Function, Module, Value, vector
@@ -11,7 +11,7 @@ _V = vector(F32)
 _INFINITE = float("inf")
 
 # words of the arguments; the vocabulary's size is a multiple of 16 with -infinity behind its end
-LOGITS, STRIDE, SIZE, TEMPERATURES, UNIFORMS, TOKENS = range(6)
+LOGITS, STRIDE, SIZE, TEMPERATURES, UNIFORMS, TOKENS, BAD = range(7)
 
 
 def emit_choose(module: Module) -> str:
@@ -27,7 +27,7 @@ def emit_choose(module: Module) -> str:
             uniform = f.load(f.at(f.pointer(args, UNIFORMS), item, F64), F64)
             token.set(_drawn(f, line, size, best, temperature, uniform, index))
         good = numbers.both(best < _INFINITE).both(best > -_INFINITE)
-        f.store(f.select(good, token.get(), f.i64(-1)), f.at(f.pointer(args, TOKENS), item, I64))
+        f.store(f.select(good, token.get(), f.word(args, BAD)), f.at(f.pointer(args, TOKENS), item, I64))
     f.done()
     return f.name
 

@@ -27,7 +27,9 @@ from ramify.gpu.ops.base import Activation, LayerAttention, Stream
 from ramify.gpu.ops.linear import Linear
 from ramify.gpu.ops.rmsnorm import RMSNorm
 from ramify.gpu.ops.rotary import Rotary
+from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import StepInputs
+from ramify.protocol.plan import NO_TOKEN
 
 KV_DTYPE = torch.float16
 _ANGLES = 1024  # positions whose angles are computed at a time
@@ -52,6 +54,11 @@ def empty_step(tokens: int) -> CpuStep:
         aligned(1), aligned(tokens), aligned(tokens), aligned(tokens), aligned(1),
         aligned(TILE_WORDS * tokens), aligned(1), aligned(tokens),
     )  # fmt: skip
+
+
+def no_step() -> StepInputs[Tensor]:
+    """For recording: the instructions read a step's inputs from their own arrays."""
+    return StepInputs.from_parts(Bucket(0, 0, 0, 0), {})
 
 
 @dataclass(slots=True)
@@ -120,7 +127,8 @@ def endings(config: DecoderConfig) -> tuple[str, ...]:
 class CpuOps:
     """Records `instructions`, for steps of up to `most_tokens` at positions below `context`.
 
-    Weights are packed when they are recorded: only then it is known what a product is for.
+    They read the inputs that `step` is at the time. Weights are packed when they are first recorded:
+    only then it is known what a product is for.
     """
 
     def __init__(self, kernels: Kernels, pool: KVPool, most_tokens: int, context: int) -> None:
@@ -134,6 +142,7 @@ class CpuOps:
         self._buffers: dict[tuple[str, int], Tensor] = {}
         self._activations: dict[int, Quantised] = {}
         self._table: Tensor | None = None
+        self._weights: dict[int, tuple[Linear, PackedWeight]] = {}  # by identity
 
     def begin(self, step: StepInputs[Tensor]) -> None:
         self.instructions = []
@@ -223,10 +232,10 @@ class CpuOps:
         """Room for the logits of so many lines."""
         return torch.empty((lines, -(-vocabulary // PANEL) * PANEL))
 
-    def choose(self, logits: Tensor, draws: Draws) -> Instruction:
-        """Sample a token from each line of logits."""
+    def choose(self, logits: Tensor, draws: Draws, bad: int = NO_TOKEN) -> Instruction:
+        """Sample a token from each line of logits; `bad` where they are not finite."""
         return self._kernels.choose(
-            self.step.lines_count, logits, draws.temperatures, draws.uniforms, draws.tokens
+            self.step.lines_count, logits, draws.temperatures, draws.uniforms, draws.tokens, bad
         )
 
     def reach(self, position: int) -> None:
@@ -248,9 +257,12 @@ class CpuOps:
 
     def _packed(self, linear: Linear, gated: bool = False, padding: float = 0.0) -> PackedWeight:
         """As 8-bit integers. What was loaded is dropped, unless tokens are looked up in it."""
+        if id(linear) in self._weights:
+            return self._weights[id(linear)][1]
         packed = pack_weight(linear.weight, linear.bias, self._kernels.isa, gated, padding)
+        self._weights[id(linear)] = linear, packed
         if linear.weight is not self._table:
-            linear.weight = linear.weight.new_empty(0)
+            linear.weight = linear.weight.new_empty((0, linear.weight.shape[1]))
         return packed
 
     def _quantised(self, size: int) -> Quantised:

@@ -6,19 +6,26 @@ The one place that knows all parts. Progress is reported throughout, because a p
 import gc
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
+from ramify.gpu.attention.base import AttentionBackend
 from ramify.gpu.attention.registry import Choice, choose
+from ramify.gpu.drafting.base import Drafter
+from ramify.gpu.drafting.model import CATCH_UP, DraftRunner, ModelDrafter
+from ramify.gpu.drafting.ngram import NgramDrafter
+from ramify.gpu.drafting.torch_runner import TorchRunner
 from ramify.gpu.executors.base import Executor
 from ramify.gpu.executors.torch_executor import TorchExecutor
-from ramify.gpu.kv.layout import KVPool
+from ramify.gpu.kv.layout import KVLayout, KVPool
 from ramify.gpu.models.config import DecoderConfig, read_config
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.linear import packed
 from ramify.gpu.progress import Progress
+from ramify.gpu.startup.drafts import DraftChoice, choose_draft
 from ramify.gpu.startup.memory import free_bytes, plan_pages
 from ramify.gpu.startup.quantization import choose_quantization
 from ramify.gpu.startup.weights import fill_random, load_weights
@@ -49,6 +56,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     context = _context(config, shape)
     quantization = choose_quantization(config, shape, device)
     attention = choose(config.attention, shape.attention_shape(dtype), device, config.deterministic)
+    draft = choose_draft(config, device, quantization.isa is not None or attention.extend == "torch")
     try:
         model = Decoder(shape, context, dtype, device)
     except torch.OutOfMemoryError as error:
@@ -60,11 +68,15 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     info = msgspec.structs.replace(
         info, quantization=quantization.name, quantization_reason=quantization.reason
     )
+    if draft.kind != "none":
+        info = msgspec.structs.replace(
+            info, drafter=draft.kind, max_drafts=config.draft_tokens, drafts_from_history=True
+        )
     executor: Executor
     if quantization.isa is not None:
-        executor = _int8(config, model, info, quantization.isa, progress)
+        executor = _int8(config, model, info, quantization.isa, draft, progress)
     elif attention.extend == "torch":
-        executor = _torch(config, model, info, attention, progress)
+        executor = _torch(config, model, info, attention, draft, progress)
     else:
         executor = _cuda(config, model, info, attention, progress)
     progress("ready", 1.0)
@@ -74,46 +86,107 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     return executor
 
 
-def _fill(config: ModelConfig, model: Decoder, progress: Progress) -> None:
-    """Load the weights, and lay them out for speed."""
+def _fill(config: ModelConfig, model: Decoder, progress: Progress, folder: Path | None = None) -> None:
+    """Load the weights, those in `folder` if it is given, and lay them out for speed."""
     if config.load_format == "dummy":
         progress("making random weights", 0.0)
         fill_random(model.weights())
     else:
-        load_weights(config.path, model.weights(), progress)
+        load_weights(folder or config.path, model.weights(), progress)
     with torch.inference_mode():
         model.complete()
 
 
+def _draft_model(
+    config: ModelConfig, draft: DraftChoice, context: int, like: Decoder, progress: Progress
+) -> Decoder | None:
+    """The draft model with its weights, of the type and on the device of the model; None: there is none.
+
+    Its context is its own, if that is shorter.
+    """
+    if draft.folder is None:
+        return None
+    progress("reading the draft model", 0.0)
+    shape = read_config(draft.folder)
+    model = Decoder(shape, min(context, shape.context), like.dtype, like.device)
+    _fill(config, model, progress, draft.folder)
+    return model
+
+
 def _torch(
-    config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: Choice, progress: Progress
+    config: ModelConfig,
+    model: Decoder,
+    info: ExecutorInfo,
+    attention: Choice,
+    draft: DraftChoice,
+    progress: Progress,
 ) -> Executor:
     """The executor on torch operators."""
     _fill(config, model, progress)
+    small = _draft_model(config, draft, info.context, model, progress)
     with torch.inference_mode():
         model.pack(packed)
+        if small is not None:
+            small.pack(packed)
+    if small is not None:
+        info = _with_bytes(info, small.config.kv_layout(small.dtype))
     info = _with_pages(info, config, free_bytes(model.device), model.device)
     pool, table = _pool(model, info, progress), RowTable(info)
-    back_end = attention.back_end(table, model.config.attention_shape(model.dtype), model.device)
-    return TorchExecutor(model, pool, back_end, table, info)
+
+    def back_end(model: Decoder) -> AttentionBackend:
+        return attention.back_end(table, model.config.attention_shape(model.dtype), model.device)
+
+    drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
+    if small is not None:
+        small_pool = _pool(small, info, progress)
+        runner = TorchRunner(small, small_pool, back_end(small), info.max_rows)
+        drafter = _model_drafter(runner, table, small)
+    return TorchExecutor(model, pool, back_end(model), table, info, drafter=drafter)
+
+
+def _model_drafter(runner: DraftRunner, table: RowTable, model: Decoder) -> ModelDrafter:
+    slots = table.pool_pages * table.page_size
+    return ModelDrafter(runner, table, model.context, model.config.vocab_size, slots)
+
+
+def _with_bytes(info: ExecutorInfo, layout: KVLayout) -> ExecutorInfo:
+    """`info` with the draft model's part of a token's KV."""
+    total = info.kv_bytes_per_token + layout.bytes_per_token
+    return msgspec.structs.replace(info, kv_bytes_per_token=total)
 
 
 def _int8(
-    config: ModelConfig, model: Decoder, info: ExecutorInfo, isa: "Isa", progress: Progress
+    config: ModelConfig,
+    model: Decoder,
+    info: ExecutorInfo,
+    isa: "Isa",
+    draft: DraftChoice,
+    progress: Progress,
 ) -> Executor:
     """The executor on the CPU's kernels, with weights as 8-bit integers."""
+    from ramify.gpu.drafting.cpu_runner import CpuRunner
     from ramify.gpu.executors.cpu_executor import CpuExecutor
     from ramify.gpu.native.crew import MOST_THREADS
     from ramify.gpu.native.kernels import compiled_kernels
     from ramify.gpu.native.threads import Crew
-    from ramify.gpu.ops.cpu_ops import KV_DTYPE, CpuOps, endings
+    from ramify.gpu.ops.cpu_ops import KV_DTYPE, CpuOps, endings, obstacle
 
     _fill(config, model, progress)
+    small = _draft_model(config, draft, info.context, model, progress)
     layout = model.config.kv_layout(KV_DTYPE)
     info = msgspec.structs.replace(
         info, kv_bytes_per_token=layout.bytes_per_token, attention="int8",
         attention_reason="a part of --quantization int8",
     )  # fmt: skip
+    if small is not None:
+        reason = obstacle(small.config, info.page_size)
+        if reason is not None:
+            raise ModelError(
+                f"--draft {config.draft} cannot be served in 8 bits: {reason}; give --quantization "
+                "none, another draft model, --draft ngram or --draft none"
+            )
+        small_layout = small.config.kv_layout(KV_DTYPE)
+        info = _with_bytes(info, small_layout)
     info = _with_pages(info, config, free_bytes(model.device), model.device)
     progress("compiling kernels", 0.0)
     kernels = compiled_kernels(isa, model.config.head_dim, KV_DTYPE, endings(model.config))
@@ -123,7 +196,15 @@ def _int8(
     progress("rounding weights to 8 bits", 0.0)
     ops = CpuOps(kernels, pool, info.step_tokens + info.max_rows, table.max_length)
     crew = Crew(kernels.compiled, min(torch.get_num_threads(), MOST_THREADS))
-    return CpuExecutor(model, ops, crew, table, info)
+    drafter: Drafter | None = NgramDrafter(info.max_rows) if draft.kind == "ngram" else None
+    if small is not None:
+        own = compiled_kernels(isa, small.config.head_dim, KV_DTYPE, endings(small.config))
+        small_pool = small_layout.allocate(info.pages, info.page_size, model.device)
+        room = max(CATCH_UP, info.max_rows)
+        small_ops = CpuOps(own, small_pool, room, small.context)
+        runner = CpuRunner(small, small_ops, crew, table, info.max_drafts, info.max_rows)
+        drafter = _model_drafter(runner, table, small)
+    return CpuExecutor(model, ops, crew, table, info, drafter)
 
 
 def _cuda(

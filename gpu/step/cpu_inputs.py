@@ -47,6 +47,14 @@ class CpuInputs:
         own.lines[: len(lines)] = lines
         self.furthest = int(positions.max())
 
+    def lay_decodes(self, rows: Ints, positions: Ints) -> None:
+        """One token of each row, whose ids come from elsewhere; all sample."""
+        own, count = self._own, len(rows)
+        self._lay_table(rows, np.arange(count), 1, positions)
+        own.tokens[0] = own.lines_count[0] = count
+        own.positions[:count] = positions
+        own.slots[:count] = self._table.slots_at(rows, positions)
+
     def _lay_tiles(self, step: StepRows) -> None:
         """Cut sequences into tiles. Those that follow each other in one row are one: a row's drafts."""
         rows, starts, counts = step.rows, step.starts, step.counts

@@ -1,8 +1,6 @@
 """Output is the same with and without drafts, right and wrong ones, however rows sample."""
 
-import json
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ import torch
 from ramify.gpu.drafting.base import Guesses
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits
-from ramify.gpu.native.host import host_isa
 from ramify.protocol.plan import NO_TOKEN, ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
@@ -63,26 +60,8 @@ class Oracle:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    sizes = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 150,
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
-    return tmp_path
-
-
-@pytest.fixture(params=["none", "int8"])
-def driver(request: pytest.FixtureRequest, folder: Path, drive: Any) -> Any:
-    if request.param == "int8":
-        pytest.importorskip("llvmlite")
-        if host_isa() is None:
-            pytest.skip("the kernels do not run on this CPU")
-    torch.manual_seed(0)
-    made = drive(folder, load_format="dummy", quantization=request.param, page_size=4)
-    yield made
-    made.executor.close()
+def driver(load: Any) -> Any:
+    return load()
 
 
 def with_drafts(driver: Any, drafter: Any) -> None:

@@ -1,0 +1,130 @@
+"""Guesses by a smaller model with the same tokens (Leviathan et al. 2023): its likeliest continuation.
+
+Its keys and values lie in pages of the same numbers, under a layout of their own. So forks, rollbacks
+and shared prefixes are its own as well, and nobody has to tell it of them.
+
+It computes only what it needs: a row that is not drafted costs nothing, and one that is drafted again
+first catches up, all missing tokens in one go. Which slots hold its keys of what the slot's owner
+holds now is kept slot by slot: the model's writes make them stale, its own make them fresh. A new
+row finds what an earlier one left for the same prefix.
+
+Knows rows, tokens and slots; a `DraftRunner` knows the model. Where the row is longer than the drafter's
+context, it guesses nothing.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from ramify.gpu.drafting.base import Guesses, no_guesses
+from ramify.gpu.drafting.histories import Histories
+from ramify.gpu.step.rows import RowTable
+from ramify.gpu.step.step_rows import Ints, StepRows, Tokens, within
+from ramify.protocol.plan import OpenRow
+
+CATCH_UP = 512  # tokens in a step at most: longer prompts are caught up with in several
+
+
+class DraftRunner(Protocol):
+    """A model that continues rows greedily."""
+
+    def run(self, step: StepRows, most: Ints) -> Ints:
+        """Run the extends of `step`, and of the S that sample go on until there are `most` [S] tokens.
+
+        `most` descends. Returns int64 [S, most[0]]; behind a row's own tokens is garbage.
+        """
+        ...
+
+
+class ModelDrafter:
+    """Over the pages of `table`, up to position `context`; tokens below both vocabularies' sizes."""
+
+    name = "model"
+
+    def __init__(
+        self, runner: DraftRunner, table: RowTable, context: int, vocabulary: int, slots: int
+    ) -> None:
+        """`vocabulary`: the drafter's; `slots`: of the pool."""
+        rows = len(table.requests)
+        self._runner, self._table = runner, table
+        self._context, self._vocabulary = context, vocabulary
+        self._histories = Histories(rows)
+        self._fresh = np.zeros(slots, dtype=np.bool_)
+        self._ready: Ints = np.zeros(rows, dtype=np.int64)  # positions below it have their KV
+        # inputs that ran from the last token's position on, in the step under way
+        self._ran: Ints = np.zeros(rows, dtype=np.int64)
+
+    def open(self, opened: OpenRow) -> None:
+        row, table = opened.row, self._table
+        self._histories.open(row, opened.history)
+        known = min(opened.cached, int(self._histories.lengths[row]))
+        fresh = self._fresh[table.slots(row, 0, known)]
+        self._ready[row] = known if fresh.all() else int(np.argmin(fresh))
+        self._ran[row] = 0
+
+    def close(self, row: int) -> None:
+        self._histories.close(row)
+
+    def propose(self, rows: Ints, most: Ints) -> Guesses:
+        lengths = self._histories.lengths[rows]  # the last token included, whose KV nobody has
+        most = np.where(lengths > 0, np.clip(most, 0, self._context - lengths + 1), 0)
+        asked = np.flatnonzero(most > 0)
+        if not len(asked):
+            return no_guesses(len(rows))
+        asked = asked[np.argsort(-most[asked], kind="stable")]
+        missing = lengths[asked] - self._ready[rows[asked]]
+        counts = np.minimum(missing, np.maximum(0, CATCH_UP - (np.cumsum(missing) - missing)))
+        begun = counts > 0
+        asked, missing, counts = asked[begun], missing[begun], counts[begun]
+        found = np.flatnonzero(counts == missing)
+        complete = asked[found]
+        step = self._step(rows[asked], counts, found)
+        guesses = self._runner.run(step, most[complete])
+        self._mark(step.rows, step.starts, counts)
+        self._ready[step.rows] = step.starts + counts
+        self._ran[rows[complete]] = most[complete]
+        result = np.zeros(len(rows), dtype=np.int64)
+        result[complete] = most[complete]
+        place = np.empty(len(rows), dtype=np.int64)
+        place[complete] = np.arange(len(complete))
+        tokens = guesses[place[np.repeat(np.arange(len(rows)), result)], within(result)]
+        limit = self._table.vocab_size - 1
+        return Guesses(result, np.minimum(tokens, limit).astype(np.int32))
+
+    def runs(self, step: StepRows) -> None:
+        self._histories.runs(step)
+        rows, positions = step.rows, step.starts
+        if step.extends:
+            rows = np.repeat(rows, step.counts)
+            positions = np.repeat(positions, step.counts) + within(step.counts)
+        if len(rows):
+            self._fresh[self._table.slots_at(rows, positions)] = False
+
+    def observe(self, rows: Ints, counts: Ints, tokens: Tokens) -> None:
+        ran = self._ran[rows]
+        drafted = np.flatnonzero(ran)
+        if len(drafted):  # of the inputs that ran, so many were what the row holds now
+            own, right = rows[drafted], np.minimum(ran, counts)[drafted]
+            starts = self._histories.lengths[own] - 1
+            self._mark(own, starts, right)
+            self._ready[own] = starts + right
+            self._ran[own] = 0
+        end = 0
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            self._histories.append(row, tokens[end : end + count])
+            end += count
+
+    def _step(self, rows: Ints, counts: Ints, complete: Ints) -> StepRows:
+        """Extends of `rows` by what they miss; those at `complete` sample."""
+        starts = self._ready[rows]
+        runs = [
+            self._histories.of(row)[start : start + count]
+            for row, start, count in zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True)
+        ]
+        tokens = np.clip(np.concatenate(runs), 0, self._vocabulary - 1)
+        return StepRows(rows, starts, counts, len(rows), tokens, complete, complete)
+
+    def _mark(self, rows: Ints, starts: Ints, counts: Ints) -> None:
+        """Positions from `starts` on have their KV."""
+        positions = np.repeat(starts, counts) + within(counts)
+        self._fresh[self._table.slots_at(np.repeat(rows, counts), positions)] = True

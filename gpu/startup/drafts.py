@@ -1,0 +1,114 @@
+"""What guesses tokens ahead of the model: what was asked for, and whether it fits the model.
+
+A draft model must have the same tokens, number by number: what it guesses is compared with what the
+model samples. Its sizes may be any. Decides from settings and files; `load` makes the drafter.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ramify.protocol.config import ModelConfig
+from ramify.protocol.errors import ModelError
+
+_TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """`folder`: the draft model's, if `kind` is "model". `reason`: for the log."""
+
+    kind: Literal["none", "ngram", "model"]
+    reason: str
+    folder: Path | None = None
+
+
+def bundled(name: str) -> Path:
+    """A folder that comes with the package."""
+    return Path(str(files("ramify.gpu") / name))
+
+
+def choose_draft(config: ModelConfig, device: torch.device, served: bool = True) -> DraftChoice:
+    """`served`: whether the executor runs drafts.
+
+    Raises ModelError if it does not and they are asked for, or if the draft model has other tokens.
+    """
+    asked = config.draft
+    if asked == "none":
+        return DraftChoice("none", "as asked")
+    if not served:
+        if asked != "auto":
+            raise ModelError(f"--draft {asked}: Triton's kernels run no drafts yet: give --draft none")
+        return DraftChoice("none", "Triton's kernels run no drafts yet")
+    if asked == "ngram":
+        return DraftChoice("ngram", "as asked")
+    if asked == "auto":
+        return _automatic(config, device)
+    folder = bundled("default_draft") if asked == "model" else Path(asked)
+    if not folder.is_dir():
+        raise ModelError(f"--draft {asked} is not a folder: give one, or auto, none, ngram or model")
+    unlike = unlike_tokens(config.path, folder)
+    if unlike is not None:
+        raise ModelError(
+            f"--draft {asked}: {unlike}; a draft model needs the tokenizer of the model that it guesses "
+            "for: give another folder, --draft ngram or --draft none"
+        )
+    return DraftChoice("model", "as asked", folder)
+
+
+def _automatic(config: ModelConfig, device: torch.device) -> DraftChoice:
+    """The bundled pair on a CPU, where it was measured; else nothing."""
+    model, draft = bundled("default_model"), bundled("default_draft")
+    if device.type != "cpu":
+        return DraftChoice("none", "auto drafts on CPUs only")
+    if config.path.resolve() != model.resolve() or not draft.is_dir():
+        return DraftChoice("none", "no draft model is known for this model: --draft DIR names one")
+    if config.load_format == "dummy" or unlike_tokens(model, draft) is not None:
+        return DraftChoice("none", "the bundled draft model does not fit")
+    return DraftChoice("model", "comes with the model", draft)
+
+
+def unlike_tokens(model: Path, draft: Path) -> str | None:
+    """How the tokens of two checkpoints differ, None if they do not."""
+    for folder in (model, draft):
+        if not (folder / _TOKENIZER).is_file():
+            return f"{folder / _TOKENIZER} is missing, so the tokens cannot be compared"
+    texts = [(folder / _TOKENIZER).read_bytes() for folder in (model, draft)]
+    if texts[0] == texts[1]:
+        return None
+    tokens = [dict(_tokens(text, folder)) for text, folder in zip(texts, (model, draft), strict=True)]
+    unlike = list(islice(_differences(*tokens), 3))
+    return "other tokens: " + ", ".join(unlike) if unlike else None
+
+
+def _differences(ours: dict[int, str], theirs: dict[int, str]) -> Iterator[str]:
+    for number in sorted(ours.keys() | theirs.keys()):
+        a, b = ours.get(number), theirs.get(number)
+        if a != b:
+            yield f"{number} is {_shown(a)} in the model and {_shown(b)} in the draft model"
+
+
+def _shown(token: str | None) -> str:
+    return "nothing" if token is None else repr(token[:40])
+
+
+def _tokens(text: bytes, folder: Path) -> Iterator[tuple[int, str]]:
+    """Every token by its number: the vocabulary, then what was added, special tokens marked so."""
+    try:
+        raw: Any = json.loads(text)
+        vocabulary = raw["model"]["vocab"]
+        if isinstance(vocabulary, dict):
+            yield from ((int(number), str(token)) for token, number in vocabulary.items())
+        else:  # Unigram: pairs of a token and its score
+            yield from ((number, str(entry[0])) for number, entry in enumerate(vocabulary))
+        for added in raw.get("added_tokens") or []:
+            special = " (special)" if added.get("special") else ""
+            yield int(added["id"]), f"{added['content']}{special}"
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ModelError(f"{folder / _TOKENIZER} cannot be read: {error!r}") from None

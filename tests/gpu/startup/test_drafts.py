@@ -1,0 +1,101 @@
+"""Which drafter is chosen, and which draft models are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.gpu.startup.drafts import bundled, choose_draft, unlike_tokens
+from ramify.protocol.config import ModelConfig
+from ramify.protocol.errors import ConfigError, ModelError
+
+CPU = torch.device("cpu")
+
+
+def tokenizer(folder: Path, tokens: dict[str, int] | list[Any], **more: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}, **more}))
+    return folder
+
+
+@pytest.mark.parametrize("asked", ["none", "ngram"])
+def test_what_was_asked_for(tmp_path: Path, asked: str) -> None:
+    choice = choose_draft(ModelConfig(path=tmp_path, draft=asked), CPU)
+    assert (choice.kind, choice.folder, choice.reason) == (asked, None, "as asked")
+
+
+def test_the_bundled_models_have_the_same_tokens() -> None:
+    model, draft = bundled("default_model"), bundled("default_draft")
+    assert unlike_tokens(model, draft) is None
+    choice = choose_draft(ModelConfig(path=model, draft="model"), CPU)
+    assert (choice.kind, choice.folder) == ("model", draft)
+
+
+def test_automatic(tmp_path: Path) -> None:
+    """The bundled pair on a CPU; no other model, no other device."""
+    model = bundled("default_model")
+    assert choose_draft(ModelConfig(path=model), CPU).kind == "model"
+    assert choose_draft(ModelConfig(path=model), torch.device("cuda")).kind == "none"
+    assert choose_draft(ModelConfig(path=model, load_format="dummy"), CPU).kind == "none"
+    assert choose_draft(ModelConfig(path=tmp_path), CPU).kind == "none"
+    assert choose_draft(ModelConfig(path=model), CPU, served=False).kind == "none"
+    with pytest.raises(ModelError, match="run no drafts yet: give --draft none"):
+        choose_draft(ModelConfig(path=model, draft="ngram"), CPU, served=False)
+
+
+def test_another_file_with_the_same_tokens(tmp_path: Path) -> None:
+    """Order and everything but the tokens may differ; a list is a vocabulary as well."""
+    added = [{"id": 2, "content": "<s>", "special": True}]
+    one = tokenizer(tmp_path / "one", {"a": 0, "b": 1}, added_tokens=added)
+    two = tokenizer(tmp_path / "two", {"b": 1, "a": 0}, added_tokens=added, version="2")
+    three = tokenizer(tmp_path / "three", [["a", -1.0], ["b", -2.0]], added_tokens=added)
+    assert unlike_tokens(one, two) is None
+    assert unlike_tokens(one, three) is None
+    assert choose_draft(ModelConfig(path=one, draft=str(two)), CPU).folder == two
+
+
+@pytest.mark.parametrize(
+    ("tokens", "added", "words"),
+    [
+        ({"a": 1, "b": 0}, [], "0 is 'a' in the model and 'b' in the draft model"),
+        ({"a": 0}, [], "1 is 'b' in the model and nothing in the draft model"),
+        ({"a": 0, "b": 1, "c": 2}, [], "2 is nothing in the model and 'c' in the draft model"),
+        ({"a": 0, "b": 1}, [{"id": 1, "content": "b", "special": True}], "'b (special)'"),
+    ],
+)
+def test_other_tokens_are_refused(tmp_path: Path, tokens: Any, added: Any, words: str) -> None:
+    one = tokenizer(tmp_path / "one", {"a": 0, "b": 1})
+    two = tokenizer(tmp_path / "two", tokens, added_tokens=added)
+    with pytest.raises(ModelError) as caught:
+        choose_draft(ModelConfig(path=one, draft=str(two)), CPU)
+    assert words in str(caught.value)
+    assert "needs the tokenizer of the model" in str(caught.value)
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    one = tokenizer(tmp_path / "one", {"a": 0})
+    with pytest.raises(ModelError, match="is not a folder: give one, or auto, none, ngram or model"):
+        choose_draft(ModelConfig(path=one, draft=str(tmp_path / "missing")), CPU)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="is missing, so the tokens cannot be compared"):
+        choose_draft(ModelConfig(path=one, draft=str(tmp_path / "empty")), CPU)
+    for text in ("[1]", "{", '{"model": {"vocab": {"a": "x"}}}', '{"model": {"vocab": [1]}}'):
+        (tmp_path / "empty" / "tokenizer.json").write_text(text)
+        with pytest.raises(ModelError, match="cannot be read"):
+            choose_draft(ModelConfig(path=one, draft=str(tmp_path / "empty")), CPU)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"draft": ""}, "--draft is empty"),
+        ({"draft": "x" * 5000}, "--draft is empty or longer"),
+        ({"draft_tokens": 0}, "--draft-tokens is 0: must be at least 1"),
+        ({"draft_tokens": 9}, "--draft-tokens is 9: must be at most 8"),
+    ],
+)
+def test_settings_are_bounded(tmp_path: Path, settings: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ModelConfig(path=tmp_path, **settings)
