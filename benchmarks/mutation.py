@@ -227,6 +227,8 @@ def main() -> None:
         chosen = [chosen[place] for place in places]
     os.chdir(ROOT)
     os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")  # a fork has one thread
+    if options.reached:
+        options.reached.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         forks = Forks(options.jobs, Path(folder))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -24,6 +24,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -44,10 +45,16 @@ CASES = {  # name: (load, priority of the load, priority of the short prompts)
 }
 
 
-class Server:
-    """`ramify serve` of a source tree, or of the one that is installed. Use with `with`."""
+FLAGS = (f"--max-rows={ROWS}", "--kv-tokens=120000")
 
-    def __init__(self, tree: Path | None) -> None:
+
+class Server:
+    """`ramify serve` of a source tree, or of the one that is installed. Use with `with`.
+
+    `flags`: besides those that say where and how quietly it runs.
+    """
+
+    def __init__(self, tree: Path | None, flags: Sequence[str] = FLAGS) -> None:
         path = {}
         if tree is not None:
             if not (tree / "src" / "ramify" / "__init__.py").exists():
@@ -55,8 +62,8 @@ class Server:
             path = {"PYTHONPATH": str(tree / "src")}
         self._process = subprocess.Popen(
             [
-                sys.executable, "-m", "ramify.clients.cli", "serve", "--port=0", f"--max-rows={ROWS}",
-                "--device=cpu", "--log-level=warning", "--kv-tokens=120000", "--threads=1",
+                sys.executable, "-m", "ramify.clients.cli", "serve", "--port=0", "--device=cpu",
+                "--log-level=warning", "--threads=1", *flags,
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

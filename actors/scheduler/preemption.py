@@ -7,7 +7,8 @@
    with the most rows. The same holds between two sessions of one client. For pages, slots of the pool
    are what is compared: the giver must have no less afterwards than the taker.
 3. Turns, where there are more clients than rows: who has nothing at all gets the row of a run that has
-   had it for `TURN` quanta.
+   had it for `TURN` quanta. And the pages of such a run, where its client has at least as many as the
+   one that waits asks for: so a client's only run does not hold the whole pool until it ends.
 
 A run keeps its row for a quantum of steps before (2), so that what a retraction costs, a token or
 two, stays small beside what the run achieved; for who has nothing at all, for a few: a quantum is
@@ -83,8 +84,15 @@ def for_slots(
     mine = client.slots + slots
     for run in equal:
         other = run.account.client
-        rest = left.get(other, other.slots) - run.held
-        if rest >= mine and step - run.since >= quantum:
+        had = left.get(other, other.slots)
+        rest = had - run.held
+        if rest >= mine:
+            wait = quantum if client.slots else min(quantum, SOON)
+        elif had >= mine and not client.slots:
+            wait = TURN * quantum
+        else:
+            continue
+        if step - run.since >= wait:
             left[other] = rest
             chosen.append(run)
             slots -= run.held

@@ -18,6 +18,7 @@ A step costs O(log n) for each lot that it takes from. This file knows lengths, 
 
 import heapq
 from bisect import insort
+from itertools import count
 
 from ramify.actors.scheduler.pace import Pace
 from ramify.actors.scheduler.request import Level, Run
@@ -26,7 +27,6 @@ from ramify.protocol.plan import ExecutorInfo
 
 LOT = 2048  # tokens
 Chunk = tuple[Run, int, int]  # positions [start, end) of its prompt
-_Entry = tuple[int, int, Run]  # when its lot is due, its place
 
 
 class _Line:
@@ -35,7 +35,7 @@ class _Line:
     __slots__ = ("heap", "live", "weight")
 
     def __init__(self) -> None:
-        self.heap: list[_Entry] = []
+        self.heap: list[tuple[int, int, Run]] = []  # when its lot is due, its place
         self.live = 0
         self.weight = 0  # tokens, of each prompt at most `Prompts.enough`
 
@@ -55,7 +55,7 @@ class Prompts:
         self._lines: dict[Level, _Line] = {}
         self.order: list[Level] = []  # levels that have prompts, from the lowest to the highest
         self._now = 0  # virtual time: when the lot in work was begun
-        self._serial = 0
+        self._places = count(1)
         self._long = 0  # prompts that take several of the largest steps
 
     def __len__(self) -> int:
@@ -73,8 +73,7 @@ class Prompts:
         if run.place:
             self._leave(run)
             account = run.account
-            unused = run.lot * max(1, account.client.prefilling)
-            account.due = max(self._now, account.due - unused)
+            account.due -= run.lot * account.client.prefilling
             self._done(run)
 
     def hurry(self, run: Run, level: Level) -> None:
@@ -139,10 +138,8 @@ class Prompts:
                 self._leave(run)
                 self._done(run)
             elif not run.lot:
-                due = self._next_lot(run)
-                self._serial += 1
-                run.place = self._serial
-                heapq.heapreplace(heap, (due, run.place, run))
+                run.place = next(self._places)
+                heapq.heapreplace(heap, (self._next_lot(run), run.place, run))
         return room - left
 
     def _next_lot(self, run: Run) -> int:
@@ -162,8 +159,7 @@ class Prompts:
             insort(self.order, run.level)
         line.live += 1
         line.weight += self._weight(run)
-        self._serial += 1
-        run.place = self._serial
+        run.place = next(self._places)
         heapq.heappush(line.heap, (due, run.place, run))
 
     def _leave(self, run: Run) -> None:

@@ -32,3 +32,18 @@ def test_who_runs_nothing_does_not_wait_behind_a_crowd_that_cannot_be_served(wor
     w.turn(w.submit(1, [1, 2, 3] * 4, session=1000, owner="newcomer", max_tokens=5))
     assert steps_until_token(w, ident(1000), 900) <= 32 + 8  # it was 495 (rows) and more than 900
     assert crowd.rows > 1
+
+
+@pytest.mark.parametrize("when", [40, 150])
+def test_an_only_run_that_holds_the_whole_pool_gives_way_after_its_turn(world, expected, when):
+    """It would run for 280 steps and more. The newcomer waits for 8 quanta of it at most."""
+    w = world(pages=300, rows=8, budget=64, quantum_steps=8, context=300)
+    w.turn(w.submit(1, [7] * 10, owner="one", max_tokens=280))
+    while w.core._planner.step < when:
+        w.turn(w.replies.popleft() if w.replies else w.executor.run())
+    w.turn(w.submit(1, [1, 2, 3] * 70, session=2, seed=3, owner="newcomer", max_tokens=5))
+    assert steps_until_token(w, ident(2), 400) <= max(0, 8 * 8 - when) + 8 + 12
+    w.run()
+    assert w.output[ident(1)] == expected([7] * 10, 0, 280)
+    assert w.output[ident(2)] == expected([1, 2, 3] * 70, 3, 5)
+    w.check_idle()

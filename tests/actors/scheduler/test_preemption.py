@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ramify.actors.scheduler.preemption import SOON, for_growth, for_row, for_slots
+from ramify.actors.scheduler.preemption import SOON, TURN, for_growth, for_row, for_slots
 from ramify.actors.scheduler.request import Client
 from ramify.protocol.messages import Cancel, CancelSession
 
@@ -478,15 +478,40 @@ def test_who_gives_pages_has_no_less_afterwards():
         assert for_slots(asking(mine), 8, [run], 49, 10) == ([], False)
 
 
+def test_who_has_no_pages_waits_for_a_few_steps_only():
+    other, mine = session(slots=40), session()
+    run = on(other, 1, since=50)
+    assert for_slots(asking(mine), 8, [run], 50 + SOON - 1, 100) == ([], False)
+    assert for_slots(asking(mine), 8, [run], 50 + SOON, 100) == ([run], False)
+    assert for_slots(asking(mine), 8, [run], 52, 2) == ([run], False)  # a quantum may be less
+    mine.client.slots = 1
+    assert for_slots(asking(mine), 8, [run], 149, 100) == ([], False)
+    assert for_slots(asking(mine), 8, [run], 150, 100) == ([run], False)
+
+
+def test_an_only_run_gives_its_pages_to_who_has_none_when_it_had_its_turn():
+    other, mine = session(slots=8), session()
+    run = on(other, 1, since=50)
+    turn = 50 + TURN * 10
+    assert for_slots(asking(mine), 8, [run], turn - 1, 10) == ([], False)
+    assert for_slots(asking(mine), 8, [run], turn, 10) == ([run], False)
+    assert for_slots(asking(mine), 9, [run], turn, 10) == ([], False)  # more than the other has
+    mine.client.slots = 1
+    assert for_slots(asking(mine), 7, [run], turn, 10) == ([], False)  # it has some
+    two = [on(session(slots=8), 1), on(session(slots=8), 2)]
+    mine.client.slots = 0
+    assert for_slots(asking(mine), 8, two, turn, 10) == ([two[1]], False)
+
+
 def test_each_run_that_gives_pages_leaves_its_client_less():
     other, mine = session(slots=40), session()
     runs = [on(other, seq) for seq in range(5)]
-    assert for_slots(asking(mine), 16, runs, 100, 4) == ([runs[4], runs[3]], False)
-    assert for_slots(asking(mine), 24, runs, 100, 4) == (
+    assert for_slots(asking(mine), 16, runs, 30, 4) == ([runs[4], runs[3]], False)
+    assert for_slots(asking(mine), 24, runs, 30, 4) == (
         [],
         False,
     )  # 40 - 16 is as much, but not 40 - 24
-    assert for_slots(asking(mine), 8, [on(mine, 7), on(other, 1, held=0)], 100, 4) == ([], False)
+    assert for_slots(asking(mine), 8, [on(mine, 7), on(other, 1, held=0)], 30, 4) == ([], False)
 
 
 def test_the_client_with_the_most_slots_gives_its_youngest_pages():

@@ -328,3 +328,111 @@ def test_places_of_prompts_that_left_are_forgotten_in_time(prompts):
         prompts.forget(gone)
     assert len(heap) == 19  # so few are not worth it
     assert taken(prompts) == [(runs[39], 10)]
+
+
+def test_no_room_is_no_room_on_a_gpu(prompts):
+    assert prompts.lacking(GENERATION, 100) == 0
+
+
+@pytest.mark.parametrize("sessions", [1, 3])
+def test_what_a_prompt_did_not_use_of_its_turn_goes_back_to_its_session(sessions):
+    """Each session of a client is charged as many times what it gets as there are of them."""
+    prompts, client = make(), Client()
+    accounts = [Account(i, client) for i in range(sessions)]
+    runs = add(prompts, *(run(90, account) for account in accounts))
+    last = accounts[-1]
+    assert last.due == sessions * 90
+    (more,) = add(prompts, run(60, last))
+    assert last.due == sessions * (90 + 60)
+    prompts.forget(more)
+    assert last.due == sessions * 90
+    prompts.forget(runs[-1])
+    assert last.due == 0
+
+
+def test_who_is_hurried_has_its_turn_now(prompts):
+    """Its session's prompts before it had theirs first, until somebody waited for it."""
+    account = Account(1)
+    first, second, other = add(prompts, run(90, account), run(50, account, priority=-1), run(95))
+    assert (second.turn, account.due) == (90, 140)
+    prompts.hurry(second, GENERATION)
+    assert second.turn == 0
+    assert taken(prompts) == [(second, 50), (first, 50)]
+    assert taken(prompts) == [(first, 40), (other, 60)]
+
+
+def test_who_is_hurried_when_its_turn_has_come_goes_by_when_it_is_due():
+    prompts = make(step=LOT, mixed=LOT)
+    (slow,) = add(prompts, run(1000, priority=-1))
+    (long,) = add(prompts, run(3 * LOT, Account(2)))
+    for _ in range(3):
+        prompts.take(0)
+    (short,) = add(prompts, run(10, Account(3)))
+    prompts.hurry(slow, GENERATION)  # due at 1,000
+    assert (slow.turn, short.turn) == (0, LOT)
+    assert taken(prompts)[:2] == [(slow, 1000), (short, 10)]
+    assert long.filled < long.prompt
+
+
+def test_a_hurry_that_raises_nothing_moves_nothing(prompts):
+    one, two = add(prompts, run(30), run(30))
+    place = one.place
+    prompts.hurry(one, GENERATION)
+    assert one.place == place
+    assert taken(prompts) == [(one, 30), (two, 30)]
+
+
+def test_what_a_chunk_costs_at_all_is_counted_once(prompts):
+    prompts._pace.work = lambda run, start, end: 10 + end - start
+    (long,) = add(prompts, run(100))
+    assert taken(prompts, 1) == [(long, 60 * 60 // 70)]  # 61 of 60: no room for more
+
+
+def test_a_cost_that_does_not_divide_evenly_leaves_room_for_a_token():
+    prompts = make(mixed=61)
+    prompts._pace.work = lambda run, start, end: 2 * (end - start)
+    one, two = add(prompts, run(30), run(70, Account(2)))
+    assert taken(prompts, 1) == [(one, 30), (two, 1)]
+    assert taken(prompts, 1) == [(two, 31)]
+
+
+def test_a_prompt_as_long_as_the_largest_step_is_not_long(prompts):
+    """And when it is done, the next long one still is; what is cached does not count."""
+    for prompt, cached in ((100, 0), (90, 50)):
+        add(prompts, run(prompt, filled=cached))
+        prompts.take(0)
+        (long,) = add(prompts, run(101))
+        assert taken(prompts) == [(long, 50)]
+        prompts.forget(long)
+
+
+def test_what_is_left_of_a_prompt_is_what_counts(prompts):
+    (long,) = add(prompts, run(100))
+    prompts.take(1)
+    assert long.filled == 60
+    assert prompts.lacking(GENERATION, 1) == 3 * 60 - 40
+
+
+@pytest.mark.parametrize(("count", "left"), [(32, 32), (33, 16)])
+def test_a_few_places_of_prompts_that_left_are_kept(prompts, count, left):
+    runs = add(prompts, *(run(10) for _ in range(count)))
+    for gone in runs[: count - 16]:
+        prompts.forget(gone)
+    assert len(prompts._lines[GENERATION].heap) == left
+    for gone in runs:
+        prompts.forget(gone)
+    assert prompts._lines[GENERATION].heap == []
+
+
+def test_who_is_left_when_places_were_forgotten_goes_in_order():
+    for seed in range(5):
+        dice, prompts = random.Random(seed), make()
+        runs = add(prompts, *(run(size, Account(size)) for size in dice.sample(range(1, 100), 40)))
+        gone = dice.sample(runs, 21)
+        for each in gone:
+            prompts.forget(each)
+        assert len(prompts._lines[GENERATION].heap) == 19
+        order = []
+        while prompts.order:
+            order += [each for each, _ in taken(prompts) if each.filled == each.prompt]
+        assert order == sorted((each for each in runs if each not in gone), key=lambda r: r.prompt)
