@@ -343,7 +343,8 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The one end of a request.
 
-    `output`: tokens of this request that are in the branch now. `reason` "length": max_tokens
+    `output`: tokens of this request that are in the branch now; `accepted` of them came as drafts (at
+    most: where the output was cut, some of those may have gone). `reason` "length": max_tokens
     or the context is used up; "error": `error` says what happened.
     Times in seconds on the engine's clock; `first_token` 0.0: there was none.
     `scores`: float32, one for each of `Submit.targets`; all of them with reason "length" only.
@@ -366,6 +367,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     scores: bytes = b""
     forced: int = 0
     stale: bool = False
+    accepted: int = 0
 
 
 class Tokens(Base, frozen=True):

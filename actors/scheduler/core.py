@@ -11,10 +11,10 @@ Time is a number that the caller passes in; sockets, tensors and tasks are unkno
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ramify.actors.scheduler.admission import Admission, Cause
-from ramify.actors.scheduler.deliveries import Deliveries
+from ramify.actors.scheduler.deliveries import Deliveries, Segment
 from ramify.actors.scheduler.planner import Planner, Step, scored
 from ramify.actors.scheduler.preemption import for_growth
 from ramify.actors.scheduler.request import (
@@ -64,7 +64,7 @@ class Scheduler:
         self._config = config
         self._planner = Planner(info, config)
         self.plan: Callable[[], StepPlan | None] = self._planner.plan  # for the executor; until None
-        self._settlements = Settlements(info.pages, info.page_size, config.lookahead)
+        self._settlements = Settlements(info, config.lookahead)
         self._requests: dict[int, Request] = {}
         self._runs: dict[int, Run] = {}
         self._admission = Admission(
@@ -267,6 +267,9 @@ class Scheduler:
 
     def _result(self, result: StepResult, now: float) -> None:
         step, tokens = self._planner.landed(result)
+        if step.counts is not None:
+            self._several(result, step, step.counts, tokens, now)
+            return
         if NO_TOKEN in tokens:  # before anything of this step is committed
             for run, token in zip(step.bound, tokens, strict=True):
                 if token == NO_TOKEN and run.live:
@@ -285,12 +288,55 @@ class Scheduler:
             else:
                 stale = True
         live = [i for i, run in enumerate(bound) if run.live] if stale else None
-        for run in bound[: step.firsts]:
+        self._first_tokens(step, now)
+        if bound:
+            self._deliveries.landed(result, bound, live)
+        self._over(over, now)
+
+    def _several(
+        self, result: StepResult, step: Step, counts: Iterable[int], tokens: "array[int]", now: float
+    ) -> None:
+        """A result with several tokens for some runs. What stands behind a stop token or the limit was
+        never output: without drafts nobody would have sampled it.
+        """
+        over: list[Run] = []
+        bad: list[Run] = []
+        segments: list[Segment] = []
+        end = 0
+        for run, count in zip(step.bound, counts, strict=True):
+            first, end = end, end + count
+            if not run.live:
+                continue
+            taken, out, stops = 0, run.out, run.stops
+            for token in tokens[first:end]:
+                if token == NO_TOKEN:
+                    bad.append(run)
+                    break
+                out.append(token)
+                taken += 1
+                if token in stops or len(out) == run.limit:
+                    over.append(run)
+                    break
+            if taken:
+                run.request.accepted += min(taken, count - 1)
+                segments.append((run, first, first + taken))
+        for run in bad:  # before anything of this step is committed
+            self._not_finite(run, now)
+        if step.chunks:
+            self._computed(step, unpack_floats(result.scores), over, now)
+        self._first_tokens(step, now)
+        if segments:
+            self._deliveries.landed_several(result, segments)
+        self._over(over, now)
+
+    def _first_tokens(self, step: Step, now: float) -> None:
+        for run in step.bound[: step.firsts]:
             if run.live:
                 self._planner.pace.lacks(run.request, 0)
                 run.request.first_token = run.request.first_token or now
-        if bound:
-            self._deliveries.landed(result, bound, live)
+
+    def _over(self, over: list[Run], now: float) -> None:
+        """End runs that have all that they wanted."""
         for run in over:
             stopped = bool(run.out) and run.out[-1] in run.stops
             self._end(run.request, "stop" if stopped else "length", now)

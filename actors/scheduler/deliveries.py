@@ -9,15 +9,24 @@ from ramify.protocol.errors import Code
 from ramify.protocol.messages import Progress, Tokens
 from ramify.protocol.plan import StepResult
 
+Segment = tuple[
+    Run, int, int
+]  # of a result's tokens: whose they are, the first, the one behind the last
+
 
 class Deliveries:
     def __init__(self) -> None:
-        self._landed: list[tuple[StepResult, list[Run], list[int] | None]] = []
+        # as `landed` got them, or as `landed_several` did
+        self._landed: list[tuple[StepResult, list[Run], list[int] | None, list[Segment]]] = []
         self._ended: list[tuple[Request, Reason, float, Code | None, str]] = []
 
     def landed(self, result: StepResult, bound: list[Run], live: list[int] | None) -> None:
         """`result` has one token for each run of `bound`; those at `live` count (None: all)."""
-        self._landed.append((result, bound, live))
+        self._landed.append((result, bound, live, []))
+
+    def landed_several(self, result: StepResult, segments: list[Segment]) -> None:
+        """`result` has several tokens for some runs. What is in no segment counts for nothing."""
+        self._landed.append((result, [], None, segments))
 
     def ended(
         self, request: Request, reason: Reason, now: float, error: Code | None, message: str
@@ -28,8 +37,10 @@ class Deliveries:
     def take(self, ends: bool) -> list[tuple[int, Tokens]]:
         """Messages by session. Without `ends`, ends stay here: the cache must hear of them first."""
         told: dict[int, Account] = {}
-        for result, bound, live in self._landed:
+        for result, bound, live, segments in self._landed:
             self._progress(result, bound, live, told)
+            if segments:
+                self._segments(result, segments, told)
         self._landed.clear()
         if ends and self._ended:
             for request, reason, now, error, message in self._ended:
@@ -59,3 +70,16 @@ class Deliveries:
                 progress.append(Progress(run.ident, token, [logprobs[i]]))
             else:
                 progress.append(Progress(run.ident, token))
+
+    def _segments(self, result: StepResult, segments: list[Segment], told: dict[int, Account]) -> None:
+        raw, logprobs = result.tokens, result.logprobs
+        for run, first, end in segments:
+            account = run.account
+            progress = account.progress
+            if not progress and not account.closed:
+                told[account.session] = account
+            tokens = raw[4 * first : 4 * end]
+            if logprobs and logprobs[first] is not None:
+                progress.append(Progress(run.ident, tokens, logprobs[first:end]))
+            else:
+                progress.append(Progress(run.ident, tokens))

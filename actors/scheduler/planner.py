@@ -8,6 +8,11 @@ for a run are `tick + run.offset`. A run is looked at only at the ticks where so
 to it (it needs slots, it has none left, its last token is planned); between those, a step costs
 nothing per request and the packed row array is reused.
 
+Where the executor has a drafter, `speculation` says how many drafts each row runs. A run with drafts is
+planned by its upper bound: `offset` grows by its drafts when they are planned, and falls by those that
+were refused when the result is there. So pages cover what it may have, and its limit is never passed.
+A run at its bound pauses until results say how far it got.
+
 This file knows rows and slots, not what the cache does, nor the clock, nor what a token means.
 """
 
@@ -18,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from ramify.actors.scheduler.pace import FIRST_ON_CPU, Pace
 from ramify.actors.scheduler.prompts import Prompts
 from ramify.actors.scheduler.request import Level, Run, SchedulerError
+from ramify.actors.scheduler.speculation import Record, Speculation
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import (
     ExecutorInfo,
@@ -34,9 +40,12 @@ Chunk = tuple[Run, int, int]  # of a prefill: the run, its length after it, how 
 
 
 class Step:
-    """A plan that was sent. `bound`: the runs whose tokens come back, in the result's order."""
+    """A plan that was sent. `bound`: the runs whose tokens come back, in the result's order.
 
-    __slots__ = ("bound", "chunks", "firsts", "rows", "step", "work")
+    Once it landed, `counts`: how many tokens each of them got; None: one each.
+    """
+
+    __slots__ = ("asked", "bound", "chunks", "counts", "firsts", "rows", "step", "work")
 
     def __init__(
         self,
@@ -46,6 +55,7 @@ class Step:
         chunks: list[Chunk],
         firsts: int,
         work: int,
+        asked: list[int] | None = None,
     ) -> None:
         self.step = step
         self.bound = bound
@@ -53,6 +63,8 @@ class Step:
         self.chunks = chunks
         self.firsts = firsts  # so many leading entries of `bound` completed their prompt
         self.work = work  # of all chunks, in prompt tokens: see `Pace.work`
+        self.asked = asked  # drafts for each decode; None: no draft for any
+        self.counts: array[int] | None = None
 
 
 class Planner:
@@ -71,6 +83,11 @@ class Planner:
         self._joining: list[Run] = []
         self._decode_rows = b""
         self._changed = False  # the decode set is not what `_decoding` says
+        self._speculation = Speculation(info.max_drafts) if info.drafter and info.max_drafts else None
+        self._records: list[Record] = []  # of `_decoding`, if there is a drafter
+        self._rebuilt = False  # it is not what `_speculation` has seen
+        if self._speculation is not None:  # slots for what may be drafted until more are here
+            self._watermark = max(self._watermark, min(config.lookahead // 2, 2 * (1 + info.max_drafts)))
         self._reviews: dict[int, list[Run]] = {}
         self._tick = 0
         self._step = 0
@@ -154,12 +171,17 @@ class Planner:
         if self._changed:
             self._rebuild()
         bound, rows = self._decoding, self._decode_rows
+        asked: list[int] | None = None
+        lines = len(bound)
+        if self._speculation is not None and bound:
+            asked = self._draft(self._speculation)
+            lines += sum(asked or ())
         opens: list[OpenRow] = []
         extends: list[ExtendRow] = []
         chunks: list[Chunk] = []
         firsts: list[Run] = []
         prompts = work = 0
-        for run, start, end in self._prompts.take(len(bound)) if self._prompts.order else ():
+        for run, start, end in self._prompts.take(lines) if self._prompts.order else ():
             if not run.opened:
                 run.opened = True
                 opens.append(self._open(run))
@@ -176,17 +198,46 @@ class Planner:
             return None
         self._step += 1
         self._tick += 1
-        self.processed += prompts + len(self._decoding)
-        self.in_flight.append(Step(self._step, bound, rows, chunks, len(firsts), work))
+        self.processed += prompts + lines
+        self.in_flight.append(Step(self._step, bound, rows, chunks, len(firsts), work, asked))
         grows, self._grows = self._grows, []
         closes = b""
         if self._closes:
             closes, self._closes = pack(self._closes), []
-        plan = StepPlan(self._step, closes, opens, grows, extends, self._decode_rows)
+        drafts = b""
+        if asked is not None:
+            drafts = pack(asked)
+            for run, count in zip(self._decoding, asked, strict=True):
+                if count:
+                    run.planned = self._tick + run.offset
+                    self._schedule(run)
+        plan = StepPlan(self._step, closes, opens, grows, extends, self._decode_rows, drafts)
         for run in firsts:
             run.planned = 1
             self._schedule(run)
         return plan
+
+    def _draft(self, speculation: Speculation) -> list[int] | None:
+        """How many drafts each decode of the next step has; None: none has any.
+
+        The rows that are free bound them all: so there are no more lines that sample than rows.
+        """
+        wanted = speculation.choose(self._records, len(self._rows), changed=self._rebuilt)
+        self._rebuilt = False
+        if wanted is None:
+            return None
+        # One more decode has to fit behind it, or the run would have to wait for the result.
+        behind = min(2, self._limit)
+        some = False
+        asked = [0] * len(wanted)
+        for i, (run, count) in enumerate(zip(self._decoding, wanted, strict=True)):
+            if count:
+                count = min(count, run.stop_at - self._tick - run.offset - behind)
+                if count > 0:
+                    run.offset += count
+                    asked[i] = count
+                    some = True
+        return asked if some else None
 
     def _can_wait(self) -> bool:
         """Whether the next step is better planned when the last one is back.
@@ -196,7 +247,7 @@ class Planner:
         """
         return self._on_cpu and bool(self.in_flight) and self.in_flight[-1].work >= FIRST_ON_CPU
 
-    def landed(self, result: StepResult) -> tuple[Step, Iterable[int]]:
+    def landed(self, result: StepResult) -> tuple[Step, "array[int]"]:
         """The step that `result` belongs to, and its sampled tokens.
 
         Raises SchedulerError if it is not the oldest step in flight or does not fit its plan.
@@ -205,19 +256,63 @@ class Planner:
         if result.step != expected:
             raise SchedulerError(f"result of step {result.step}, expected {expected}")
         step = self.in_flight.popleft()
-        if result.rows != step.rows or len(result.tokens) != len(step.rows):
+        if result.counts:
+            step.counts = self._counts(step, result)
+        tokens = len(result.tokens) // 4
+        if result.rows != step.rows or tokens != (sum(step.counts) if step.counts else len(step.bound)):
             rows, expected_rows = unpack(result.rows).tolist(), unpack(step.rows).tolist()
-            count = len(result.tokens) // 4
-            raise SchedulerError(f"step {step.step}: {count} tokens, rows {rows}, not {expected_rows}")
-        if result.logprobs and len(result.logprobs) != len(step.bound):
-            counts = f"{len(result.logprobs)} logprobs for {len(step.bound)} tokens"
+            raise SchedulerError(f"step {step.step}: {tokens} tokens, rows {rows}, not {expected_rows}")
+        if result.logprobs and len(result.logprobs) != tokens:
+            counts = f"{len(result.logprobs)} logprobs for {tokens} tokens"
             raise SchedulerError(f"step {step.step}: {counts}")
         targets = sum(count for _, _, count in step.chunks) if step.chunks else 0
         if len(result.scores) != 4 * targets:
             counts = f"{len(result.scores) // 4} scores for {targets} targets"
             raise SchedulerError(f"step {step.step}: {counts}")
-        self.pace.learn(step.work, len(step.bound) - step.firsts, result.elapsed_us * 1e-6)
+        decodes = len(step.bound) - step.firsts
+        drafted = sum(unpack(result.drafted)) if result.drafted else 0
+        self.pace.learn(step.work, decodes + drafted, result.elapsed_us * 1e-6)
+        if self._speculation is not None and decodes:
+            if step.asked is not None:
+                self._settle(self._speculation, step, step.asked, result)
+            if not step.chunks:
+                depth = max(step.asked) if step.asked is not None else 0
+                self._speculation.took(decodes, drafted, depth, tokens, result.elapsed_us * 1e-6)
         return step, unpack(result.tokens)
+
+    def _counts(self, step: Step, result: StepResult) -> "array[int]":
+        """How many tokens each run of `step` got. Raises SchedulerError if they fit no plan."""
+        counts, drafted = unpack(result.counts), unpack(result.drafted)
+        asked = [0] * step.firsts + (step.asked or [0] * (len(step.bound) - step.firsts))
+        fits = len(counts) == len(asked) and len(drafted or asked) == len(asked)
+        if not fits or any(
+            not 1 <= count <= 1 + ran <= 1 + most
+            for count, ran, most in zip(counts, drafted or [0] * len(asked), asked, strict=True)
+        ):
+            raise SchedulerError(
+                f"step {step.step}: {counts.tolist()} tokens and {drafted.tolist()} drafts, "
+                f"asked were {asked}"
+            )
+        return counts
+
+    def _settle(
+        self, speculation: Speculation, step: Step, asked: list[int], result: StepResult
+    ) -> None:
+        """It is known how many drafts of `step` were accepted: the bounds of its runs fall."""
+        first = step.firsts
+        counts = step.counts or [1] * len(step.bound)
+        ran = unpack(result.drafted) if result.drafted else [0] * len(step.bound)
+        for i, count in enumerate(asked):
+            if count:
+                run = step.bound[first + i]
+                accepted = counts[first + i] - 1
+                speculation.landed(self._record(run), count, ran[first + i], accepted)
+                if run.live and count > accepted:
+                    if run.decoding:
+                        run.offset -= count - accepted
+                    else:
+                        run.planned -= count - accepted
+                        self._schedule(run)
 
     def _extend(self, run: Run, start: int, end: int) -> ExtendRow:
         """Positions [start, end) of the prompt; the last chunk lets go of its tokens."""
@@ -264,15 +359,29 @@ class Planner:
             run.offset = planned - self._tick
             self._joining.append(run)
             self._changed = True
-        run.due = review - run.offset
-        self._reviews.setdefault(run.due, []).append(run)
+        due = review - run.offset
+        if due != run.due:  # else it is noted
+            run.due = due
+            self._reviews.setdefault(due, []).append(run)
 
     def _rebuild(self) -> None:
-        self._decoding = [run for run in self._decoding if run.decoding]
-        self._decoding += [run for run in self._joining if run.decoding]
+        # one that left and came back since the last time stands in both
+        runs = dict.fromkeys([*self._decoding, *self._joining])
+        self._decoding = [run for run in runs if run.decoding]
         self._joining = []
         self._decode_rows = pack(run.row for run in self._decoding)
         self._changed = False
+        if self._speculation is not None:
+            self._records = [self._record(run) for run in self._decoding]
+            self._rebuilt = True
+
+    @staticmethod
+    def _record(run: Run) -> Record:
+        """How the drafts of its request did."""
+        request = run.request
+        if request.record is None:
+            request.record = Record()
+        return request.record
 
 
 def scored(chunks: Iterable[Chunk], scores: "array[float]") -> Iterator[tuple[Run, int, "array[float]"]]:

@@ -11,6 +11,9 @@ Lengths of a run, in tokens of its branch (`prompt` counts the branch's head at 
     [0 ... cached)[cached ... computed)[computed ... filled)[filled ... prompt) output
      resident      result has arrived   planned, in flight   not planned yet
 
+A decode with drafts gives one token or several, so while one is in flight the end of the output has two
+bounds. `planned` is the greater: what the run has if every draft is accepted.
+
 Committed length, the one definition: a run with `a` accepted output tokens has KV for
 [0, prompt + a - 1), because the last sampled token was not run yet; with none accepted, for
 [0, computed). A token that was planned but not accepted has no place in either.
@@ -20,6 +23,7 @@ from array import array
 from enum import Enum
 from typing import Literal
 
+from ramify.actors.scheduler.speculation import Record
 from ramify.actors.scheduler.targets import Targets
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import Commit, Finished, Progress, Submit
@@ -146,6 +150,7 @@ class Request:
     """A submitted request; `done` counts the output tokens that earlier runs committed."""
 
     __slots__ = (
+        "accepted",
         "account",
         "batch",
         "cached",
@@ -165,6 +170,7 @@ class Request:
         "need",
         "promised",
         "reached",
+        "record",
         "repeated",
         "resident",
         "run",
@@ -202,6 +208,8 @@ class Request:
         self.resident = 0
         self.repeated = False  # it runs once more, because KV that it found was not finite
         self.done = 0
+        self.accepted = 0  # of its output tokens, those that came as drafts
+        self.record: Record | None = None  # how its drafts did; see `speculation`
         self.ticket = 0  # its valid entry in the waiting queue
         self.charge = 0  # tokens charged to the account when it was picked
         self.cached = 0  # of the first grant, for usage
@@ -246,6 +254,7 @@ class Request:
             request=self.submit.request,
             reason=reason,
             output=self.done,
+            accepted=min(self.accepted, self.done),
             prompt=self.submit.prompt,
             cached=self.cached,
             computed=self.computed,
@@ -331,10 +340,10 @@ class Run:
         self.slots = len(pages) // 4 * page_size
         self.out = array("i")  # accepted
         self.target = len(request.targets.scores) if request.targets else 0  # the next to plan
-        self.planned = 0  # output tokens planned; while decoding: tick + offset
+        self.planned = 0  # output tokens planned, drafts included; while decoding: tick + offset
         self.offset = 0
         self.stop_at = 0  # it cannot decode further once this many are planned
-        self.due = 0  # the tick of its next review
+        self.due = 0  # the tick of its next review, if it has no drafts until then
         self.live = True
         self.bad = False  # its first logits were not finite: none of its KV is to be trusted
         self.opened = False

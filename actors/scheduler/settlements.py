@@ -13,18 +13,25 @@ from collections import deque
 
 from ramify.actors.scheduler.request import Request, Run, SchedulerError
 from ramify.protocol.messages import Acquire, Commit, Grow, Settle, Settled
+from ramify.protocol.plan import ExecutorInfo
 
 MAX_OUTSTANDING = 4
+STEPS_AHEAD = (
+    3  # with drafts: for which a run gets slots. Two are in flight, one while it waits for more
+)
 
 
 class Settlements:
-    def __init__(self, pages: int, page_size: int, lookahead: int) -> None:
-        self._page_size = page_size
+    def __init__(self, info: ExecutorInfo, lookahead: int) -> None:
+        self._history = info.drafts_from_history
+        self._page_size = info.page_size
         self._lookahead = lookahead
+        # A step may use so many slots of a run where it would use one.
+        self._growth = max(lookahead, STEPS_AHEAD * (1 + info.max_drafts)) if info.drafter else lookahead
         self.commits: dict[int, Commit] = {}  # that wait to be sent
         self._sent: deque[tuple[list[Request], list[Run], dict[int, Commit]]] = deque()
         self.finals = 0  # final commits that wait to be sent
-        self.available = pages  # free and evictable pages after the last Settled
+        self.available = info.pages  # free and evictable pages after the last Settled
 
     @property
     def outstanding(self) -> int:
@@ -61,7 +68,7 @@ class Settlements:
                     request.submit.request,
                     request.submit.branch,
                     request.extra(self._lookahead),
-                    request.submit.sampling.penalized and request.limit > 0,
+                    (self._history or request.submit.sampling.penalized) and request.limit > 0,
                     request.prompt,
                     request.targets.rerun if request.targets else None,
                     request.leave,
@@ -88,7 +95,7 @@ class Settlements:
 
     def growth(self, run: Run) -> int:
         """Slots to ask for: whole pages, at most what the run can still use."""
-        want = min(self._lookahead, run.cap - run.slots)
+        want = min(self._growth, run.cap - run.slots)
         return -(-want // self._page_size) * self._page_size
 
     def could_grow(self, run: Run) -> bool:

@@ -6,6 +6,7 @@ and the index of the output token. So a page that is overwritten, handed out twi
 computed at all shows as a token that differs from `reference`.
 """
 
+import random
 from collections import Counter, deque
 from types import SimpleNamespace
 
@@ -181,8 +182,12 @@ class FakeCache:
 class FakeExecutor:
     """Runs plans strictly in order and checks each against its rows."""
 
-    def __init__(self, info):
+    def __init__(self, info, acceptance=0.0, generous=1.0):
         self.info = info
+        self.dice = random.Random(7)
+        self.acceptance = acceptance  # chance that a draft is what is sampled behind it
+        self.generous = generous  # chance that the drafter gives one draft more
+        self.drafted = self.accepted = self.asked = 0
         self.plans = deque()
         self.rows = {}
         self.kv = {}
@@ -223,26 +228,68 @@ class FakeExecutor:
             if extend.sample:
                 sampling.append(extend.row)
         decodes = unpack(plan.decodes).tolist()
+        asked = unpack(plan.drafts).tolist() or [0] * len(decodes)
+        assert len(asked) == len(decodes)
+        assert all(0 <= count <= self.info.max_drafts for count in asked)
+        self.asked += sum(asked)
+        lines = len(decodes) + sum(asked)
+        assert lines + len(sampling) <= self.info.max_rows
         assert not set(decodes) & {extend.row for extend in plan.extends}
         assert len(set(decodes)) == len(decodes)
         for index in decodes:
             assert self.rows[index].last is not None
             self._forward(self.rows[index], self.rows[index].last)
         self.ran.append((work, len(decodes)))
-        assert work + len(decodes) <= self.info.step_tokens
+        assert work + lines <= self.info.step_tokens
+        given = [self._guess(self.rows[row], count) for row, count in zip(decodes, asked, strict=True)]
+        given = [[]] * len(sampling) + given
         sampling += decodes
-        tokens = [self._sample(self.rows[index]) for index in sampling]
-        self.computed += work + len(decodes)
+        runs = [
+            self._verify(self.rows[row], drafts) for row, drafts in zip(sampling, given, strict=True)
+        ]
+        computed = work + len(decodes) + sum(map(len, given))
+        self.computed += computed
+        self.drafted += sum(map(len, given))
+        self.accepted += sum(len(run) - 1 for run in runs)
         logprobs = []
         if any(self.rows[index].sampling.logprobs for index in sampling):
             logprobs = [
                 TokenLogprobs(-1.0, [token], [-1.0]) if self.rows[index].sampling.logprobs else None
-                for index, token in zip(sampling, tokens, strict=True)
+                for index, run in zip(sampling, runs, strict=True)
+                for token in run
             ]
+        counts = drafted = b""
+        if plan.drafts:
+            counts, drafted = pack(map(len, runs)), pack(map(len, given))
         return StepResult(
-            plan.step, pack(sampling), pack(tokens), work + len(decodes), 1000, logprobs,
-            pack_floats(scores),
+            plan.step, pack(sampling), pack([token for run in runs for token in run]), computed, 1000,
+            logprobs, pack_floats(scores), counts, drafted,
         )  # fmt: skip
+
+    def _guess(self, row, most):
+        """Drafts behind the row's last token, which has run: each right by chance. They run at once."""
+        drafts = []
+        seed, index = row.sampling.seed, row.index
+        for i in range(most):
+            if self.dice.random() >= self.generous:
+                break
+            token = sample(self._state(row, row.length), seed, index + i)
+            if self.dice.random() >= self.acceptance:
+                token = (token + 1) % VOCAB
+            drafts.append(token)
+            self._forward(row, token)
+        row.length -= len(drafts)
+        return drafts
+
+    def _verify(self, row, drafts):
+        """What is sampled: as many of the drafts as agree, and one token more."""
+        run = [self._sample(row)]
+        for draft in drafts:
+            if draft != run[-1]:
+                break
+            row.length += 1
+            run.append(self._sample(row))
+        return run
 
     def _slot(self, row, position):
         size = self.info.page_size
@@ -268,6 +315,27 @@ class FakeExecutor:
         return row.last
 
 
+class DicePolicy:
+    """Instead of `Speculation`: any number of drafts for any row, whatever they are worth."""
+
+    def __init__(self, most):
+        self.most = most
+        self.dice = random.Random(11)
+
+    def choose(self, records, room, *, changed):
+        drafts = []
+        for _ in records:
+            drafts.append(min(room, self.dice.randint(0, self.most)))
+            room -= drafts[-1]
+        return drafts
+
+    def landed(self, record, asked, drafted, accepted):
+        assert 0 <= accepted <= drafted <= asked
+
+    def took(self, rows, drafts, depth, tokens, seconds):
+        assert rows <= tokens <= rows + drafts
+
+
 class World:
     """The core between the fakes. Time is `now`; nothing happens unless a test says so."""
 
@@ -281,6 +349,10 @@ class World:
         context=1000,
         cache=None,
         logits_cost=0.0,
+        drafts=0,
+        acceptance=0.0,
+        generous=1.0,
+        policy=None,
         **config,
     ):
         self.info = ExecutorInfo(
@@ -300,11 +372,15 @@ class World:
             kv_bytes_per_token=1,
             load_seconds=0.0,
             logits_cost=logits_cost,
+            drafter="dice" if drafts else "",
+            max_drafts=drafts,
         )
         config.setdefault("lookahead", 4)
         self.core = Scheduler(self.info, ScheduleConfig(**config))
         self.cache = cache or FakeCache(pages)
-        self.executor = FakeExecutor(self.info)
+        self.executor = FakeExecutor(self.info, acceptance, generous)
+        if policy == "dice" and drafts:
+            self.core._planner._speculation = DicePolicy(drafts)
         self.now = 1.0
         self.replies = deque()  # of the cache, not delivered yet
         self.settles = []
@@ -385,10 +461,17 @@ class World:
             steps -= 1
             assert steps > 0, "no end"
             self.now += 0.001
-            if self.replies:
+            # a step ends at last, however often the cache is asked meanwhile
+            if self.replies and (steps % 16 or not self.executor.plans):
                 self.settled()
             else:
                 self.result()
+
+    def check_drafts(self):
+        """All that was drafted is accounted for, and what was accepted is told."""
+        executor = self.executor
+        assert 0 <= executor.accepted <= executor.drafted <= executor.asked
+        assert sum(finished.accepted for finished in self.finished.values()) <= executor.accepted
 
     def check_idle(self):
         """Nothing runs, nothing waits, nothing is held."""

@@ -99,6 +99,16 @@ worlds = st.fixed_dictionaries(
 )
 
 
+speculations = st.fixed_dictionaries(
+    {
+        "drafts": st.integers(1, 4),
+        "acceptance": st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0]),
+        "generous": st.sampled_from([1.0, 0.6]),
+        "policy": st.sampled_from(["dice", "dice", None]),
+    }
+)
+
+
 def execute(w, program, expected, expected_scores):
     submitted, gone, count = {}, set(), 0
     closed = set()
@@ -153,6 +163,7 @@ def execute(w, program, expected, expected_scores):
     w.turn()
     w.run(steps=5000)
     w.check_idle()
+    w.check_drafts()
     assert set(w.finished) == set(submitted) - gone
     size = w.info.pages * w.info.page_size
     for request, finished in w.finished.items():
@@ -162,6 +173,7 @@ def execute(w, program, expected, expected_scores):
         got = w.output.get(request, [])
         assert got == want[: len(got)]
         assert finished.output <= len(got)
+        assert finished.accepted <= max(0, finished.output - 1)
         assert w.cache.branches[request] == s.prompt + want[: finished.output]
         if finished.reason in ("stop", "length"):
             assert finished.output == len(got) == len(want)
@@ -195,6 +207,18 @@ def test_random_programs_on_the_real_cache(
     execute(world(**options, page_size=page_size, cache=cache), program, expected, expected_scores)
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(worlds, speculations, programs)
+def test_random_programs_with_drafts(
+    world, expected, expected_scores, page_size, options, speculation, program
+):
+    """Whatever is guessed, and however much of it is right: nothing that anybody sees is different."""
+    options = {**options, **speculation, "pages": -(-options["pages"] // page_size)}
+    cache = RealCache(options["pages"], page_size)
+    execute(world(**options, page_size=page_size, cache=cache), program, expected, expected_scores)
+
+
 pressure = st.fixed_dictionaries(
     {
         "pages": st.integers(12, 40),
@@ -224,6 +248,17 @@ crowds = st.lists(
 @given(pressure, crowds, st.lists(st.booleans(), max_size=60))
 def test_random_pressure(world, expected, page_size, options, crowd, choices):
     """A pool far too small for all: retraction after retraction, and yet every token is right."""
+    under_pressure(world, expected, page_size, options, crowd, choices)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(pressure, speculations, crowds, st.lists(st.booleans(), max_size=60))
+def test_random_pressure_with_drafts(world, expected, page_size, options, speculation, crowd, choices):
+    under_pressure(world, expected, page_size, {**options, **speculation}, crowd, choices)
+
+
+def under_pressure(world, expected, page_size, options, crowd, choices):
     pages = options["pages"] // page_size
     w = world(**{**options, "pages": pages}, page_size=page_size, cache=RealCache(pages, page_size))
     submits = [
@@ -251,6 +286,7 @@ def test_random_pressure(world, expected, page_size, options, crowd, choices):
         elif w.replies:
             w.settled()
     w.check_idle()
+    w.check_drafts()
     for submit, (_, prompt, limit, _, stops, cancelled) in zip(submits, crowd, strict=True):
         start = [submit.request & 0xFFFFFFFF] * prompt
         want = expected(start, submit.sampling.seed, min(limit, pages * page_size - prompt + 1), stops)
@@ -281,15 +317,15 @@ arrivals = st.lists(
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     st.integers(1, 4), st.sampled_from([1, 2, 5]), st.sampled_from([30, 60, 600]), arrivals,
-    st.sampled_from(["", "a"]),
+    st.sampled_from(["", "a"]), st.one_of(st.just({}), speculations),
 )  # fmt: skip
-def test_random_crowds(world, expected, page_size, rows, quantum, slots, crowd, owner):
+def test_random_crowds(world, expected, page_size, rows, quantum, slots, crowd, owner, speculation):
     """Rows for a few of many, taken back and forth. Every output is what it is without that, and what
     is computed twice is counted and bounded: two steps are in flight, and pages may be evicted."""
     pages = slots // page_size
     w = world(
         rows=rows, pages=pages, page_size=page_size, budget=16, quantum_steps=quantum,
-        cache=RealCache(pages, page_size),
+        cache=RealCache(pages, page_size), **speculation,
     )  # fmt: skip
     coming = sorted(enumerate(crowd), key=lambda item: item[1][0])
     submits = {}
@@ -309,12 +345,17 @@ def test_random_crowds(world, expected, page_size, rows, quantum, slots, crowd, 
             events.append(w.executor.run())
         w.turn(*events)
     w.check_idle()
+    w.check_drafts()
     for i, submit in submits.items():
         _, _, prompt, limit, _ = crowd[i]
         want = expected([i] * prompt, i, min(limit, pages * page_size - prompt + 1))
         assert w.output[submit.request] == want
         assert w.finished[submit.request].output == len(want)
     least = sum(f.computed + f.output - 1 for f in w.finished.values())
+    if speculation:  # what a retraction drops may be a draft, or less than was asked for
+        refused = w.executor.drafted - w.executor.accepted
+        assert least <= w.executor.computed <= least + w.core.computed_twice + refused
+        return
     assert w.executor.computed == least + w.core.computed_twice
     retractions = sum(w.core.retractions.values())
     if slots == 600:  # nothing is evicted

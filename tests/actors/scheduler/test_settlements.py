@@ -1,5 +1,6 @@
 """What is owed to the cache, by itself: commits, grows, acquires, and the answers to them."""
 
+import msgspec
 import pytest
 
 from ramify.actors.scheduler.request import Account, Request, Run, SchedulerError
@@ -9,9 +10,14 @@ from ramify.protocol.sampling import SamplingParams
 
 
 @pytest.fixture
-def settlements():
+def settlements(world):
     """Ten pages of four slots; six slots are asked for ahead."""
-    return Settlements(10, 4, 6)
+    return make(world)
+
+
+def make(world, lookahead=6, **info):
+    info = msgspec.structs.replace(world(pages=10, page_size=4).info, **info)
+    return Settlements(info, lookahead)
 
 
 def asked(number, *, limit=30, **sampling):
@@ -137,3 +143,17 @@ def test_whether_there_are_pages_to_grow_by(settlements):
     settlements.available = 1
     assert not settlements.could_grow(running(1))
     assert settlements.could_grow(running(1, limit=7))
+
+
+def test_with_drafts_a_run_gets_slots_for_some_steps(world):
+    settlements = make(world, drafter="any", max_drafts=3)
+    assert settlements.growth(running(1, limit=100)) == 12  # three steps of four tokens
+    assert settlements.growth(running(1, limit=5)) == 4
+    assert make(world, 40, drafter="any", max_drafts=3).growth(running(1, limit=100)) == 40
+
+
+def test_a_drafter_that_reads_the_past_is_given_it(world):
+    for reads in (False, True):
+        settlements = make(world, drafter="any", max_drafts=3, drafts_from_history=reads)
+        settle = settlements.take([asked(1), asked(2, limit=0)], [])
+        assert [acquire.history for acquire in settle.acquires] == [reads, False]
