@@ -263,7 +263,7 @@ def determinize(
     targets: list[int] = []
     work = 0
     for at, states in enumerate(order):
-        reached: dict[int, frozenset[int]] = {}
+        reached: dict[int, frozenset[int] | set[int]] = {}
         for state in states:
             found = moves_of(state)
             work += 1 + len(found)
@@ -271,16 +271,17 @@ def determinize(
                 known = reached.get(symbol)
                 if known is None:
                     reached[symbol] = target
+                elif isinstance(known, set):
+                    known |= target
                 elif not target <= known:
-                    reached[symbol] = known | target
-                    work += len(known) >> 4
+                    reached[symbol] = set(known | target)
         if work > MAX_WORK:
             raise ConstraintError(
                 "the constraint is too ambiguous: too many of its parts can match the same text; "
                 "make repeated parts end differently from how they begin"
             )
         symbols.extend(reached)
-        targets.extend([number(target) for target in reached.values()])
+        targets.extend([number(frozenset(target)) for target in reached.values()])
         sources.extend([at] * len(reached))
     rows = np.full((len(order), table.shape[1]), -1, np.int32)
     rows[sources, symbols] = targets

@@ -5,6 +5,7 @@ states have no numbers: masks are computed each time (some 50 us), and an output
 Forced text follows the same rule as for automata (`forced`).
 """
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +16,11 @@ from ramify.gpu.constraints.forced import MOST_DRAFTS, MOST_FORCED, WINDOW, Plan
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.errors import ConstraintError
 
+llguidance: Any
 try:
-    import llguidance
+    llguidance = importlib.import_module("llguidance")
 except ImportError:  # it has no wheel for this machine
-    llguidance = None  # type: ignore[assignment]
+    llguidance = None
 
 
 class _Tokens:
@@ -67,7 +69,7 @@ class Grammar:
     """The constraint of a grammar. `text`: as `llguidance.LLMatcher.grammar_from_...` makes it."""
 
     def __init__(self, vocabulary: GrammarVocabulary, text: str) -> None:
-        """Raises ConstraintError. Takes up to a second for large grammars; other threads run meanwhile."""
+        """Raises ConstraintError. A large grammar takes up to a second; other threads run meanwhile."""
         self._vocabulary = vocabulary
         self._first = llguidance.LLMatcher(vocabulary.tokenizer, text, log_level=0)
         _check(self._first)
@@ -76,7 +78,7 @@ class Grammar:
         return GrammarMatcher(self._vocabulary, self._first.deep_copy())
 
 
-def _check(parser: "llguidance.LLMatcher") -> None:
+def _check(parser: Any) -> None:
     if parser.is_error():
         lines = parser.get_error().splitlines() or ["unknown"]
         raise ConstraintError(f"the grammar cannot be followed: {lines[0]}")
@@ -85,7 +87,7 @@ def _check(parser: "llguidance.LLMatcher") -> None:
 class GrammarMatcher:
     """A parser of one output."""
 
-    def __init__(self, vocabulary: GrammarVocabulary, parser: "llguidance.LLMatcher") -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, parser: Any) -> None:
         self._shared = vocabulary
         self._vocabulary = vocabulary.vocabulary
         self._parser = parser

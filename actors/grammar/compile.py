@@ -1,0 +1,86 @@
+"""From what a client asks for to what the executor follows: one call, in a worker's process. Pure.
+
+Regexes and choices become byte automata; JSON Schemas and grammars in Lark's form go to llguidance.
+"""
+
+import json
+import zlib
+
+import msgspec
+import numpy as np
+
+from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.expression import literal, union
+from ramify.actors.grammar.grammars import lark_grammar, schema_grammar
+from ramify.actors.grammar.limits import MAX_BYTES, MAX_CELLS, MAX_CHOICES
+from ramify.protocol.constraints import (
+    AutomatonBody,
+    CompiledConstraint,
+    ConstraintSpec,
+    GrammarBody,
+    encode_body,
+)
+from ramify.protocol.errors import ConstraintError
+
+
+def compile_constraint(spec: ConstraintSpec) -> CompiledConstraint:
+    """Raises ConstraintError, with a position in the text or a JSON pointer where there is one."""
+    try:
+        size = len(spec.text.encode())
+    except UnicodeEncodeError:
+        raise ConstraintError("the constraint holds half a surrogate pair, which is no text") from None
+    if size > MAX_BYTES:
+        raise ConstraintError(f"the constraint has {size} bytes: at most {MAX_BYTES}")
+    match spec.kind:
+        case "regex":
+            return _ready(Automaton.from_regex(spec.text))
+        case "choices":
+            return _ready(_choices(spec.text))
+        case "json_schema":
+            return _schema(spec)
+        case "lark":
+            return _grammar(*lark_grammar(spec.text))
+
+
+def _choices(text: str) -> Automaton:
+    try:
+        choices = msgspec.json.decode(text, type=list[str])
+        parts = [literal(choice) for choice in choices]
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise ConstraintError(f"`choices` must be a JSON array of texts: {error}") from None
+    if not 0 < len(choices) <= MAX_CHOICES:
+        raise ConstraintError(f"`choices` has {len(choices)} texts: 1 to {MAX_CHOICES}")
+    return Automaton.from_expression(union(*parts))
+
+
+def _schema(spec: ConstraintSpec) -> CompiledConstraint:
+    try:
+        schema = json.loads(spec.text)
+    except (ValueError, RecursionError) as error:
+        raise ConstraintError(f"the schema is not JSON: {error}", pointer="") from None
+    if not isinstance(schema, dict | bool):
+        raise ConstraintError("a schema is an object, true or false", pointer="")
+    return _grammar(*schema_grammar(schema, spaced=spec.spaced))
+
+
+def _ready(automaton: Automaton, notes: tuple[str, ...] = ()) -> CompiledConstraint:
+    if automaton.is_empty():
+        raise ConstraintError("the constraint allows no text at all: no output could satisfy it")
+    states, columns = automaton.next.shape
+    if states * columns > MAX_CELLS:
+        raise ConstraintError(
+            f"the constraint's automaton has {states} states and {columns} classes of bytes, a table of "
+            f"more than {MAX_CELLS} cells: lower its counts, or name fewer different characters"
+        )
+    body = AutomatonBody(
+        states,
+        columns,
+        zlib.compress(automaton.next.astype("<i4").tobytes(), 1),
+        automaton.classes.tobytes(),
+        zlib.compress(automaton.final.astype(np.uint8).tobytes(), 1),
+    )
+    return CompiledConstraint(encode_body(body), "automaton", notes)
+
+
+def _grammar(text: str, notes: tuple[str, ...]) -> CompiledConstraint:
+    return CompiledConstraint(encode_body(GrammarBody(text)), "grammar", notes)

@@ -1,0 +1,299 @@
+"""Compiles constraints in processes of their own, so that no regex of a client can stop the engine.
+
+`CompilePool.compile` answers from what is known, or waits for a worker. The same constraint is compiled
+once however many ask for it. A worker that takes too long or too much memory is killed, and another one
+is started; its job fails with a message for the client.
+
+It does not know what a constraint means, nor who asks.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+import anyio
+from anyio.abc import TaskStatus
+
+from ramify.actors.grammar.job_queue import JobQueue
+from ramify.actors.grammar.results import Result, Results
+from ramify.actors.grammar.wire import (
+    MAX_FRAME,
+    Done,
+    Failed,
+    FromWorker,
+    Job,
+    Waiting,
+    encoder,
+    from_worker,
+)
+from ramify.actors.kit.child_process import ChildProcess
+from ramify.actors.kit.clock import Clock, MonotonicClock
+from ramify.actors.kit.log import get_log
+from ramify.actors.kit.mailbox import MailboxClosed
+from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
+from ramify.protocol.errors import ConstraintError, Overloaded
+
+WORKER = "ramify.actors.grammar.child"
+START_SECONDS = 30.0
+FORGET_SECONDS = 60.0  # after which a constraint whose worker was killed may be tried again
+
+log = get_log(__name__)
+
+
+@dataclass
+class PoolLimits:
+    """`seconds`: of one job, by the clock. `memory`: bytes a worker may take beyond what its start took.
+
+    `waiting`: jobs in the queue, `waiting_each`: of one owner; `kept_bytes`: of results.
+    """
+
+    workers: int = 2
+    seconds: float = 10.0
+    memory: int = 512 << 20
+    waiting: int = 256
+    waiting_each: int = 64
+    kept_bytes: int = 64 << 20
+
+
+@dataclass
+class PoolCounters:
+    """Since the start. `hits`: answered from what was known; `joined`: waited for a job of another."""
+
+    compiled: int = 0
+    failed: int = 0
+    killed: int = 0
+    refused: int = 0
+    hits: int = 0
+    joined: int = 0
+    seconds: float = 0.0  # of workers
+
+
+@dataclass(eq=False)
+class _Task:
+    spec: ConstraintSpec
+    done: "asyncio.Future[Result]" = field(repr=False)
+
+
+class CompilePool:
+    """Workers, the jobs that wait for them, and the results. Runs in one event loop: see `run`."""
+
+    def __init__(self, limits: PoolLimits | None = None, clock: Clock | None = None) -> None:
+        self.limits = limits or PoolLimits()
+        self.counters = PoolCounters()
+        self._clock: Clock = clock if clock is not None else MonotonicClock()
+        self._queue: JobQueue[_Task] = JobQueue(
+            self.limits.workers, self.limits.waiting, self.limits.waiting_each
+        )
+        self._results = Results(self.limits.kept_bytes)
+        self._under_way: dict[ConstraintSpec, asyncio.Future[Result]] = {}
+        self._news = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait for a worker."""
+        return len(self._queue)
+
+    async def compile(self, spec: ConstraintSpec, owner: str = "") -> CompiledConstraint:
+        """Raises ConstraintError, and Overloaded if too many wait. `owner`: who is treated fairly."""
+        result = self._results.get(spec, self._clock.now())
+        if result is not None:
+            self.counters.hits += 1
+        else:
+            result = await asyncio.shield(self._job(spec, owner))
+        if isinstance(result, ConstraintError):
+            raise ConstraintError(result.message, **(result.details or {}))
+        return result
+
+    def _job(self, spec: ConstraintSpec, owner: str) -> "asyncio.Future[Result]":
+        """The result to come of a job for `spec`."""
+        job = self._under_way.get(spec)
+        if job is not None:
+            self.counters.joined += 1
+            return job
+        job = asyncio.get_running_loop().create_future()
+        try:
+            self._queue.add(owner, _Task(spec, job))
+        except Overloaded:
+            self.counters.refused += 1
+            raise
+        self._under_way[spec] = job
+        self._news.set()
+        return job
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Keep the workers; until it is cancelled, which ends them. Jobs that wait then are refused."""
+        try:
+            async with anyio.create_task_group() as group:
+                for number in range(self.limits.workers):
+                    group.start_soon(self._keep_worker, number)
+                task_status.started()
+        finally:
+            self._refuse_all("the server is stopping: constraints are no longer compiled")
+
+    async def _keep_worker(self, number: int) -> None:
+        delay = 0.5
+        while True:
+            try:
+                async with _Worker.started(f"compile worker {number}", self.limits) as worker:
+                    delay = 0.5
+                    while worker.alive:
+                        await self._serve(worker)
+            except (OSError, _Lost) as error:
+                log.error("a compile worker did not start", worker=number, reason=str(error))
+                self._refuse_all(f"constraints cannot be compiled now: {error}")
+                await self._clock.sleep_until(self._clock.now() + delay)
+                delay = min(2 * delay, 30.0)
+
+    async def _serve(self, worker: "_Worker") -> None:
+        """The next job on `worker`; none if it dies before."""
+        taken: tuple[str, _Task] | None = None
+        while worker.alive and (taken := self._queue.take()) is None:
+            self._news.clear()
+            await worker.wait(self._news)
+        if not worker.alive:
+            return
+        assert taken is not None
+        owner, task = taken
+        begun = self._clock.now()
+        try:
+            result, until = await self._done(worker, task.spec)
+            self._settle(task, result, until)
+        finally:
+            self.counters.seconds += self._clock.now() - begun
+            self._queue.finished(owner)
+            self._news.set()  # the owner may have been waiting for this one to end
+            if not task.done.done():  # cancelled
+                self._settle(task, ConstraintError("the server is stopping"), self._clock.now())
+
+    async def _done(self, worker: "_Worker", spec: ConstraintSpec) -> tuple[Result, float | None]:
+        """What becomes of `spec`, and until when that is worth keeping."""
+        try:
+            message = await worker.work(spec, self.limits.seconds)
+        except TimeoutError:
+            why = f"it takes more than {self.limits.seconds:g} s to compile"
+        except _Lost as error:
+            why = f"compiling it failed ({error})"
+        else:
+            if isinstance(message, Done):
+                self.counters.compiled += 1
+                return message.compiled, None
+            self.counters.failed += 1
+            return message.exception(), None
+        self.counters.killed += 1
+        log.warning("a compile worker was ended", reason=why, kind=spec.kind, bytes=len(spec.text))
+        return ConstraintError(f"{why}: make the constraint smaller"), self._clock.now() + FORGET_SECONDS
+
+    def _settle(self, task: _Task, result: Result, until: float | None) -> None:
+        self._under_way.pop(task.spec, None)
+        self._results.put(task.spec, result, until)
+        if not task.done.done():
+            task.done.set_result(result)
+
+    def _refuse_all(self, why: str) -> None:
+        for task in self._queue.clear():
+            self._settle(task, ConstraintError(why), self._clock.now())
+
+
+class _Lost(Exception):
+    """The worker's process has ended, or its link has."""
+
+
+class _Worker:
+    """One process. Made by `started`, which also ends it."""
+
+    def __init__(self, process: "ChildProcess[Job, FromWorker]") -> None:
+        self._process = process
+        self._ended = asyncio.ensure_future(process.ended())
+        self._answer: asyncio.Future[FromWorker] | None = None
+        self._killed = False
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def started(cls, name: str, limits: PoolLimits) -> "AsyncGenerator[_Worker]":
+        """A worker that can take a job. Raises OSError and _Lost."""
+        early: list[FromWorker] = []
+        self: _Worker | None = None
+
+        def receive(message: FromWorker) -> None:
+            if self is None:
+                early.append(message)
+            else:
+                self._received(message)
+
+        process: ChildProcess[Job, FromWorker] = await ChildProcess.start(
+            name,
+            WORKER,
+            from_worker(),
+            encoder(),
+            receive,
+            arguments=[str(limits.memory), str(int(limits.seconds) + 1)],
+            max_frame=MAX_FRAME,
+        )
+        self = cls(process)
+        try:
+            if not early:
+                try:
+                    await self._next(START_SECONDS)
+                except TimeoutError:
+                    raise _Lost(f"it was not ready within {START_SECONDS:g} s") from None
+            yield self
+        finally:
+            process.kill()
+            with anyio.CancelScope(shield=True):
+                await self._ended
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take a job."""
+        return not self._killed and not self._ended.done()
+
+    async def wait(self, event: asyncio.Event) -> None:
+        """Until `event` is set, or the process has ended."""
+        task = asyncio.ensure_future(event.wait())
+        try:
+            await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()
+
+    async def work(self, spec: ConstraintSpec, seconds: float) -> Done | Failed:
+        """Raises TimeoutError or _Lost; then the process is gone."""
+        try:
+            self._process.link.tell(Job(spec))
+            message = await self._next(seconds)
+        except MailboxClosed:
+            self._end()
+            raise _Lost(self._why()) from None
+        except BaseException:
+            self._end()
+            raise
+        if isinstance(message, Waiting):
+            self._end()
+            raise _Lost("it talks nonsense")
+        return message
+
+    async def _next(self, seconds: float) -> FromWorker:
+        self._answer = answer = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait(
+            {answer, self._ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        if answer in done:
+            message: FromWorker = answer.result()
+            return message
+        if not done:
+            raise TimeoutError
+        raise _Lost(self._why())
+
+    def _received(self, message: FromWorker) -> None:
+        self._process.link.consumed()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(message)
+
+    def _end(self) -> None:
+        self._killed = True
+        self._process.kill()
+
+    def _why(self) -> str:
+        if self._ended.done() and not self._ended.cancelled():
+            return self._process.explain(self._ended.result())
+        return "its process has gone"

@@ -1,0 +1,97 @@
+"""One call from a spec to a body, and what is refused."""
+
+import json
+
+import pytest
+
+from ramify.actors.grammar import compile as module
+from ramify.actors.grammar import grammars
+from ramify.actors.grammar.compile import compile_constraint
+from ramify.gpu.constraints.bodies import constraint_of
+from ramify.gpu.constraints.grammar import GrammarVocabulary
+from ramify.gpu.constraints.matcher import Constraint
+from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.protocol.constraints import ConstraintSpec, Kind
+from ramify.protocol.errors import ConstraintError
+
+BYTES = Vocabulary([*(bytes([b]) for b in range(256)), b""], [256], lambda text: list(text.encode()))
+
+
+def built(kind: Kind, text: str, *, spaced: bool = False) -> Constraint:
+    compiled = compile_constraint(ConstraintSpec(kind, text, spaced))
+    return constraint_of(compiled.body, BYTES, lambda: GrammarVocabulary(BYTES))
+
+
+def accepts(constraint: Constraint, text: str) -> bool:
+    matcher = constraint.matcher()
+    return all(matcher.advance(byte) for byte in text.encode()) and matcher.advance(256)
+
+
+def test_a_regex() -> None:
+    found = built("regex", "(no|none)")
+    assert [text for text in ("no", "none", "non", "") if accepts(found, text)] == ["no", "none"]
+
+
+def test_choices() -> None:
+    choices = ["no", "none", "a (b)", "é", 'x"y']
+    found = built("choices", json.dumps(choices))
+    assert all(accepts(found, text) for text in choices)
+    assert not any(accepts(found, text) for text in ("", "non", "a", "a (b))"))
+    assert accepts(built("choices", '[""]'), "")
+
+
+def test_many_choices() -> None:
+    choices = [f"option {i * 7919 % 10007}" for i in range(2000)]
+    found = built("choices", json.dumps(choices))
+    assert all(accepts(found, text) for text in choices[::100])
+    assert not accepts(found, "option")
+
+
+def test_a_recursive_schema() -> None:
+    pytest.importorskip("llguidance")
+    schema = {"$ref": "#/$defs/t", "$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}}}}
+    found = built("json_schema", json.dumps(schema))
+    assert accepts(found, "[[],[[]]]")
+    assert not accepts(found, "[[], []]")
+    assert accepts(built("json_schema", json.dumps(schema), spaced=True), "[[], []]")
+
+
+def test_a_lark_grammar() -> None:
+    pytest.importorskip("llguidance")
+    found = built("lark", 'start: "(" start ")" | ""')
+    assert accepts(found, "(())")
+    assert not accepts(found, "(()")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        ("regex", "a(", "never closed"),
+        ("regex", r"a\bb", "no text at all"),
+        ("regex", "x" * 70_000, "65536"),
+        ("regex", "\ud800", "surrogate"),
+        ("choices", "[]", "1 to 2000"),
+        ("choices", "[1]", "`choices`"),
+        ("choices", "{", "`choices`"),
+        ("choices", json.dumps(["x"] * 2001), "2001"),
+        ("json_schema", "{", "not JSON"),
+        ("json_schema", "[" * 20_000, "not JSON"),
+        ("json_schema", "[1]", "an object, true or false"),
+        ("lark", "start: other", "unknown name"),
+    ],
+)
+def test_what_is_refused(kind: Kind, text: str, says: str) -> None:
+    with pytest.raises(ConstraintError, match=says):
+        compile_constraint(ConstraintSpec(kind, text))
+
+
+def test_a_table_with_too_many_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CELLS", 10)
+    with pytest.raises(ConstraintError, match="cells"):
+        compile_constraint(ConstraintSpec("regex", "abcdef"))
+
+
+def test_without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "llguidance", None)
+    with pytest.raises(ConstraintError, match="llguidance"):
+        compile_constraint(ConstraintSpec("lark", 'start: "a"'))

@@ -1,0 +1,199 @@
+"""The pool with real workers: results, hostile constraints, deaths, fairness, and the loop's lag."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from ramify.actors.grammar.pool import CompilePool, PoolLimits
+from ramify.actors.kit.child_process import ChildProcess
+from ramify.protocol.constraints import AutomatonBody, ConstraintSpec, decode_body
+from ramify.protocol.errors import ConstraintError, Overloaded
+
+
+@asynccontextmanager
+async def running(limits: PoolLimits | None = None) -> AsyncIterator[CompilePool]:
+    pool = CompilePool(limits)
+    async with anyio.create_task_group() as group:
+        await group.start(pool.run)
+        try:
+            yield pool
+        finally:
+            group.cancel_scope.cancel()
+
+
+def regex(text: str) -> ConstraintSpec:
+    return ConstraintSpec("regex", text)
+
+
+@pytest.fixture
+def pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The processes that were started."""
+    found: list[int] = []
+    start = ChildProcess.start
+
+    async def noted(*args: object, **kwargs: object) -> object:
+        process = await start(*args, **kwargs)  # type: ignore[arg-type]
+        found.append(process.pid)
+        return process
+
+    monkeypatch.setattr(ChildProcess, "start", noted)
+    return found
+
+
+async def test_a_constraint_is_compiled_once() -> None:
+    async with running() as pool:
+        one, two = await asyncio.gather(pool.compile(regex("a+b"), "x"), pool.compile(regex("a+b"), "y"))
+        three = await pool.compile(regex("a+b"), "z")
+        assert one is two is three
+        body = decode_body(one.body)
+        assert isinstance(body, AutomatonBody)
+        assert body.states == 3
+        for _ in range(2):
+            with pytest.raises(ConstraintError, match="closed") as caught:
+                await pool.compile(regex("(a"))
+            assert caught.value.details == {"position": 0}
+        counters = pool.counters
+        assert (counters.compiled, counters.failed, counters.joined, counters.hits) == (1, 1, 1, 2)
+
+
+async def test_a_caller_that_leaves_stops_nothing() -> None:
+    async with running() as pool:
+        with anyio.move_on_after(0):
+            await pool.compile(regex("ab"))
+        assert (await pool.compile(regex("ab"))).backend == "automaton"
+        assert pool.counters.compiled == 1
+
+
+async def test_a_job_that_takes_too_long_is_killed(pids: list[int]) -> None:
+    slow = regex("|".join(f"(?:a{{1,{n}}}b?){{1,20}}" for n in range(100, 140)))
+    async with running(PoolLimits(workers=1, seconds=0.2)) as pool:
+        with pytest.raises(ConstraintError, match=r"more than 0\.2 s"):
+            await pool.compile(slow)
+        with pytest.raises(ConstraintError, match=r"more than 0\.2 s"):  # known for a while
+            await pool.compile(slow)
+        assert pool.counters.killed == pool.counters.hits == 1
+        assert (await pool.compile(regex("ab"))).backend == "automaton"
+        assert len(pids) == 2
+
+
+async def test_a_worker_that_dies_fails_its_job_only(pids: list[int]) -> None:
+    slow = regex("|".join(f"(?:a{{1,{n}}}b?){{1,20}}" for n in range(100, 140)))
+    async with running(PoolLimits(workers=1)) as pool:
+        await pool.compile(regex("ab"))
+
+        async def kill() -> None:
+            await anyio.sleep(0.05)
+            os.kill(pids[0], signal.SIGKILL)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(kill)
+            with pytest.raises(ConstraintError, match="SIGKILL"):
+                await pool.compile(slow)
+        assert (await pool.compile(regex("cd"))).backend == "automaton"
+
+
+async def test_a_worker_that_died_while_it_waited_is_replaced(pids: list[int]) -> None:
+    async with running(PoolLimits(workers=1)) as pool:
+        await pool.compile(regex("ab"))
+        os.kill(pids[0], signal.SIGKILL)
+        with anyio.fail_after(10):
+            while len(pids) < 2:
+                await anyio.sleep(0.01)
+        assert (await pool.compile(regex("cd"))).backend == "automaton"
+        assert pool.counters.killed == 0
+
+
+async def test_memory_is_limited() -> None:
+    async with running(PoolLimits(workers=1, memory=20 << 20)) as pool:
+        with pytest.raises(ConstraintError, match=r"memory|failed"):
+            await pool.compile(regex("[a-y]*a[a-z]{18}"))
+        assert (await pool.compile(regex("ab"))).backend == "automaton"
+
+
+async def test_too_many_jobs_are_refused() -> None:
+    pool = CompilePool(PoolLimits(waiting=3, waiting_each=2))
+    async with anyio.create_task_group() as group:
+        for owner, text in (("a", "1"), ("a", "2"), ("b", "3")):
+            group.start_soon(pool.compile, regex(text), owner)
+        await anyio.wait_all_tasks_blocked()
+        assert pool.waiting == 3
+        for owner, text in (("a", "4"), ("c", "5")):
+            with pytest.raises(Overloaded):
+                await pool.compile(regex(text), owner)
+        assert pool.counters.refused == 2
+        group.cancel_scope.cancel()
+
+
+async def test_workers_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*args: object, **kwargs: object) -> object:
+        raise OSError("no processes left")
+
+    monkeypatch.setattr(ChildProcess, "start", broken)
+    pool = CompilePool(PoolLimits(workers=1))
+    async with anyio.create_task_group() as group:
+        waiting = asyncio.ensure_future(pool.compile(regex("a")))
+        await anyio.wait_all_tasks_blocked()
+        await group.start(pool.run)
+        with pytest.raises(ConstraintError, match="no processes left"):
+            await waiting
+        group.cancel_scope.cancel()
+
+
+async def test_the_stop_ends_workers_and_refuses_what_waits(pids: list[int]) -> None:
+    slow = regex("|".join(f"(?:a{{1,{n}}}b?){{1,20}}" for n in range(100, 140)))
+    async with running(PoolLimits(workers=1)) as pool:
+        await pool.compile(regex("ab"))
+        tasks = [asyncio.ensure_future(pool.compile(each)) for each in (slow, regex("c"))]
+        await anyio.sleep(0.05)
+    for task in tasks:
+        with pytest.raises(ConstraintError, match="stopping"):
+            await task
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+HOSTILE = [
+    "[a-z]*a[a-z]{18}",
+    "((((a{1,50}){1,50}){1,50}){1,50})",
+    ".{2000}",
+    "(.|a.){1,900}b{1,900}|x{40}",
+    "(?:é{1,100}.){1,100}",
+    "(" * 40 + "a" + ")" * 40,
+]
+
+
+async def test_twenty_hostile_constraints_hold_up_nobody() -> None:
+    """All are refused or killed within ten seconds; another owner is served meanwhile."""
+    specs = [regex(f"{HOSTILE[i % len(HOSTILE)]}{'z' * i}") for i in range(20)]
+    late: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            begun = time.perf_counter()
+            await anyio.sleep(0.002)
+            late.append(time.perf_counter() - begun - 0.002)
+
+    async with running() as pool, anyio.create_task_group() as group:
+        await pool.compile(regex("first"))
+        group.start_soon(watch)
+        hostile = [asyncio.ensure_future(pool.compile(spec, "hostile")) for spec in specs]
+        await anyio.sleep(0.05)
+        begun = time.perf_counter()
+        for n in range(5):
+            await pool.compile(regex(f"honest{n}"), "honest")
+        honest = time.perf_counter() - begun
+        for task in hostile:
+            with pytest.raises(ConstraintError):
+                await task
+        assert time.perf_counter() - begun < 15
+        assert honest < 3  # 5 ms each on an idle machine
+        group.cancel_scope.cancel()
+    assert (
+        sorted(late)[len(late) * 9 // 10] < 0.02
+    )  # the machine is shared; the benchmark has the figure
