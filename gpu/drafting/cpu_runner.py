@@ -17,7 +17,7 @@ from ramify.gpu.step.step_rows import Ints, StepRows
 
 
 class _Chain:
-    """The inputs of the walks behind the first one: of walk j + 1 lie in line j. Each row runs one token."""
+    """The inputs of the walks behind the first one, a line each. Every row runs one token."""
 
     def __init__(self, walks: int, rows: int, table: RowTable) -> None:
         self._table = table
