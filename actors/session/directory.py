@@ -12,6 +12,7 @@ import itertools
 import math
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -285,20 +286,31 @@ class Directory:
             encoder=self._encoder,
         )
         entry = _Entry(identity, mailbox, actor)
-        self._entries[identity.session] = (number, entry)
-        if self._deserted.is_set():
-            self._deserted = anyio.Event()
-        self._sessions.add(number, mailbox)
-        self._metrics.sessions(1)
-        whose: dict[str, Any] = {"owner": message.owner} if message.owner else {}
-        log.info("session opened", session=identity.session, client=opened.who, **whose)
-        group.start_soon(actor.live, partial(self._ended, number, entry))
+        with ExitStack() as undo:
+            undo.callback(self._leave, identity.session)
+            self._entries[identity.session] = (number, entry)
+            if self._deserted.is_set():
+                self._deserted = anyio.Event()
+            self._sessions.add(number, mailbox)
+            undo.callback(self._sessions.remove, number)
+            self._metrics.sessions(1)
+            undo.callback(self._metrics.sessions, -1)
+            whose: dict[str, Any] = {"owner": message.owner} if message.owner else {}
+            log.info("session opened", session=identity.session, client=opened.who, **whose)
+            group.start_soon(actor.live, partial(self._ended, number, entry))
+            undo.pop_all()
         return number, entry
+
+    def _leave(self, session: str) -> None:
+        """There is no such session any more."""
+        del self._entries[session]
+        if not self._entries:
+            self._deserted.set()
 
     def _ended(self, number: int, entry: _Entry, code: int, reason: str) -> None:
         """A session has ended, however: give back what it held, close its sockets."""
         identity, core = entry.identity, entry.actor.core
-        del self._entries[identity.session]
+        self._leave(identity.session)
         self._sessions.remove(number)
         self._metrics.sessions(-1)
         entry.mailbox.close()
@@ -308,8 +320,6 @@ class Directory:
         self._must_scheduler.tell(CancelSession(number))
         self._must_cache.tell(DropSessions([number]))
         self._holdings.close(core.state.owner, core.state.meter)
-        if not self._entries:
-            self._deserted.set()
         log.info("session ended", session=identity.session, reason=core.ended or "stopped")
 
 

@@ -284,3 +284,33 @@ def test_tokens_that_the_model_lacks_are_told_in_the_log(monkeypatch: pytest.Mon
     assert (first.kwargs["vocabulary"], first.kwargs["tokens"]) == (100, 5)
     assert first.kwargs["examples"] == {100: "t0", 101: "t1", 102: "t2", 103: "t3"}
     assert second.kwargs == {"tokens": [101, 103]}
+
+
+@pytest.mark.parametrize("where", ["sessions.add", "metrics.sessions", "log.info", "start"])
+async def test_a_session_that_cannot_begin_leaves_nothing(
+    doors: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Else the directory would wait for its end when the engine fails or drains."""
+
+    def fails(*args: Any, **fields: Any) -> None:
+        raise RuntimeError("made up")
+
+    async with doors() as each:
+        with monkeypatch.context() as patch:
+            if where == "start":
+                patch.setattr(directory_module.SessionActor, "live", property(fails))
+            elif where == "log.info":
+                patch.setattr(directory_module.log, "info", fails)
+            elif where == "sessions.add":
+                patch.setattr(each.sessions, "add", fails)
+            else:
+                patch.setattr(each.metrics.sessions, "side_effect", fails)
+            assert error_of(await each.open(1), 1) == "internal"
+        assert (len(each.directory), len(each.sessions)) == (0, 0)
+        counted = [call.args[0] for call in each.metrics.sessions.call_args_list]
+        assert where == "metrics.sessions" or sum(counted) == 0
+        holdings = each.directory._holdings
+        assert holdings.held == 0
+        await asyncio.wait_for(each.directory.fail(), 5)
+    async with doors() as each:
+        number_of(await each.open(1), 1)
