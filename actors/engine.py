@@ -16,6 +16,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -32,6 +33,9 @@ from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
 from ramify.actors.front.interface import Core, Front, Runner
 from ramify.actors.front.local import LocalFront
 from ramify.actors.front.processes import ProcessFront
+from ramify.actors.grammar.actor import GrammarActor
+from ramify.actors.grammar.pool import CompilePool, PoolLimits
+from ramify.actors.grammar.vocabulary import vocabulary_of
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.files import allow_files
 from ramify.actors.kit.lag import watch_loop
@@ -43,7 +47,7 @@ from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.watchdog import step_timeout, watch_executor
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import ConfigError, RamifyError
-from ramify.protocol.messages import CacheMessage, SchedulerEvent
+from ramify.protocol.messages import CacheMessage, GrammarMessage, SchedulerEvent
 from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
 
@@ -127,6 +131,7 @@ class Engine:
         self._check_idle = check_idle
         self._to_scheduler: Mailbox[SchedulerEvent] = Mailbox("scheduler", BIG)
         self._to_cache: Mailbox[CacheMessage] = Mailbox("cache", BIG)
+        self._to_grammar: Mailbox[GrammarMessage] = Mailbox("grammar", BIG)
         credentials = read_credentials(config.server)
         if credentials:
             log.info("tokens are needed", names=len({one.name for one in credentials}))
@@ -194,12 +199,24 @@ class Engine:
         server = ServerInfo(
             version=PROTOCOL_VERSION, epoch=self.epoch, model=info.model, context=info.context
         )
+        pool = CompilePool(PoolLimits(seconds=config.limits.compile_ms / 1e3), self.clock)
+        grammar = GrammarActor(
+            self._to_grammar,
+            pool,
+            partial(vocabulary_of, config.model.path),
+            self._to_scheduler,
+            self.front.spread,
+            unable=None if info.constrains else f"its executor on {info.device} cannot",
+        )
         await group.start(self._core("cache", cache.run))
         await group.start(self._core("scheduler", scheduler.run))
+        await group.start(self._core("compile pool", pool.run))
+        await group.start(self._core("grammar", grammar.run))
         executor.connect(scheduler)
         core = Core(
             LimitedAddress(self._to_cache, SESSIONS),
             LimitedAddress(self._to_scheduler, SESSIONS),
+            LimitedAddress(self._to_grammar, SESSIONS),
             server,
             info.context,
             info.vocab_size,

@@ -135,6 +135,18 @@ class Tokenizer:
         return Tokenizer(fast, config=config, generation_config=generation_config)
 
     @property
+    def words(self) -> tuple[list[bytes], list[int], str]:
+        """What a constrained output is made of: the bytes of each id (b"" for added tokens too, which
+        are marks even where they have text), the ids that end it, and the tokenizer of text that stands
+        behind other tokens, as JSON.
+        """
+        table = list(self.token_bytes)
+        for i in self._contents:
+            if i < len(table):
+                table[i] = b""
+        return table, sorted(self.eos_ids), self._continuing.to_str()
+
+    @property
     def template_source(self) -> str:
         """The chat template as it was written; "" without one."""
         return self._template_source

@@ -44,6 +44,18 @@ class GrammarBody(msgspec.Struct, frozen=True, array_like=True, tag="grammar"):
     text: str
 
 
+class VocabularyBody(msgspec.Struct, frozen=True, array_like=True):
+    """The vocabulary that constraints are followed with.
+
+    `tokens`: the bytes of each id; b"": no constrained output has it. `stops`: ids that end an output.
+    `tokenizer`: what spells text behind other tokens, as the JSON of `tokenizers`.
+    """
+
+    tokens: list[bytes]
+    stops: list[int]
+    tokenizer: str
+
+
 Body = AutomatonBody | GrammarBody
 
 

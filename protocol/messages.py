@@ -18,13 +18,13 @@ from typing import Literal
 
 import msgspec
 
+from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import Code
 from ramify.protocol.plan import ExecutorDown, StepPlan, StepResult, StopExecutor
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 from ramify.protocol.wire import (
     MOST_PRIORITY,
     ClientMessage,
-    Constraint,
     Error,
     Open,
     ServerMessage,
@@ -311,23 +311,17 @@ SchedulerEvent = SchedulerMessage | StepResult | ExecutorDown
 
 
 class Compile(Base, frozen=True):
-    """Prepare `constraint`, for `request`. Answered by `Compiled` or `NotCompiled` to its session.
+    """Compile `spec`, for `request`. Answered by `Compiled` or `NotCompiled` to its session.
 
     `owner`: as in `Submit`: owners take turns.
     """
 
     request: int
-    constraint: Constraint
+    spec: ConstraintSpec
     owner: str = ""
 
 
-class Forsake(Base, frozen=True):
-    """Nobody waits for the answer any more."""
-
-    request: int
-
-
-GrammarMessage = Compile | Forsake
+GrammarMessage = Compile
 
 # --- session mailbox --------------------------------------------------------------------------
 

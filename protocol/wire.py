@@ -74,7 +74,7 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Exactly one of the fields. Typed now, answered `unsupported` by this server."""
+    """What an output must be: exactly one of the fields. See docs/protocol.md."""
 
     regex: LongText | None = None
     json_schema: JsonObject | LongText | None = None
@@ -524,6 +524,7 @@ class Done(ServerBase, kw_only=True, frozen=True):
     mean_logprob: float | None = None
     error: Code | None = None  # with reason "error"
     message: str | None = None
+    notes: list[str] | None = None  # what the `constraint` was read as, where that needs a word
     content: str | None = None  # where `open.parts` is set: the answer without thoughts and calls
     reasoning: str | None = None
 

@@ -146,7 +146,8 @@ class GatewayChild:
                     for message in await self._control.drain():
                         match message:
                             case Serve(server, context, vocab):
-                                core = Core(self._sessions, self._sessions, server, context, vocab)
+                                to = self._sessions
+                                core = Core(to, to, to, server, context, vocab)
                                 await self._front.serve(group, _unguarded, core)
                                 link.tell(Serving())
                                 gc.collect()  # what start-up made stays for good

@@ -1,4 +1,4 @@
-"""What gateway processes tell the core, handed to scheduler, cache, metrics and other processes.
+"""What gateway processes tell the core, handed to its actors, to metrics and to other processes.
 
 It remembers which sessions of each process the cache has heard of, so that what they hold can be
 given back when the process ends without a word.
@@ -29,6 +29,7 @@ from ramify.actors.kit.relay import Relay
 from ramify.protocol.messages import (
     Cancel,
     CancelSession,
+    Compile,
     DropSessions,
     OpenBranch,
     Submit,
@@ -101,6 +102,8 @@ class Dispatcher:
                 self._metrics.scrape(lambda text: process.tell(MetricsText(ident, text)))
             case Submit() | Cancel() | CancelSession():
                 self._core.scheduler.tell(message)
+            case Compile():
+                self._core.grammar.tell(message)
             case OpenBranch(branch):
                 self._core.cache.tell(message)
                 session = session_of(branch)

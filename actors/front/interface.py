@@ -9,7 +9,7 @@ from anyio.abc import TaskGroup
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.mailbox import Address
 from ramify.protocol.credentials import Credential
-from ramify.protocol.messages import CacheMessage, RequestMessage, SessionMessage
+from ramify.protocol.messages import CacheMessage, GrammarMessage, RequestMessage, SessionMessage
 from ramify.protocol.wire import ServerInfo
 
 Runner = Callable[..., Coroutine[Any, Any, None]]
@@ -22,6 +22,7 @@ class Core(msgspec.Struct, frozen=True):
 
     cache: Address[CacheMessage]
     scheduler: Address[RequestMessage]
+    grammar: Address[GrammarMessage]
     server: ServerInfo
     context: int  # tokens that a branch can hold
     vocab: int  # token ids that the model has

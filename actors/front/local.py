@@ -148,6 +148,7 @@ class LocalFront:
             holdings=holdings,
             cache=core.cache,
             scheduler=core.scheduler,
+            grammar=core.grammar,
             gateway=self._mailboxes.gateway,
             sessions=self._mailboxes.sessions,
             clock=self._clock,

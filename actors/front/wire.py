@@ -6,7 +6,7 @@
     Serve             ------->  opens sessions from now on
                       <-------  Serving
     ToSessions        ------->  a step's tokens, for all sessions there: one frame
-                      <-------  Events: what its sessions want of cache and scheduler: one frame
+                      <-------  Events: what its sessions want of the core: one frame
     Forwarded         ------->  from other gateway processes
     Status            ------->
                       <-------  Ready, once the engine is
@@ -37,12 +37,15 @@ from ramify.protocol.errors import ConfigError, ModelError, RamifyError
 from ramify.protocol.messages import (
     CacheMessage,
     CloseSocket,
+    Compiled,
     Deliver,
     Detached,
     Drained,
     Frame,
+    GrammarMessage,
     Inspected,
     Lost,
+    NotCompiled,
     Opened,
     OpenRefused,
     OpenSession,
@@ -89,7 +92,7 @@ class Serve(_Base, frozen=True):
     vocab: int
 
 
-FromEngine = Tokens | Inspected | Lost
+FromEngine = Tokens | Inspected | Compiled | NotCompiled | Lost
 
 
 class ToSessions(_Base, frozen=True):
@@ -183,7 +186,7 @@ class AskMetrics(_Base, frozen=True):
     id: int
 
 
-CoreMessage = CacheMessage | RequestMessage | Forward | Gauges | AskMetrics
+CoreMessage = CacheMessage | RequestMessage | GrammarMessage | Forward | Gauges | AskMetrics
 
 
 class Events(_Base, frozen=True):

@@ -12,6 +12,7 @@ import heapq
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import repeat
 
 from ramify.actors.scheduler.admission import Admission, Cause
 from ramify.actors.scheduler.deliveries import Deliveries, Segment
@@ -35,6 +36,7 @@ from ramify.protocol.messages import (
     Cancel,
     CancelSession,
     Commit,
+    Constrain,
     Denied,
     Granted,
     SchedulerEvent,
@@ -42,6 +44,7 @@ from ramify.protocol.messages import (
     Settled,
     Submit,
     Tokens,
+    Unconstrain,
     session_of,
 )
 from ramify.protocol.plan import (
@@ -50,6 +53,7 @@ from ramify.protocol.plan import (
     ExecutorInfo,
     StepPlan,
     StepResult,
+    unpack,
     unpack_floats,
 )
 
@@ -107,6 +111,10 @@ class Scheduler:
                 self._submit(event, now)
             case Cancel():
                 self._cancel(event.request, event.reason, event.keep, now)
+            case Constrain():
+                self._planner.constraints.add(event)
+            case Unconstrain():
+                self._planner.constraints.retire(event)
             case CancelSession():
                 self._cancel_session(event.session, now)
             case ExecutorDown():
@@ -167,7 +175,12 @@ class Scheduler:
         refusal = refusal or self._refusal(request)
         self._requests[submit.request] = account.requests[submit.request] = request
         account.client.requests += 1
+        if refusal is None and submit.constraint:
+            request.stale = not self._planner.constraints.take(submit.constraint)
+            if request.stale:
+                refusal = "overloaded", "its constraint had to give way: try again later"
         if refusal is not None:
+            request.constrained = False
             self._end(request, "error", now, *refusal)
             return
         if submit.deadline is not None:
@@ -245,6 +258,8 @@ class Scheduler:
         ident = request.submit.request
         del self._requests[ident], request.account.requests[ident]
         request.account.client.requests -= 1
+        if request.constrained:
+            self._planner.constraints.give_back(request.submit.constraint)
         self._admission.ended(request)
         self._deliveries.ended(request, reason, now, error, message)
 
@@ -259,6 +274,7 @@ class Scheduler:
         self._admission.stopped(run, max(commit.computed, run.cached))
         self._admission.queue.refund(account, run.slots - max(commit.computed, run.cached))
         run.request.done += kept
+        run.request.forced_tokens += run.forced.count(1, 0, kept)
         run.request.run = None
         del self._runs[run.ident]
         return commit
@@ -267,6 +283,8 @@ class Scheduler:
 
     def _result(self, result: StepResult, now: float) -> None:
         step, tokens = self._planner.landed(result)
+        if result.forced:
+            _note_forced(step, result)
         if step.counts is not None:
             self._several(result, step, step.counts, tokens, now)
             return
@@ -522,3 +540,13 @@ class Scheduler:
             if id(client) in left or client.served > virtual
         }
         self._sweep_at = max(1024, 2 * len(self._accounts))
+
+
+def _note_forced(step: Step, result: StepResult) -> None:
+    """Which of the new tokens their rows' constraints left no choice for."""
+    flags, at = result.forced, 0
+    counts = unpack(result.counts) if result.counts else repeat(1, len(step.bound))
+    for run, count in zip(step.bound, counts, strict=True):
+        if run.live and run.request.constrained:
+            run.forced += flags[at : at + count]
+        at += count

@@ -20,6 +20,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from ramify.actors.scheduler.constraints import Constraints
 from ramify.actors.scheduler.pace import FIRST_ON_CPU, Pace
 from ramify.actors.scheduler.prompts import Prompts
 from ramify.actors.scheduler.request import Level, Run, SchedulerError
@@ -29,6 +30,7 @@ from ramify.protocol.plan import (
     ExecutorInfo,
     ExtendRow,
     GrowRow,
+    LoadConstraint,
     OpenRow,
     StepPlan,
     StepResult,
@@ -77,6 +79,7 @@ class Planner:
         self._watermark = max(1, min(4, config.lookahead // 2))  # slots left when more are asked for
         self.pace = Pace(info, config)
         self._prompts = Prompts(info, config, self.pace)
+        self.constraints = Constraints()
         self.max_rows = min(info.max_rows, info.step_tokens)
         self._rows = list(range(self.max_rows - 1, -1, -1))
         self._decoding: list[Run] = []
@@ -177,6 +180,7 @@ class Planner:
             asked = self._draft(self._speculation)
             lines += sum(asked or ())
         opens: list[OpenRow] = []
+        loads: list[LoadConstraint] = []
         extends: list[ExtendRow] = []
         chunks: list[Chunk] = []
         firsts: list[Run] = []
@@ -185,6 +189,8 @@ class Planner:
             if not run.opened:
                 run.opened = True
                 opens.append(self._open(run))
+                if opens[-1].constraint:
+                    loads += self.constraints.load(opens[-1].constraint)
             extends.append(self._extend(run, start, end))
             chunks.append((run, end, len(extends[-1].targets) // 4))
             prompts += end - start
@@ -211,7 +217,10 @@ class Planner:
                 if count:
                     run.planned = self._tick + run.offset
                     self._schedule(run)
-        plan = StepPlan(self._step, closes, opens, grows, extends, self._decode_rows, drafts)
+        forgets = self.constraints.forgets()
+        plan = StepPlan(
+            self._step, closes, opens, grows, extends, self._decode_rows, drafts, loads, forgets
+        )
         for run in firsts:
             run.planned = 1
             self._schedule(run)
@@ -330,7 +339,9 @@ class Planner:
         history, run.history = run.history, b""
         pages, run.pages = run.pages, b""
         sampled = submit.sampled + run.request.done
-        return OpenRow(run.row, run.ident, pages, run.cached, submit.sampling, sampled, history)
+        return OpenRow(
+            run.row, run.ident, pages, run.cached, submit.sampling, sampled, history, submit.constraint
+        )
 
     def _schedule(self, run: Run) -> None:
         """Enter, keep or take out `run` of the decode set, `run.planned` being up to date.

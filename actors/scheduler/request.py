@@ -157,10 +157,12 @@ class Request:
         "came",
         "charge",
         "computed",
+        "constrained",
         "done",
         "ending",
         "first_token",
         "forced",
+        "forced_tokens",
         "foreseen",
         "in_line",
         "lacking",
@@ -175,6 +177,7 @@ class Request:
         "resident",
         "run",
         "seq",
+        "stale",
         "started",
         "state",
         "stops",
@@ -226,6 +229,16 @@ class Request:
         self.visits = False  # so it is, and its session has not begun with it
         self.started = 0.0
         self.first_token = 0.0
+        self.forced_tokens = 0  # of its output, those that its constraint left no choice for
+        self.constrained = bool(submit.constraint)
+        self.stale = False  # its constraint is not there
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether the executor needs its branch's tokens: to penalise, or to replay a constraint."""
+        submit = self.submit
+        behind = bool(submit.constraint) and submit.sampled + self.done > 0
+        return self.limit > 0 and (submit.sampling.penalized or behind)
 
     @property
     def prompt(self) -> int:
@@ -265,6 +278,8 @@ class Request:
             error=error,
             message=message,
             scores=b"" if self.targets is None else self.targets.scores.tobytes(),
+            forced=self.forced_tokens,
+            stale=self.stale,
         )
 
 
@@ -281,6 +296,7 @@ class Run:
         "decoding",
         "due",
         "filled",
+        "forced",
         "growing",
         "history",
         "ident",
@@ -339,6 +355,7 @@ class Run:
         self.proven = proven  # the KV that it found
         self.slots = len(pages) // 4 * page_size
         self.out = array("i")  # accepted
+        self.forced = bytearray()  # of each, under a constraint: 1 if there was no choice
         self.target = len(request.targets.scores) if request.targets else 0  # the next to plan
         self.planned = 0  # output tokens planned, drafts included; while decoding: tick + offset
         self.offset = 0

@@ -68,7 +68,7 @@ class Settlements:
                     request.submit.request,
                     request.submit.branch,
                     request.extra(self._lookahead),
-                    (self._history or request.submit.sampling.penalized) and request.limit > 0,
+                    request.limit > 0 and (self._history or request.reads_history),
                     request.prompt,
                     request.targets.rerun if request.targets else None,
                     request.leave,

@@ -28,13 +28,16 @@ from ramify.protocol.messages import (
     Attach,
     CacheMessage,
     CloseSocket,
+    Compiled,
     Deliver,
     Detached,
     Drained,
     Frame,
     GatewayMessage,
+    GrammarMessage,
     Inspected,
     Lost,
+    NotCompiled,
     RequestMessage,
     SessionMessage,
     Throttled,
@@ -93,6 +96,7 @@ class SessionActor:
         *,
         cache: Address[CacheMessage],
         scheduler: Address[RequestMessage],
+        grammar: Address[GrammarMessage],
         gateway: Address[GatewayMessage],
         clock: Clock,
         encoder: Encoder,
@@ -102,6 +106,7 @@ class SessionActor:
         self._mailbox = mailbox
         self._cache = cache
         self._scheduler = scheduler
+        self._grammar = grammar
         self._gateway = gateway
         self._clock = clock
         self._timer: Timer | None = None
@@ -181,6 +186,8 @@ class SessionActor:
                 core.throttled(socket, False, now)
             case Inspected():
                 core.inspected(message, now)
+            case Compiled() | NotCompiled():
+                core.compiled(message, now)
             case Encoded(ticket, prepared, error):
                 core.encoded(ticket, prepared, error, now)
             case Tick():
@@ -205,6 +212,8 @@ class SessionActor:
                 _tell_all(self._gateway, out.closes, lambda close: CloseSocket(*close))
             if out.cache:
                 _tell_all(self._cache, out.cache)
+            if out.grammar:
+                _tell_all(self._grammar, out.grammar)
             if out.scheduler:
                 _tell_all(self._scheduler, out.scheduler)
         except MailboxFull:

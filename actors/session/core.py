@@ -34,7 +34,7 @@ from ramify.actors.session.trees import Trees
 from ramify.actors.session.view import Identity, View
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.messages import Attach, Inspected, Tokens
+from ramify.protocol.messages import Attach, Compiled, Inspected, NotCompiled, Tokens
 from ramify.protocol.wire import (
     ClientMessage,
     Credit,
@@ -153,6 +153,16 @@ class SessionCore:
             if not self._runner.selects.finished(finished, now):
                 self.generations.finished(finished)
         if message.finished:  # tokens alone decide no race
+            self._runner.judge()
+            self.generations.submit_ready()
+
+    def compiled(self, message: Compiled | NotCompiled, now: float) -> None:
+        """A generation's constraint is ready, or will never be."""
+        self.publisher.now = now
+        if isinstance(message, Compiled):
+            self.generations.compiled(message)
+        else:
+            self.generations.not_compiled(message, now)
             self._runner.judge()
             self.generations.submit_ready()
 

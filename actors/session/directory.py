@@ -46,6 +46,7 @@ from ramify.protocol.messages import (
     DirectoryMessage,
     DropSessions,
     GatewayMessage,
+    GrammarMessage,
     Opened,
     OpenRefused,
     OpenSession,
@@ -102,6 +103,7 @@ class Directory:
         holdings: Holdings | None = None,
         cache: Address[CacheMessage],
         scheduler: Address[RequestMessage],
+        grammar: Address[GrammarMessage],
         gateway: Address[GatewayMessage],
         sessions: Router[SessionMessage],
         clock: Clock,
@@ -128,6 +130,7 @@ class Directory:
         self._holdings = holdings if holdings is not None else Holdings(limits)
         self._cache = cache
         self._scheduler = scheduler
+        self._grammar = grammar
         self._gateway = gateway
         self._must_cache: Relay[CacheMessage] = _relay(cache)
         self._must_scheduler: Relay[RequestMessage] = _relay(scheduler)
@@ -281,6 +284,7 @@ class Directory:
             core,
             cache=self._cache,
             scheduler=self._scheduler,
+            grammar=self._grammar,
             gateway=self._gateway,
             clock=self._clock,
             encoder=self._encoder,

@@ -10,6 +10,7 @@ from ramify.actors.session.branch import Branch
 from ramify.actors.session.detokenizer import OutputText
 from ramify.actors.session.meter import LOGPROB
 from ramify.actors.session.segments import OutputSegment
+from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import Finished
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 from ramify.protocol.wire import Generate, Hit, TokenLogprob, Usage
@@ -55,6 +56,10 @@ class GenerationState:
         self.exhausted = False  # the session has no more memory: it is being cut here
         self.first: Finished | None = None  # of the first request: prompt, cached, computed
         self.first_token = 0.0
+        self.compiling = False  # its request waits for its constraint
+        self.notes: list[str] = []  # on its constraint
+        self.forced = 0  # tokens that the constraint left no choice for
+        self.refusal: RamifyError | None = None  # why its constraint cannot be had
         self.logprob_sum = 0.0
         self.logprob_count = 0
 
@@ -127,7 +132,7 @@ class GenerationState:
             cached=first.cached,
             computed=first.computed,
             output=output,
-            forced=0,
+            forced=min(self.forced, output),
             hit=Hit(gpu=first.cached),
             queue_ms=round(max(0.0, started - self.arrived) * 1e3, 3),
             ttft_ms=round((self.first_token - self.arrived) * 1e3, 3) if self.first_token else None,
@@ -135,7 +140,8 @@ class GenerationState:
         )
 
     def note(self, finished: Finished) -> None:
-        """Remember the first request's figures across a pause."""
+        """Remember the first request's figures across a pause, and what adds up."""
+        self.forced += finished.forced
         if self.first is None or not self.first.computed:  # paused before it ran
             self.first = finished
         if not self.first_token:

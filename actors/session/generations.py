@@ -1,8 +1,10 @@
 """The generations of one session: submitted, streamed, stopped, paused, ended. Pure.
 
 A generation is one request to the scheduler (several in turn when it is paused). At most
-`limits.running` are submitted at once; the rest wait here in order. Appended tokens that no
-generation waits for are computed ahead of time by a request without output (a *prefill*).
+`limits.running` are submitted at once; the rest wait here in order. The request of a generation under a
+constraint goes by way of the grammar actor: it names the request, and is submitted when it has
+answered. Appended tokens that no generation waits for are computed ahead of time by a request without
+output (a *prefill*).
 """
 
 import logging
@@ -22,18 +24,28 @@ from ramify.actors.session.segments import OutputSegment, Tail
 from ramify.actors.session.sizes import json_bytes
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
+from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import (
     BadRequest,
+    ConstraintError,
     LimitExceeded,
     Overloaded,
     RamifyError,
     TooLong,
     Unsupported,
 )
-from ramify.protocol.messages import Cancel, Finished, Progress, Submit
+from ramify.protocol.messages import (
+    Cancel,
+    Compile,
+    Compiled,
+    Finished,
+    NotCompiled,
+    Progress,
+    Submit,
+)
 from ramify.protocol.plan import unpack
 from ramify.protocol.sampling import SamplingParams
-from ramify.protocol.wire import Done, Generate
+from ramify.protocol.wire import Constraint, Done, Generate
 
 PREFILL_PRIORITY = -8
 FULL = "the session holds more than it may: drop branches or roll back, then generate on"
@@ -96,11 +108,6 @@ class Generations:
         """
         op = task.op
         assert isinstance(op, Generate)
-        if op.constraint is not None:
-            raise Unsupported(
-                "this server does not decode under a `constraint` yet: leave it out",
-                details={"field": "constraint"},
-            )
         chat = branch.tail is not Tail.RAW
         self._check(branch, op)
         self._writer.check_stops(op.stop_token_ids)
@@ -155,6 +162,16 @@ class Generations:
         generation.request = self._state.next_id()
         generation.before = len(generation.segment.tokens)
         self._by_request[generation.request] = (generation, task)
+        constraint = generation.op.constraint
+        if constraint is None:
+            self._tell_scheduler(generation)
+            return
+        generation.compiling = True
+        self._state.out.grammar.append(
+            Compile(generation.request, spec_of(constraint), self._state.owner)
+        )
+
+    def _tell_scheduler(self, generation: GenerationState, constraint: int = 0) -> None:
         self._state.out.scheduler.append(
             Submit(
                 request=generation.request,
@@ -169,8 +186,33 @@ class Generations:
                 sampled=generation.before,
                 owner=self._state.owner,
                 expects=self._state.expects,
+                constraint=constraint,
             )
         )
+
+    def compiled(self, message: Compiled) -> None:
+        """The constraint of a request is ready."""
+        entry = self._by_request.get(message.request)
+        if entry is None:
+            return
+        generation = entry[0]
+        generation.compiling, generation.notes = False, message.notes
+        self._tell_scheduler(generation, message.constraint)
+
+    def not_compiled(self, message: NotCompiled, now: float) -> None:
+        """A request has no constraint to run under. Call `submit_ready` afterwards."""
+        entry = self._by_request.pop(message.request, None)
+        if entry is None:
+            return
+        generation, task = entry
+        generation.compiling, generation.refusal = False, refused_constraint(message)
+        self._close(generation, task, _ended_here(generation, now, generation.refusal))
+
+    def _take_from_grammar(self, generation: GenerationState) -> None:
+        """Its request does not wait for its constraint any more."""
+        if generation.compiling:
+            generation.compiling = False
+            del self._by_request[generation.request]
 
     def _sampling(self, op: Generate, index: int, scored: bool) -> SamplingParams:
         given = self._writer.tokenizer.generation_defaults
@@ -243,6 +285,7 @@ class Generations:
         if generation is None or generation.cancelled:
             return False
         generation.cancelled = True
+        self._take_from_grammar(generation)
         if generation.request in self._by_request:
             self._state.out.scheduler.append(Cancel(generation.request))
         else:
@@ -255,6 +298,7 @@ class Generations:
         if generation is None:
             return
         generation.expired = True  # should the scheduler just be pausing it
+        self._take_from_grammar(generation)
         if generation.request not in self._by_request:
             self._end_waiting(generation, task, _ended_here(generation, now, reason="deadline"))
 
@@ -267,7 +311,12 @@ class Generations:
         """The client is gone and asked for a pause: its generations stop, and go on when it is back."""
         away = self._paused.setdefault(client, OrderedDict())
         for generation, task in list(self._by_request.values()):
-            if task.frame.client == client and not generation.decided and not generation.cancelled:
+            if task.frame.client != client:
+                continue
+            if generation.compiling:
+                self._take_from_grammar(generation)
+                away[id(task)] = generation, task
+            elif not generation.decided and not generation.cancelled:
                 generation.pausing = True
                 self._state.out.scheduler.append(Cancel(generation.request))
         for key in [key for key, (_, task) in self._ready.items() if task.frame.client == client]:
@@ -306,6 +355,10 @@ class Generations:
             return
         generation, task = entry
         generation.note(finished)
+        if finished.stale and not generation.ending and not generation.expired:
+            away = self._paused.get(task.frame.client) if generation.pausing else None
+            (self._ready if away is None else away)[id(task)] = generation, task
+            return
         # A stop may meet a pause.
         if finished.reason == "cancelled" and generation.expired and not generation.ending:
             finished = msgspec.structs.replace(finished, reason="deadline")
@@ -326,7 +379,7 @@ class Generations:
             if generation.opened is not None:  # nothing was said: nor was what it had to begin with
                 self._take_back(branch, generation.opened)
             del self._by_task[id(task)]
-            self._on_refused(task, refusal(finished))
+            self._on_refused(task, generation.refusal or refusal(finished))
             return
         reason = finished.reason
         stop: str | int | None = None
@@ -372,6 +425,7 @@ class Generations:
                 message=finished.message or None,
                 content=(text.strip() if reader is None else reader.content) if parts else None,
                 reasoning=reader.reasoning or None if parts and reader is not None else None,
+                notes=generation.notes or None,
             ),
             text,
         )
@@ -446,6 +500,34 @@ def refusal(finished: Finished) -> RamifyError:
             return LimitExceeded(finished.message)
         case _:
             return RamifyError(finished.message or "the engine failed")
+
+
+def spec_of(constraint: Constraint) -> ConstraintSpec:
+    """What is compiled. JSON is spaced as most models write it: `{"a": 1, "b": 2}`."""
+    if constraint.regex is not None:
+        return ConstraintSpec("regex", constraint.regex)
+    if constraint.choices is not None:
+        return ConstraintSpec("choices", msgspec.json.encode(constraint.choices).decode())
+    if constraint.grammar is not None:
+        return ConstraintSpec("lark", constraint.grammar)
+    schema = constraint.json_schema
+    text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    return ConstraintSpec("json_schema", text, spaced=True)
+
+
+def refused_constraint(message: NotCompiled) -> RamifyError:
+    """What a generation whose constraint cannot be had tells its client."""
+    match message.code:
+        case "bad_constraint":
+            error: RamifyError = ConstraintError(message.message)
+            error.details = dict(message.details) if message.details else None
+            return error
+        case "unsupported":
+            return Unsupported(message.message, details={"field": "constraint"})
+        case "overloaded":
+            return Overloaded(message.message, retry_ms=RETRY_MS)
+        case _:
+            return RamifyError(message.message)
 
 
 def _ended_here(

@@ -1,7 +1,8 @@
 """Commands to other actors, collected while a session handles its mailbox.
 
 The actor sends them when it has read its mailbox: first to sockets, then to the cache, then to the
-scheduler. A request may name a branch that the cache has just been told of, so the cache comes first.
+grammar actor and the scheduler. A request may name a branch that the cache has just been told of, so
+the cache comes first.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from ramify.actors.session.choices import Choices
 from ramify.actors.session.drafts import Prepared
 from ramify.protocol.messages import (
     Cancel,
+    Compile,
     DropBranches,
     ExtendBranch,
     ForkBranch,
@@ -25,6 +27,7 @@ from ramify.protocol.wire import ServerMessage
 
 ToCache = OpenBranch | ExtendBranch | ForkBranch | MoveBranch | RetainBranches | DropBranches | Inspect
 ToScheduler = Submit | Cancel
+ToGrammar = Compile
 
 
 class EncodeText(msgspec.Struct, frozen=True):
@@ -50,14 +53,15 @@ class Outbox:
         self.cache: list[ToCache] = []
         self.retained: dict[int, float] = {}  # handle -> until, told after `cache`
         self.scheduler: list[ToScheduler] = []
+        self.grammar: list[ToGrammar] = []
         self.notes: list[tuple[int, ServerMessage]] = []  # to sockets that are not attached
         self.closes: list[tuple[int, int, str]] = []  # socket, code, reason
         self.encode: list[EncodeText] = []
         self.wake_at: float | None = None
 
     def forget(self) -> None:
-        """Cache and scheduler are gone: drop what is for them. Replies still go out."""
-        for commands in (self.cache, self.retained, self.scheduler, self.encode):
+        """Cache, scheduler and grammar are gone: drop what is for them. Replies still go out."""
+        for commands in (self.cache, self.retained, self.scheduler, self.grammar, self.encode):
             commands.clear()
         self.wake_at = None
 

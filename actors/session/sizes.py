@@ -81,6 +81,7 @@ def reply_bytes(message: ServerMessage) -> int:
     match message:
         case Done():
             told = len(message.text or "") + len(message.content or "") + len(message.reasoning or "")
+            told += sum(map(len, message.notes or ()))
             size = 2 * MESSAGE + told + json_bytes(message.tool_calls)
             return size + TOKEN * len(message.scores or ())
         case Delta():

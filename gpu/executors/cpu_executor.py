@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.gpu.constraints.rows import ConstrainedRows
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import Counters, bad_logits
@@ -44,7 +45,8 @@ class CpuExecutor:
         self.info = info
         self.counters = Counters()
         self.rows = table
-        self.drafts = HostDrafts(table, drafter)
+        self.constraints = ConstrainedRows(info.max_rows, info.vocab_size)
+        self.drafts = HostDrafts(table, drafter, self.constraints)
         self._ops, self._step, self._crew = ops, ops.step, crew
         self._sampler = Sampler(info.max_rows, info.vocab_size, model.device)
         self._asks = _Asks(info.max_rows)
@@ -72,7 +74,7 @@ class CpuExecutor:
         """Compute the step. Raises PlanError if the plan contradicts the rows."""
         begin = time.perf_counter()
         step = self._run(plan)
-        counts, tokens, logprobs = self._sampled(step)
+        counts, tokens, logprobs, forced = self._sampled(step)
         scores = b"" if step.scored is None else self._score(step.scored)
         result = StepResult(
             step=plan.step,
@@ -83,6 +85,7 @@ class CpuExecutor:
             logprobs=logprobs,
             scores=scores,
             **packed_counts(step, counts),
+            forced=forced,
         )
         return DoneStep(result, bad_logits(step, self.rows.requests, result))
 
@@ -127,32 +130,36 @@ class CpuExecutor:
         if temperatures.any():
             draws.uniforms[: len(rows)] = uniforms(self._asks.seeds[rows], step.draws)
 
-    def _sampled(self, step: StepRows) -> "tuple[Ints, Ints, list[TokenLogprobs | None]]":
-        """How many tokens each row that samples gets, the tokens, and what was asked about them."""
+    def _sampled(self, step: StepRows) -> "tuple[Ints, Ints, list[TokenLogprobs | None], bytes]":
+        """How many tokens each row that samples gets, the tokens, what was asked about them, and which
+        were forced.
+        """
         rows = step.rows[step.sampling]
         tokens = self._draws.tokens[: len(rows)].copy()
         logprobs: list[TokenLogprobs | None] = []
-        special = np.flatnonzero(self._asks.special[rows])
-        if len(special):  # torch sorts for top-k and top-p, counts for penalties
+        special = np.flatnonzero(self._asks.special[rows] | self.constraints.active[rows])
+        if len(special):  # torch sorts for top-k and top-p, counts for penalties, masks
             drafts = None if step.lines is None else inputs_of(step)[special]
             logits = self._logits_of(len(rows))[torch.from_numpy(special)]
-            sampled = self._sampler.sample(logits, rows[special], step.draws[special], drafts)
+            masks = self.constraints.masks(rows[special], drafts)
+            sampled = self._sampler.sample(logits, rows[special], step.draws[special], drafts, masks)
             tokens[special] = torch.where(sampled.finite, sampled.tokens, NO_TOKEN).numpy()
             if sampled.logprobs:
                 logprobs = [None] * len(rows)
                 for line, found in zip(special.tolist(), sampled.logprobs, strict=True):
                     logprobs[line] = found
         accepted = self.drafts.end(step, tokens)
+        forced = self.constraints.forced(special, accepted.kept) if len(special) else b""
         if step.lines is None:
             self._last[rows] = np.maximum(tokens, 0)
-            return accepted.counts, tokens, logprobs
+            return accepted.counts, tokens, logprobs, forced
         if len(special):
             counted = special[accepted.kept[special]]
             self._sampler.record(rows[counted], torch.from_numpy(np.maximum(tokens[counted], 0)))
             logprobs = [found for found, kept in zip(logprobs, accepted.kept, strict=False) if kept]
         tokens = tokens[accepted.kept]
         self._last[step.sampled_rows] = np.maximum(tokens[np.cumsum(accepted.counts) - 1], 0)
-        return accepted.counts, tokens, logprobs
+        return accepted.counts, tokens, logprobs, forced
 
     def _logits_of(self, count: int) -> Tensor:
         return self._logits[:count, : self.info.vocab_size]

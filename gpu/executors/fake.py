@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ramify.gpu.constraints.rows import ConstrainedRows
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan, StepResult
@@ -73,6 +74,16 @@ class FakeModel:
         if self.eos_every:
             tokens[(mixed >> np.uint64(40)) % np.uint64(self.eos_every) == 0] = self.eos
         return tokens
+
+    def choose_among(
+        self, chain: Hashes, salts: Hashes, legal: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.int32]:
+        """The `legal` [N, vocabulary] token that follows each chain; NO_TOKEN: there is none."""
+        mixed = _mix(chain ^ salts)
+        counts = legal.sum(axis=1)
+        nth = (mixed % np.maximum(counts, 1).astype(np.uint64)).astype(np.int64)
+        tokens = (legal.cumsum(axis=1) > nth[:, None]).argmax(axis=1).astype(np.int32)
+        return np.where(counts > 0, tokens, np.int32(NO_TOKEN))
 
     def scores(self, chain: Hashes, targets: Hashes) -> npt.NDArray[np.float32]:
         """The log-probability of each target behind its chain: -15 to 0. float32[K]."""
@@ -180,9 +191,11 @@ class FakeExecutor:
             eos_token_ids=[self.model.eos],
             kv_bytes_per_token=8,
             load_seconds=0.0,
+            constrains=True,
         )
         self.counters = Counters()
         self.rows = RowTable(self.info)
+        self.constraints = ConstrainedRows(max_rows, self.model.vocab_size)
         self.verify = verify
         self.corruptions = 0  # chains found broken; only counted with `verify`
         self.faults: dict[int, int] = {}  # token -> how many more times it spoils the KV
@@ -202,6 +215,7 @@ class FakeExecutor:
         """Run the plan. Raises PlanError if it contradicts the rows."""
         begin = time.perf_counter()
         step = self.rows.apply(plan)
+        self.constraints.begin(plan)
         for opened in plan.opens:
             self._seeds[opened.row] = opened.sampling.seed
             self._greedy[opened.row] = opened.sampling.greedy
@@ -283,9 +297,16 @@ class FakeExecutor:
         rows = step.rows[step.sampling]
         salts = self.model.salts(self._seeds[rows], step.draws, self._greedy[rows])
         tokens = self.model.choose(chain[step.sampling], salts)
-        self._last[rows] = tokens
+        masks = self.constraints.masks(rows)
+        if masks is not None:
+            legal = masks.flags(self.model.vocab_size)
+            tokens[masks.lines] = self.model.choose_among(
+                chain[step.sampling][masks.lines], salts[masks.lines], legal
+            )
+        self._last[rows] = np.maximum(tokens, 0)
         ends = self.rows.slots_at(rows, self.rows.lengths[rows] - 1)
         tokens[self._spoiled[ends]] = NO_TOKEN
+        self.constraints.sampled(rows, np.ones(len(rows), dtype=np.int64), tokens)
         wanted = self._logprobs[rows]
         logprobs: list[TokenLogprobs | None] = []
         if wanted.any():
@@ -301,6 +322,7 @@ class FakeExecutor:
             elapsed_us=int(self._step_seconds * 1e6),
             logprobs=logprobs,
             scores=self._score(step, step.scored) if step.scored is not None else b"",
+            forced=self.constraints.forced(np.arange(len(rows)), np.ones(len(rows), dtype=np.bool_)),
         )
 
     def _score(self, step: StepRows, scored: Scored) -> bytes:

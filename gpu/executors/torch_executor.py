@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.attention.base import AttentionBackend
+from ramify.gpu.constraints.rows import ConstrainedRows
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
@@ -69,7 +70,8 @@ class TorchExecutor:
         self.rows = table
         self._model = model
         self._attention = attention
-        self.drafts = HostDrafts(table, drafter)
+        self.constraints = ConstrainedRows(info.max_rows, info.vocab_size)
+        self.drafts = HostDrafts(table, drafter, self.constraints)
         self._sampler = Sampler(info.max_rows, info.vocab_size, model.device)
         self._last = torch.zeros(info.max_rows, dtype=torch.int64, device=model.device)
         self._ops = make_ops(pool, self._last, attention)
@@ -93,7 +95,7 @@ class TorchExecutor:
         begin = time.perf_counter()
         step, hidden, lines = self._run(plan)
         scores = b""
-        counts, tokens, logprobs = self._sampled(step, hidden, lines)
+        counts, tokens, logprobs, forced = self._sampled(step, hidden, lines)
         if step.scored is not None:
             scores = self._score(step.scored, hidden).cpu().numpy().tobytes()
         result = StepResult(
@@ -105,18 +107,22 @@ class TorchExecutor:
             logprobs=logprobs,
             scores=scores,
             **packed_counts(step, counts),
+            forced=forced,
         )
         return DoneStep(result, bad_logits(step, self.rows.requests, result))
 
     def _sampled(
         self, step: StepRows, hidden: Stream, lines: Tensor | None
-    ) -> "tuple[Ints, Ints, list[TokenLogprobs | None]]":
-        """How many tokens each row that samples gets, the tokens, and what was asked about them."""
+    ) -> "tuple[Ints, Ints, list[TokenLogprobs | None], bytes]":
+        """How many tokens each row that samples gets, the tokens, what was asked about them, and which
+        were forced.
+        """
         if not len(step.sampling):
-            return step.sampling, step.sampling, []
+            return step.sampling, step.sampling, [], b""
         rows = step.rows[step.sampling]
         drafts = None if step.lines is None else inputs_of(step)
-        sampled = self._sampler.sample(self._logits(hidden, lines), rows, step.draws, drafts)
+        masks = self.constraints.masks(rows, drafts)
+        sampled = self._sampler.sample(self._logits(hidden, lines), rows, step.draws, drafts, masks)
         tokens: Ints = torch.where(sampled.finite, sampled.tokens, NO_TOKEN).cpu().numpy()
         accepted = self.drafts.end(step, tokens)
         kept = torch.from_numpy(np.flatnonzero(accepted.kept)).to(self._last.device)
@@ -129,7 +135,8 @@ class TorchExecutor:
         logprobs = sampled.logprobs
         if drafts is not None and logprobs:
             logprobs = [logprobs[line] for line in kept.tolist()]
-        return accepted.counts, tokens[accepted.kept], logprobs
+        forced = self.constraints.forced(np.arange(len(rows)), accepted.kept)
+        return accepted.counts, tokens[accepted.kept], logprobs, forced
 
     def forward(self, plan: StepPlan) -> tuple[StepRows, Tensor | None]:
         """Apply the plan and run the model, without sampling.

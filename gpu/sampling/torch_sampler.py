@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ramify.gpu.constraints.rows import Masks
 from ramify.gpu.sampling.penalties import Penalties
 from ramify.gpu.sampling.settings import RowSettings
 from ramify.gpu.sampling.truncation import thresholds
@@ -48,18 +49,30 @@ class Sampler:
         self._penalties.close(row)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Ints, draws: Ints, drafts: Ints | None = None) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Ints,
+        draws: Ints,
+        drafts: Ints | None = None,
+        masks: Masks | None = None,
+    ) -> Sampled:
         """logits float32[S, V] of `rows` int64[S]; `draws`: the index of each row's output token.
 
         `drafts` [S]: a step in which a row may have several lines, one after another: the draft that a
         line runs, NO_TOKEN on the first. Penalties count the drafts ahead of a line; what was
-        sampled is counted by `record`, when it is known how much of it is output.
+        sampled is counted by `record`, when it is known how much of it is output. `masks`: of lines that
+        may sample some tokens only; log-probabilities are the model's all the same.
         """
         raw = logits
         if self._penalties:
             logits = self._penalised(logits, rows, drafts)
+        if masks is not None:
+            logits = self._masked(logits, masks)
         best, tokens = logits.max(-1)
         finite = best.isfinite()  # NaN wins every max
+        if masks is not None:  # of what is not legal, too
+            finite &= raw.max(-1).values.isfinite()
         drawn = np.flatnonzero(self._settings.temperatures[rows] > 0)
         if len(drawn):
             tokens = self._draw(logits, best, tokens, rows, draws, drawn)
@@ -74,6 +87,11 @@ class Sampler:
             for line, row in enumerate(rows.tolist()):
                 if row in self._penalties:
                     self._penalties.record(row, tokens[line])
+
+    def _masked(self, logits: Tensor, masks: Masks) -> Tensor:
+        lines = self._tensor(masks.lines)
+        legal = self._tensor(masks.flags(logits.shape[1]))
+        return logits.index_copy(0, lines, logits[lines].masked_fill(~legal, -torch.inf))
 
     def _penalised(self, logits: Tensor, rows: Ints, drafts: Ints | None) -> Tensor:
         lines = [line for line, row in enumerate(rows.tolist()) if row in self._penalties]

@@ -66,7 +66,10 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
         ) from error
     info = _info(config, shape, model, context, dtype, device, attention)
     info = msgspec.structs.replace(
-        info, quantization=quantization.name, quantization_reason=quantization.reason
+        info,
+        quantization=quantization.name,
+        quantization_reason=quantization.reason,
+        constrains=quantization.isa is not None or attention.extend == "torch",
     )
     if draft.kind != "none":
         info = msgspec.structs.replace(

@@ -2,8 +2,9 @@
 
 from ramify.actors.session.ops.fork import make_children
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
+from ramify.actors.session.sizes import json_size
 from ramify.actors.session.tasks import FrameRun, Kind, Task
-from ramify.protocol.wire import Generate, Ok, names
+from ramify.protocol.wire import Constraint, Generate, Ok, names
 
 LONGEST = 64  # letters of a branch's name
 KIND = Kind("generate", generates=True)
@@ -27,11 +28,38 @@ def _check(op: Generate, faults: Faults) -> None:
         faults.fail("as", f"`as` has {len(op.as_)} names for n = {op.n}")
     if (op.as_ is not None or op.n > 1) and len(targets) > 1:
         faults.fail("n", "`n` and `as` need a single branch")
+    if op.constraint is not None:
+        _check_constraint(op, op.constraint, faults)
     for child in _children(op):
         if len(child) > LONGEST:
             faults.fail("as", f"the name {child!r} would be longer than {LONGEST} characters: give `as`")
     if len(set(targets)) != len(targets):
         faults.fail("branch", "A branch is named twice")
+
+
+def _check_constraint(op: Generate, constraint: Constraint, faults: Faults) -> None:
+    kinds = ("regex", "json_schema", "choices", "grammar")
+    given = [kind for kind in kinds if getattr(constraint, kind) is not None]
+    if len(given) != 1:
+        faults.fail("constraint", f"Give exactly one of {', '.join(f'`{kind}`' for kind in kinds)}")
+    if op.ignore_eos:
+        faults.fail("ignore_eos", "`ignore_eos` does not go with a `constraint`: it says where to end")
+    if op.tool_choice not in ("auto", "none"):
+        faults.fail("tool_choice", "A forced call and a `constraint` do not go together: leave one out")
+    limits = faults.limits
+    sizes = {
+        "regex": _bytes(constraint.regex or ""),
+        "json_schema": json_size(constraint.json_schema),
+        "grammar": _bytes(constraint.grammar or ""),
+        "choices": sum(map(_bytes, constraint.choices or ())),
+    }
+    most = limits.regex_bytes if given[0] == "regex" else limits.schema_bytes
+    faults.limit(f"constraint.{given[0]}", sizes[given[0]], most, "bytes")
+    faults.limit("constraint.choices", len(constraint.choices or ()), limits.choices, "texts")
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode())
 
 
 def _count(op: Generate) -> int:

@@ -20,6 +20,9 @@ from anyio.abc import TaskGroup
 from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
+from ramify.actors.grammar.compile import compile_constraint
+from ramify.actors.grammar.shelf import Shelf
+from ramify.actors.grammar.vocabulary import packed
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import FanOut, Router
 from ramify.actors.kit.mailbox import LimitedAddress, Mailbox
@@ -29,7 +32,7 @@ from ramify.actors.scheduler.core import Scheduler
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.directory import Directory
-from ramify.actors.session.outbox import ToCache, ToScheduler
+from ramify.actors.session.outbox import ToCache, ToGrammar, ToScheduler
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.view import Identity
@@ -39,7 +42,7 @@ from ramify.gpu.executors.fake import FakeExecutor, FakeModel
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits, ScheduleConfig
-from ramify.protocol.errors import RamifyError
+from ramify.protocol.errors import ConstraintError, RamifyError
 from ramify.protocol.plan import StepPlan
 from tests.actors.session.alone import Alone
 
@@ -186,7 +189,7 @@ def _targets(op: w.Op) -> int:
     return 1
 
 
-_TOLD = msgspec.msgpack.Decoder(ToCache | ToScheduler)
+_TOLD = msgspec.msgpack.Decoder(ToCache | ToScheduler | ToGrammar)
 
 
 def carried(message: Any) -> Any:
@@ -211,6 +214,7 @@ class SimEngine:
         limits: Limits | None = None,
         in_flight: int = 2,
         vocab: int | None = None,
+        constraints: int = 512,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
@@ -238,7 +242,10 @@ class SimEngine:
         self.sockets = 0
         self.computed = 0
         self.deltas = 0
-        self._mail: dict[Any, deque[Any]] = {"scheduler": deque(), "cache": deque(), "executor": deque()}
+        core = ("scheduler", "cache", "executor", "grammar")
+        self._mail: dict[Any, deque[Any]] = {name: deque() for name in core}
+        self.shelf = Shelf(most=constraints)
+        self._mail["scheduler"].append(m.Constrain(0, packed(tokenizer)))
         self._pending: deque[PendingStep] = deque()
         self.integrity = True
 
@@ -278,7 +285,7 @@ class SimEngine:
             self._session(number, message)
         core.fail(RamifyError("broken"), self.now)
         out = core.state.out
-        assert [*out.cache, *out.scheduler, *out.encode] == []
+        assert [*out.cache, *out.scheduler, *out.grammar, *out.encode] == []
         self._flush(number)
 
     # --- running -------------------------------------------------------------------------------
@@ -323,6 +330,9 @@ class SimEngine:
         elif key == "cache":
             for message in batch:
                 self._cached(message)
+        elif key == "grammar":
+            for message in batch:
+                self._compile(message)
         elif key == "executor":
             for plan in batch:
                 assert isinstance(plan, StepPlan)
@@ -342,6 +352,21 @@ class SimEngine:
             self._mail["cache"].append(settle)
         for number, tokens in self.scheduler.deliver():
             self._mail[number].append(tokens)
+
+    def _compile(self, message: Any) -> None:
+        """As the grammar actor and its pool."""
+        try:
+            compiled = compile_constraint(message.spec)
+        except ConstraintError as error:
+            answer: Any = m.NotCompiled(message.request, error.code, error.message, error.details)
+        else:
+            number = self.shelf.find(message.spec)
+            if number is None:
+                number, retired = self.shelf.put(message.spec, compiled)
+                self._mail["scheduler"].append(m.Constrain(number, compiled.body))
+                self._mail["scheduler"].extend(map(m.Unconstrain, retired))
+            answer = m.Compiled(message.request, number, list(compiled.notes))
+        self._mail[m.session_of(message.request)].append(answer)
 
     def _cached(self, message: Any) -> None:
         cache = self.cache
@@ -373,6 +398,8 @@ class SimEngine:
             m.Throttled: lambda: core.throttled(message.socket, True, self.now),
             m.Drained: lambda: core.throttled(message.socket, False, self.now),
             m.Inspected: lambda: core.inspected(message, self.now),
+            m.Compiled: lambda: core.compiled(message, self.now),
+            m.NotCompiled: lambda: core.compiled(message, self.now),
             m.Tick: lambda: core.tick(self.now),
         }
         handlers[type(message)]()
@@ -383,6 +410,8 @@ class SimEngine:
         out.seal()
         self._mail["cache"].extend(map(carried, out.cache))
         out.cache.clear()
+        self._mail["grammar"].extend(map(carried, out.grammar))
+        out.grammar.clear()
         self._mail["scheduler"].extend(map(carried, out.scheduler))
         out.scheduler.clear()
         for subscriber in list(core.subscribers.values()):
@@ -500,6 +529,7 @@ class World:
             vocab=self._info.vocab_size,
             cache=LimitedAddress(self.to_cache, self.room),
             scheduler=LimitedAddress(self.to_scheduler, self.room),
+            grammar=LimitedAddress(Mailbox("grammar", 1 << 20), self.room),
             gateway=self,
             sessions=self.router,
             clock=self.clock,

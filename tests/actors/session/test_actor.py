@@ -116,6 +116,7 @@ async def test_a_lost_message_ends_the_session(sim: Any) -> None:
         engine.cores[1],
         cache=cache,
         scheduler=scheduler,
+        grammar=Mailbox("grammar", 100),
         gateway=gateway,
         encoder=Encoder(),
         clock=ManualClock(),

@@ -39,6 +39,7 @@ class Doors:
             ttl_s=600.0,
             cache=self.cache,
             scheduler=self.scheduler,
+            grammar=Mailbox("grammar", 64),
             gateway=self.gateway,
             sessions=self.sessions,
             clock=MagicMock(now=lambda: 100.0),

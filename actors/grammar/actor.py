@@ -1,0 +1,113 @@
+"""The grammar actor: what clients constrain their outputs to, compiled off the event loop.
+
+A session asks with `Compile` and gets one answer. The scheduler hears of a constraint before the session
+does, so a request can name it at once. Compiling is the pool's business; this file knows neither
+regexes nor schemas, nor what is in a body.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import anyio
+from anyio.abc import TaskStatus
+
+from ramify.actors.grammar.shelf import Shelf
+from ramify.actors.kit.fanout import Spread
+from ramify.actors.kit.log import get_log
+from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
+from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.messages import (
+    Compile,
+    Compiled,
+    Constrain,
+    GrammarMessage,
+    NotCompiled,
+    SchedulerEvent,
+    SessionMessage,
+    Unconstrain,
+    session_of,
+)
+
+UNABLE = "this server does not decode under a `constraint`: {}"
+
+log = get_log(__name__)
+
+
+class Compiler(Protocol):
+    """Compiles elsewhere. See `pool.CompilePool`."""
+
+    async def compile(self, spec: ConstraintSpec, owner: str = "") -> CompiledConstraint:
+        """Raises ConstraintError; Overloaded if too many wait."""
+        ...
+
+
+class GrammarActor:
+    """`vocabulary`: makes the body of constraint 0, which every other needs; called once, in a thread.
+    `unable`: why constraints cannot be served; None: they can.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox[GrammarMessage],
+        compiler: Compiler,
+        vocabulary: Callable[[], bytes],
+        scheduler: Address[SchedulerEvent],
+        sessions: Spread[SessionMessage],
+        *,
+        unable: str | None = None,
+    ) -> None:
+        self._mailbox = mailbox
+        self._compiler = compiler
+        self._vocabulary = vocabulary
+        self._scheduler = scheduler
+        self._sessions = sessions
+        self._unable = unable
+        self._shelf = Shelf()
+        self._reading = anyio.Lock()
+        self._read = False  # the vocabulary
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until the mailbox is closed."""
+        async with anyio.create_task_group() as tasks:
+            task_status.started()
+            while True:
+                try:
+                    messages = await self._mailbox.drain()
+                except MailboxClosed:
+                    break
+                for message in messages:
+                    tasks.start_soon(self._compile, message)
+            tasks.cancel_scope.cancel()
+
+    async def _compile(self, message: Compile) -> None:
+        answer: Compiled | NotCompiled
+        try:
+            answer = await self._compiled(message)
+        except RamifyError as error:
+            answer = NotCompiled(message.request, error.code, error.message, error.details)
+        except Exception:
+            log.exception("a constraint was not compiled")
+            answer = NotCompiled(message.request, "internal", "the constraint could not be compiled")
+        self._sessions.put(session_of(message.request), answer)
+        self._sessions.start()
+
+    async def _compiled(self, message: Compile) -> Compiled | NotCompiled:
+        if self._unable is not None:
+            return NotCompiled(message.request, "unsupported", UNABLE.format(self._unable))
+        await self._vocabulary_read()
+        compiled = await self._compiler.compile(message.spec, message.owner)
+        number = self._shelf.find(message.spec)
+        if number is None:
+            number, retired = self._shelf.put(message.spec, compiled)
+            self._scheduler.tell(Constrain(number, compiled.body))
+            for each in retired:
+                self._scheduler.tell(Unconstrain(each))
+        return Compiled(message.request, number, list(compiled.notes))
+
+    async def _vocabulary_read(self) -> None:
+        async with self._reading:
+            if not self._read:
+                body = await anyio.to_thread.run_sync(self._vocabulary)
+                self._scheduler.tell(Constrain(0, body))
+                self._read = True

@@ -1,0 +1,78 @@
+"""Which constraints requests may name, and which the executor has. Pure.
+
+The grammar actor says what there is (`Constrain`) and what no new request will name (`Unconstrain`).
+The body of a constraint goes to the executor with the first plan that opens a row under it, and stays
+there until it is retired and the last request that names it has ended. Ident 0 is the vocabulary: it
+goes ahead of the first constraint and stays.
+"""
+
+from ramify.protocol.messages import Constrain, Unconstrain
+from ramify.protocol.plan import LoadConstraint, pack
+
+
+class _Entry:
+    __slots__ = ("body", "loaded", "retired", "users")
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body  # dropped when the executor has it
+        self.users = 0  # requests that have not ended
+        self.loaded = False
+        self.retired = False
+
+
+class Constraints:
+    """See the module's top."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, _Entry] = {}
+        self._forgets: list[int] = []
+
+    def __len__(self) -> int:
+        """Those that are known, the vocabulary apart."""
+        return len(self._entries) - (0 in self._entries)
+
+    def add(self, message: Constrain) -> None:
+        self._entries[message.ident] = _Entry(message.body)
+
+    def retire(self, message: Unconstrain) -> None:
+        entry = self._entries.get(message.ident)
+        if entry is not None:
+            entry.retired = True
+            self._drop(message.ident, entry)
+
+    def take(self, ident: int) -> bool:
+        """A request names the constraint. False if there is none (any more)."""
+        entry = self._entries.get(ident)
+        if entry is None or entry.retired or 0 not in self._entries:
+            return False
+        entry.users += 1
+        return True
+
+    def give_back(self, ident: int) -> None:
+        """A request that had taken it has ended."""
+        entry = self._entries[ident]
+        entry.users -= 1
+        self._drop(ident, entry)
+
+    def load(self, ident: int) -> list[LoadConstraint]:
+        """What a plan has to bring that opens a row under the constraint."""
+        loads = []
+        for each in (0, ident):
+            entry = self._entries[each]
+            if not entry.loaded:
+                loads.append(LoadConstraint(each, entry.body))
+                entry.loaded, entry.body = True, b""
+        return loads
+
+    def forgets(self) -> bytes:
+        """int32, what the next plan drops: its rows are closed by then."""
+        if not self._forgets:
+            return b""
+        packed, self._forgets = pack(self._forgets), []
+        return packed
+
+    def _drop(self, ident: int, entry: _Entry) -> None:
+        if entry.retired and not entry.users:
+            del self._entries[ident]
+            if entry.loaded:
+                self._forgets.append(ident)
