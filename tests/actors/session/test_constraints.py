@@ -1,4 +1,4 @@
-"""Constrained generations through a whole engine without a loop: sessions, compiling, scheduler, fake executor."""
+"""Constrained generations through a whole engine without a loop, with a fake executor."""
 
 import re
 from collections.abc import Callable
@@ -187,7 +187,7 @@ def test_retracted_for_memory(sim: Callable[..., Any], seed: int) -> None:
 
 
 def test_constraints_that_give_way_are_compiled_again(sim: Callable[..., Any]) -> None:
-    """With room for one constraint only, each compile retires the last one; requests keep what they have."""
+    """With room for one, each compile retires the last one; requests keep what they have."""
     engine = sim(constraints=1)
     client = engine.session()
     ops: list[w.Op] = [w.Append(id=1, text="hello"), w.Fork(id=2, as_=list("abcdef"))]
