@@ -96,7 +96,7 @@ class ChoiceTree:
     def _heights(self) -> "array[int]":
         """Of each node, how many nodes there are below it on its longest way down."""
         height = array("i", bytes(4 * len(self._tokens)))
-        for parent in range(len(self._tokens) - 1, -1, -1):  # a child has a higher number
+        for parent in reversed(range(len(self._tokens))):  # a child has a higher number
             below = self._children.get(parent, ())
             height[parent] = max((height[child] + 1 for child in below), default=0)
         return height

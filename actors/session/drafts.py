@@ -46,7 +46,7 @@ class Draft(msgspec.Struct, frozen=True):
     cut: int | None = None
     over_prompt: bool = False
     tokens: Sequence[int] | None = None  # given as tokens: nothing to encode
-    least: int = 0
+    least: int = 0  # not counted yet
 
 
 class PartTokens(NamedTuple):

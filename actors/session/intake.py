@@ -23,8 +23,8 @@ def take_apart(
     *,
     write: bool,
     in_flight: int,
-    queued: int = 0,
-    place: int | None = 0,
+    queued: int,
+    place: int | None,
 ) -> list[tuple[ClientMessage, list[Task]]]:
     """Check a whole frame; each op with its tasks, none for one that was seen or that never waits.
 

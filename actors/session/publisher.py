@@ -148,5 +148,5 @@ class Publisher:
                     reply_logs.pop(other).forget()
                     if write:
                         self._on_forget(other)
-            reply_log = reply_logs[client] = ReplyLog(client, self._state.limits, self._state.meter)
+            reply_log = reply_logs[client] = ReplyLog(self._state.limits, self._state.meter)
         return reply_log

@@ -15,8 +15,7 @@ from ramify.protocol.wire import ServerMessage
 class ReplyLog:
     """The op ids and terminal replies of one client of one session."""
 
-    def __init__(self, client: str, limits: Limits, meter: Meter) -> None:
-        self.client = client
+    def __init__(self, limits: Limits, meter: Meter) -> None:
         self.held = 0  # bytes of `replies`
         self.last = -1  # the highest op id seen
         self.replies: OrderedDict[int, list[ServerMessage]] = OrderedDict()

@@ -57,8 +57,8 @@ class Selection:
         self.handles: dict[int, int] = {}  # its branches in the cache, by request
         self.waiting: deque[Scoring] = deque()  # not submitted yet
         self.pending: dict[int, Scoring] = {}  # by request
-        self.joined = Joined(0, array("i"), "", [])
-        self.tree = ChoiceTree([])
+        self.joined: Joined  # from `tokenized` on
+        self.tree: ChoiceTree
         self._logprobs: array[float] = array("d")
         self._unconditional: array[float] = array("d")
         self._parts: list[Finished] = []

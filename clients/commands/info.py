@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ramify.clients.commands.checkpoints import find_model
 from ramify.clients.commands.screen import shown
 from ramify.clients.errors import ConnectionLost
 from ramify.clients.link import websocket_url
@@ -34,7 +35,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser("info", help="versions, devices, and facts of a model or server")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--url", help="ask this server")
-    what.add_argument("--model", type=Path, metavar="DIR", help="look at this model folder")
+    what.add_argument(
+        "--model", metavar="DIR|OWNER/NAME", help="look at this model folder, or model of the hub"
+    )
     parser.add_argument("--token", help="bearer token (default: $RAMIFY_TOKEN)")
     parser.set_defaults(run=run)
 
@@ -46,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     show(local_info())
     if args.model is not None:
-        show({"model": model_info(args.model)})
+        show({"model": model_info(find_model(args.model)[0])})
     return 0
 
 

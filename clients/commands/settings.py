@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ramify.clients.commands.checkpoints import find_model
 from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ScheduleConfig, ServerConfig
 from ramify.protocol.credentials import CredentialLimits
 from ramify.protocol.errors import ConfigError
@@ -50,9 +51,12 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """What to load and how to run it."""
     group = parser.add_argument_group("model")
     group.add_argument(
-        "--model", type=Path, metavar="DIR", help="Hugging Face model folder (default: the bundled one)"
+        "--model",
+        metavar="DIR|OWNER/NAME",
+        help="model folder, or a model of the Hugging Face hub, which is downloaded if it is not in the "
+        "local cache (default: the bundled one)",
     )
-    group.add_argument("--name", help="name that clients see (default: the folder's)")
+    group.add_argument("--name", help="name that clients see (default: the folder's, or the hub's)")
     group.add_argument(
         "--device",
         choices=["auto", "cpu", "cuda"],
@@ -325,9 +329,10 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 def model_config(args: argparse.Namespace) -> ModelConfig:
     """Raises ConfigError that names the flag."""
+    path, name = find_model(args.model) if args.model is not None else (bundled_model(), None)
     return ModelConfig(
-        path=args.model if args.model is not None else bundled_model(),
-        name=args.name,
+        path=path,
+        name=args.name or name,
         device=args.device,
         dtype=args.dtype,
         context=args.context,

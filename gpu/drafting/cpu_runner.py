@@ -5,16 +5,58 @@ walk samples lies where the next one reads its input. Positions, slots and tiles
 them are known before the first one runs, so Python is called once, not once a token.
 """
 
-from itertools import pairwise
-
 import numpy as np
 
 from ramify.gpu.models.decoder import Decoder
-from ramify.gpu.native.threads import Crew, Instruction, Recording
-from ramify.gpu.ops.cpu_ops import CpuOps, Draws, empty_step, no_step
+from ramify.gpu.native.attention import COUNT, FIRST, PAGES, POSITION, TILE_WORDS
+from ramify.gpu.native.threads import Crew, Instruction, Recording, aligned
+from ramify.gpu.ops.cpu_ops import CpuOps, CpuStep, Draws, no_step
 from ramify.gpu.step.cpu_inputs import CpuInputs
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import Ints, StepRows
+
+
+class _Chain:
+    """The inputs of the walks behind the first one, a line each. Every row runs one token."""
+
+    def __init__(self, walks: int, rows: int, table: RowTable) -> None:
+        self._table = table
+        self.counts = aligned(walks)
+        # what walk j samples: line j; the last walk's is read by nobody
+        self.ids = aligned((walks + 1) * rows).reshape(walks + 1, rows)
+        self._positions = aligned(walks * rows).reshape(walks, rows)
+        self._slots = aligned(walks * rows).reshape(walks, rows)
+        self._tiles = aligned(walks * rows * TILE_WORDS).reshape(walks, rows, TILE_WORDS)
+        self._tiles[:, :, FIRST], self._tiles[:, :, COUNT] = np.arange(rows), 1
+        self._lines = np.arange(rows)
+
+    def step(self, walk: int) -> CpuStep:
+        """What walk number `walk` + 1 reads."""
+        count = self.counts[walk : walk + 1]
+        tiles = self._tiles[walk].reshape(-1)
+        return CpuStep(
+            count,
+            self.ids[walk],
+            self._positions[walk],
+            self._slots[walk],
+            count,
+            tiles,
+            count,
+            self._lines,
+        )
+
+    def lay(self, rows: Ints, ends: Ints, most: Ints) -> int:
+        """Rows whose next position is `ends` and that go on to `most` tokens. The furthest position."""
+        walks, count, pages = int(most[0]) - 1, len(rows), self._table.pages
+        steps = np.arange(walks)[:, None]
+        self.counts[:walks] = (most > steps + 1).sum(axis=1)
+        positions = ends + np.minimum(steps, np.maximum(most - 2, 0))
+        self._positions[:walks, :count] = positions
+        # of rows that do not go on, the position is one that they have a slot for
+        self._slots[:walks, :count] = self._table.slots_at(rows, np.where(most > 1, positions, ends - 1))
+        self._tiles[:walks, :count, PAGES] = pages.ctypes.data + rows * pages.strides[0]
+        self._tiles[:walks, :count, POSITION] = positions
+        return int(positions.max())
 
 
 class CpuRunner:
@@ -25,42 +67,32 @@ class CpuRunner:
     ) -> None:
         self._ops, self._crew = ops, crew
         config = model.config
-        # the last one is never run: its ids are the last tokens of the longest guesses
-        steps = [ops.step, *(empty_step(max_rows) for _ in range(most))]
-        self._steps = steps
-        self._inputs = [CpuInputs(own, table, config.heads // config.kv_heads) for own in steps]
-        for own in steps[1:]:
-            own.lines[:] = np.arange(max_rows)
+        self._first = CpuInputs(ops.step, table, config.heads // config.kv_heads)
+        self._chain = _Chain(most, max_rows, table)
         logits = ops.logits(max_rows, config.vocab_size)
         greedy, unused = np.zeros(max_rows, dtype=np.float32), np.zeros(max_rows)
         walks: list[Instruction] = []
-        self._chains: list[Recording] = []  # for guesses of 0, 1, .. tokens
-        for own, following in pairwise(steps):
-            ops.step = own
+        self._recordings: list[Recording] = []  # for guesses of 0, 1, .. tokens
+        for walk in range(most):
+            if walk:
+                ops.step = self._chain.step(walk - 1)
             stream = model.forward(no_step(), ops)
-            if not walks:
-                self._chains.append(Recording(ops.instructions))
+            if not walk:
+                self._recordings.append(Recording(ops.instructions))
             model.logits(stream, None, ops, logits)
             # garbage, not NO_TOKEN, where logits are not finite: the next walk looks it up
-            choose = ops.choose(logits, Draws(greedy, unused, following.ids), bad=0)
+            choose = ops.choose(logits, Draws(greedy, unused, self._chain.ids[walk]), bad=0)
             walks += [*ops.instructions, choose]
-            self._chains.append(Recording(walks))
+            self._recordings.append(Recording(walks))
         self._last: Ints = np.zeros(max_rows, dtype=np.int64)  # never read: all is given
 
     def run(self, step: StepRows, most: Ints) -> Ints:
-        self._inputs[0].lay(step, self._last)
-        longest = int(most[0]) if len(most) else 0
-        furthest = self._inputs[0].furthest
+        self._first.lay(step, self._last)
+        longest, furthest = int(most[0]) if len(most) else 0, self._first.furthest
         if longest > 1:
-            rows = step.rows[step.sampling]
-            ends = (step.starts + step.counts)[step.sampling]
-            for j in range(1, longest):
-                count = int(np.count_nonzero(most > j))
-                self._inputs[j].lay_decodes(rows[:count], ends[:count] + (j - 1))
-            furthest = max(furthest, int(ends.max()) + longest - 2)
+            sampling = step.sampling
+            ends = step.starts[sampling] + step.counts[sampling]
+            furthest = max(furthest, self._chain.lay(step.rows[sampling], ends, most))
         self._ops.reach(furthest)
-        self._crew.run(self._chains[longest])
-        found = np.empty((len(most), longest), dtype=np.int64)
-        for j in range(longest):
-            found[:, j] = self._steps[j + 1].ids[: len(most)]
-        return found
+        self._crew.run(self._recordings[longest])
+        return self._chain.ids[:longest, : len(most)].T

@@ -31,7 +31,7 @@ class CpuInputs:
             lines = ends[step.sampling] - 1
             self._lay_tiles(step)
         elif step.lines is not None:
-            self._lay_tiles(step)
+            self._lay_drafted(step, step.lines)
         else:
             self._lay_table(rows, np.arange(count), 1, positions)
         given = len(step.tokens)
@@ -47,13 +47,13 @@ class CpuInputs:
         own.lines[: len(lines)] = lines
         self.furthest = int(positions.max())
 
-    def lay_decodes(self, rows: Ints, positions: Ints) -> None:
-        """One token of each row, whose ids come from elsewhere; all sample."""
-        own, count = self._own, len(rows)
-        self._lay_table(rows, np.arange(count), 1, positions)
-        own.tokens[0] = own.lines_count[0] = count
-        own.positions[:count] = positions
-        own.slots[:count] = self._table.slots_at(rows, positions)
+    def _lay_drafted(self, step: StepRows, lines: Ints) -> None:
+        """Decodes alone: a tile for each row and its drafts, if it holds them."""
+        if lines.max() > self._queries:
+            self._lay_tiles(step)
+            return
+        firsts = np.cumsum(lines) - lines
+        self._lay_table(step.rows[firsts], firsts, lines, step.starts[firsts])
 
     def _lay_tiles(self, step: StepRows) -> None:
         """Cut sequences into tiles. Those that follow each other in one row are one: a row's drafts."""

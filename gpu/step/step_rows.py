@@ -3,7 +3,7 @@
 Host side, numpy only. `rows` makes it from a plan; it does not know page tables.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,20 @@ class StepRows:
         The last tokens of an extend that are drafts become decodes whose input is given. `draws` is to
         be set by the caller.
         """
+        if not self.extends:
+            lines = 1 + drafts
+            index = np.arange(int(lines.sum()))
+            place = index - np.repeat(np.cumsum(lines) - lines, lines)
+            return StepRows(
+                rows=np.repeat(self.rows, lines),
+                starts=np.repeat(self.starts, lines) + place,
+                counts=np.ones(len(index), dtype=np.int64),
+                extends=0,
+                tokens=self.tokens,
+                sampling=index,
+                draws=place,
+                lines=lines,
+            )
         n, m = self.extends, len(self.sampling) - (len(self.rows) - self.extends)
         own = np.zeros(n, dtype=np.int64)  # of each extend, of which m sample
         own[self.sampling[:m]] = drafts[:m]
@@ -114,6 +128,10 @@ class StepRows:
         held = int(self.lines[:first].sum())  # lines of the extends that sample
         begin = len(self.rows) - int(self.lines[first:].sum())  # sequence of the first decode
         planned, found = self.lines[first:], lines[first:]
+        if (planned == found).all():
+            every = np.full(len(self.rows) - begin, NO_TOKEN, dtype=np.int32)
+            every[within(found) > 0] = drafts
+            return replace(self, given=np.concatenate([self.given, every]) if first else every)
         keep = within(planned) < np.repeat(found, planned)
         kept = begin + np.flatnonzero(keep)
         given = np.full(len(kept), NO_TOKEN, dtype=np.int32)

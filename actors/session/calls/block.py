@@ -187,8 +187,7 @@ class Block:
         self._scanned = len(self._raw) - 1
 
     def scanned(self) -> str:
-        """What went through the scanner, which ends here."""
-        self._scanner = None
+        """What went through the scanner, which has come to its end."""
         return "".join(self._raw[self._scanned :])
 
     def typed(self, parameter: str, text: str) -> object:

@@ -1,10 +1,12 @@
 """Appends: tokenized like the whole, once per op, and only if it can fit."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.chat_messages import as_dicts
 from ramify.actors.session.meter import SEGMENT, TOKEN
 from ramify.actors.session.segments import Tail
@@ -332,6 +334,16 @@ def test_text_behind_a_turn_without_a_prompt_is_the_assistants() -> None:
     assert chat.writer.apply(chat.branch, prepared, 2) is None
     assert chat.branch.segments[0] is turn
     assert (chat.branch.tail, chat.branch.role, len(chat.branch.segments)) == (Tail.OPEN, "assistant", 2)
+
+
+def test_a_prompt_that_is_all_there_is_has_nothing_before_it() -> None:
+    prompt = SimpleNamespace(tail=Tail.PROMPT, role="assistant")
+    branch: Any = SimpleNamespace(tail=Tail.PROMPT, role="assistant", segments=[prompt])
+    op = w.Append(id=1, messages=[w.ChatMessage(role="user", content="a")])
+    writer: Any = None  # it is not asked
+    assert BranchWriter._end(writer, branch, op) == (Tail.RAW, None, True)
+    branch.segments.insert(0, SimpleNamespace(tail=Tail.CLOSED, role="user"))
+    assert BranchWriter._end(writer, branch, op) == (Tail.CLOSED, "user", True)
 
 
 def test_a_prompt_that_nobody_answered_is_taken_back_with_its_room() -> None:

@@ -58,6 +58,11 @@ def test_the_first_token_may_have_no_score() -> None:
     assert (list(path.targets), list(path.below(1).targets)) == ([1, 3, 2], [2])
 
 
+def test_a_path_goes_on_where_the_longest_choice_is() -> None:
+    paths = ChoiceTree([[1, 9], [1, 2, 3, 4, 5], [6, 7, 8]]).paths
+    assert [list(path.tokens) for path in paths] == [[1, 2, 3, 4], [6, 7]]
+
+
 CHOICES = [[1], [1, 2], [3, 4, 5]]
 LOGPROBS = [-0.1, -0.3, -0.4, -0.25, -0.1]  # 1, 1 2, 3, 3 4, 3 4 5
 

@@ -459,6 +459,16 @@ def test_set_renames_and_keeps_meta(sim: Callable[..., Any]) -> None:
     assert state.branches[0].turns[0].text == "x"
 
 
+def test_retention_ends_where_it_is_no_time_at_all(alone: Callable[..., Any]) -> None:
+    session = alone()
+    until = []
+    for number, seconds in enumerate((5, 0), 1):
+        session.send(w.Set(id=number, branch="main", retain_s=seconds))
+        until.append(session.state.out.retained[session.branch().handle])
+    assert until == [session.now + 5, 0.0]
+    assert session.branch().retain_s is None
+
+
 def test_strict_mode_moves_back_where_the_template_rewrites(sim: Callable[..., Any]) -> None:
     engine = sim(eos_every=0)
     client = engine.session(template="strict")

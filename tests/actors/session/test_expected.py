@@ -17,7 +17,7 @@ def test_what_ops_add():
     said = [ChatMessage(role="user", content="x" * 8), ChatMessage(role="user", content="x" * 8)]
     assert told(Append(id=1, messages=said)) == 4
     assert told(Generate(id=1, max_tokens=20)) == 20
-    assert told(Generate(id=1, max_tokens=20_000)) == OUTPUT
+    assert told(Generate(id=1, max_tokens=20_000)) == OUTPUT == 64
     assert expected_tokens(Generate(id=1, max_tokens=20, n=4), generates=False) == 0
     join = Join(id=1, from_=["a", "b"], prefix="x" * 10, suffix="x" * 10)
     assert told(join) == 5 + 64

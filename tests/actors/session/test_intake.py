@@ -21,7 +21,7 @@ def taken(
 ) -> list[list[Any]]:  # fmt: skip
     """The tasks of each op."""
     settings = Limits(**limits)
-    reply_log = ReplyLog("c", settings, Holdings(settings).open(""))
+    reply_log = ReplyLog(settings, Holdings(settings).open(""))
     reply_log.last = last
     frame = FrameRun(w.Open(client="c"), lambda: Toolbox(()))
     found = take_apart(

@@ -132,8 +132,18 @@ def test_the_winner_moves_into_its_parent(sim: Sim) -> None:
 
 def test_a_beam_gets_new_names(sim: Sim) -> None:
     engine, client = forked(sim, ["3", "9", "5", "1"])
+    made = []
+    publisher = engine.cores[1].publisher
+    reply = publisher.reply
+
+    def noted(*args: Any, **fields: Any) -> None:
+        made.extend(branch.name for branch in fields.get("children", ()))
+        reply(*args, **fields)
+
+    publisher.reply = noted
     client.send(w.Prune(id=4, from_=NAMES, by="number", into=["one", "two"]))
     engine.pump()
+    assert made == ["two"]  # a socket is told of it before it hears anything about it
     assert [(k["from"], k["into"]) for k in only(client, 4).result["kept"]] == [
         ("b", "one"),
         ("c", "two"),

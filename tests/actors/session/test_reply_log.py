@@ -14,7 +14,7 @@ from ramify.protocol.wire import Done, Hit, Ok, Usage
 
 def ledger_of(**limits: Any) -> ReplyLog:
     settings = Limits(**limits)
-    return ReplyLog("c", settings, Holdings(settings).open(""))
+    return ReplyLog(settings, Holdings(settings).open(""))
 
 
 def test_ids_increase_within_a_frame_and_seen_ones_pass() -> None:
@@ -61,7 +61,7 @@ def done(ident: int, text: str) -> Done:
 def test_replies_are_bounded_in_bytes_and_counted() -> None:
     """The oldest go; the newest stays, however long."""
     holdings = Holdings(Limits())
-    reply_log = ReplyLog("c", Limits(replies_bytes=10_000), holdings.open(""))
+    reply_log = ReplyLog(Limits(replies_bytes=10_000), holdings.open(""))
     for ident in range(10):
         reply_log.begin(ident, 1)
         reply_log.record(ident, done(ident, "x" * 3000))

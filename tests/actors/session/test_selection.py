@@ -4,6 +4,7 @@ from array import array
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from ramify.actors.session.choices import Choices, ChoiceTree
@@ -98,6 +99,9 @@ def test_the_bill_is_the_sum_over_its_requests() -> None:
     (first, second) = made.take(2)
     made.scored(first, finished([-1.0, -3.0, -2.0], 4, 2))
     made.scored(second, finished([-1.0, -3.0, -2.0], 1, 3))
+    made._parts[0] = msgspec.structs.replace(made._parts[0], started=10.1234567)
     usage = made.usage(7, 12.5)
+    assert usage.queue_ms == 123.457
+    assert made.usage(7, 12.1234567).total_ms == 2123.457
     assert (usage.prompt, usage.cached, usage.computed, usage.output) == (10, 5, 5, 7)
     assert (usage.forced, usage.hit.gpu, usage.total_ms) == (0, 5, 2500.0)

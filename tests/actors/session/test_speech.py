@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ramify.actors.session.calls.dialects import THOUGHTS, dialect_of
+from ramify.actors.session.calls.speech import _turn_so_far
 from ramify.actors.session.calls.toolbox import Toolbox
+from ramify.actors.session.segments import Tail
 from ramify.actors.session.template import ChatTemplate
 from ramify.gpu.executors.fake import FakeModel
 from ramify.protocol import wire as w
@@ -293,3 +296,27 @@ def test_joins_and_prunes_read_answers_without_thoughts(told: Callable[..., Told
     assert chat.client.replies[4][0].result["scores"] == {"a": 7.0}
     assert chat.branch.text().endswith("It is 7.")
     assert "Is it 9" not in chat.branch.text()
+
+
+@pytest.mark.parametrize(
+    ("tail", "role", "chat", "said"),
+    [
+        (Tail.OPEN, "assistant", False, "an answer"),
+        (Tail.CLOSED, "assistant", False, "answer"),
+        (Tail.OPEN, "user", False, "answer"),
+        (Tail.OPEN, "assistant", True, "answer"),
+    ],
+)
+def test_the_turn_goes_back_to_where_somebody_else_spoke(
+    tail: Tail, role: str, chat: bool, said: str
+) -> None:
+    def segment(text: str, tail: Tail, role: str, *, chat: bool) -> Any:
+        return SimpleNamespace(text=text, tail=tail, role=role, chat=chat)
+
+    before = segment("an ", tail, role, chat=chat)
+    branch: Any = SimpleNamespace(
+        segments=[before, segment("answer", Tail.OPEN, "assistant", chat=False)]
+    )
+    assert _turn_so_far(branch) == ("", said)
+    branch.segments.insert(0, segment("<prompt>", Tail.PROMPT, "assistant", chat=True))
+    assert _turn_so_far(branch) == ("<prompt>" if said == "an answer" else "", said)

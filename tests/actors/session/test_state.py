@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.session.branch import Branch
+from ramify.actors.session.branch import Branch, Label
 from ramify.actors.session.meter import BRANCH, SEGMENT, TOKEN
 from ramify.actors.session.segments import Tail
 from ramify.actors.session.sizes import JSON, json_size
@@ -119,6 +119,8 @@ def test_room_ends_with_the_context() -> None:
         with pytest.raises(TooLong, match=words) as error:
             state.room(root, 7, at_least=at_least)
         assert error.value.details == {"max": 10, "position": 4, "tokens": 7}
+    with pytest.raises(TooLong, match="; 7 more pass"):
+        state.room(root, 7)
 
 
 def test_input_is_told_and_metered_unless_it_has_no_tokens() -> None:
@@ -199,6 +201,13 @@ def test_meta_needs_memory_only_where_it_grows() -> None:
     state.annotate(None, small)
     with pytest.raises(LimitExceeded):
         state.annotate(None, large)
+    state.meter.most = state.meter.held - 1  # more than full: what is no larger passes
+    state.annotate(None, {"k": 2})
+    state.meter.most = state.meter.held + JSON - 1
+    with pytest.raises(LimitExceeded):
+        state.annotate(None, {"k": 22})
+    state.meter.most += 1
+    state.annotate(None, {"k": 22})
 
 
 def family(state: SessionState) -> dict[str, Branch]:
@@ -224,11 +233,36 @@ def test_below_are_descendants_through_dropped_ones_too() -> None:
     assert below("a") == ["a", "c", "d"]
 
 
+def test_below_looks_at_each_branch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However deep they are: a chain of 200, and none of it is below `z`."""
+    state, asked = state_of(branches=300), 0
+    last = state.root("a")
+    for number in range(200):
+        (last,) = state.fork(last, [f"b{number}"], 0)
+    z = state.root("z")
+    ancestor = Label.ancestor
+
+    def counted(label: Label) -> Label | None:
+        nonlocal asked
+        asked += 1
+        return ancestor(label)
+
+    monkeypatch.setattr(Label, "ancestor", counted)
+    assert [branch.name for branch in state.below([z])] == ["z"]
+    assert asked == 201
+    # from the deepest on, what was found out on the way is known
+    state.branches = dict(reversed(state.branches.items()))
+    asked = 0
+    assert [branch.name for branch in state.below([z])] == ["z"]
+    assert asked == 201
+
+
 def test_branches_are_placed_all_at_once() -> None:
     state = state_of()
     a, b = state.root("a"), state.root("b")
     state.extend(a, [1, 2], "aa", tail=Tail.RAW)
     state.extend(b, [3], "b", tail=Tail.RAW)
+    state.bump()
     state.bump()
     told(state)
     before, handles = state.meter.held, (a.handle, b.handle)
@@ -236,7 +270,7 @@ def test_branches_are_placed_all_at_once() -> None:
     assert state.place([(a, "b"), (b, "a"), (a, "n")]) == [0, 0, None]
     assert [state.branches[name].text() for name in "abn"] == ["b", "aa", "aa"]
     assert handles[1] not in state.out.retained
-    assert state.branches["n"].born == 1
+    assert state.branches["n"].born == 2
     assert state.meter.held - before == BRANCH
     made = [state.branches[name].handle for name in "ban"]
     assert told(state) == [

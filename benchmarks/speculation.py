@@ -1,0 +1,365 @@
+"""Guessed tokens: the same output with and without, and what they gain.
+
+    python benchmarks/speculation.py equal [--data DIR] [--prompts 1000] [--output 32]
+        [--drafts ngram model] [--quantization int8 none] [--page-sizes 1 16] [--threads N] [--json FILE]
+    python benchmarks/speculation.py steps [--data DIR] [--drafts ngram model] [--most 0 1 2 4 8]
+        [--batches 1 8] [--prompts 16] [--output 96] [--quantization int8] [--threads N] [--json FILE]
+    python benchmarks/speculation.py speed [--data DIR] [--drafts none ngram model] [--streams 1 8]
+        [--prompts 16] [--output 96] [--repeat 3] [--json FILE]
+
+`equal` and `steps` drive the executor alone, with the bundled model. `equal`: every prompt greedily and
+in random numbers, a part of them with top-p, penalties and log-probabilities; 16 requests run at once,
+each with 0 to 4 guesses a step by chance; all tokens are compared with those of an executor without
+drafts.
+`steps`: fixed numbers of guesses, side by side with none. `speed` goes through servers, one for each
+way of drafting, which take turns; the scheduler decides how much is guessed.
+
+What is generated: `own`, the model's likeliest answers to questions like those it was trained on;
+`chat`, answers to held-out chats in random numbers; `calls`, the likeliest answers to prompts with
+functions; `repeat`, to "repeat this text". Texts come from --data, the folder of corpus/ and workloads/.
+"""
+
+import argparse
+import asyncio
+import io
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from report import headline, machine, percentile, spread, table, write_json
+
+from ramify.gpu.startup.drafts import bundled
+from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
+from ramify.protocol.sampling import SamplingParams
+
+ROWS = 16
+ROOM = 640  # tokens of a row
+KINDS = ("own", "chat", "calls", "repeat")
+
+
+# --- texts -------------------------------------------------------------------------------------
+
+
+class Texts:
+    """Prompts as the bundled model's chat template writes them."""
+
+    def __init__(self, data: Path) -> None:
+        import jinja2
+        from tokenizers import Tokenizer
+
+        model = bundled("default_model")
+        self._data = data
+        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        config = json.loads((model / "tokenizer_config.json").read_text())
+        self._template = jinja2.Template(config["chat_template"])
+
+    def ids(self, text: str, most: int = 256) -> list[int]:
+        """A user's turn, of which the last `most` tokens are kept, and the answer's beginning."""
+        ids: list[int] = self._tokenizer.encode(self.turn(text), add_special_tokens=False).ids
+        return ids[-most:]
+
+    def turn(self, text: str) -> str:
+        messages = [{"role": "user", "content": text}]
+        return str(self._template.render(messages=messages, add_generation_prompt=True))
+
+    def kind(self, kind: str, count: int) -> list[str]:
+        """Questions of one of KINDS."""
+        if kind == "own":
+            lines = self._corpus("chat_instructions.jsonl.zst", 20_000)
+            found = [first_question(line) for line in lines]
+            return random.Random(1).sample([text for text in found if 10 < len(text) < 300], count)
+        if kind == "chat":
+            lines = self._corpus("valid_chat.jsonl.zst", 20_000)
+            found = [first_question(line) for line in lines]
+            return random.Random(2).sample([text for text in found if 10 < len(text) < 300], count)
+        if kind == "calls":
+            calls = list(self._workload("function_calling_bfcl.jsonl"))
+            picked = random.Random(3).sample(calls, count)
+            return [f"{json.dumps(one['functions'])[:500]}\n{first_question(one)}" for one in picked]
+        picked = random.Random(4).sample(list(self._workload("gsm8k_test.jsonl")), count)
+        return [f"Repeat this text word for word: {one['question']}" for one in picked]
+
+    def workloads(self, count: int) -> list[str]:
+        """Texts of all workloads: the longest string of a line, up to 400 characters of it."""
+        found: list[str] = []
+        for path in sorted((self._data / "workloads").glob("*.jsonl")):
+            if not path.name.startswith("trace_"):
+                lines = islice(self._workload(path.name), 200)
+                found += [text for line in lines if (text := longest_string(line)[:400])]
+        return random.Random(5).sample(found, min(count, len(found)))
+
+    def _workload(self, name: str) -> Iterator[Any]:
+        with (self._data / "workloads" / name).open(encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)
+
+    def _corpus(self, name: str, count: int) -> list[Any]:
+        command = ["zstd", "-dc", str(self._data / "corpus" / name)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            lines = list(islice(io.TextIOWrapper(process.stdout, encoding="utf-8"), count))
+            process.kill()
+        return [json.loads(line) for line in lines]
+
+
+def first_question(line: Any) -> str:
+    messages = line["messages"]
+    texts = [message["content"] for message in messages if message["role"] == "user"]
+    return str(texts[0]) if texts else ""
+
+
+def longest_string(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max((longest_string(part) for part in parts), key=len, default="")
+
+
+# --- the executor alone ------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Job:
+    """One request."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+    output: list[int] = field(default_factory=list)
+
+
+def executor_of(options: argparse.Namespace, quantization: Any, draft: str, page_size: int = 1) -> Any:
+    from ramify.gpu.startup.load import load_executor
+    from ramify.protocol.config import ModelConfig
+
+    config = ModelConfig(
+        path=bundled("default_model"), device="cpu", quantization=quantization, draft=draft,
+        draft_tokens=8, kv_tokens=ROWS * ROOM, page_size=page_size, threads=options.threads,
+    )  # fmt: skip
+    return load_executor(config, lambda what, done: None)
+
+
+def run(executor: Any, jobs: Sequence[Job], length: int, most: int | None, rows: int = ROWS) -> float:
+    """Run the jobs, `rows` at once, and give each `length` tokens. Seconds of all steps without prompts.
+
+    `most`: guesses of each row; None: 0 to 4 by chance.
+    """
+    draw, waiting = random.Random(1), list(jobs)[::-1]
+    running: dict[int, Job] = {}
+    page_size, seconds, closes = executor.info.page_size, 0.0, list[int]()
+    while waiting or running:
+        free = [row for row in range(rows) if row not in running]
+        fresh = {row: waiting.pop() for row in free if waiting}
+        old = list(running)
+        running |= fresh
+        opens, extends = [], []
+        for row, job in fresh.items():
+            pages = range(row * ROOM // page_size, (row + 1) * ROOM // page_size)
+            prompt = pack(job.prompt)
+            opens.append(OpenRow(row, row, pack(pages), 0, job.sampling, 0, prompt))
+            extends.append(ExtendRow(row, 0, prompt, True))
+        drafts = b""
+        if executor.info.drafter and old:
+            planned = [draw.randint(0, 4) if most is None else most for _ in old]
+            drafts = pack(planned)
+        plan = StepPlan(0, pack(closes), opens, [], extends, pack(old), drafts)
+        begin = time.perf_counter()
+        result = executor.launch(plan).result()
+        seconds += 0.0 if opens else time.perf_counter() - begin
+        closes = []
+        counts = unpack(result.counts) if result.counts else [1] * (len(result.rows) // 4)
+        tokens, first = list(unpack(result.tokens)), 0
+        for row, count in zip(unpack(result.rows), counts, strict=True):
+            running[row].output += tokens[first : first + count]
+            first += count
+            if len(running[row].output) >= length:
+                del running[row].output[length:], running[row]
+                closes.append(row)
+    executor.launch(StepPlan(0, pack(closes)))
+    return seconds
+
+
+def samplings(number: int) -> list[SamplingParams]:
+    """Greedy, and in random numbers; every fourth prompt in more than a temperature."""
+    if number % 4:
+        return [SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=number)]
+    return [
+        SamplingParams(temperature=0.0, frequency_penalty=0.2, repetition_penalty=1.1),
+        SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=0.3, logprobs=2, seed=number),
+    ]
+
+
+def equal(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Raises SystemExit if an output differs on the kernels, which compute the same bits."""
+    texts, results = Texts(options.data), []
+    prompts = [texts.ids(text, 128) for text in texts.workloads(options.prompts)]
+    for quantization in options.quantization:
+        expected: list[list[int]] = []
+        ways = [("none", 1), *((draft, size) for draft in options.drafts for size in options.page_sizes)]
+        for draft, size in ways:
+            jobs = [Job(p, sampling) for n, p in enumerate(prompts) for sampling in samplings(n)]
+            executor = executor_of(options, quantization, draft, size)
+            begin = time.perf_counter()
+            run(executor, jobs, options.output, None)
+            seconds = time.perf_counter() - begin
+            outputs = [job.output for job in jobs]
+            expected = expected or outputs
+            unlike = sum(a != b for a, b in zip(outputs, expected, strict=True))
+            drafts = executor.drafts
+            executor.close()
+            results.append({
+                "quantization": quantization, "draft": draft, "page_size": size,
+                "prompts": len(prompts), "outputs": len(outputs), "unlike": unlike,
+                "drafted": drafts.drafted, "accepted": drafts.accepted, "seconds": round(seconds, 1),
+            })  # fmt: skip
+            print(json.dumps(results[-1]), flush=True)
+    if any(one["unlike"] for one in results if one["quantization"] == "int8"):
+        sys.exit("outputs differ")
+    return results
+
+
+def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Tokens a second of decoding, by guesses; every variant in turn, the best of three."""
+    texts, results = Texts(options.data), []
+    quantization = options.quantization[0]
+    executors = {draft: executor_of(options, quantization, draft) for draft in ["none", *options.drafts]}
+    for kind in options.kinds:
+        temperature = 1.0 if kind == "chat" else 0.0
+        prompts = [texts.ids(text) for text in texts.kind(kind, options.prompts)]
+        for batch in options.batches:
+            variants = [
+                ("none", 0),
+                *((d, most) for d in options.drafts for most in options.most if most),
+            ]
+            best: dict[Any, float] = {}
+            accepted: dict[Any, str] = {}
+            for _ in range(options.repeat):
+                for draft, most in variants:
+                    executor = executors[draft]
+                    jobs = [
+                        Job(prompt, SamplingParams(temperature=temperature, seed=number))
+                        for number, prompt in enumerate(prompts)
+                    ]
+                    counters = executor.drafts
+                    before = counters.drafted, counters.accepted
+                    seconds = run(executor, jobs, options.output, most, batch)
+                    rate = len(jobs) * options.output / seconds
+                    best[draft, most] = max(rate, best.get((draft, most), 0.0))
+                    drafted = counters.drafted - before[0]
+                    share = (counters.accepted - before[1]) / drafted if drafted else 0.0
+                    accepted[draft, most] = f"{share:.0%} of {drafted}"
+            for (draft, most), rate in best.items():
+                gain = rate / best["none", 0]
+                results.append({
+                    "kind": kind, "batch": batch, "draft": draft, "most": most,
+                    "tokens_per_s": round(rate), "gain": round(gain, 2),
+                    "accepted": accepted[draft, most],
+                })  # fmt: skip
+                print(json.dumps(results[-1]), flush=True)
+    for executor in executors.values():
+        executor.close()
+    return results
+
+
+# --- through servers ---------------------------------------------------------------------------
+
+
+async def answer(url: str, prompt: list[int], options: dict[str, Any]) -> tuple[int, int]:
+    """Generate once in a session of its own: output tokens, and how many of them were guessed."""
+    import ramify
+
+    async with ramify.connect(url) as session:
+        await session.main.append(tokens=prompt)
+        generation = await session.main.generate(**options)
+        return generation.usage.output, getattr(generation.usage, "accepted", 0) or 0
+
+
+async def serve_all(
+    url: str, prompts: list[list[int]], streams: int, output: int, heat: float
+) -> dict[str, float]:
+    """All prompts, `streams` at once."""
+    waiting, done, accepted = list(enumerate(prompts)), 0, 0
+
+    async def stream() -> None:
+        nonlocal done, accepted
+        while waiting:
+            number, prompt = waiting.pop()
+            asked = {"max_tokens": output, "temperature": heat, "seed": number, "ignore_eos": True}
+            tokens, guessed = await answer(url, prompt, asked)
+            done, accepted = done + tokens, accepted + guessed
+
+    begin = time.perf_counter()
+    await asyncio.gather(*(stream() for _ in range(streams)))
+    seconds = time.perf_counter() - begin
+    return {"tokens_per_s": done / seconds, "accepted": accepted / max(1, done)}
+
+
+def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
+    from ramify.clients.bench.server import served
+
+    texts, results = Texts(options.data), []
+    flags = ["--quantization", options.quantization[0]]
+    if options.threads is not None:
+        flags += ["--threads", str(options.threads)]
+    with ExitStack() as stack:
+        drafts = ["none", *(draft for draft in options.drafts if draft != "none")]
+        urls = {d: stack.enter_context(served([*flags, "--draft", d], None)).url for d in drafts}
+        for kind in options.kinds:
+            prompts = [texts.ids(text) for text in texts.kind(kind, options.prompts)]
+            heat = 1.0 if kind == "chat" else 0.0
+            for streams in options.batches:
+                found: dict[str, list[dict[str, float]]] = {draft: [] for draft in drafts}
+                for _ in range(options.repeat):
+                    for draft, url in urls.items():
+                        one = serve_all(url, prompts, streams, options.output, heat)
+                        found[draft].append(asyncio.run(one))
+                base = [record["tokens_per_s"] for record in found["none"]]
+                for draft, records in found.items():
+                    rates = [record["tokens_per_s"] for record in records]
+                    gains = [rate / other for rate, other in zip(rates, base, strict=True)]
+                    results.append({
+                        "kind": kind, "streams": streams, "draft": draft,
+                        "tokens_per_s": round(spread(rates)["median"]),
+                        "gain": round(percentile(gains, 50), 2),
+                        "gains": [round(gain, 2) for gain in gains],
+                        "accepted_share": round(percentile([r["accepted"] for r in records], 50), 2),
+                    })  # fmt: skip
+                    print(json.dumps(results[-1]), flush=True)
+    return results
+
+
+def main() -> None:
+    """Parse, measure, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", choices=["equal", "steps", "speed"])
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--prompts", type=int)
+    parser.add_argument("--output", type=int)
+    parser.add_argument("--drafts", nargs="+", default=["ngram", "model"])
+    parser.add_argument("--quantization", nargs="+", default=["int8"], choices=["int8", "none"])
+    parser.add_argument("--page-sizes", nargs="+", type=int, default=[1, 16])
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--most", nargs="+", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--batches", "--streams", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    options.prompts = options.prompts or (1000 if options.what == "equal" else 16)
+    options.output = options.output or (32 if options.what == "equal" else 96)
+    about = machine()
+    print(headline(about))
+    results = {"equal": equal, "steps": steps, "speed": speed}[options.what](options)
+    print(table(list(results[0]), [[str(value) for value in one.values()] for one in results]))
+    write_json(options.json, about, results)
+
+
+if __name__ == "__main__":
+    main()

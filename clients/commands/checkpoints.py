@@ -1,0 +1,74 @@
+"""What `--model` names: a folder, or a model of the Hugging Face hub, `OWNER/NAME[@REVISION]`.
+
+A hub's name is looked up in the local cache first, which is where `huggingface_hub` and `transformers`
+put what they download. What is not there in full is downloaded, with progress on standard error; with
+HF_HUB_OFFLINE=1 it is not. Only what can be served is fetched: safetensors, configuration, tokenizer.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ramify.protocol.errors import ConfigError
+
+_NAME = re.compile(r"(?P<name>[\w.-]{1,96}/[\w.-]{1,96})(?:@(?P<revision>[\w./-]{1,128}))?", re.ASCII)
+_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json",
+          "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+          "chat_template.jinja"]  # fmt: skip
+_NEEDED = ("config.json", "tokenizer.json")
+
+
+def find_model(given: str, cache: Path | None = None) -> tuple[Path, str | None]:
+    """The folder of a model, and its name where that is not the folder's.
+
+    `cache`: the hub's, if not where it usually is. Raises ConfigError that says what to do.
+    """
+    folder = Path(given)
+    named = _NAME.fullmatch(given)
+    if folder.exists() or named is None:
+        return folder, None
+    name, revision = named["name"], named["revision"]
+    # here: it takes a third of a second that a folder need not cost
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted: dict[str, Any] = {
+        "repo_id": name,
+        "revision": revision,
+        "cache_dir": cache,
+        "allow_patterns": _FILES,
+    }
+    fault = "it is not complete there"
+    for local in (True, False):
+        try:
+            found = Path(snapshot_download(**wanted, local_files_only=local))
+        except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+            fault = _first_line(error)
+            continue
+        if _complete(found):
+            return found, name
+    raise ConfigError(
+        f"--model {given} is no folder here, and the hub's cache does not have it in full; nor does the "
+        f"hub: {fault}. Give a folder with config.json, tokenizer.json and safetensors, or a name as on "
+        "huggingface.co (for a gated model set HF_TOKEN)"
+    )
+
+
+def _complete(folder: Path) -> bool:
+    """Whether a snapshot holds all that serving needs: a download may have been broken off."""
+    if not all((folder / name).is_file() for name in _NEEDED):
+        return False
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return (folder / "model.safetensors").is_file()
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return all((folder / str(shard)).is_file() for shard in shards)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
