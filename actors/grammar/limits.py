@@ -8,6 +8,6 @@ MAX_NESTING = 32  # groups inside groups
 MAX_REPEAT = 1_000  # of one counted repetition: {m,n}
 MAX_REPEAT_PRODUCT = 10_000  # of counted repetitions inside each other
 MAX_STATES = 50_000  # of an automaton
-MAX_WORK = 4_000_000  # moves looked at while one automaton is made deterministic: seconds
+MAX_WORK = 2_000_000  # moves looked at while one automaton is made deterministic: seconds
 MAX_CELLS = 8_000_000  # of an automaton's table: states times classes of bytes, 4 bytes each
 MAX_CHOICES = 2_000
