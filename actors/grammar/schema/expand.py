@@ -1,0 +1,732 @@
+"""Claims about schemas become unions of shapes. Pure.
+
+What is found is never more than the schema allows. It is less where a keyword cannot be said by shapes,
+or not denied; `Cases.exact` tells. A schema is denied by denying its keywords one by one, down to the
+leaves: less than all of a set is never turned into more than all of its complement.
+
+It does not know how values are spelled.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from ramify.actors.grammar.schema.document import Document, child
+from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
+from ramify.actors.grammar.schema.formats import FORMATS
+from ramify.actors.grammar.schema.keywords import count, fraction, lists_of_names, names, schema_map
+from ramify.actors.grammar.schema.limits import MAX_CASES, MAX_CLAIMS, MAX_VALUES
+from ramify.actors.grammar.schema.shapes import (
+    NEVER,
+    UNIVERSE,
+    Array,
+    Boolean,
+    Check,
+    Claim,
+    Claims,
+    Contains,
+    Items,
+    Members,
+    Null,
+    Number,
+    Object,
+    Shape,
+    String,
+    joined,
+    meet,
+)
+from ramify.actors.grammar.schema.strings import Strings
+
+_TYPES: dict[str, Shape] = {
+    "null": Null(),
+    "boolean": Boolean(),
+    "integer": Number(integer=True),
+    "number": Number(),
+    "string": String(),
+    "array": Array(),
+    "object": Object(),
+}
+_REFUSED = {
+    "$dynamicRef": "dynamic references are not expressed: use $ref",
+    "$recursiveRef": "dynamic references are not expressed: use $ref",
+}
+
+
+class Cases(NamedTuple):
+    """A union of shapes. `exact`: of all values that are meant, not only of some."""
+
+    shapes: tuple[Shape, ...]
+    exact: bool = True
+
+
+_EVERYTHING = Cases(UNIVERSE)
+_NOTHING = Cases(())
+
+
+class Expander:
+    """Expands claims about the schemas of one document."""
+
+    def __init__(self, document: Document, strings: Strings) -> None:
+        self._document = document
+        self._strings = strings
+        self._known: dict[Claims, Cases] = {}
+        self._claims: dict[Claim, Cases] = {}
+        self._under_way: list[Claim] = []
+        self._looking: set[Claims] = set()
+
+    # ---- conjunctions ----
+
+    def expand(self, claims: Claims) -> Cases:
+        """The values of which all `claims` hold."""
+        found = self._known.get(claims)
+        if found is None:
+            if len(self._known) > MAX_CLAIMS:
+                raise TooLarge("", f"the schema has more than {MAX_CLAIMS} combinations of subschemas")
+            found = _EVERYTHING
+            for claim in claims:
+                found = self._both(found, self._claim(claim), claim)
+            self._known[claims] = found
+        return found
+
+    def _both(self, a: Cases, b: Cases, at: Claim | str) -> Cases:
+        """The values of both unions."""
+        if a.shapes is UNIVERSE:
+            return Cases(b.shapes, a.exact and b.exact)
+        if b.shapes is UNIVERSE:
+            return Cases(a.shapes, a.exact and b.exact)
+        found: dict[Shape, None] = {}
+        exact = a.exact and b.exact
+        for left in a.shapes:
+            for right in b.shapes:
+                shape = meet(left, right)
+                if shape is None or shape in found:
+                    continue
+                if shape != left and shape != right:
+                    empty, certain = self.emptiness(shape)
+                    if empty:
+                        exact = exact and certain
+                        continue
+                found[shape] = None
+                self._check(found, at)
+        return Cases(tuple(found), exact)
+
+    def _either(self, parts: Iterable[Cases], at: Claim | str) -> Cases:
+        """The values of any of the unions."""
+        found: dict[Shape, None] = {}
+        exact = True
+        for part in parts:
+            found.update(dict.fromkeys(part.shapes))
+            exact = exact and part.exact
+            self._check(found, at)
+        if all(shape in found for shape in UNIVERSE):
+            return Cases(UNIVERSE, exact)
+        return Cases(tuple(found), exact)
+
+    @staticmethod
+    def _check(found: dict[Shape, None], at: Claim | str) -> None:
+        if len(found) > MAX_CASES:
+            pointer = at if isinstance(at, str) else at.at
+            raise TooLarge(pointer, f"it is a union of more than {MAX_CASES} cases")
+
+    def emptiness(self, shape: Shape) -> tuple[bool, bool]:
+        """Whether `shape` spells nothing, and if so, whether it means nothing for certain."""
+        match shape:
+            case String():
+                return self._strings.is_empty(shape)
+            case Object():
+                for name in shape.required:
+                    empty, certain = self._is_empty(self.member(shape, name))
+                    if empty:
+                        return True, certain
+            case Array():
+                for index in range(min(shape.least, 8)):
+                    empty, certain = self._is_empty(self.item(shape, index))
+                    if empty:
+                        return True, certain
+        return False, True
+
+    def _is_empty(self, claims: Claims) -> tuple[bool, bool]:
+        if claims in self._looking or len(self._looking) > 12:
+            return False, True
+        self._looking.add(claims)
+        try:
+            cases = self.expand(claims)
+        finally:
+            self._looking.discard(claims)
+        return not cases.shapes, cases.exact
+
+    def member(self, shape: Object, name: str) -> Claims:
+        """What `shape` says of the member `name`."""
+        found: Claims = ()
+        if name in shape.forbidden:
+            return NEVER
+        for members in shape.members:
+            mine: list[Claims] = [claims for key, claims in members.named if key == name]
+            mine += [
+                claims
+                for pattern, claims, pointer in members.patterns
+                if self._strings.matches(Check("pattern", pattern, pointer), name)
+            ]
+            for claims in mine or [members.others]:
+                found = joined(found, claims)
+        if shape.names:
+            allowed = self.expand(shape.names).shapes
+            if not any(isinstance(s, String) and self._strings.holds(s, name) for s in allowed):
+                return NEVER
+        return found
+
+    @staticmethod
+    def item(shape: Array, index: int) -> Claims:
+        """What `shape` says of item `index`."""
+        found: Claims = ()
+        for items in shape.items:
+            found = joined(found, items.at(index))
+        return found
+
+    # ---- one claim ----
+
+    def _claim(self, claim: Claim) -> Cases:
+        found = self._claims.get(claim)
+        if found is not None:
+            return found
+        if claim in self._under_way:
+            raise Unsupported(claim.at, "the schema refers to itself without a value in between")
+        if len(self._under_way) > 200:
+            raise TooLarge(claim.at, "references lead through more than 200 schemas")
+        self._under_way.append(claim)
+        try:
+            match claim.kind:
+                case "never":
+                    found = _NOTHING
+                case "equals":
+                    found = Cases(tuple(_constants([json.loads(claim.at)])))
+                case _:
+                    positive = claim.kind == "is"
+                    schema = self._document.at(claim.at)
+                    if isinstance(schema, bool):
+                        found = _EVERYTHING if schema == positive else _NOTHING
+                    else:
+                        found = self._schema(claim.at) if positive else self._denied(claim.at)
+        finally:
+            self._under_way.pop()
+        self._claims[claim] = found
+        return found
+
+    def _is(self, pointer: str) -> Cases:
+        return self._claim(Claim("is", pointer))
+
+    def _not(self, pointer: str) -> Cases:
+        return self._claim(Claim("not", pointer))
+
+    def _schema(self, pointer: str) -> Cases:
+        """What the schema at `pointer` allows. Keywords are taken in their order: it is the members'."""
+        keywords = self._document.keywords(pointer)
+        found = _EVERYTHING
+        done: set[str] = set()
+        for key in keywords:
+            if key in _REFUSED:
+                raise Unsupported(child(pointer, key), _REFUSED[key])
+            group = _GROUPS.get(key)
+            if group == "object" and key != "properties" and "properties" in keywords:
+                continue  # members come where `properties` stands
+            if group is None:
+                if key in _TOLD:
+                    self._document.note(f"{child(pointer, key)}: {_TOLD[key]}")
+                continue
+            if group not in done:
+                done.add(group)
+                found = self._both(found, getattr(self, f"_{group}")(pointer, keywords), pointer)
+        return found
+
+    def _denied(self, pointer: str) -> Cases:
+        """What the schema at `pointer` does not allow: each keyword denied by itself."""
+        keywords = self._document.keywords(pointer)
+        parts: list[Cases] = []
+        done: set[str] = set()
+        for key in keywords:
+            if key in _REFUSED:
+                raise Unsupported(child(pointer, key), _REFUSED[key])
+            group = _GROUPS.get(key)
+            if group is not None and group not in done:
+                done.add(group)
+                parts.append(getattr(self, f"_no_{group}")(pointer, keywords))
+        return self._either(parts, pointer)
+
+    # ---- types and values ----
+
+    def _type(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        types = self._types(pointer, keywords)
+        return Cases(tuple(dict.fromkeys(_TYPES[name] for name in types)))
+
+    def _no_type(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        types = self._types(pointer, keywords)
+        found: list[Shape] = []
+        for name, shape in _TYPES.items():
+            if name in types or name == "integer":
+                continue
+            if name == "number":
+                shape = Number(integer=False) if "integer" in types else Number()
+            found.append(shape)
+        return Cases(tuple(found))
+
+    def _types(self, pointer: str, keywords: dict[str, Any]) -> list[str]:
+        types = keywords["type"]
+        types = types if isinstance(types, list) else [types]
+        for name in types:
+            if not isinstance(name, str) or name not in _TYPES:
+                raise Unsupported(f"{pointer}/type", f"{name!r} is no type: {', '.join(_TYPES)} are")
+        return [t for t in types if t != "integer" or "number" not in types]
+
+    def _values(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        found = _EVERYTHING
+        for key in ("const", "enum"):
+            if key in keywords:
+                values = self._listed(pointer, key, keywords)
+                found = self._both(found, Cases(tuple(_constants(values))), pointer)
+        return found
+
+    def _no_values(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        parts = []
+        for key in ("const", "enum"):
+            if key in keywords:
+                part = _EVERYTHING
+                for cases in _differing(self._listed(pointer, key, keywords)):
+                    part = self._both(part, cases, pointer)
+                parts.append(part)
+        return self._either(parts, pointer)
+
+    @staticmethod
+    def _listed(pointer: str, key: str, keywords: dict[str, Any]) -> list[Any]:
+        values = [keywords[key]] if key == "const" else keywords[key]
+        if not isinstance(values, list):
+            raise Unsupported(f"{pointer}/{key}", "a list of values must stand here")
+        if len(values) > MAX_VALUES:
+            raise TooLarge(f"{pointer}/{key}", f"{len(values)} values: at most {MAX_VALUES}")
+        return values
+
+    # ---- strings ----
+
+    def _string(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        least = count(pointer, keywords, "minLength") or 0
+        most = count(pointer, keywords, "maxLength")
+        tests = list(self._tests(pointer, keywords))
+        exact = True
+        if "format" in keywords:
+            name = keywords["format"]
+            if name in FORMATS:
+                tests.append(Check("format", name))
+                exact = False  # by the standard a format allows anything: it is an annotation
+            else:
+                self._document.note(f"{pointer}/format: {name!r} is unknown, so it allows anything")
+        if most is not None and least > most:
+            return Cases(_others(String()))
+        return Cases((*_others(String()), String(None, frozenset(), tuple(tests), least, most)), exact)
+
+    def _tests(self, pointer: str, keywords: dict[str, Any]) -> Iterator[Check]:
+        if "pattern" in keywords:
+            pattern = keywords["pattern"]
+            if not isinstance(pattern, str):
+                raise Unsupported(f"{pointer}/pattern", "a pattern is a string")
+            yield Check("pattern", pattern, f"{pointer}/pattern")
+
+    def _no_string(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        found: list[Shape] = []
+        least = count(pointer, keywords, "minLength") or 0
+        most = count(pointer, keywords, "maxLength")
+        if least:
+            found.append(String(most=least - 1))
+        if most is not None:
+            found.append(String(least=most + 1))
+        for test in self._tests(pointer, keywords):
+            found.append(String(tests=(Check(test.kind, test.text, test.pointer, False),)))
+        return Cases(tuple(found))
+
+    # ---- numbers ----
+
+    def _number(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        found: Shape | None = Number()
+        for shape in _bounds(pointer, keywords):
+            found = meet(found, shape) if found is not None else None
+        if "multipleOf" in keywords and found is not None:
+            step = fraction(pointer, keywords, "multipleOf")
+            if step <= 0:
+                raise Unsupported(f"{pointer}/multipleOf", "a number over 0 must stand here")
+            found = meet(found, Number(multiples=frozenset({step})))
+        others = _others(Number())
+        return Cases(others if found is None else (*others, found))
+
+    def _no_number(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        found: list[Shape] = []
+        for shape in _bounds(pointer, keywords):
+            if shape.low is not None:
+                found.append(Number(high=shape.low, high_open=not shape.low_open))
+            else:
+                found.append(Number(low=shape.high, low_open=not shape.high_open))
+        exact = "multipleOf" not in keywords
+        if not exact and fraction(pointer, keywords, "multipleOf").denominator == 1:
+            found.append(Number(integer=False))
+        return Cases(tuple(found), exact)
+
+    # ---- arrays ----
+
+    def _array(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        least = count(pointer, keywords, "minItems") or 0
+        most = count(pointer, keywords, "maxItems")
+        first, rest = self._document.items(pointer)
+        items = Items(tuple(map(_claim, first)), () if rest is None else _claim(rest))
+        contains: tuple[Contains, ...] = ()
+        if "contains" in keywords:
+            at_least = count(pointer, keywords, "minContains")
+            at_most = count(pointer, keywords, "maxContains")
+            wanted = Contains(
+                _claim(f"{pointer}/contains"),
+                1 if at_least is None else at_least,
+                at_most,
+                f"{pointer}/contains",
+            )
+            if wanted.least or at_most is not None:
+                contains = (wanted,)
+        unique = f"{pointer}/uniqueItems" if keywords.get("uniqueItems") is True else None
+        if "unevaluatedItems" in keywords:
+            raise Unsupported(f"{pointer}/unevaluatedItems", "not expressed: use items")
+        if most is not None and least > most:
+            return Cases(_others(Array()))
+        shape = Array((items,) if items != Items() else (), least, most, contains, unique)
+        return Cases((*_others(Array()), shape))
+
+    def _no_array(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        found: list[Shape] = []
+        exact = "unevaluatedItems" not in keywords and keywords.get("uniqueItems") is not True
+        if least := count(pointer, keywords, "minItems") or 0:
+            found.append(Array(most=least - 1))
+        most = count(pointer, keywords, "maxItems")
+        if most is not None:
+            found.append(Array(least=most + 1))
+        first, rest = self._document.items(pointer)
+        for index, at in enumerate(first):
+            items = Items((*((),) * index, (Claim("not", at),)))
+            found.append(Array((items,), least=index + 1))
+        if rest is not None:
+            if not first:
+                found.append(Array(contains=(Contains((Claim("not", rest),), pointer=rest),)))
+            elif self._document.at(rest) is False:
+                found.append(Array(least=len(first) + 1))
+            else:
+                exact = False
+        if "contains" in keywords:
+            if count(pointer, keywords, "minContains") in (None, 1) and "maxContains" not in keywords:
+                found.append(Array((Items((), (Claim("not", f"{pointer}/contains"),)),)))
+            else:
+                exact = False
+        return Cases(tuple(found), exact)
+
+    # ---- objects ----
+
+    def _object(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        named = tuple(
+            (name, _claim(at)) for name, at in schema_map(pointer, keywords, "properties").items()
+        )
+        patterns = tuple(
+            (pattern, _claim(at), at)
+            for pattern, at in schema_map(pointer, keywords, "patternProperties").items()
+        )
+        others: Claims = ()
+        if "additionalProperties" in keywords:
+            others = _claim(f"{pointer}/additionalProperties")
+        elif "unevaluatedProperties" in keywords:
+            if not _APPLICATORS.isdisjoint(keywords):
+                raise Unsupported(
+                    f"{pointer}/unevaluatedProperties", "not expressed beside allOf, $ref and the like"
+                )
+            others = _claim(f"{pointer}/unevaluatedProperties")
+        least = count(pointer, keywords, "minProperties") or 0
+        most = count(pointer, keywords, "maxProperties")
+        if most is not None and least > most:
+            return Cases(_others(Object()))
+        members = Members(named, patterns, others)
+        shape = Object(
+            (members,) if members != Members() else (),
+            tuple(names(pointer, keywords, "required")),
+            frozenset(),
+            _claim(f"{pointer}/propertyNames") if "propertyNames" in keywords else (),
+            least,
+            most,
+            pointer,
+        )
+        return Cases((*_others(Object()), shape))
+
+    def _no_object(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        found: list[Shape] = []
+        exact = True
+        for name in names(pointer, keywords, "required"):
+            found.append(Object(forbidden=frozenset({name})))
+        for name, at in schema_map(pointer, keywords, "properties").items():
+            denied = Members(((name, (Claim("not", at),)),))
+            shape = Object((denied,), (name,), pointer=pointer)
+            empty, certain = self.emptiness(shape)
+            if not empty:
+                found.append(shape)
+            else:
+                exact = exact and certain
+        for key in _ABOUT_OTHERS:
+            if key in keywords and keywords[key] not in (True, {}):
+                exact = False
+        if least := count(pointer, keywords, "minProperties") or 0:
+            found.append(Object(most=least - 1))
+        most = count(pointer, keywords, "maxProperties")
+        if most is not None:
+            found.append(Object(least=most + 1))
+        return Cases(tuple(found), exact)
+
+    # ---- what is put together ----
+
+    def _reference(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        return self._is(self._document.resolve(pointer, keywords["$ref"]))
+
+    def _no_reference(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        return self._not(self._document.resolve(pointer, keywords["$ref"]))
+
+    def _parts(self, pointer: str, keywords: dict[str, Any], key: str) -> list[str]:
+        parts = keywords[key]
+        if not isinstance(parts, list) or not parts:
+            raise Unsupported(f"{pointer}/{key}", "a list of schemas must stand here")
+        return [f"{pointer}/{key}/{i}" for i in range(len(parts))]
+
+    def _all(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        found = _EVERYTHING
+        for part in self._parts(pointer, keywords, "allOf"):
+            found = self._both(found, self._is(part), part)
+        return found
+
+    def _no_all(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        return self._either(map(self._not, self._parts(pointer, keywords, "allOf")), pointer)
+
+    def _any(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        return self._either(map(self._is, self._parts(pointer, keywords, "anyOf")), pointer)
+
+    def _no_any(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        found = _EVERYTHING
+        for part in self._parts(pointer, keywords, "anyOf"):
+            found = self._both(found, self._not(part), part)
+        return found
+
+    def _one(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        """Each part without all others. A part that it does not meet for certain need not be denied."""
+        parts = self._parts(pointer, keywords, "oneOf")
+        cases = [self._is(part) for part in parts]
+        found: list[Cases] = []
+        for i, mine in enumerate(cases):
+            at: Cases = Cases(mine.shapes, mine.exact)
+            for j, other in enumerate(cases):
+                if i != j and at.shapes:
+                    at = self._without(at, other, parts[j])
+            found.append(at)
+        return self._either(found, pointer)
+
+    def _without(self, cases: Cases, other: Cases, pointer: str) -> Cases:
+        apart: list[Shape] = []
+        together: list[Shape] = []
+        for shape in cases.shapes:
+            (apart if other.exact and self._disjoint(shape, other) else together).append(shape)
+        if not together:
+            return cases
+        rest = self._both(Cases(tuple(together), cases.exact), self._not(pointer), pointer)
+        return self._either([Cases(tuple(apart)), rest], pointer)
+
+    def _disjoint(self, shape: Shape, other: Cases) -> bool:
+        for against in other.shapes:
+            both = meet(shape, against)
+            if both is not None and self.emptiness(both) != (True, True):
+                return False
+        return True
+
+    def _no_one(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        """None of the parts, or two of them."""
+        parts = self._parts(pointer, keywords, "oneOf")
+        none = _EVERYTHING
+        for part in parts:
+            none = self._both(none, self._not(part), part)
+        two = [
+            self._both(self._is(a), self._is(b), pointer) for i, a in enumerate(parts) for b in parts[:i]
+        ]
+        return self._either([none, *two], pointer)
+
+    def _negation(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        return self._not(f"{pointer}/not")
+
+    def _no_negation(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        return self._is(f"{pointer}/not")
+
+    def _conditional(
+        self, pointer: str, keywords: dict[str, Any], then: Callable[[str], Cases], none: Cases
+    ) -> Cases:
+        if "if" not in keywords:
+            return none
+        yes, no = self._is(f"{pointer}/if"), self._not(f"{pointer}/if")
+        if "then" in keywords:
+            yes = self._both(yes, then(f"{pointer}/then"), pointer)
+        elif none is _NOTHING:
+            yes = _NOTHING
+        if "else" in keywords:
+            no = self._both(no, then(f"{pointer}/else"), pointer)
+        elif none is _NOTHING:
+            no = _NOTHING
+        return self._either([yes, no], pointer)
+
+    def _condition(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        if "then" not in keywords and "else" not in keywords:
+            return _EVERYTHING
+        return self._conditional(pointer, keywords, self._is, _EVERYTHING)
+
+    def _no_condition(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        return self._conditional(pointer, keywords, self._not, _NOTHING)
+
+    def _dependencies(
+        self, pointer: str, keywords: dict[str, Any]
+    ) -> Iterator[tuple[str, Cases, Cases]]:
+        """For each name: what must hold where it is, and the opposite."""
+        for key in ("dependentRequired", "dependencies"):
+            if key == "dependencies" and self._document.draft >= 2019:
+                continue
+            for name, others in lists_of_names(pointer, keywords, key).items():
+                held = Cases((*_others(Object()), Object(required=tuple(others), pointer=pointer)))
+                missing = tuple(Object(forbidden=frozenset({other})) for other in others)
+                yield name, held, Cases(missing)
+        for key in ("dependentSchemas", "dependencies"):
+            if key == "dependencies" and self._document.draft >= 2019:
+                continue
+            for name, at in schema_map(pointer, keywords, key, lists=True).items():
+                yield name, self._is(at), self._not(at)
+
+    def _dependence(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        found = _EVERYTHING
+        if "dependencies" in keywords and self._document.draft >= 2019:
+            self._document.note(
+                f"{pointer}/dependencies: not a keyword since draft 2019-09, so it allows anything"
+            )
+        for name, held, _ in self._dependencies(pointer, keywords):
+            absent = Cases((*_others(Object()), Object(forbidden=frozenset({name}))))
+            present = self._both(Cases((Object(required=(name,), pointer=pointer),)), held, pointer)
+            found = self._both(found, self._either([absent, present], pointer), pointer)
+        return found
+
+    def _no_dependence(self, pointer: str, keywords: dict[str, Any]) -> Cases:
+        parts = [
+            self._both(Cases((Object(required=(name,), pointer=pointer),)), broken, pointer)
+            for name, _, broken in self._dependencies(pointer, keywords)
+        ]
+        return self._either(parts, pointer)
+
+
+_GROUPS = {
+    "$ref": "reference",
+    "type": "type",
+    **dict.fromkeys(("const", "enum"), "values"),
+    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), "string"),
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"
+    ),
+    **dict.fromkeys(
+        (
+            *("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
+            *("contains", "unevaluatedItems"),
+        ),
+        "array",
+    ),
+    **dict.fromkeys(
+        (
+            *("properties", "patternProperties", "additionalProperties", "required", "propertyNames"),
+            *("minProperties", "maxProperties", "unevaluatedProperties"),
+        ),
+        "object",
+    ),
+    "allOf": "all",
+    "anyOf": "any",
+    "oneOf": "one",
+    "not": "negation",
+    **dict.fromkeys(("if", "then", "else"), "condition"),
+    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), "dependence"),
+}
+_APPLICATORS = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not"))
+_ABOUT_OTHERS = (
+    *("patternProperties", "propertyNames"),
+    *("additionalProperties", "unevaluatedProperties"),
+)
+_TOLD = {"nullable": "not a keyword of JSON Schema, so it says nothing: use type with null"}
+
+
+def _claim(pointer: str) -> Claims:
+    return (Claim("is", pointer),)
+
+
+def _others(shape: Shape) -> tuple[Shape, ...]:
+    """All shapes of other types."""
+    return tuple(other for other in UNIVERSE if type(other) is not type(shape))
+
+
+def _bounds(pointer: str, keywords: dict[str, Any]) -> Iterator[Number]:
+    for key, strict in (("minimum", False), ("exclusiveMinimum", True)):
+        if key in keywords:
+            yield Number(low=fraction(pointer, keywords, key), low_open=strict)
+    for key, strict in (("maximum", False), ("exclusiveMaximum", True)):
+        if key in keywords:
+            yield Number(high=fraction(pointer, keywords, key), high_open=strict)
+
+
+def _exact(value: float | int) -> Fraction:
+    return Fraction(repr(value))
+
+
+def _equal(value: object) -> Claims:
+    return (Claim("equals", json.dumps(value, ensure_ascii=False)),)
+
+
+def _constants(values: list[Any]) -> Iterator[Shape]:
+    """The shapes of `values`: those of one simple type are one shape."""
+    strings = tuple(dict.fromkeys(v for v in values if isinstance(v, str)))
+    if strings:
+        yield String(only=strings)
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    if numbers:
+        yield Number(only=tuple(dict.fromkeys(map(_exact, numbers))))
+    booleans = frozenset(v for v in values if isinstance(v, bool))
+    if booleans:
+        yield Boolean(booleans)
+    if None in values:
+        yield Null()
+    for value in values:
+        if isinstance(value, list):
+            items = Items(tuple(map(_equal, value)), NEVER)
+            yield Array((items,), len(value), len(value))
+        elif isinstance(value, dict):
+            members = Members(tuple((k, _equal(v)) for k, v in value.items()), (), NEVER)
+            yield Object((members,), tuple(value))
+
+
+def _differing(values: list[Any]) -> Iterator[Cases]:
+    """Unions whose common part is all values that differ from all of `values`."""
+    strings = frozenset(v for v in values if isinstance(v, str))
+    numbers = frozenset(
+        _exact(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)
+    )
+    booleans = frozenset({True, False}) - {v for v in values if isinstance(v, bool)}
+    yield Cases(
+        (
+            *(() if None in values else (Null(),)),
+            *((Boolean(booleans),) if booleans else ()),
+            Number(excluded=numbers),
+            String(excluded=strings),
+            Array(),
+            Object(),
+        )
+    )
+    for value in values:
+        if isinstance(value, list):
+            different: list[Shape] = [Array(least=len(value) + 1)]
+            if value:
+                different.append(Array(most=len(value) - 1))
+            yield Cases((*_others(Array()), *different), exact=not value)
+        elif isinstance(value, dict):
+            missing = [Object(forbidden=frozenset({name})) for name in value]
+            yield Cases((*_others(Object()), *missing), exact=False)

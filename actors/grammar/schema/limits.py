@@ -1,0 +1,14 @@
+"""What a schema may cost. Each number is checked before the work that it bounds is done."""
+
+MAX_DEPTH = 64  # JSON inside JSON, of the schema as text
+MAX_VALUES = 2_000  # of one enum
+MAX_NUMBER_DIGITS = 40  # of a number in the schema
+MAX_CASES = 256  # shapes that one schema may be a union of
+MAX_CLAIMS = 20_000  # different conjunctions of schemas that are looked at
+MAX_EXPRESSIONS = 20_000  # values and members that are spelled
+MAX_NESTING = 48  # of spelled values in each other
+MAX_COUNT = 1_000  # of minLength, maxLength, minItems, maxItems
+MAX_MULTIPLE = 2_000  # of multipleOf, in its last digit
+MAX_PERMUTED = 8  # values whose unique lists are spelled in every order
+ANY_DEPTHS = (3, 1)  # how deep a value may nest that no schema describes: the first that fits
+MAX_NOTES = 64  # what is told of one schema

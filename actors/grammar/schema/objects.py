@@ -1,0 +1,139 @@
+"""Objects: which members they have, by name and by what names match. Pure.
+
+Members that a schema names come first, in the order in which it names them; then those that only have to
+be there; then all others. A value is spelled by `spell`, which is given claims and returns None where no
+value is possible.
+"""
+
+from collections.abc import Callable
+
+from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.expression import ANY_TEXT, Literal, union
+from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
+from ramify.actors.grammar.schema.expand import Expander
+from ramify.actors.grammar.schema.members import Listed, Others, Separators, objects
+from ramify.actors.grammar.schema.shapes import Check, Claims, Object, String, joined
+from ramify.actors.grammar.schema.strings import Strings, json_text, quoted
+from ramify.protocol.errors import ConstraintError
+
+_MAX_KINDS = 64  # of names, by the patterns that they match
+_MAX_COUNTED = 256  # members times counts
+
+
+class Objects:
+    """Spells objects."""
+
+    def __init__(
+        self,
+        spell: Callable[[Claims], Automaton | None],
+        expander: Expander,
+        strings: Strings,
+        separators: Separators,
+    ) -> None:
+        self._spell = spell
+        self._expander = expander
+        self._strings = strings
+        self._separators = separators
+
+    def spell(self, shape: Object) -> Automaton | None:
+        """The objects of `shape` as JSON. None if there are none. Raises `Unsupported`."""
+        names = dict.fromkeys(name for members in shape.members for name, _ in members.named)
+        names |= dict.fromkeys(shape.required)
+        listed: list[Listed] = []
+        for name in names:
+            value = self._spell(self._expander.member(shape, name))
+            required = name in shape.required
+            if value is not None:
+                listed.append(Listed(json_text(name).data, value, required))
+            elif required:
+                return None
+        others = self._others(shape, list(names))
+        required_ones = sum(member.required for member in listed)
+        least = shape.least if shape.least > required_ones else 0
+        most = shape.most
+        if not others:
+            if least > len(listed):
+                return None
+            most = most if most is not None and most < len(listed) else None
+        if most is not None and max(required_ones, least) > most:
+            return None
+        counts = max(least, 1) if most is None else most
+        if (least > 1 or most is not None) and counts * (len(listed) + 1) > _MAX_COUNTED:
+            raise TooLarge(shape.pointer, f"members times counts: at most {_MAX_COUNTED}")
+        free = least > required_ones + 1 and bool(others)
+        found = (
+            None if free and most is not None else objects(listed, others, least, most, self._separators)
+        )
+        if found is None or found.is_empty():
+            if not free:
+                return None
+            raise Unsupported(
+                shape.pointer,
+                "minProperties is not expressed where two names or more are free: list them",
+            )
+        return found
+
+    # ---- names that the schema does not list ----
+
+    def _others(self, shape: Object, listed: list[str]) -> list[Others]:
+        """Members of other names."""
+        if shape.most is not None and shape.most <= len(shape.required):
+            return []
+        patterns = list(dict.fromkeys(p for members in shape.members for p in members.patterns))
+        plain: Claims = ()
+        for members in shape.members:
+            plain = joined(plain, members.others)
+        if not patterns and self._spell(plain) is None:
+            return []
+        try:
+            kinds = self._kinds(shape, listed, [(p, pointer) for p, _, pointer in patterns])
+        except ConstraintError as error:
+            raise TooLarge(shape.pointer, error.message) from None
+        by_claims: dict[Claims, list[Automaton]] = {}
+        for language, matched in kinds:
+            claims: Claims = ()
+            for members in shape.members:
+                mine = [c for p, c, pointer in members.patterns if (p, pointer) in matched]
+                for part in mine or [members.others]:
+                    claims = joined(claims, part)
+            by_claims.setdefault(claims, []).append(language)
+        found: list[Others] = []
+        for claims, languages in by_claims.items():
+            value = self._spell(claims)
+            if value is not None:
+                found.append(Others(quoted(languages[0].union(*languages[1:])), value))
+        return found
+
+    def _kinds(
+        self, shape: Object, listed: list[str], patterns: list[tuple[str, str]]
+    ) -> list[tuple[Automaton, frozenset[tuple[str, str]]]]:
+        """All other names, taken apart by which of `patterns` they match."""
+        names = Automaton.from_expression(ANY_TEXT)
+        if shape.names:
+            languages = [
+                self._strings.language(case)
+                for case in self._expander.expand(shape.names).shapes
+                if isinstance(case, String)
+            ]
+            if not languages:
+                return []
+            names = languages[0].union(*languages[1:])
+        taken = sorted({*listed, *shape.forbidden})
+        if taken:
+            words = union(*(Literal(name.encode("utf-8", "surrogatepass")) for name in taken))
+            names = names.minus(Automaton.from_expression(words))
+        kinds = [(names, frozenset[tuple[str, str]]())]
+        for pattern in patterns:
+            language = self._strings.language(String(tests=(Check("pattern", *pattern),)))
+            split = []
+            for part, matched in kinds:
+                for piece, now in (
+                    (part.intersect(language), matched | {pattern}),
+                    (part.minus(language), matched),
+                ):
+                    if not piece.is_empty():
+                        split.append((piece, now))
+            kinds = split
+            if len(kinds) > _MAX_KINDS:
+                raise TooLarge(pattern[1], f"patterns tell more than {_MAX_KINDS} kinds of names apart")
+        return kinds

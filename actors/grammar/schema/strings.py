@@ -1,0 +1,215 @@
+"""Strings: the texts that tests, lengths and lists allow, and how JSON spells them. Pure.
+
+Languages are automata over the text that a string means, so patterns, formats and lengths are combined
+there, exactly. `escaped` turns one into the language of what stands between the quotes: each character
+by itself, except quote, backslash and control characters, in the spelling of `json.dumps`.
+
+A pattern is ECMA 262's: it is searched for, and \\d \\w \\s know ASCII only.
+"""
+
+import json
+from functools import lru_cache
+
+import numpy as np
+
+from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.characters import ANY
+from ramify.actors.grammar.expression import (
+    ANY_TEXT,
+    Chars,
+    Concat,
+    Embedded,
+    Literal,
+    Repeat,
+    union,
+)
+from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
+from ramify.actors.grammar.schema.formats import FORMATS
+from ramify.actors.grammar.schema.limits import MAX_COUNT
+from ramify.actors.grammar.schema.shapes import Check, String
+from ramify.protocol.errors import ConstraintError
+
+_ONE = Chars(ANY)
+
+
+class Strings:
+    """The languages of strings of one schema; each is made once."""
+
+    def __init__(self) -> None:
+        self._tests: dict[tuple[str, str], Automaton] = {}
+        self._matches: dict[tuple[Check, str], bool] = {}
+        self._languages: dict[String, Automaton] = {}
+        self._spelled: dict[String, Automaton] = {}
+
+    def matches(self, test: Check, value: str) -> bool:
+        """Whether `value` passes `test`."""
+        key = (test, value)
+        found = self._matches.get(key)
+        if found is None:
+            found = self._matches[key] = self._test(test).accepts(_utf8(value)) == test.positive
+        return found
+
+    def holds(self, shape: String, value: str) -> bool:
+        """Whether `value` is one of `shape`."""
+        if shape.only is not None and value not in shape.only:
+            return False
+        if value in shape.excluded or len(value) < shape.least:
+            return False
+        if shape.most is not None and len(value) > shape.most:
+            return False
+        return all(self.matches(test, value) for test in shape.tests)
+
+    def is_empty(self, shape: String) -> tuple[bool, bool]:
+        """Whether there is no string of `shape`, and if so, whether that is certain.
+
+        Formats make it uncertain: whoever takes them as annotations allows more.
+        """
+        certain = all(test.kind != "format" for test in shape.tests)
+        if shape.only is not None:
+            return not any(self.holds(shape, value) for value in shape.only), certain
+        if not shape.tests or (len(shape.tests) == 1 and (shape.least, shape.most) == (0, None)):
+            return False, True
+        return self.language(shape).is_empty(), certain
+
+    def _test(self, test: Check) -> Automaton:
+        """What passes `test`, taken as positive."""
+        key = (test.kind, test.text)
+        found = self._tests.get(key)
+        if found is None:
+            try:
+                if test.kind == "format":
+                    found = Automaton.from_regex(FORMATS[test.text])
+                else:
+                    found = Automaton.from_regex(test.text, search=True)
+            except ConstraintError as error:
+                raise Unsupported(test.pointer, error.message) from None
+            self._tests[key] = found
+        return found
+
+    def language(self, shape: String) -> Automaton:
+        """The texts that strings of `shape` mean. Raises `Unsupported`."""
+        found = self._languages.get(shape)
+        if found is None:
+            found = self._languages[shape] = self._language(shape)
+        return found
+
+    def _language(self, shape: String) -> Automaton:
+        if shape.only is not None:
+            kept = [value for value in shape.only if self.holds(shape, value)]
+            return Automaton.from_expression(union(*(Literal(_utf8(value)) for value in kept)))
+        where = shape.tests[0].pointer if shape.tests else ""
+        for bound in (shape.least, shape.most or 0):
+            if bound > MAX_COUNT:
+                raise TooLarge(where, f"a length of {bound}: at most {MAX_COUNT} characters are counted")
+        try:
+            found: Automaton | None = None
+            for test in shape.tests:
+                part = self._test(test)
+                if test.positive:
+                    found = part if found is None else found.intersect(part)
+            for test in shape.tests:
+                if not test.positive:
+                    found = (found or _any_text()).minus(self._test(test))
+            if (shape.least, shape.most) != (0, None):
+                part = Automaton.from_expression(Repeat(_ONE, shape.least, shape.most))
+                found = part if found is None else found.intersect(part)
+            if shape.excluded:
+                words = union(*(Literal(_utf8(value)) for value in sorted(shape.excluded)))
+                found = (found or _any_text()).minus(Automaton.from_expression(words))
+        except ConstraintError as error:
+            raise TooLarge(where, error.message) from None
+        return found or _any_text()
+
+    def spell(self, shape: String) -> Automaton | None:
+        """The strings of `shape` as JSON, quotes included. None if there are none."""
+        found = self._spelled.get(shape)
+        if found is None:
+            if shape.only is not None:
+                texts = [json_text(v) for v in shape.only if self.holds(shape, v)]
+                if not texts:
+                    return None
+                found = Automaton.from_expression(union(*texts))
+            elif shape == String():
+                found = any_string()
+            else:
+                language = self.language(shape)
+                if language.is_empty():
+                    return None
+                found = quoted(language)
+            self._spelled[shape] = found
+        return found
+
+
+@lru_cache(maxsize=1)
+def _any_text() -> Automaton:
+    return Automaton.from_expression(ANY_TEXT)
+
+
+@lru_cache(maxsize=1)
+def any_string() -> Automaton:
+    """Any string as JSON."""
+    return quoted(_any_text())
+
+
+def quoted(language: Automaton) -> Automaton:
+    """Strings that mean the texts of `language`, as JSON."""
+    quote = Literal(b'"')
+    return Automaton.from_expression(Concat((quote, Embedded(escaped(language)), quote)))
+
+
+def _utf8(value: str) -> bytes:
+    """`value` in UTF-8; half a surrogate pair, which has none, as bytes that no text has."""
+    return value.encode("utf-8", "surrogatepass")
+
+
+def json_text(value: object) -> Literal:
+    """`value` as canonical JSON, without white space. Raises `Unsupported`."""
+    try:
+        return Literal(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+    except UnicodeEncodeError:
+        raise Unsupported("", "a string with half a surrogate pair has no UTF-8") from None
+
+
+_SHORT = {8: b"b", 9: b"t", 10: b"n", 12: b"f", 13: b"r", 34: b'"', 92: b"\\"}
+_SPECIAL = np.array([*range(32), 34, 92])
+_HEX = b"0123456789abcdef"
+
+
+def escaped(language: Automaton) -> Automaton:
+    r"""The texts of `language` as they stand between the quotes of a JSON string.
+
+    Where `language` takes a character that JSON escapes, six states more spell \n or \u00XX. States
+    that take such characters alike share them.
+    """
+    table = language.next[:, language.classes]  # [states, 256]
+    taken = table[:, _SPECIAL]
+    affected = np.flatnonzero((taken >= 0).any(axis=1))
+    kinds, kind_of = np.unique(taken[affected], axis=0, return_inverse=True)
+    size = len(table)
+    spelled = np.full((size + 6 * len(kinds), 256), -1, np.int32)
+    spelled[:size] = table
+    spelled[:size, _SPECIAL] = -1
+    spelled[affected, 92] = size + 6 * kind_of.ravel()
+    for kind, row in enumerate(kinds):
+        slash = size + 6 * kind
+        u, zero, second, low, high = range(slash + 1, slash + 6)
+        target = dict(zip(_SPECIAL.tolist(), row.tolist(), strict=True))
+        for code, letter in _SHORT.items():
+            spelled[slash, letter[0]] = target[code]
+        for code in range(32):
+            if code not in _SHORT:
+                spelled[low if code < 16 else high, _HEX[code % 16]] = target[code]
+        spelled[second, ord("0")] = low
+        spelled[second, ord("1")] = high
+        spelled[zero, ord("0")] = second
+        spelled[u, ord("0")] = zero
+        spelled[slash, ord("u")] = u
+    final = np.zeros(len(spelled), np.bool_)
+    final[:size] = language.final
+    return from_table(spelled, final)
+
+
+def from_table(table: np.ndarray, final: np.ndarray) -> Automaton:
+    """An automaton of `table` int32 [states, 256], equal columns merged; useless states stay."""
+    columns, classes = np.unique(table, axis=1, return_inverse=True)
+    return Automaton(np.ascontiguousarray(columns), classes.ravel().astype(np.uint8), final)

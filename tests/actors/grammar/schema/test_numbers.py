@@ -1,0 +1,69 @@
+"""Spelled numbers against fractions."""
+
+import json
+import random
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.actors.grammar.schema.errors import TooLarge
+from ramify.actors.grammar.schema.numbers import Numbers, number_text
+from ramify.actors.grammar.schema.shapes import Number
+
+DECIMALS = st.builds(Fraction, st.integers(-3000, 3000), st.sampled_from([1, 2, 10, 100, 1000]))
+NUMBERS = st.builds(
+    Number,
+    integer=st.sampled_from([None, True, False]),
+    low=st.none() | DECIMALS,
+    low_open=st.booleans(),
+    high=st.none() | DECIMALS,
+    high_open=st.booleans(),
+    multiples=st.frozensets(
+        st.sampled_from([Fraction(3), Fraction(1, 4), Fraction(7, 100)]), max_size=1
+    ),
+    excluded=st.frozensets(DECIMALS, max_size=2),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(NUMBERS, st.randoms(use_true_random=False))
+def test_written_numbers_hold(walker: Any, shape: Number, rng: random.Random) -> None:
+    automaton = Numbers().spell(shape)
+    if automaton is None:
+        return
+    walk = walker(automaton)
+    for _ in range(10):
+        text = walk.text(rng, 8)
+        assert shape.holds(Fraction(text.decode())), text
+        json.loads(text)
+
+
+@settings(max_examples=80, deadline=None)
+@given(NUMBERS, DECIMALS)
+def test_numbers_are_written_if_and_only_if_they_hold(shape: Number, value: Fraction) -> None:
+    automaton = Numbers().spell(shape)
+    text = number_text(value).encode()
+    assert (automaton is not None and automaton.accepts(text)) == shape.holds(value)
+
+
+def test_no_text_is_rounded_to_a_bound_that_is_left_out() -> None:
+    automaton = Numbers().spell(Number(high=Fraction(1), high_open=True))
+    assert automaton is not None
+    assert automaton.accepts(b"0.99999")
+    assert not automaton.accepts(b"0.99999999999999999999")  # 1.0 as a double
+
+
+def test_lists_of_numbers() -> None:
+    automaton = Numbers().spell(Number(only=(Fraction(1), Fraction(12), Fraction(-5, 2))))
+    assert automaton is not None
+    assert [automaton.accepts(t) for t in (b"1", b"12", b"-2.5", b"2", b"-2", b"121")] == [True] * 3 + [
+        False
+    ] * 3
+
+
+def test_steps_of_many_digits_are_refused() -> None:
+    with pytest.raises(TooLarge, match="multipleOf"):
+        Numbers().spell(Number(multiples=frozenset({Fraction(99991)})))

@@ -1,0 +1,61 @@
+"""Which back end a schema is served by."""
+
+from typing import Any
+
+import pytest
+
+from ramify.actors.grammar import route as module
+from ramify.actors.grammar.route import route
+from ramify.protocol.errors import ConstraintError
+
+CELL = {
+    "type": "array",
+    "prefixItems": [{"type": "integer"}, {"$ref": "#/$defs/l"}],
+    "minItems": 2,
+    "items": False,
+}
+LIST = {"$ref": "#/$defs/l", "$defs": {"l": {"anyOf": [{"type": "null"}, CELL]}}}
+
+
+def test_what_is_regular_is_an_automaton() -> None:
+    routed = route({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})
+    assert routed.grammar is None
+    assert routed.automaton is not None
+    assert routed.automaton.accepts(b'{"a":1}')
+    assert routed.notes == ("values that no schema describes nest at most 3 deep",)
+
+
+@pytest.mark.skipif(module.llguidance is None, reason="llguidance has no wheel here")
+def test_recursion_is_for_llguidance() -> None:
+    routed = route(LIST)
+    assert routed.automaton is None
+    assert routed.grammar is not None
+    assert "$defs" in routed.grammar
+
+
+@pytest.mark.skipif(module.llguidance is None, reason="llguidance has no wheel here")
+def test_llguidance_gets_no_format_that_it_does_not_know() -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "format": "colour"}},
+    }
+    schema["properties"]["b"] = {"$ref": "#"}
+    routed = route(schema)
+    assert routed.grammar is not None
+    assert "colour" not in routed.grammar
+    assert any("'colour'" in note for note in routed.notes)
+
+
+def test_without_llguidance_recursion_goes_to_a_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "llguidance", None)
+    routed = route(LIST)
+    assert routed.automaton is not None
+    assert routed.automaton.accepts(b"[1,[2,null]]")
+    assert any("deep" in note for note in routed.notes)
+
+
+def test_nobody_serves_it() -> None:
+    schema = {"properties": {"a": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
+    with pytest.raises(ConstraintError, match="uniqueItems") as caught:
+        route(schema)
+    assert caught.value.details == {"pointer": "/properties/a/uniqueItems"}
