@@ -1,6 +1,7 @@
 """From what a client asks for to what the executor follows: one call, in a worker's process. Pure.
 
-Regexes and choices become byte automata; JSON Schemas and grammars in Lark's form go to llguidance.
+Regexes and choices become byte automata, JSON Schemas too where they can (`route`); other schemas and
+grammars in Lark's form go to llguidance.
 """
 
 import json
@@ -11,8 +12,9 @@ import numpy as np
 
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.expression import literal, union
-from ramify.actors.grammar.grammars import lark_grammar, schema_grammar
+from ramify.actors.grammar.grammars import lark_grammar
 from ramify.actors.grammar.limits import MAX_BYTES, MAX_CELLS, MAX_CHOICES
+from ramify.actors.grammar.route import route
 from ramify.protocol.constraints import (
     AutomatonBody,
     CompiledConstraint,
@@ -60,7 +62,11 @@ def _schema(spec: ConstraintSpec) -> CompiledConstraint:
         raise ConstraintError(f"the schema is not JSON: {error}", pointer="") from None
     if not isinstance(schema, dict | bool):
         raise ConstraintError("a schema is an object, true or false", pointer="")
-    return _grammar(*schema_grammar(schema, spaced=spec.spaced))
+    routed = route(schema, spacing="spaced" if spec.spaced else "compact")
+    if routed.automaton is not None:
+        return _ready(routed.automaton, routed.notes)
+    assert routed.grammar is not None
+    return _grammar(routed.grammar, routed.notes)
 
 
 def _ready(automaton: Automaton, notes: tuple[str, ...] = ()) -> CompiledConstraint:

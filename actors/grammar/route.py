@@ -6,20 +6,16 @@ cannot express, so nothing is weakened. Where both refuse, and only because the 
 the lowering writes it to a certain depth.
 """
 
-import json
 from typing import Any, NamedTuple
 
 from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.grammars import schema_grammar
+from ramify.actors.grammar.limits import MAX_CELLS
 from ramify.actors.grammar.schema.document import Schema, child
-from ramify.actors.grammar.schema.errors import Unsupported
+from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.limits import MAX_NOTES
-from ramify.actors.grammar.schema.lower import Spacing, lower
+from ramify.actors.grammar.schema.lower import Lowered, Spacing, lower
 from ramify.protocol.errors import ConstraintError
-
-try:
-    import llguidance
-except ImportError:  # it has no wheel for this machine
-    llguidance = None  # type: ignore[assignment]
 
 UNROLL = 2  # how often a subschema is inside itself, where only the lowering is left
 
@@ -47,24 +43,28 @@ class Routed(NamedTuple):
 def route(schema: Schema, *, spacing: Spacing = "compact") -> Routed:
     """The back end of `schema`. Raises ConstraintError with a `pointer` if there is none."""
     try:
-        lowered = lower(schema, spacing=spacing)
-        return Routed(lowered.automaton, None, lowered.notes)
+        return _automaton(lower(schema, spacing=spacing))
     except Unsupported as error:
         refused = error
     notes: dict[str, None] = {}
-    other = "llguidance is not installed"
-    if llguidance is not None:
-        grammar = _grammar(_known_formats(schema, "", notes), spacing)
-        other = _fault(grammar)
-        if not other:
-            return Routed(None, grammar, tuple(notes))
+    try:
+        grammar, told = schema_grammar(_known_formats(schema, "", notes), spaced=spacing == "spaced")
+        return Routed(None, grammar, (*notes, *told))
+    except ConstraintError as error:
+        other = error.message
     if refused.recursive:
         try:
-            lowered = lower(schema, spacing=spacing, unroll=UNROLL)
-            return Routed(lowered.automaton, None, lowered.notes)
+            return _automaton(lower(schema, spacing=spacing, unroll=UNROLL))
         except Unsupported as error:
             refused = error
-    raise ConstraintError(f"{refused} (and llguidance: {other})", pointer=refused.pointer)
+    raise ConstraintError(f"{refused} (llguidance: {other})", pointer=refused.pointer)
+
+
+def _automaton(lowered: Lowered) -> Routed:
+    states, columns = lowered.automaton.next.shape
+    if states * columns > MAX_CELLS:
+        raise TooLarge("", f"it needs {states} states: lower its lengths and counts, or list less")
+    return Routed(lowered.automaton, None, lowered.notes)
 
 
 def _known_formats(value: Any, pointer: str, notes: dict[str, None]) -> Any:
@@ -83,19 +83,3 @@ def _known_formats(value: Any, pointer: str, notes: dict[str, None]) -> Any:
         else:
             found[key] = _known_formats(inner, child(pointer, key), notes)
     return found
-
-
-def _grammar(schema: Schema, spacing: Spacing) -> str:
-    """`schema` as llguidance takes it, in the same spelling as the lowering's."""
-    comma, colon = (",", ":") if spacing == "compact" else (", ", ": ")
-    text: str = llguidance.LLMatcher.grammar_from_json_schema(
-        json.dumps(schema),
-        defaults={"whitespace_flexible": False, "item_separator": comma, "key_separator": colon},
-    )
-    return text
-
-
-def _fault(grammar: str) -> str:
-    """What llguidance says against `grammar`; nothing if it can serve it."""
-    text: str = llguidance.LLMatcher.validate_grammar(grammar)
-    return text.strip().split("\n")[0][:300]

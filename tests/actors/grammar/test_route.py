@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ramify.actors.grammar import route as module
+from ramify.actors.grammar import grammars
 from ramify.actors.grammar.route import route
 from ramify.protocol.errors import ConstraintError
 
@@ -25,7 +25,7 @@ def test_what_is_regular_is_an_automaton() -> None:
     assert routed.notes == ("values that no schema describes nest at most 3 deep",)
 
 
-@pytest.mark.skipif(module.llguidance is None, reason="llguidance has no wheel here")
+@pytest.mark.skipif(grammars.llguidance is None, reason="llguidance has no wheel here")
 def test_recursion_is_for_llguidance() -> None:
     routed = route(LIST)
     assert routed.automaton is None
@@ -33,7 +33,7 @@ def test_recursion_is_for_llguidance() -> None:
     assert "$defs" in routed.grammar
 
 
-@pytest.mark.skipif(module.llguidance is None, reason="llguidance has no wheel here")
+@pytest.mark.skipif(grammars.llguidance is None, reason="llguidance has no wheel here")
 def test_llguidance_gets_no_format_that_it_does_not_know() -> None:
     schema: dict[str, Any] = {
         "type": "object",
@@ -47,7 +47,7 @@ def test_llguidance_gets_no_format_that_it_does_not_know() -> None:
 
 
 def test_without_llguidance_recursion_goes_to_a_depth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "llguidance", None)
+    monkeypatch.setattr(grammars, "llguidance", None)
     routed = route(LIST)
     assert routed.automaton is not None
     assert routed.automaton.accepts(b"[1,[2,null]]")
