@@ -11,12 +11,14 @@
 in random numbers, a part of them with top-p, penalties and log-probabilities; 16 requests run at once,
 each with 0 to 4 guesses a step by chance; all tokens are compared with those of an executor without
 drafts.
-`steps`: fixed numbers of guesses, side by side with none. `speed` goes through servers, one for each
+`steps`: fixed numbers of guesses, side by side with none; with --threads 1 the thread's own time
+counts, which other programs on the machine disturb less. `speed` goes through servers, one for each
 way of drafting, which take turns; the scheduler decides how much is guessed.
 
-What is generated: `own`, the model's likeliest answers to questions like those it was trained on;
-`chat`, answers to held-out chats in random numbers; `calls`, the likeliest answers to prompts with
-functions; `repeat`, to "repeat this text". Texts come from --data, the folder of corpus/ and workloads/.
+What is generated, up to its end: `own`, the model's likeliest answers to questions of the kinds that it
+was made for; `chat`, answers to held-out chats of people in random numbers; `calls`, the likeliest
+answers to prompts with functions; `repeat`, to "repeat this text". Texts come from --data, the folder of
+corpus/ and workloads/.
 """
 
 import argparse
@@ -27,7 +29,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
@@ -73,13 +75,11 @@ class Texts:
     def kind(self, kind: str, count: int) -> list[str]:
         """Questions of one of KINDS."""
         if kind == "own":
-            lines = self._corpus("chat_instructions.jsonl.zst", 20_000)
-            found = [first_question(line) for line in lines]
-            return random.Random(1).sample([text for text in found if 10 < len(text) < 300], count)
+            found = self._held_out(lambda source: source in ("synth", "tinystories", "factbook"))
+            return random.Random(1).sample(found, count)
         if kind == "chat":
-            lines = self._corpus("valid_chat.jsonl.zst", 20_000)
-            found = [first_question(line) for line in lines]
-            return random.Random(2).sample([text for text in found if 10 < len(text) < 300], count)
+            found = self._held_out(lambda source: source != "synth")
+            return random.Random(2).sample(found, count)
         if kind == "calls":
             calls = list(self._workload("function_calling_bfcl.jsonl"))
             picked = random.Random(3).sample(calls, count)
@@ -95,6 +95,12 @@ class Texts:
                 lines = islice(self._workload(path.name), 200)
                 found += [text for line in lines if (text := longest_string(line)[:400])]
         return random.Random(5).sample(found, min(count, len(found)))
+
+    def _held_out(self, wanted: Callable[[str], bool]) -> list[str]:
+        """The first questions of held-out chats."""
+        lines = self._corpus("valid_chat.jsonl.zst", 20_000)
+        found = [first_question(line) for line in lines if wanted(line["source"])]
+        return [text for text in found if 10 < len(text) < 300]
 
     def _workload(self, name: str) -> Iterator[Any]:
         with (self._data / "workloads" / name).open(encoding="utf-8") as file:
@@ -146,10 +152,18 @@ def executor_of(options: argparse.Namespace, quantization: Any, draft: str, page
     return load_executor(config, lambda what, done: None)
 
 
-def run(executor: Any, jobs: Sequence[Job], length: int, most: int | None, rows: int = ROWS) -> float:
+def run(
+    executor: Any,
+    jobs: Sequence[Job],
+    length: int,
+    most: int | None,
+    rows: int = ROWS,
+    clock: Callable[[], float] = time.perf_counter,
+    stop: int = -1,
+) -> float:
     """Run the jobs, `rows` at once, and give each `length` tokens. Seconds of all steps without prompts.
 
-    `most`: guesses of each row; None: 0 to 4 by chance.
+    `most`: guesses of each row; None: 0 to 4 by chance. `stop`: a token that ends an output.
     """
     draw, waiting = random.Random(1), list(jobs)[::-1]
     running: dict[int, Job] = {}
@@ -170,17 +184,20 @@ def run(executor: Any, jobs: Sequence[Job], length: int, most: int | None, rows:
             planned = [draw.randint(0, 4) if most is None else most for _ in old]
             drafts = pack(planned)
         plan = StepPlan(0, pack(closes), opens, [], extends, pack(old), drafts)
-        begin = time.perf_counter()
+        begin = clock()
         result = executor.launch(plan).result()
-        seconds += 0.0 if opens else time.perf_counter() - begin
+        seconds += 0.0 if opens else clock() - begin
         closes = []
         counts = unpack(result.counts) if result.counts else [1] * (len(result.rows) // 4)
         tokens, first = list(unpack(result.tokens)), 0
         for row, count in zip(unpack(result.rows), counts, strict=True):
-            running[row].output += tokens[first : first + count]
+            output = running[row].output
+            output += tokens[first : first + count]
             first += count
-            if len(running[row].output) >= length:
-                del running[row].output[length:], running[row]
+            if stop in output[-count:]:
+                del output[output.index(stop) + 1 :]
+            if len(output) >= length or output[-1] == stop:
+                del output[length:], running[row]
                 closes.append(row)
     executor.launch(StepPlan(0, pack(closes)))
     return seconds
@@ -229,6 +246,7 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Tokens a second of decoding, by guesses; every variant in turn, the best of three."""
     texts, results = Texts(options.data), []
     quantization = options.quantization[0]
+    clock = time.thread_time if options.threads == 1 else time.perf_counter
     executors = {draft: executor_of(options, quantization, draft) for draft in ["none", *options.drafts]}
     for kind in options.kinds:
         temperature = 1.0 if kind == "chat" else 0.0
@@ -249,8 +267,9 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
                     ]
                     counters = executor.drafts
                     before = counters.drafted, counters.accepted
-                    seconds = run(executor, jobs, options.output, most, batch)
-                    rate = len(jobs) * options.output / seconds
+                    end = executor.info.eos_token_ids[0]
+                    seconds = run(executor, jobs, options.output, most, batch, clock, end)
+                    rate = sum(len(job.output) for job in jobs) / seconds
                     best[draft, most] = max(rate, best.get((draft, most), 0.0))
                     drafted = counters.drafted - before[0]
                     share = (counters.accepted - before[1]) / drafted if drafted else 0.0
@@ -291,7 +310,7 @@ async def serve_all(
         nonlocal done, accepted
         while waiting:
             number, prompt = waiting.pop()
-            asked = {"max_tokens": output, "temperature": heat, "seed": number, "ignore_eos": True}
+            asked = {"max_tokens": output, "temperature": heat, "seed": number}
             tokens, guessed = await answer(url, prompt, asked)
             done, accepted = done + tokens, accepted + guessed
 
