@@ -117,6 +117,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     # model), or a checkpoint's folder; auto: see `gpu.startup.drafts`
     draft: str = "auto"
     draft_tokens: int = 4  # most of them for a row in a step
+    jump_forward: bool = True  # run what a constraint says must follow in one step
     # how the model writes tool calls; auto: as its chat template says
     tool_parser: Literal[
         "auto", "hermes", "qwen3-coder", "llama3", "mistral", "deepseek", "harmony", "any", "none"

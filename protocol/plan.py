@@ -130,7 +130,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
     A row stands in at most one of `extends` and `decodes`. A decode runs the row's last
     sampled token at position `length` and samples the next one.
     `drafts`: int32, one for each decode, or empty: none. So many tokens the executor's drafter may
-    guess for that row, at most `ExecutorInfo.max_drafts`; the row's pages hold them all. Each is a line
+    guess for that row, at most `ExecutorInfo.max_drafts`, or for one with a constraint what that says
+    must follow, at most `max_forced`; the row's pages hold them all. Each is a line
     that samples, and a step has at most `ExecutorInfo.max_rows` of those.
     `constraints`: loaded before rows are opened; `forgets`: int32, constraints that are dropped once
     rows were closed; no row has them.
@@ -202,6 +203,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     max_drafts: int = 0  # that a row may have in a step
     drafts_from_history: bool = False  # the drafter reads `OpenRow.history`
     constrains: bool = False  # rows may have a constraint
+    max_forced: int = 0  # tokens of a row in a step that its constraint may draft; 0: it drafts none
 
 
 class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):

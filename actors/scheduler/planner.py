@@ -91,6 +91,8 @@ class Planner:
         self._rebuilt = False  # it is not what `_speculation` has seen
         if self._speculation is not None:  # slots for what may be drafted until more are here
             self._watermark = max(self._watermark, min(config.lookahead // 2, 2 * (1 + info.max_drafts)))
+        self._max_forced = info.max_forced
+        self._jumping: list[int] = []  # places in `_decoding` of runs whose constraints may draft
         self._reviews: dict[int, list[Run]] = {}
         self._tick = 0
         self._step = 0
@@ -176,8 +178,8 @@ class Planner:
         bound, rows = self._decoding, self._decode_rows
         asked: list[int] | None = None
         lines = len(bound)
-        if self._speculation is not None and bound:
-            asked = self._draft(self._speculation)
+        if bound and (self._speculation is not None or self._jumping):
+            asked = self._draft()
             lines += sum(asked or ())
         opens: list[OpenRow] = []
         loads: list[LoadConstraint] = []
@@ -226,13 +228,18 @@ class Planner:
             self._schedule(run)
         return plan
 
-    def _draft(self, speculation: Speculation) -> list[int] | None:
+    def _draft(self) -> list[int] | None:
         """How many drafts each decode of the next step has; None: none has any.
 
         The rows that are free bound them all: so there are no more lines that sample than rows.
         """
-        wanted = speculation.choose(self._records, len(self._rows), changed=self._rebuilt)
-        self._rebuilt = False
+        wanted: list[int] | None = None
+        room, speculation = len(self._rows), self._speculation
+        if speculation is not None:
+            wanted = speculation.choose(self._records, room, changed=self._rebuilt)
+            self._rebuilt = False
+        if self._jumping and (speculation is None or not speculation.measuring):
+            wanted = self._jump(wanted, room)
         if wanted is None:
             return None
         # One more decode has to fit behind it, or the run would have to wait for the result.
@@ -247,6 +254,25 @@ class Planner:
                     asked[i] = count
                     some = True
         return asked if some else None
+
+    def _jump(self, wanted: list[int] | None, room: int) -> list[int]:
+        """`wanted` with as many drafts for runs with constraints as there is room for.
+
+        What a constraint says must follow is accepted, so it goes ahead of guesses; where it says
+        nothing, the row runs no draft.
+        """
+        wanted = [0] * len(self._decoding) if wanted is None else wanted.copy()
+        for i in self._jumping:
+            wanted[i] = 0
+        share = min(self._max_forced, room // len(self._jumping))
+        guessed, most = sum(wanted), room - share * len(self._jumping)
+        if guessed > most:
+            for i, count in enumerate(wanted):
+                wanted[i] = min(count, most)
+                most -= wanted[i]
+        for i in self._jumping:
+            wanted[i] = share
+        return wanted
 
     def _can_wait(self) -> bool:
         """Whether the next step is better planned when the last one is back.
@@ -281,12 +307,14 @@ class Planner:
         decodes = len(step.bound) - step.firsts
         drafted = sum(unpack(result.drafted)) if result.drafted else 0
         self.pace.learn(step.work, decodes + drafted, result.elapsed_us * 1e-6)
-        if self._speculation is not None and decodes:
-            if step.asked is not None:
-                self._settle(self._speculation, step, step.asked, result)
-            if not step.chunks:
-                depth = max(step.asked) if step.asked is not None else 0
-                self._speculation.took(decodes, drafted, depth, tokens, result.elapsed_us * 1e-6)
+        if step.asked is not None and decodes:
+            self._settle(step, step.asked, result)
+        if self._speculation is not None and decodes and not step.chunks:
+            depth = 0
+            if step.asked is not None:  # what constraints draft costs lines, and no depth
+                guessed = zip(step.bound[step.firsts :], step.asked, strict=True)
+                depth = max(1, *(0 if run.jumps else count for run, count in guessed))
+            self._speculation.took(decodes, drafted, depth, tokens, result.elapsed_us * 1e-6)
         return step, unpack(result.tokens)
 
     def _counts(self, step: Step, result: StepResult) -> "array[int]":
@@ -304,9 +332,7 @@ class Planner:
             )
         return counts
 
-    def _settle(
-        self, speculation: Speculation, step: Step, asked: list[int], result: StepResult
-    ) -> None:
+    def _settle(self, step: Step, asked: list[int], result: StepResult) -> None:
         """It is known how many drafts of `step` were accepted: the bounds of its runs fall."""
         first = step.firsts
         counts = step.counts or [1] * len(step.bound)
@@ -315,7 +341,8 @@ class Planner:
             if count:
                 run = step.bound[first + i]
                 accepted = counts[first + i] - 1
-                speculation.landed(self._record(run), count, ran[first + i], accepted)
+                if self._speculation is not None and not run.jumps:
+                    self._speculation.landed(self._record(run), count, ran[first + i], accepted)
                 if run.live and count > accepted:
                     if run.decoding:
                         run.offset -= count - accepted
@@ -354,7 +381,10 @@ class Planner:
         run.stop_at = min(run.limit, run.slots - run.prompt + 1)
         review = run.stop_at
         if run.slots < run.cap and not run.growing:
-            ask_at = run.slots - run.prompt + 1 - self._watermark
+            watermark = self._watermark
+            if run.jumps:
+                watermark = max(watermark, 2 * (1 + self._max_forced))
+            ask_at = run.slots - run.prompt + 1 - watermark
             if planned >= ask_at:
                 run.growing = True
                 self.wanted.append(run)
@@ -382,6 +412,8 @@ class Planner:
         self._joining = []
         self._decode_rows = pack(run.row for run in self._decoding)
         self._changed = False
+        if self._max_forced:
+            self._jumping = [i for i, run in enumerate(self._decoding) if run.jumps]
         if self._speculation is not None:
             self._records = [self._record(run) for run in self._decoding]
             self._rebuilt = True

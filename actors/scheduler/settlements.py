@@ -28,6 +28,8 @@ class Settlements:
         self._lookahead = lookahead
         # A step may use so many slots of a run where it would use one.
         self._growth = max(lookahead, STEPS_AHEAD * (1 + info.max_drafts)) if info.drafter else lookahead
+        # And one with a constraint so many more.
+        self._jump = max(self._growth, STEPS_AHEAD * (1 + info.max_forced)) if info.max_forced else 0
         self.commits: dict[int, Commit] = {}  # that wait to be sent
         self._sent: deque[tuple[list[Request], list[Run], dict[int, Commit]]] = deque()
         self.finals = 0  # final commits that wait to be sent
@@ -95,7 +97,8 @@ class Settlements:
 
     def growth(self, run: Run) -> int:
         """Slots to ask for: whole pages, at most what the run can still use."""
-        want = min(self._growth, run.cap - run.slots)
+        want = max(self._growth, self._jump) if run.jumps else self._growth
+        want = min(want, run.cap - run.slots)
         return -(-want // self._page_size) * self._page_size
 
     def could_grow(self, run: Run) -> bool:

@@ -92,6 +92,7 @@ class Speculation:
         self._alone: dict[int, _Mean] = {}  # seconds of steps without drafts, by `_bucket` of rows
         self._with: dict[int, _Times] = {}  # times as long with drafts, by `_bucket` of rows
         self._bank = BEGIN  # in steps without drafts
+        self.measuring = False  # the next step has to be one without drafts, to show how long it takes
         depths = [depth for depth in range(1, most + 1) if depth < 5 or depth % 2 == 0 or depth == most]
         self._tables = [
             (depth, *_table(threshold, depth)) for depth in depths for threshold in _THRESHOLDS
@@ -109,7 +110,8 @@ class Speculation:
         """
         self._step += 1
         rows = len(records)
-        if self._bank <= 0 or room <= 0 or self._measures(rows):
+        self.measuring = self._measures(rows)
+        if self._bank <= 0 or room <= 0 or self.measuring:
             self._chosen_at = -EVERY
             return None
         if changed or self._step - self._chosen_at >= EVERY:

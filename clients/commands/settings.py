@@ -121,6 +121,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="most guesses of a request in a step, 1 to 8 (default 4)",
     )
     group.add_argument(
+        "--no-jump-forward",
+        action="store_true",
+        help="sample one by one what a constraint leaves no choice for (the output is the same)",
+    )
+    group.add_argument(
         "--attention",
         choices=["auto", "flashinfer", "triton", "torch"],
         default="auto",
@@ -349,6 +354,7 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
         load_format=args.load_format,
         draft=args.draft,
         draft_tokens=args.draft_tokens,
+        jump_forward=not args.no_jump_forward,
     )
 
 

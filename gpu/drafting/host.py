@@ -54,9 +54,7 @@ class HostDrafts:
         rows = np.frombuffer(plan.decodes, dtype=np.int32).astype(np.int64)
         most = step.lines[len(step.lines) - len(rows) :] - 1
         must = self._constraints.propose(rows, most)
-        if must:
-            most = most.copy()
-            most[list(must)] = 0
+        most = np.where(self._constraints.active[rows], 0, most)
         drafter = self._drafter
         guesses = no_guesses(len(rows)) if drafter is None else drafter.propose(rows, most)
         if must:

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+MOST_FORCED = 32  # tokens that a constraint may draft for a row in a step
+
+
 def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     """Load the checkpoint and make everything ready to run.
 
@@ -71,6 +74,8 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
         quantization_reason=quantization.reason,
         constrains=quantization.isa is not None or attention.extend == "torch",
     )
+    if info.constrains and config.jump_forward:
+        info = msgspec.structs.replace(info, max_forced=MOST_FORCED)
     if draft.kind != "none":
         info = msgspec.structs.replace(
             info, drafter=draft.kind, max_drafts=config.draft_tokens, drafts_from_history=True

@@ -43,7 +43,7 @@ class RowTable:
         self.pool_pages = info.pages
         self.vocab_size = info.vocab_size
         self.step_tokens = info.step_tokens
-        self.max_drafts = info.max_drafts
+        self.max_drafts = max(info.max_drafts, info.max_forced)
         self.max_length = info.context + OVERRUN
         columns = min(256, -(-self.max_length // info.page_size))
         self.pages: PageTable = np.zeros((info.max_rows, columns), dtype=np.int32)
