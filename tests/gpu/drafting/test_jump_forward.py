@@ -1,0 +1,155 @@
+"""Constraints on real logits: outputs obey, and are the same with and without jump-forward."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ramify.actors.grammar.automaton import Automaton as Machine
+from ramify.gpu.constraints.matcher import Automaton
+from ramify.gpu.constraints.rows import ConstrainedRows
+from ramify.gpu.constraints.token_automaton import TokenAutomaton
+from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.gpu.drafting.host import HostDrafts
+from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
+from ramify.protocol.sampling import SamplingParams
+
+PATTERN = r'\{"name": "[a-z]{1,6}", "job": "(cook|pilot)", "age": [1-9][0-9]\}'
+STOP, MOST = 2, 5
+WORDS = [b'{"name": "', b'", "job": "', b'", "age": ', b"pilot", b"co", b"ok", b'", "', b"na", b"ab"]
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "seeded": SamplingParams(temperature=1.0, seed=7),
+    "truncated": SamplingParams(temperature=1.3, top_k=20, top_p=0.9, min_p=0.01, seed=8),
+    "penalised": SamplingParams(temperature=0.7, frequency_penalty=0.5, repetition_penalty=1.3, seed=3),
+    "told": SamplingParams(temperature=0.8, seed=9, logprobs=3),
+}
+
+
+@pytest.fixture
+def driver(load: Any) -> Any:
+    return load()
+
+
+def vocabulary(size: int) -> Vocabulary:
+    """The printable characters and some words, behind three ids without a text."""
+    tokens = [b"", b"", b"", *[bytes([i]) for i in range(32, 127)], *WORDS]
+    known = {data: i for i, data in enumerate(tokens) if data}
+
+    def encode(text: str) -> list[int]:
+        data, ids = text.encode(), []
+        while data:
+            longest = max((w for w in known if data.startswith(w)), key=len)
+            ids.append(known[longest])
+            data = data[len(longest) :]
+        return ids
+
+    assert len(tokens) <= size
+    return Vocabulary(tokens, [STOP], encode, size)
+
+
+Outputs = dict[int, list[int]]
+
+
+def generate(driver: Any, jumps: bool, sampled: int = 0) -> tuple[Outputs, list[Any], int, bytes]:
+    """A row for each way of sampling, and one without a constraint: outputs, logprobs, steps, forced.
+
+    `sampled`: close and open all rows again behind so many outputs.
+    """
+    executor = driver.executor
+    words = vocabulary(executor.info.vocab_size)
+    machine = Machine.from_regex(PATTERN)
+    rules = ConstrainedRows(executor.info.max_rows, executor.info.vocab_size, jumps=jumps)
+    rules.put(1, Automaton(TokenAutomaton(words, machine.next, machine.classes, machine.final)))
+    executor.constraints = rules
+    executor.rows.max_drafts = MOST
+    executor.drafts = HostDrafts(executor.rows, None, rules)
+    rows = dict(enumerate([*SAMPLINGS.values(), SamplingParams(temperature=0.0)]))
+    prompt = [5, 9, 40, 7, 31, 100]
+    outputs: dict[int, list[int]] = {row: [] for row in rows}
+    logprobs: list[Any] = []
+    flags: dict[int, bytes] = dict.fromkeys(rows, b"")
+
+    def opens(closes: bytes) -> StepPlan:
+        opened, extends = [], []
+        for row, sampling in rows.items():
+            before = prompt + outputs[row]
+            pages = pack(range(60 * row, 60 * row + 60))
+            history = pack(before)
+            constraint = int(row < len(SAMPLINGS))
+            opened.append(OpenRow(row, row, pages, 0, sampling, len(outputs[row]), history, constraint))
+            extends.append(ExtendRow(row, 0, history, True))
+        return StepPlan(1, closes, opens=opened, extends=extends)
+
+    plan, steps, cut = opens(b""), 0, sampled
+    while True:
+        result = executor.launch(plan).result()
+        steps += 1
+        places = list(unpack(result.rows))
+        counts = unpack(result.counts) if result.counts else [1] * len(places)
+        at = 0
+        entries = result.logprobs or [None] * len(result.tokens)
+        for row, count in zip(places, counts, strict=True):
+            outputs[row] += unpack(result.tokens)[at : at + count]
+            flags[row] += result.forced[at : at + count] if result.forced else bytes(count)
+            if row == 4:
+                logprobs += entries[at : at + count]
+            at += count
+        done = [STOP in outputs[row] or row >= len(SAMPLINGS) for row in rows]
+        if all(done):
+            break
+        if cut and min(map(len, outputs.values())) >= cut and not any(done[:-1]):
+            plan, cut = opens(pack(rows)), 0
+            continue
+        live = [row for row in rows if not done[row] or row >= len(SAMPLINGS)]
+        live = [row for row in live if len(outputs[row]) < 50]
+        drafts = pack(MOST if row < len(SAMPLINGS) else 0 for row in live)
+        plan = StepPlan(1, decodes=pack(live), drafts=drafts)
+    cut_at = {row: out.index(STOP) + 1 if row < len(SAMPLINGS) else 20 for row, out in outputs.items()}
+    kept = {row: out[: cut_at[row]] for row, out in outputs.items()}
+    told = b"".join(flags[row][: cut_at[row]] for row in range(len(SAMPLINGS)))
+    executor.launch(StepPlan(1, closes=pack(rows))).result()
+    return kept, logprobs[: cut_at[4]], steps, told
+
+
+def text_of(driver: Any, tokens: list[int]) -> str:
+    words = vocabulary(driver.executor.info.vocab_size)
+    return b"".join(words.tokens[token] for token in tokens).decode()
+
+
+def test_the_same_output_with_and_without(driver: Any) -> None:
+    plain, told, steps, forced = generate(driver, jumps=False)
+    for row in range(len(SAMPLINGS)):
+        assert plain[row][-1] == STOP
+        assert re.fullmatch(PATTERN, text_of(driver, plain[row][:-1]))
+    jumped, told_too, fewer, forced_too = generate(driver, jumps=True)
+    free = len(SAMPLINGS)  # ran as long as the others did
+    assert jumped.pop(free) == plain.pop(free)[: min(20, fewer)]
+    assert jumped == plain
+    assert forced_too == forced
+    assert [entry.top_ids for entry in told_too] == [entry.top_ids for entry in told]
+    assert np.allclose([e.logprob for e in told_too], [e.logprob for e in told], atol=1e-3)
+    assert sum(forced) > 20
+    assert fewer < 0.75 * steps
+
+
+@pytest.mark.parametrize("sampled", [1, 3, 6])
+def test_opened_again_in_the_midst(driver: Any, sampled: int) -> None:
+    """As after a retraction: the constraint stands where the output has come to."""
+    plain, *_ = generate(driver, jumps=True)
+    again, *_ = generate(driver, jumps=True, sampled=sampled)
+    assert {row: again[row] for row in range(len(SAMPLINGS))} == {
+        row: plain[row] for row in range(len(SAMPLINGS))
+    }
+
+
+def test_a_constraint_that_cannot_be_followed_gives_no_token(driver: Any) -> None:
+    """Never a text that it does not allow."""
+    rows = ConstrainedRows(8, 64)
+    rows._known[3] = None
+    rows.begin(StepPlan(1, opens=[OpenRow(2, 7, b"", 0, SamplingParams(), constraint=3)]))
+    masks = rows.masks(np.array([0, 2]))
+    assert masks is not None
+    assert masks.lines.tolist() == [1]
+    assert not masks.flags(64).any()
