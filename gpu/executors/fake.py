@@ -8,6 +8,9 @@ function of its tokens: see `FakeModel.expected`.
 Faults, for tests: `faults` makes the KV of chosen tokens "not finite", and with it the KV of all that is
 computed after it on the same pages, and the logits.
 
+With `drafts` rows may run as many guesses: the drafter knows the model, and is right as often as
+`acceptance` says. The slot of a refused draft is scribbled over: whoever reads it finds a broken chain.
+
 With `verify` each step reads the whole chain of each row that it runs (O(length)); without, only
 the last slot, so that a step costs next to nothing. This file does not know torch.
 """
@@ -20,9 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.gpu.constraints.rows import ConstrainedRows
+from ramify.gpu.drafting.base import Guesses
+from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
+from ramify.gpu.sampling.acceptance import inputs_of, packed_counts
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
-from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan, StepResult
+from ramify.gpu.step.step_rows import Tokens
+from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, OpenRow, StepPlan, StepResult
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
 Hashes = npt.NDArray[np.uint64]
@@ -159,8 +166,66 @@ class FakePendingStep:
         return self._result
 
 
+class FakeDrafter:
+    """Guesses that are right by chance, a function of what they follow: `acceptance` of them each.
+
+    `generous`: the chance that there is one more guess, while fewer were made than were asked for.
+    """
+
+    name = "fake"
+
+    def __init__(self, executor: "FakeExecutor", acceptance: float, generous: float) -> None:
+        self._executor = executor
+        self._acceptance = acceptance
+        self._generous = generous
+
+    def open(self, opened: OpenRow) -> None: ...
+
+    def close(self, row: int) -> None: ...
+
+    def runs(self, step: StepRows) -> None: ...
+
+    def observe(self, rows: Ints, counts: Ints, tokens: Tokens) -> None: ...
+
+    def propose(self, rows: Ints, most: Ints) -> Guesses:
+        guesses = [
+            self._guess(row, count) for row, count in zip(rows.tolist(), most.tolist(), strict=True)
+        ]
+        counts = np.array([len(found) for found in guesses], dtype=np.int64)
+        tokens = [token for found in guesses for token in found]
+        return Guesses(counts, np.array(tokens, dtype=np.int32))
+
+    def _guess(self, row: int, most: int) -> list[int]:
+        if not most:
+            return []
+        executor, model = self._executor, self._executor.model
+        table, one = executor.rows, np.array([row])
+        token, found = executor.last(row), []
+        # the table counts what the step will run: the last token and the drafts
+        begin = table.lengths[one] - 1 - most
+        chain = executor.chain_before(one, begin)
+        for i in range(most):
+            chain = model.advance(chain, np.array([token], dtype=np.uint64))
+            if self._dice(chain, 1) >= self._generous:
+                break
+            draw = table.drawn[one] - 1 - most + i
+            token = int(model.choose(chain, executor.salts(one, draw))[0])
+            if self._dice(chain, 2) >= self._acceptance:
+                token = token + 1 if token + 1 < model.vocab_size else model.first
+            found.append(token)
+        return found
+
+    @staticmethod
+    def _dice(chain: Hashes, which: int) -> float:
+        return float(_mix(chain ^ np.uint64(which * FACTOR & _MASK))[0]) / 2.0**64
+
+
 class FakeExecutor:
-    """Runs plans on a FakeModel. Rows, checks and the interface are those of the real one."""
+    """Runs plans on a FakeModel. Rows, checks and the interface are those of the real one.
+
+    `drafts`: most that a row may have in a step; 0: there is no drafter. `acceptance`, `generous`: see
+    `FakeDrafter`. `line_seconds`: what each line of a step without extends takes beside `step_seconds`.
+    """
 
     def __init__(
         self,
@@ -173,6 +238,10 @@ class FakeExecutor:
         pages: int = 16384,
         max_rows: int = 256,
         step_tokens: int = 2048,
+        drafts: int = 0,
+        acceptance: float = 0.8,
+        generous: float = 1.0,
+        line_seconds: float = 0.0,
     ) -> None:
         self.model = model if model is not None else FakeModel()
         self.info = ExecutorInfo(
@@ -192,15 +261,20 @@ class FakeExecutor:
             kv_bytes_per_token=8,
             load_seconds=0.0,
             constrains=True,
+            drafter=FakeDrafter.name if drafts else "",
+            max_drafts=drafts,
         )
         self.counters = Counters()
         self.rows = RowTable(self.info)
         self.constraints = ConstrainedRows(max_rows, self.model.vocab_size)
+        drafter = FakeDrafter(self, acceptance, generous) if drafts else None
+        self.drafts = HostDrafts(self.rows, drafter, self.constraints)
         self.verify = verify
         self.corruptions = 0  # chains found broken; only counted with `verify`
         self.faults: dict[int, int] = {}  # token -> how many more times it spoils the KV
         self._spoiled = np.zeros(pages * page_size, dtype=np.bool_)  # slots that are not finite
         self._step_seconds = step_seconds
+        self._line_seconds = line_seconds
         self._done_at = 0.0
         self._chain: Hashes = np.zeros(pages * page_size, dtype=np.uint64)
         self._tokens: Ints = np.zeros(pages * page_size, dtype=np.int64)
@@ -214,20 +288,34 @@ class FakeExecutor:
     def launch(self, plan: StepPlan) -> FakePendingStep:
         """Run the plan. Raises PlanError if it contradicts the rows."""
         begin = time.perf_counter()
-        step = self.rows.apply(plan)
-        self.constraints.begin(plan)
+        step = self.drafts.begin(plan, self.rows.apply(plan))
         for opened in plan.opens:
             self._seeds[opened.row] = opened.sampling.seed
             self._greedy[opened.row] = opened.sampling.greedy
             self._logprobs[opened.row] = opened.sampling.logprobs
         chain = self._run(step)
-        result = self._sample(plan.step, step, chain)
+        seconds = self._step_seconds
+        if self._line_seconds and not step.extends:
+            seconds += self._line_seconds * len(step.rows)
+        result = self._sample(plan.step, step, chain, seconds)
         self.counters.count(step.computed)
-        self._done_at = max(begin, self._done_at) + self._step_seconds
+        self._done_at = max(begin, self._done_at) + seconds
         return FakePendingStep(result, self._done_at, bad_logits(step, self.rows.requests, result))
 
     def close(self) -> None:
         """Nothing to release."""
+
+    def last(self, row: int) -> int:
+        """The last token that the row sampled."""
+        return int(self._last[row])
+
+    def chain_before(self, rows: Ints, positions: Ints) -> Hashes:
+        """The hash of what each row has before its position (at least 1). uint64[len(rows)]."""
+        return self._chain[self.rows.slots_at(rows, positions - 1)]
+
+    def salts(self, rows: Ints, draws: Ints) -> Hashes:
+        """What makes the rows' output tokens of these indices differ. uint64[len(rows)]."""
+        return self.model.salts(self._seeds[rows], draws, self._greedy[rows])
 
     def _run(self, step: StepRows) -> Hashes:
         """Write the new tokens' hashes; return the last one of each sequence. uint64[B]."""
@@ -238,13 +326,30 @@ class FakeExecutor:
             last[i] = self._extend(row, start, step.tokens[offset : offset + count])
             offset += count
         if step.extends < len(step.rows):
-            last[step.extends :] = self._decode(step.rows[step.extends :], step.starts[step.extends :])
+            last[step.extends :] = self._decodes(step)
         if self.verify:
-            for i, row in enumerate(step.rows.tolist()):
-                if not self._intact(row):
+            ends = (step.starts + step.counts).tolist()
+            for row, end in dict(zip(step.rows.tolist(), ends, strict=True)).items():
+                if not self._intact(row, end):
                     self.corruptions += 1
-                    last[i] ^= _CORRUPT
+                    last[step.rows == row] ^= _CORRUPT
         return last
+
+    def _decodes(self, step: StepRows) -> Hashes:
+        """A draft reads what the line before it has written: so the first of each row, then the next."""
+        rows, starts = step.rows[step.extends :], step.starts[step.extends :]
+        tokens = self._last[rows]
+        given = step.given != NO_TOKEN
+        tokens[: len(given)][given] = step.given[given]
+        if step.lines is None:
+            return self._decode(rows, starts, tokens)
+        chain: Hashes = np.empty(len(rows), dtype=np.uint64)
+        begins = np.append(True, rows[1:] != rows[:-1])
+        which = np.arange(len(rows)) - np.maximum.accumulate(np.where(begins, np.arange(len(rows)), 0))
+        for number in range(int(which.max()) + 1):
+            lines = which == number
+            chain[lines] = self._decode(rows[lines], starts[lines], tokens[lines])
+        return chain
 
     def _extend(self, row: int, start: int, tokens: npt.NDArray[np.int32]) -> np.uint64:
         slots = self.rows.slots(row, start, start + len(tokens))
@@ -259,8 +364,7 @@ class FakeExecutor:
         )
         return np.uint64(self._chain[slots[-1]])
 
-    def _decode(self, rows: Ints, positions: Ints) -> Hashes:
-        tokens = self._last[rows]
+    def _decode(self, rows: Ints, positions: Ints, tokens: Ints) -> Hashes:
         before = self._chain[self.rows.slots_at(rows, positions - 1)]
         chain = self.model.advance(before, tokens.astype(np.uint64))
         slots = self.rows.slots_at(rows, positions)
@@ -285,28 +389,33 @@ class FakeExecutor:
             self.faults[token] = left - 1
         return left > 0
 
-    def _intact(self, row: int) -> bool:
+    def _intact(self, row: int, length: int) -> bool:
         """True if each slot's hash follows from the slot before it and its own token."""
-        slots = self.rows.slots(row, 0, int(self.rows.lengths[row]))
+        slots = self.rows.slots(row, 0, length)
         chain = self._chain[slots]
         before = np.concatenate([np.zeros(1, dtype=np.uint64), chain[:-1]])
         tokens = self._tokens[slots].astype(np.uint64)
         return bool((self.model.advance(before, tokens) == chain).all())
 
-    def _sample(self, number: int, step: StepRows, chain: Hashes) -> StepResult:
-        rows = step.rows[step.sampling]
-        salts = self.model.salts(self._seeds[rows], step.draws, self._greedy[rows])
-        tokens = self.model.choose(chain[step.sampling], salts)
-        masks = self.constraints.masks(rows)
+    def _sample(self, number: int, step: StepRows, chain: Hashes, seconds: float) -> StepResult:
+        rows, positions = step.rows[step.sampling], (step.starts + step.counts - 1)[step.sampling]
+        salts = self.salts(rows, step.draws)
+        chosen = self.model.choose(chain[step.sampling], salts)
+        masks = self.constraints.masks(rows, None if step.lines is None else inputs_of(step))
         if masks is not None:
             legal = masks.flags(self.model.vocab_size)
-            tokens[masks.lines] = self.model.choose_among(
+            chosen[masks.lines] = self.model.choose_among(
                 chain[step.sampling][masks.lines], salts[masks.lines], legal
             )
-        self._last[rows] = np.maximum(tokens, 0)
-        ends = self.rows.slots_at(rows, self.rows.lengths[rows] - 1)
-        tokens[self._spoiled[ends]] = NO_TOKEN
-        self.constraints.sampled(rows, np.ones(len(rows), dtype=np.int64), tokens)
+        slots = self.rows.slots_at(rows, positions)
+        tokens = np.where(self._spoiled[slots], NO_TOKEN, chosen)
+        accepted = self.drafts.end(step, tokens.astype(np.int64))
+        kept = accepted.kept
+        self._last[rows[kept]] = np.maximum(chosen[kept], 0)  # of a row the last one stays
+        if step.lines is not None:
+            self._chain[slots[~kept]] ^= _CORRUPT
+        forced = self.constraints.forced(np.arange(len(rows)), kept)
+        tokens, rows = tokens[kept], rows[kept]
         wanted = self._logprobs[rows]
         logprobs: list[TokenLogprobs | None] = []
         if wanted.any():
@@ -316,13 +425,14 @@ class FakeExecutor:
             ]
         return StepResult(
             step=number,
-            rows=rows.astype(np.int32).tobytes(),
-            tokens=tokens.tobytes(),
+            rows=step.sampled_rows.astype(np.int32).tobytes(),
+            tokens=tokens.astype(np.int32).tobytes(),
             computed=step.computed,
-            elapsed_us=int(self._step_seconds * 1e6),
+            elapsed_us=int(seconds * 1e6),
             logprobs=logprobs,
             scores=self._score(step, step.scored) if step.scored is not None else b"",
-            forced=self.constraints.forced(np.arange(len(rows)), np.ones(len(rows), dtype=np.bool_)),
+            forced=forced,
+            **packed_counts(step, accepted.counts),
         )
 
     def _score(self, step: StepRows, scored: Scored) -> bytes:

@@ -215,6 +215,8 @@ class SimEngine:
         in_flight: int = 2,
         vocab: int | None = None,
         constraints: int = 512,
+        drafts: int = 0,
+        acceptance: float = 0.8,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
@@ -228,6 +230,10 @@ class SimEngine:
             step_tokens=step_tokens,
             max_rows=max_rows,
             verify=True,
+            drafts=drafts,
+            acceptance=acceptance,
+            generous=0.9,
+            step_seconds=1e-6,  # so that drafts pay
         )
         info = self.executor.info
         self.context = context

@@ -122,9 +122,18 @@ def check_client(engine: Any, client: Any) -> None:
     pages=st.sampled_from([160, 400, 4096]),
     page_size=st.sampled_from([1, 4]),
     in_flight=st.sampled_from([1, 2]),
+    drafts=st.sampled_from([0, 3, 8]),
+    acceptance=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
 )
 def test_random_sessions(
-    sim_class: Any, tokenizer: Tokenizer, seed: int, pages: int, page_size: int, in_flight: int
+    sim_class: Any,
+    tokenizer: Tokenizer,
+    seed: int,
+    pages: int,
+    page_size: int,
+    in_flight: int,
+    drafts: int,
+    acceptance: float,
 ) -> None:
     rng = random.Random(seed)
     engine = sim_class(
@@ -137,6 +146,8 @@ def test_random_sessions(
         eos_every=20,
         seed=seed,
         in_flight=in_flight,
+        drafts=drafts,
+        acceptance=acceptance,
     )
     clients = [
         engine.session(
@@ -173,6 +184,7 @@ def test_random_sessions(
     engine.pump()
     assert engine.cache.referenced == 0
     assert engine.cache.free + engine.cache.evictable == engine.cache.total
+    assert engine.executor.corruptions == 0
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -297,8 +309,11 @@ def _end(reply: Any) -> str:
     return reply.reason if isinstance(reply, w.Done) else "ok"
 
 
+@pytest.mark.parametrize("drafts", [0, 4])
 @pytest.mark.parametrize("policy", ["run", "pause"])
-def test_resume_at_every_frame_gives_the_same_text(sim: Callable[..., Any], policy: str) -> None:
+def test_resume_at_every_frame_gives_the_same_text(
+    sim: Callable[..., Any], policy: str, drafts: int
+) -> None:
     engine = sim(eos_every=0, seed=1)
     whole = engine.session(detach=policy)
     program(whole)
@@ -306,9 +321,16 @@ def test_resume_at_every_frame_gives_the_same_text(sim: Callable[..., Any], poli
     assert whole.unanswered == {}
     texts = {name: whole.text(name) for name in ("main", "a", "b")}
     assert all(texts.values())
+    if drafts:  # the same text in fewer frames
+        engine = sim(eos_every=0, seed=1, drafts=drafts, acceptance=0.7)
+        whole = engine.session(detach=policy)
+        program(whole)
+        engine.pump()
+        assert {name: whole.text(name) for name in texts} == texts
+        assert engine.executor.drafts.accepted > 0
     frames = whole.frames
     for cut in range(1, frames + 1):
-        engine = sim(eos_every=0, seed=1)
+        engine = sim(eos_every=0, seed=1, drafts=drafts, acceptance=0.7)
         client = engine.session(detach=policy)
         program(client)
         while client.frames < cut:

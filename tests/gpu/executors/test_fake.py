@@ -148,3 +148,104 @@ def test_a_step_takes_its_time_after_the_one_before() -> None:
 def test_the_interface_is_the_executors(verify: bool) -> None:
     executor: Executor = FakeExecutor(verify=verify)
     executor.close()
+
+
+class Drafted:
+    """Some rows that decode with drafts, as a scheduler would plan them."""
+
+    def __init__(self, rows: int, **settings: Any) -> None:
+        self.executor = FakeExecutor(pages=64 * rows, context=64, max_rows=64, **settings)
+        self.prompts = [[5 + row, 9, 2, 400] for row in range(rows)]
+        self.sampling = [
+            SamplingParams(temperature=row % 2, seed=row, logprobs=2) for row in range(rows)
+        ]
+        self.outputs: list[list[int]] = [[] for _ in range(rows)]
+        self.drafted = self.accepted = self.asked = 0
+        each = 64 // self.executor.info.page_size
+        opens = [
+            OpenRow(row, row, pack(range(each * row, each * row + each)), 0, self.sampling[row])
+            for row in range(rows)
+        ]
+        extends = [ExtendRow(row, 0, pack(prompt), True) for row, prompt in enumerate(self.prompts)]
+        self.take(StepPlan(0, opens=opens, extends=extends))
+
+    def take(self, plan: StepPlan) -> StepResult:
+        result = self.executor.launch(plan).result()
+        tokens = list(unpack(result.tokens))
+        counts = list(unpack(result.counts)) or [1] * len(tokens)
+        assert len(result.logprobs) == len(tokens)
+        for row, count in zip(unpack(result.rows), counts, strict=True):
+            self.outputs[row] += tokens[:count]
+            del tokens[:count]
+        self.drafted += sum(unpack(result.drafted))
+        self.accepted += sum(counts) - len(counts)
+        self.asked += sum(unpack(plan.drafts))
+        return result
+
+    def right(self) -> bool:
+        """Whether all outputs are those without drafts."""
+        model = self.executor.model
+        return all(
+            output == model.expected(prompt, len(output), sampling=sampling)
+            for output, prompt, sampling in zip(self.outputs, self.prompts, self.sampling, strict=True)
+        )
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("generous", [1.0, 0.5])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_drafts_change_nothing_but_the_speed(acceptance: float, generous: float, page_size: int) -> None:
+    drafted = Drafted(4, page_size=page_size, drafts=4, acceptance=acceptance, generous=generous)
+    dice = random.Random(3)
+    for _ in range(8):
+        rows = dice.sample(range(4), 3)
+        asked = [dice.randint(0, 4) for _ in rows]
+        drafted.take(StepPlan(0, decodes=pack(rows), drafts=pack(asked)))
+    assert drafted.right()
+    assert drafted.executor.corruptions == 0
+    assert (drafted.drafted, drafted.accepted) == (
+        drafted.executor.drafts.drafted,
+        drafted.executor.drafts.accepted,
+    )
+    assert (drafted.drafted == drafted.asked) == (generous == 1.0)
+    if acceptance in (0.0, 1.0):
+        assert drafted.accepted == acceptance * drafted.drafted
+    else:
+        assert 0 < drafted.accepted < drafted.drafted
+
+
+def test_the_slot_of_a_refused_draft_is_no_good() -> None:
+    drafted = Drafted(1, drafts=3, acceptance=0.0)
+    drafted.take(StepPlan(0, decodes=pack([0]), drafts=pack([3])))
+    executor = drafted.executor
+    length = int(executor.rows.lengths[0])
+    assert length == len(drafted.prompts[0]) + 1
+    assert executor._intact(0, length)
+    assert not executor._intact(0, length + 1)  # as if one had been accepted
+
+
+def test_drafts_that_an_extend_brings() -> None:
+    """The last tokens of a prompt as drafts of what is sampled behind the ones before them."""
+    model = FakeModel()
+    first = model.expected(PROMPT, 3)
+    wrong = [first[0], first[1] + 1]
+    for drafts, expected in ((first, 4), (wrong, 2)):
+        executor = FakeExecutor(pages=64, context=32)
+        opened = OpenRow(0, 0, pack(range(32)), 0, SamplingParams(temperature=0.0))
+        extend = ExtendRow(0, 0, pack(PROMPT + drafts), True, drafts=len(drafts))
+        result = executor.launch(StepPlan(0, opens=[opened], extends=[extend])).result()
+        assert list(unpack(result.tokens)) == model.expected(PROMPT, expected)
+        more = executor.launch(StepPlan(1, decodes=pack([0]))).result()
+        assert list(unpack(more.tokens)) == model.expected(PROMPT, expected + 1)[-1:]
+
+
+def test_a_fault_within_an_accepted_run_is_its_last_token() -> None:
+    drafted = Drafted(2, drafts=3, acceptance=1.0)
+    third = drafted.executor.model.expected(drafted.prompts[0], 3)[2]
+    drafted.executor.faults = {third: 1}  # the KV behind it: nothing is sampled there
+    with pytest.raises(BadLogits) as caught:
+        drafted.take(StepPlan(0, decodes=pack([0, 1]), drafts=pack([3, 3])))
+    result = caught.value.result
+    assert list(unpack(result.counts)) == [3, 4]
+    assert list(unpack(result.tokens))[2] == -1
+    assert caught.value.rows == [0]
