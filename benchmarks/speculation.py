@@ -244,7 +244,7 @@ def equal(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Tokens a second of decoding, by guesses; every variant in turn, of each step the best repetition."""
+    """Tokens a second of decoding, by guesses; variants in turn, of each step the best repetition."""
     texts, results = Texts(options.data), []
     quantization = options.quantization[0]
     clock = time.thread_time if options.threads == 1 else time.perf_counter
@@ -294,37 +294,39 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
 # --- through servers ---------------------------------------------------------------------------
 
 
-async def answer(url: str, prompt: list[int], options: dict[str, Any]) -> tuple[int, int]:
-    """Generate once in a session of its own: output tokens, and how many of them were guessed."""
+async def answer(url: str, prompt: list[int], options: dict[str, Any]) -> tuple[str, int, int]:
+    """Generate once in a session of its own: text, output tokens, how many of them were guessed."""
     import ramify
 
     async with ramify.connect(url) as session:
         await session.main.append(tokens=prompt)
         generation = await session.main.generate(**options)
-        return generation.usage.output, getattr(generation.usage, "accepted", 0) or 0
+        usage = generation.usage
+        return generation.text, usage.output, getattr(usage, "accepted", None) or 0
 
 
 async def serve_all(
     url: str, prompts: list[list[int]], streams: int, output: int, heat: float
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """All prompts, `streams` at once."""
-    waiting, done, accepted = list(enumerate(prompts)), 0, 0
+    waiting, done, accepted, found = list(enumerate(prompts)), 0, 0, dict[int, str]()
 
     async def stream() -> None:
         nonlocal done, accepted
         while waiting:
             number, prompt = waiting.pop()
             asked = {"max_tokens": output, "temperature": heat, "seed": number}
-            tokens, guessed = await answer(url, prompt, asked)
+            found[number], tokens, guessed = await answer(url, prompt, asked)
             done, accepted = done + tokens, accepted + guessed
 
     begin = time.perf_counter()
     await asyncio.gather(*(stream() for _ in range(streams)))
     seconds = time.perf_counter() - begin
-    return {"tokens_per_s": done / seconds, "accepted": accepted / max(1, done)}
+    return {"tokens_per_s": done / seconds, "accepted": accepted / max(1, done), "texts": found}
 
 
 def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Raises SystemExit if an answer differs from that without guesses."""
     from ramify.clients.bench.server import served
 
     texts, results = Texts(options.data), []
@@ -338,11 +340,15 @@ def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
             prompts = [texts.ids(text) for text in texts.kind(kind, options.prompts)]
             heat = 1.0 if kind == "chat" else 0.0
             for streams in options.batches:
-                found: dict[str, list[dict[str, float]]] = {draft: [] for draft in drafts}
+                found: dict[str, list[dict[str, Any]]] = {draft: [] for draft in drafts}
                 for _ in range(options.repeat):
                     for draft, url in urls.items():
                         one = serve_all(url, prompts, streams, options.output, heat)
                         found[draft].append(asyncio.run(one))
+                if any(
+                    one["texts"] != found["none"][0]["texts"] for all_ in found.values() for one in all_
+                ):
+                    sys.exit("answers differ")
                 base = [record["tokens_per_s"] for record in found["none"]]
                 for draft, records in found.items():
                     rates = [record["tokens_per_s"] for record in records]

@@ -29,7 +29,7 @@ class DraftRunner(Protocol):
     """A model that continues rows greedily."""
 
     def run(self, step: StepRows, most: Ints) -> Ints:
-        """Run the extends of `step`, and of the S that sample go on until there are `most` [S] tokens.
+        """Run `step`, whose tokens are all given, and go on from the S that sample to `most` [S] tokens.
 
         `most` descends. Returns int64 [S, most[0]]; behind a row's own tokens is garbage.
         """
@@ -80,7 +80,8 @@ class ModelDrafter:
         complete = asked[found]
         step = self._step(rows[asked], counts, found)
         guesses = self._runner.run(step, most[complete])
-        self._mark(step.rows, step.starts, counts)
+        if step.extends:  # else only the last tokens ran, whose slots the model is going to write
+            self._mark(step.rows, step.starts, counts)
         self._ready[step.rows] = step.starts + counts
         self._ran[rows[complete]] = most[complete]
         result = np.zeros(len(rows), dtype=np.int64)
@@ -115,13 +116,18 @@ class ModelDrafter:
             end += count
 
     def _step(self, rows: Ints, counts: Ints, complete: Ints) -> StepRows:
-        """Extends of `rows` by what they miss; those at `complete` sample."""
+        """Extends of `rows` by what they miss, decodes if that is a token each.
+
+        Those at `complete` sample.
+        """
         starts = self._ready[rows]
         runs = [
             self._histories.of(row)[start : start + count]
             for row, start, count in zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True)
         ]
         tokens = np.clip(np.concatenate(runs), 0, self._vocabulary - 1)
+        if len(tokens) == len(rows) == len(complete):
+            return StepRows(rows, starts, counts, 0, tokens[:0], complete, complete, given=tokens)
         return StepRows(rows, starts, counts, len(rows), tokens, complete, complete)
 
     def _mark(self, rows: Ints, starts: Ints, counts: Ints) -> None:

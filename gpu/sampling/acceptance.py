@@ -15,6 +15,8 @@ import numpy.typing as npt
 from ramify.gpu.step.step_rows import Ints, StepRows, within
 from ramify.protocol.plan import NO_TOKEN
 
+_FEW = 48  # lines
+
 
 @dataclass(slots=True)
 class Accepted:
@@ -41,6 +43,8 @@ def accept(step: StepRows, tokens: Ints) -> Accepted:
     if lines is None or not len(lines):
         return Accepted(np.ones(len(tokens), dtype=np.bool_), np.ones(len(tokens), dtype=np.int64))
     inputs = inputs_of(step)
+    if len(tokens) <= _FEW:
+        return _accept_few(inputs.tolist(), tokens.tolist())
     wrong = np.zeros(len(tokens), dtype=np.int64)
     np.not_equal(inputs[1:], tokens[:-1], out=wrong[1:])
     wrong[inputs == NO_TOKEN] = 0
@@ -48,6 +52,20 @@ def accept(step: StepRows, tokens: Ints) -> Accepted:
     missed = np.cumsum(wrong)
     kept = missed == np.repeat(missed[firsts], lines)
     return Accepted(kept, np.add.reduceat(kept, firsts, dtype=np.int64))
+
+
+def _accept_few(inputs: list[int], tokens: list[int]) -> Accepted:
+    """The same without arrays, whose operations cost more than some lines."""
+    kept, counts, good = list[bool](), list[int](), True
+    for line, draft in enumerate(inputs):
+        if draft == NO_TOKEN:
+            counts.append(0)
+            good = True
+        else:
+            good = good and draft == tokens[line - 1]
+        kept.append(good)
+        counts[-1] += good
+    return Accepted(np.array(kept), np.array(counts, dtype=np.int64))
 
 
 def packed_counts(step: StepRows, counts: Ints) -> dict[str, bytes]:

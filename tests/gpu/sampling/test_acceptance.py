@@ -29,11 +29,11 @@ def by_definition(drafts: list[int], sampled: list[int]) -> list[int]:
     return output
 
 
-def test_acceptance_is_its_definition() -> None:
+def check(rows: int) -> None:
     draw = random.Random(1)
     for _ in range(300):
         drafts = [
-            [draw.randrange(2) for _ in range(draw.randrange(5))] for _ in range(draw.randrange(5))
+            [draw.randrange(2) for _ in range(draw.randrange(5))] for _ in range(draw.randrange(rows))
         ]
         sampled = [[draw.choice([NO_TOKEN, 0, 1, 1]) for _ in range(len(one) + 1)] for one in drafts]
         tokens = np.array([token for row in sampled for token in row], dtype=np.int64)
@@ -59,3 +59,9 @@ def test_what_a_step_says_of_its_drafts() -> None:
     assert packed_counts(step, np.array([1] * 4)) == {}
     assert accept(step, np.array([1, 2, 3, NO_TOKEN])).counts.tolist() == [1] * 4
     assert inputs_of(step).tolist() == [NO_TOKEN] * 4
+
+
+def test_acceptance_is_its_definition() -> None:
+    """Few rows, and enough for arrays."""
+    check(5)
+    check(60)
