@@ -21,14 +21,14 @@ class Loads:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._threads: ThreadPoolExecutor | None = None
         self._vocabulary: Future[Vocabulary] | None = None
         self._grammars = cache(self._make_grammars)
 
     def vocabulary(self, body: bytes) -> None:
         """Begin to make the vocabulary."""
-        self._threads = self._threads or ThreadPoolExecutor(1, "vocabulary")
-        self._vocabulary = self._threads.submit(read_vocabulary, body, self._size)
+        threads = ThreadPoolExecutor(1, "vocabulary")
+        self._vocabulary = threads.submit(read_vocabulary, body, self._size)
+        threads.shutdown(wait=False)  # the thread ends with its work
 
     def constraint(self, body: bytes) -> Constraint:
         """Raises ConstraintError for what cannot be followed; ValueError without a vocabulary."""

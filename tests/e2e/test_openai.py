@@ -205,3 +205,28 @@ async def test_many_at_once_get_their_own_answers(serving: Any, openai_of: Any, 
 
         await asyncio.gather(*(ask(i) for i in range(24)))
         await served.until_alone(sessions=0)
+
+
+async def test_an_answer_in_json_is_valid(serving: Any, openai_of: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "sign": {"enum": ["a", "bb"]},
+            "count": {"type": "integer", "minimum": 7, "maximum": 9},
+        },
+        "required": ["sign", "count"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    async with serving() as served, openai_of(served) as (client, model):
+        settings = {"model": model, "messages": HELLO, "max_tokens": 100, "response_format": form}
+        answer = await client.chat.completions.create(**settings)
+        value = json.loads(answer.choices[0].message.content)
+        assert value["sign"] in ("a", "bb")
+        assert value["count"] in (7, 8, 9)
+        assert answer.choices[0].finish_reason == "stop"
+        form["json_schema"]["schema"] = {"type": "nothing"}
+        with pytest.raises(openai.BadRequestError) as raised:
+            await client.chat.completions.create(**settings)
+        assert raised.value.code == "bad_constraint"
+        await served.until_alone(sessions=0)
