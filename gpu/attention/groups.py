@@ -104,6 +104,7 @@ class Grouper:
     def _find(self, rows: Ints, starts: Ints) -> Groups | None:
         limits, page_size = self.limits, self._table.page_size
         least = -(-limits.least_depth // page_size)
+        starts = starts - self._table.unsettled[rows]  # drafts of steps in flight may be refused
         groups = find_groups(self._table.pages, rows, starts // page_size, least, limits.least_members)
         saved = int(((groups.counts - 1) * groups.depths).sum()) * page_size
         return groups if len(groups.counts) and saved >= limits.least_saved else None

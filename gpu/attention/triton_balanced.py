@@ -58,27 +58,29 @@ def balanced_attention(
     spec: AttentionSpec,
     shares: int,
     arrived: Tensor,
+    runs: Tensor | None = None,
+    lines: int = 1,
 ) -> None:
     """q [B, heads, D], each at positions int32[B] of rows int32[B]; pages int32[rows, columns].
 
     `kv` holds the new keys and values, too. `shares` as of `shares_for`. `arrived` int32[>= B *
     kv_heads]: zeros before and after a launch, so launches that use them must follow each other on
-    one stream. Writes output [B, heads * D].
+    one stream. `runs`, `lines`: as of `triton_decode`. Writes output [B, heads * D].
     """
     sequences, heads, dim = q.shape
     kv_heads = kv.k.shape[1]
     group = heads // kv_heads
     # a program leaves at most two: of the sequence in which its share begins, and of the last
-    parts = torch.empty((2 * shares, heads, dim), dtype=torch.float32, device=q.device)
-    sums = torch.empty((2 * shares, heads), dtype=torch.float32, device=q.device)
+    parts = torch.empty((2 * shares, lines * heads, dim), dtype=torch.float32, device=q.device)
+    sums = torch.empty((2 * shares, lines * heads), dtype=torch.float32, device=q.device)
     exact = q.dtype == torch.float32
     scale, softcap = score_scale(spec)
     _attend[(shares, kv_heads)](
         q, kv.k, kv.v, rows, positions, pages, output, parts, sums, arrived, spec.sinks,
-        sequences, pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
-        GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, PAGE=kv.page_size,
+        runs, sequences, pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
+        GROUP_PADDED=max(16, triton.next_power_of_2(group * lines)), DIM=dim, PAGE=kv.page_size,
         WINDOW=spec.window or 0, KEYS=min(64, max(16, _TILE // dim)), SHARES=shares,
-        BLOCK=block_for(sequences), PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap,
+        BLOCK=block_for(sequences), LINES=lines, PRECISION="ieee" if exact else "tf32", SOFTCAP=softcap,
         OVERLAP=overlaps(q.device), num_warps=4 if exact else 2, num_stages=3,
         maxnreg=_REGISTERS, **launch_options(q.device),
     )  # fmt: skip
@@ -96,34 +98,44 @@ def _cut(ends, total, at):
 
 @triton.jit(do_not_specialize=["sequences"])
 def _attend(
-    q, k_pool, v_pool, rows, positions, pages, output, parts, sums, arrived, sinks, sequences,
-    columns, scale,
+    q, k_pool, v_pool, rows, positions, pages, output, parts, sums, arrived, sinks, runs,
+    sequences, columns, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
     DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr,
-    SHARES: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    SHARES: tl.constexpr, BLOCK: tl.constexpr, LINES: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None."""
+    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None. runs: int32[B] or None."""
     program = tl.program_id(0)
     kv_head = tl.program_id(1)
     index = tl.arange(0, BLOCK)
     lengths = tl.load(positions + index, mask=index < sequences, other=-1) + 1
     if WINDOW:
         lengths = tl.minimum(lengths, WINDOW)
+    own_runs = sequences
+    if runs is not None:
+        taken = tl.load(runs + index, mask=index < sequences, other=0)
+        lengths = tl.where(taken > 0, lengths + taken - 1, 0)
+        before = tl.cumsum((taken > 0).to(tl.int32), 0)  # runs up to each sequence
+        own_runs = tl.maximum(tl.max(before, 0), 1)
     units = tl.cdiv(lengths, _UNIT)
     ends = tl.cumsum(units, 0)  # of the sequences
     total = tl.max(ends, 0)
-    each = SHARES // sequences  # shares for every sequence, if they are alike
-    alike = (each > 0) & (tl.max(units, 0) * sequences * 8 <= total * 9)
+    each = SHARES // own_runs  # shares for every sequence, if they are alike
+    alike = (each > 0) & (tl.max(units, 0) * own_runs * 8 <= total * 9)
     if alike:
-        sequence = tl.minimum(program // each, sequences - 1)
+        sequence = tl.minimum(program // each, own_runs - 1)
+        ordinal = sequence  # among the runs
+        if runs is not None:
+            sequence = tl.sum((before <= sequence).to(tl.int32), 0)
         first = tl.max(tl.where(index < sequence, ends, 0), 0)
         own = tl.sum(tl.where(index == sequence, units, 0), 0)
         share = tl.maximum(tl.cdiv(own, each), _LEAST)
-        begin = first + tl.minimum((program - sequence * each) * share, own)
+        begin = first + tl.minimum((program - ordinal * each) * share, own)
         until = tl.minimum(begin + share, first + own)
         after = sequence + 1
     else:
+        ordinal = 0
         share = tl.maximum(tl.cdiv(total, SHARES), _LEAST)
         begin = _cut(ends, total, program * share)
         until = _cut(ends, total, program * share + share)
@@ -138,12 +150,19 @@ def _attend(
     dims = tl.arange(0, DIM)
     real = members < GROUP
     head = kv_head * GROUP + members
+    if runs is not None:  # those of a line follow the heads of the line before it
+        head = members // GROUP * HEADS + kv_head * GROUP + members % GROUP
     for line in range(sequence, after):
         row = tl.load(rows + line).to(tl.int64)
         length = tl.load(positions + line) + 1
         low = 0
         if WINDOW:
             low = tl.maximum(length - WINDOW, 0)
+        if runs is not None:
+            lines = tl.load(runs + line)
+            real = members < GROUP * lines
+            reach = tl.load(positions + line + members // GROUP, mask=real, other=0)
+            length = tl.where(lines > 0, length + lines - 1, low)
         last = first + tl.cdiv(length - low, _UNIT)
         start = low + (tl.maximum(begin, first) - first) * _UNIT
         stop = tl.minimum(low + (tl.minimum(until, last) - first) * _UNIT, length)
@@ -153,24 +172,30 @@ def _attend(
         weight = tl.zeros([GROUP_PADDED], tl.float32)
         mixed = tl.zeros([GROUP_PADDED, DIM], tl.float32)
         if sinks is not None:
-            top, weight = begin_with_sinks(sinks, head, real, tl.maximum(begin - first, 0))
+            top, weight = begin_with_sinks(sinks, head % HEADS, real, tl.maximum(begin - first, 0))
         for tile in range(start, stop, KEYS):
             keys = tile + tl.arange(0, KEYS)
             there = keys < stop
             place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
+            seen = there[None, :]
+            if runs is not None:
+                seen = seen & (keys[None, :] <= reach[:, None])
+                if WINDOW:
+                    seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
             top, weight, mixed = take_keys(
-                query, k_pool, v_pool, place, there, there[None, :], scale, top, weight, mixed,
-                PRECISION, SOFTCAP,
-            )  # fmt: skip
+                query, k_pool, v_pool, place, there, seen, scale, top, weight, mixed, PRECISION, SOFTCAP
+            )
         done = (begin <= first) & (last <= until)
         if not done:
-            part = (program * 2 + (begin <= first).to(tl.int32)) * HEADS + head
+            part = (program * 2 + (begin <= first).to(tl.int32)) * (LINES * HEADS) + head
+            if runs is not None:  # a query may have seen none of these keys, or be none
+                weight = tl.where(weight > 0, weight, 1.0)
             mixed = mixed / weight[:, None]
             tl.store(parts + part[:, None] * DIM + dims[None, :], mixed, mask=real[:, None])
             tl.store(sums + part, top + tl.log2(weight), mask=real)
             tl.debug_barrier()  # all stores of the program are before its arrival
             if alike:
-                second = line * each + 1
+                second = ordinal * each + 1
                 count = tl.cdiv(last - first, share)
             else:
                 second = tl.cdiv(first + _LEAST, share)  # the first program whose share begins within
@@ -183,9 +208,11 @@ def _attend(
                 weight = tl.zeros([GROUP_PADDED], tl.float32)
                 mixed = tl.zeros([GROUP_PADDED, DIM], tl.float32)
                 for number in range(count):
-                    at = ((second + number - 1) * 2 + (number == 0)) * HEADS + head
+                    at = ((second + number - 1) * 2 + (number == 0)) * (LINES * HEADS) + head
                     top, weight, mixed = take_part(parts, sums, at, real, dims, top, weight, mixed, DIM)
         if done:
+            if runs is not None:
+                weight = tl.where(real, weight, 1.0)
             mixed = mixed / weight[:, None]
             tl.store(output + target, mixed.to(output.dtype.element_ty), mask=real[:, None])
         first = last

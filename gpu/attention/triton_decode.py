@@ -53,12 +53,17 @@ def decode_attention(
     splits: int,
     parts: Parts | None = None,
     output: Tensor | None = None,
+    runs: Tensor | None = None,
+    lines: int = 1,
 ) -> Tensor:
     """q [B, heads, D], each at positions int32[B] of rows int32[B]; pages int32[rows, columns].
 
     `kv` holds the new keys and values, too. `splits` as of
     `splits_for`. `parts`: what `shared_attention` made of the keys that a line has in common with
-    others; then only its own ones are read here. Returns `output` [B, heads * D], a new one if None.
+    others; then only its own ones are read here. `runs` int32[B]: how many lines one program takes,
+    that line and those behind it, which are of one row at the positions that follow: at most `lines`, a
+    constant of the kernel; 0: another line's program takes it. Without, each has its own. Returns
+    `output` [B, heads * D], a new one if None.
     """
     sequences, heads, dim = q.shape
     kv_heads = kv.k.shape[1]
@@ -82,8 +87,8 @@ def decode_attention(
         own, shared, shared_sums = parts.own, parts.outputs, parts.sums
     _decode[(sequences, kv_heads, splits)](
         q, kv.k, kv.v, rows, positions, pages, partial, sums, own, shared, shared_sums,
-        spec.sinks, pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
-        GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=dim, PAGE=kv.page_size,
+        spec.sinks, runs, pages.shape[1], scale, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
+        GROUP_PADDED=max(16, triton.next_power_of_2(group * lines)), DIM=dim, PAGE=kv.page_size,
         WINDOW=spec.window or 0, SPLITS=splits, KEYS=keys, PRECISION="ieee" if exact else "tf32",
         SOFTCAP=softcap,
         SHARED=parts is not None, TILE=TILE, OVERLAP=overlap, num_warps=4 if exact else 2,
@@ -100,13 +105,13 @@ def decode_attention(
 @triton.jit
 def _decode(
     q, k_pool, v_pool, rows, positions, pages, partial, sums, own, shared, shared_sums, sinks,
-    columns, scale,
+    runs, columns, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr,
     DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
     KEYS: tl.constexpr, PRECISION: tl.constexpr, SOFTCAP: tl.constexpr, SHARED: tl.constexpr,
     TILE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None."""
+    """scale, SOFTCAP: as of `score_scale`. sinks: float32[heads] or None. runs: int32[B] or None."""
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -115,6 +120,10 @@ def _decode(
     low = 0
     if WINDOW:
         low = tl.maximum(length - WINDOW, 0)
+    lines = 1
+    if runs is not None:
+        lines = tl.load(runs + sequence)
+        length += lines - 1
     stretches = 0
     if SHARED:
         low = tl.load(own + sequence * 4)
@@ -128,6 +137,13 @@ def _decode(
     dims = tl.arange(0, DIM)
     real = members < GROUP
     head = kv_head * GROUP + members
+    if runs is not None:
+        if lines == 0:
+            return
+        real = members < GROUP * lines
+        reach = tl.load(positions + sequence + members // GROUP, mask=real, other=0)
+        # of the lines behind, too: those of a line follow each other in memory
+        head = members // GROUP * HEADS + kv_head * GROUP + members % GROUP
     query = tl.load(
         q + sequence * HEADS * DIM + head[:, None] * DIM + dims[None, :], mask=real[:, None], other=0.0
     )
@@ -135,7 +151,7 @@ def _decode(
     total = tl.zeros([GROUP_PADDED], tl.float32)
     mixed = tl.zeros([GROUP_PADDED, DIM], tl.float32)
     if sinks is not None:
-        top, total = begin_with_sinks(sinks, head, real, split)
+        top, total = begin_with_sinks(sinks, head % HEADS, real, split)
     if SHARED:
         item = tl.load(own + sequence * 4 + 2).to(tl.int64)
         at = tl.load(own + sequence * 4 + 3) * GROUP + members
@@ -146,17 +162,25 @@ def _decode(
         keys = begin + tl.arange(0, KEYS)
         there = keys < stop
         place = paged(pages, row, columns, keys, there, kv_head, dims, KV_HEADS, DIM, PAGE)
+        seen = there[None, :]
+        if runs is not None:
+            seen = seen & (keys[None, :] <= reach[:, None])
+            if WINDOW:
+                seen = seen & (keys[None, :] > reach[:, None] - WINDOW)
         top, total, mixed = take_keys(
-            query, k_pool, v_pool, place, there, there[None, :], scale, top, total, mixed,
-            PRECISION, SOFTCAP,
-        )  # fmt: skip
+            query, k_pool, v_pool, place, there, seen, scale, top, total, mixed, PRECISION, SOFTCAP
+        )
     if SPLITS == 1:
         target = partial + sequence * HEADS * DIM + head[:, None] * DIM + dims[None, :]
+        if runs is not None:
+            total = tl.where(real, total, 1.0)
         mixed = (mixed / total[:, None]).to(partial.dtype.element_ty)
         tl.store(target, mixed, mask=real[:, None])
     else:
         at = (sequence * HEADS + head) * SPLITS + split
         if (start < stop) | (split < stretches):
+            if runs is not None:  # a query may have seen none of these keys, or be none
+                total = tl.where(total > 0, total, 1.0)
             mixed = mixed / total[:, None]
             tl.store(partial + at[:, None] * DIM + dims[None, :], mixed, mask=real[:, None])
             tl.store(sums + at, top + tl.log2(total), mask=real)

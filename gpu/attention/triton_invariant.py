@@ -142,7 +142,7 @@ def _attend(
         row = tl.load(tiles + index * 4).to(tl.int64)
         first = tl.load(tiles + index * 4 + 1).to(tl.int64)
         count = tl.load(tiles + index * 4 + 2)
-        position = tl.load(tiles + index * 4 + 3)
+        position = tl.load(positions + first)  # which the host may not know, if drafts are in flight
     GROUP: tl.constexpr = HEADS // KV_HEADS
     lines = tl.arange(0, LINES)
     query = lines // PADDED

@@ -5,6 +5,7 @@ Plans nothing for decodes but which of them share keys: the kernels read page ta
 on the device.
 """
 
+import numpy as np
 from torch import Tensor
 
 from ramify.gpu.attention.groups import no_groups
@@ -18,13 +19,15 @@ from ramify.gpu.step.buckets import Bucket
 from ramify.gpu.step.inputs import Plan, StepInputs
 from ramify.gpu.step.rows import RowTable, StepRows
 from ramify.gpu.step.staging import Array
+from ramify.gpu.step.step_rows import within
 
 
 class TritonPaged:
     """`pages` int32[rows, columns] is the page table on the device, `table` the one on the host.
 
     `shares_keys`: decodes read keys that they have in common once, where that pays; else each reads
-    all of its keys itself.
+    all of its keys itself. Where rows may have drafts, one program takes several lines of a row, as many
+    as fit into a tile of 16 query heads, and reads their keys once: a tile is no smaller anyway.
     """
 
     static_extends = True
@@ -40,13 +43,17 @@ class TritonPaged:
         self._heads, self._kv_heads = shape.heads, shape.kv_heads
         self._shares = shares_for(pages.device, shape.kv_heads)
         self._arrived = pages.new_zeros(len(pages) * shape.kv_heads)
+        self._lines = lines_for(shape, table.max_drafts)
         self._grouper = None
         if shares_keys and None in shape.windows:
             self._grouper = grouper_for(table, shape)
 
     def room(self, bucket: Bucket) -> Plan:
+        runs = self._no_runs(bucket)
         if bucket.extended:
-            return extend_room(bucket.extended, bucket.runs, self._heads, self._kv_heads)
+            return extend_room(bucket.extended, bucket.runs, self._heads, self._kv_heads) | runs
+        if bucket.drafted:
+            return runs
         if not bucket.grouped or self._grouper is None:
             return {}
         if bucket.decodes < self._grouper.limits.least_members:
@@ -55,11 +62,30 @@ class TritonPaged:
 
     def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
         if step.extends:
-            return extend_items(step, self._heads, self._kv_heads)
+            return extend_items(step, self._heads, self._kv_heads) | self._runs(step, bucket)
+        if step.lines is not None:
+            return self._runs(step, bucket)
         if self._grouper is None:
             return {}
         groups = self._grouper.arrays(step.rows, step.starts, bucket.decodes)
         return {} if groups is None else groups.named()
+
+    def _no_runs(self, bucket: Bucket) -> Plan:
+        if self._lines == 1 or not bucket.decodes:
+            return {}
+        return {"runs": np.zeros(bucket.decodes, dtype=np.int32)}
+
+    def _runs(self, step: StepRows, bucket: Bucket) -> Plan:
+        """How many lines the program of each decode takes; none where another one's does."""
+        plan = self._no_runs(bucket)
+        for runs in plan.values():
+            rows = step.rows[step.extends :]
+            begins = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+            lengths = np.diff(np.append(begins, len(rows)))
+            tiles = -(-lengths // self._lines)
+            first = np.repeat(begins, tiles) + within(tiles) * self._lines
+            runs[first] = np.minimum(np.repeat(begins + lengths, tiles) - first, self._lines)
+        return plan
 
     def plan_decodes(self, rows: Array, positions: Array) -> None:
         pass
@@ -96,10 +122,20 @@ class TritonPaged:
             groups = Shared(step.plan["shared_items"], step.plan["members"], step.plan["own"])
             parts = shared_attention(q, kv, groups, self._pages, spec)
         rows, positions = step.rows[first:], step.positions[first:]
+        runs = step.plan.get("runs")
+        lines = 1 if runs is None else self._lines
         if parts is None and self._balanced(len(q)):
             balanced_attention(
-                q, output, kv, rows, positions, self._pages, spec, self._shares, self._arrived
-            )
+                q, output, kv, rows, positions, self._pages, spec, self._shares, self._arrived, runs,
+                lines,
+            )  # fmt: skip
             return
-        splits = splits_for(len(q), self._kv_heads)
-        decode_attention(q, kv, rows, positions, self._pages, spec, splits, parts, output)
+        splits = splits_for(-(-len(q) // lines), self._kv_heads)
+        decode_attention(q, kv, rows, positions, self._pages, spec, splits, parts, output, runs, lines)
+
+
+def lines_for(shape: AttentionShape, max_drafts: int) -> int:
+    """How many lines of one row a program takes: those whose query heads fit into a tile."""
+    if not max_drafts:
+        return 1
+    return min(max(2, 16 // shape.group), 1 << max_drafts.bit_length())

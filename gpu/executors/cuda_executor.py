@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.attention.registry import Choice
+from ramify.gpu.drafting.device import DeviceDrafter
+from ramify.gpu.drafting.verifier import Verifier
 from ramify.gpu.executors.base import Counters
-from ramify.gpu.executors.launched_step import LaunchedStep
+from ramify.gpu.executors.launched_step import Drafted, LaunchedStep
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.gluon_check import gluon_works
@@ -26,23 +28,33 @@ from ramify.gpu.ops.triton_linear import Products
 from ramify.gpu.ops.triton_ops import LazyStream, TritonOps
 from ramify.gpu.programmatic_launch import overlaps
 from ramify.gpu.progress import Progress
-from ramify.gpu.sampling.cuda_sampler import CudaSampler
+from ramify.gpu.sampling.cuda_sampler import CudaSampler, Drafts
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.triton_sampling import sample_into
 from ramify.gpu.step.buckets import NOTHING, Bucket, decode_buckets, largest, tailored
 from ramify.gpu.step.graphs import StepGraphs
 from ramify.gpu.step.inputs import NO_DRAWS, Plan, StepFrame, StepInputs, lay, layout
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
-from ramify.gpu.step.staging import RING, Download, StepClock, Upload, frame_bytes
+from ramify.gpu.step.staging import RING, Download, Int32s, StepClock, Upload, frame_bytes
+from ramify.gpu.step.step_rows import within
 from ramify.protocol.plan import ExecutorInfo, OpenRow, StepPlan
 from ramify.protocol.sampling import SamplingParams
 
 
 class CudaExecutor:
-    """Runs plans on `model` over `pool`. `capture` comes before the first plan."""
+    """Runs plans on `model` over `pool`. `capture` comes before the first plan.
+
+    `drafter`: guesses up to `info.max_drafts` tokens ahead of a row.
+    """
 
     def __init__(
-        self, model: Decoder, pool: KVPool, table: RowTable, info: ExecutorInfo, attention: Choice
+        self,
+        model: Decoder,
+        pool: KVPool,
+        table: RowTable,
+        info: ExecutorInfo,
+        attention: Choice,
+        drafter: DeviceDrafter | None = None,
     ) -> None:
         self.info = info
         self.counters = Counters()
@@ -54,8 +66,16 @@ class CudaExecutor:
         self._pages = torch.full(
             (info.max_rows + 1, columns), pool.pages, dtype=torch.int32, device=self._device
         )
-        self._last = torch.zeros(info.max_rows + 1, dtype=torch.int32, device=self._device)
-        self._tokens = torch.zeros(info.max_rows, dtype=torch.int32, device=self._device)
+        self._drafter = drafter
+        slots = pool.padding_slot + 1 if drafter is not None and drafter.reads_tokens else None
+        self._verifier = Verifier(info.max_drafts, self._pages, info.page_size, slots)
+        self._in_flight = 0  # steps with drafts whose end the host does not know
+        self._last = self._verifier.last
+        # of each line that samples: its token, and whether that is output (only of steps with drafts)
+        self._results = torch.zeros(
+            (2, -(-info.max_rows // 4) * 4), dtype=torch.int32, device=self._device
+        )
+        self._tokens, self._kept = self._results
         # of whatever step runs: were each graph to keep its own, they would fill a gigabyte
         self._logits = torch.empty(
             (info.max_rows, info.vocab_size), dtype=model.dtype, device=self._device
@@ -79,7 +99,7 @@ class CudaExecutor:
         self._page_uploads = Upload(self._device)
         self._targets = Upload(self._device)
         self._slice = min(info.max_rows, slice_lines(info.vocab_size))
-        self._download = Download(self._tokens)
+        self._download = Download(self._results.view(-1))
         self._clocks = [StepClock(self._device) for _ in range(RING)]
         self._ring: list[LaunchedStep | None] = [None] * RING
         self._launched = 0
@@ -99,12 +119,13 @@ class CudaExecutor:
         return len(wanted)
 
     def forms(self, bucket: Bucket) -> list[Bucket]:
-        """The buckets for a step of this size: plain, and grouped if decodes can share keys."""
-        plain = replace(bucket, grouped=False)
-        grouped = replace(bucket, grouped=True)
-        if bucket.extended or not self._attention.room(grouped):
+        """The buckets for a step of this size: plain, grouped if decodes can share keys, with drafts."""
+        plain = replace(bucket, grouped=False, drafted=False)
+        if bucket.extended:
             return [plain]
-        return [plain, grouped]
+        others = [replace(plain, drafted=True)] if self.info.max_drafts else []
+        others.append(replace(plain, grouped=True))
+        return [plain, *(other for other in others if self._attention.room(other))]
 
     def unlike_decodes(self) -> list[Bucket]:
         """Steps of decodes that together launch every variant of every attention kernel.
@@ -125,21 +146,26 @@ class CudaExecutor:
         clock.start()
         self._upload_pages(entry)
         if len(step.rows):
-            final = self._run(entry, step)
-            more = self._resample(entry, rows, step.draws)
+            late = self._is_late()
+            frame, final = self._run(entry, step, late)
+            more = self._resample(entry, step, frame, late)
+            if step.lines is not None:
+                self._accept(step, frame)
             if step.scored is not None and final is not None:
                 scores = self._score(entry, step.scored, final)
                 more = scores if more is None else torch.cat((more, scores))
         arrives = len(rows) + len(scored) > 0
         clock.stop(fetched=arrives)
-        tokens, fetched = np.empty(0, dtype=np.int32), None
+        results, fetched = np.empty(0, dtype=np.int32), None
         if arrives:
-            tokens, fetched = self._download.fetch(entry, clock, more)
+            results, fetched = self._download.fetch(entry, clock, more)
         asked = self._sampler.logprobs_asked(rows)
         requests = {row: int(self.rows.requests[row]) for row in {*rows.tolist(), *scored.tolist()}}
         launched = LaunchedStep(
-            plan.step, step.computed, rows, requests, clock, asked, scored, tokens, fetched
+            plan.step, step.computed, rows, requests, clock, asked, scored, results, fetched
         )
+        if step.lines is not None:
+            launched.drafted = self._drafted(step, results[len(self._tokens) :])
         self._ring[entry] = launched
         return launched
 
@@ -153,7 +179,9 @@ class CudaExecutor:
         step = self._apply(entry, plan)
         self._upload_pages(entry)
         if len(step.rows):
-            inputs = self._tailor(entry, step).device
+            late = self._is_late()
+            inputs = self._tailor(entry, step, late).device
+            self._prepare(inputs, step, late)
             self._logits_of(self._compute(inputs), inputs.sampled_lines, len(step.sampling))
         if self._device.type == "cuda":
             torch.cuda.synchronize()
@@ -172,7 +200,7 @@ class CudaExecutor:
         Nothing reads what that writes. On a CPU there is nothing to load.
         """
         if self._device.type == "cuda":
-            self._sampler.warm(self._logits.dtype, self._spare, self._last, self._tokens)
+            self._warm_sampler()
             self._score_padding(1)
             torch.cuda.synchronize()  # the ring entry is used again
             for bucket in buckets:
@@ -185,7 +213,7 @@ class CudaExecutor:
         rows = np.arange(self.info.max_rows)
         self._sampler.apply(0, [], [OpenRow(row, 0, b"", 0, sampling) for row in rows.tolist()])
         self._logits.zero_()  # the flattest distribution: half of the vocabulary stays
-        self._resample(0, rows, rows)
+        self._sampler.resample(0, self._logits, rows, rows, self._last, self._tokens)
         self._score_padding(self._slice)
 
     @property
@@ -219,6 +247,7 @@ class CudaExecutor:
         if plan.closes or plan.opens:
             closes = np.frombuffer(plan.closes, dtype=np.int32).tolist()
             self._sampler.apply(entry, closes, plan.opens)
+            self._verifier.opened([opened.row for opened in plan.opens])
         self.counters.count(step.computed)
         return step
 
@@ -235,28 +264,31 @@ class CudaExecutor:
         sent = self._page_uploads.send(entry, places=places, pages=self.rows.pages[row, column])
         self._pages.view(-1).index_copy_(0, sent["places"], sent["pages"])
 
-    def _run(self, entry: int, step: StepRows) -> LazyStream | None:
+    def _run(self, entry: int, step: StepRows, late: bool) -> tuple[StepFrame, LazyStream | None]:
         """Upload the step and issue it, by a graph if one holds it.
 
-        Returns the model's output if targets are to be scored, which no graph keeps.
+        Returns also the model's output if targets are to be scored, which no graph keeps.
         """
         bucket = self._graphs.find(step) if step.scored is None else None
         if bucket is not None:
             bucket, plan = self._plan(step, bucket, captured=True)
-            self._fill(self._frame(entry, bucket), step, plan)
+            frame = self._frame(entry, bucket)
+            self._fill(entry, frame, step, plan, late)
+            self._prepare(frame.device, step, late)
             self._download.settle()
             self._graphs.replay(bucket)
-            return None
-        frame = self._tailor(entry, step)
+            return frame, None
+        frame = self._tailor(entry, step, late)
+        self._prepare(frame.device, step, late)
         self._download.settle()
-        return self._issue(frame.device)
+        return frame, self._issue(frame.device)
 
-    def _tailor(self, entry: int, step: StepRows) -> StepFrame:
+    def _tailor(self, entry: int, step: StepRows, late: bool) -> StepFrame:
         """Upload the step as large as it is."""
         bucket = tailored(step, self.static_extends and self._device.type == "cuda")
         bucket, plan = self._plan(step, bucket, captured=False)
         frame = StepFrame(bucket, self._extras.frame(entry, layout(bucket, plan)))
-        self._fill(frame, step, plan)
+        self._fill(entry, frame, step, plan, late)
         return frame
 
     def _frame(self, entry: int, bucket: Bucket) -> StepFrame:
@@ -268,9 +300,15 @@ class CudaExecutor:
             self._frames[entry, bucket] = frame
         return frame
 
-    def _fill(self, frame: StepFrame, step: StepRows, plan: Plan) -> None:
+    def _fill(self, entry: int, frame: StepFrame, step: StepRows, plan: Plan, late: bool) -> None:
         draws = self._sampler.draws_for(step.rows[step.sampling], step.draws)
         lay(frame.host, step, draws, plan, self._spare)
+        if late or step.lines is not None:
+            self._verifier.track(entry, step.rows, self._sampler.seeds)
+        if late:
+            self._verifier.assume(frame.host, step)
+        if step.lines is not None:
+            self._verifier.lay(frame.host, step)
         self._send(frame)
 
     def _send(self, frame: StepFrame) -> None:
@@ -279,9 +317,57 @@ class CudaExecutor:
             self._attention.plan_decodes(frame.host.rows, frame.host.positions)
 
     def _plan(self, step: StepRows, bucket: Bucket, captured: bool) -> tuple[Bucket, Plan]:
-        """The attention's part of a step, and the bucket, which is grouped if decodes share keys."""
+        """The attention's part of a step, and the bucket: grouped if decodes share keys, drafted."""
         plan = self._attention.plan(step, bucket, captured)
-        return replace(bucket, grouped=bool(plan) and not step.extends), plan
+        if not plan or step.extends:
+            return bucket, plan
+        drafted = step.lines is not None
+        return replace(bucket, grouped=not drafted, drafted=drafted), plan
+
+    # --- drafts ---
+
+    def _is_late(self) -> bool:
+        """Whether the device must correct what the host lays out: it may know of refused drafts."""
+        return self._in_flight > 0 or self._verifier.tokens is not None
+
+    def _prepare(self, inputs: StepInputs[Tensor], step: StepRows, late: bool) -> None:
+        """What is launched ahead of a step's model because of drafts."""
+        if late:
+            self._verifier.correct(inputs)
+        if self._drafter is not None and step.lines is not None and inputs.bucket.decodes:
+            self._drafter.propose(inputs, self._verifier)
+
+    def _accept(self, step: StepRows, frame: StepFrame) -> None:
+        self._verifier.accept(frame.device, len(step.sampling), self._tokens, self._kept)
+        self._sampler.record(self._verifier, self._tokens, self._kept)
+
+    def _drafted(self, step: StepRows, kept: Int32s) -> Drafted:
+        """What settles the step's drafts once it is over."""
+        assert step.lines is not None
+        rows, drafts = step.sampled_rows, step.lines - 1
+        openings = self.rows.openings[rows]
+        self._in_flight += 1
+
+        def settled(refused: Ints) -> None:
+            self._in_flight -= 1
+            self.rows.settle(rows, drafts, refused, openings)
+            same = self.rows.openings[rows] == openings
+            self._verifier.known(rows[same], refused[same])
+
+        return Drafted(step.lines, kept, settled)
+
+    def _warm_sampler(self) -> None:
+        """Launch what no bucket does: what some rows ask for, and what steps with drafts need."""
+        self._sampler.warm(
+            self._logits.dtype, self._spare, self._last, self._tokens, self._kept, self._verifier
+        )
+        for bucket in (Bucket(0, 0, 1, 1), Bucket(16, 1, 0, 1)):
+            self._pad(bucket)
+            inputs = self._frame(0, bucket).device
+            self._verifier.correct(inputs)
+            if self._drafter is not None:
+                self._drafter.propose(inputs, self._verifier)
+            self._verifier.accept(inputs, 1, self._tokens, self._kept)
 
     # --- the device's part ---
 
@@ -323,9 +409,18 @@ class CudaExecutor:
             return self._logits[:0]
         return self._model.logits(final, lines, self._ops, self._logits[:count])
 
-    def _resample(self, entry: int, rows: Ints, draws: Ints) -> Tensor | None:
+    def _resample(self, entry: int, step: StepRows, frame: StepFrame, late: bool) -> Tensor | None:
         """Sample again the lines that ask for more than a temperature; their log-probabilities."""
-        return self._sampler.resample(entry, self._logits, rows, draws, self._last, self._tokens)
+        drafts = None
+        if step.lines is not None:
+            inputs, lines = frame.host.input_ids.astype(np.int32), frame.host.sampled_lines
+            inputs = inputs if lines is None else inputs[lines]
+            numbers = within(step.lines)
+            drafts = Drafts(numbers, inputs[: len(step.sampling)], self._verifier.inputs)
+        return self._sampler.resample(
+            entry, self._logits, step.rows[step.sampling], step.draws, self._last, self._tokens,
+            self._verifier if late else None, drafts,
+        )  # fmt: skip
 
     def _score(self, entry: int, scored: Scored, final: LazyStream) -> Tensor:
         """int32[K], the bits of the targets' log-probabilities. What was sampled from is overwritten."""

@@ -4,6 +4,7 @@ Its results lie in an entry of a ring of pinned memory, which a later step uses 
 them out. Knows neither the model nor how the step was launched.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +18,29 @@ from ramify.protocol.plan import StepResult
 
 
 @dataclass(slots=True)
+class Drafted:
+    """Which of a step's S lines belong to which of the R rows that sample.
+
+    The lines of a row follow each other; `kept` of them are output, the first ones.
+    """
+
+    lines: Ints  # [R] 1 + drafts
+    kept: Int32s  # [>= S] 1 or 0, of the ring entry
+    settled: Callable[[Ints], None]  # is told how many drafts of each row were refused
+
+    @property
+    def firsts(self) -> Ints:
+        """[R] each row's first line."""
+        return np.cumsum(self.lines) - self.lines
+
+
+@dataclass(slots=True)
 class LaunchedStep:
     """What a step was launched with, and where its results arrive."""
 
     number: int
     computed: int
-    rows: Ints  # [S] that sample
+    rows: Ints  # [S] that sample, a row with drafts several times
     requests: dict[int, int]  # by row, of those that sample or score
     clock: StepClock
     asked: Ints  # [S] how many log-probabilities, 0: none
@@ -30,6 +48,7 @@ class LaunchedStep:
     # both of the ring entry: good once the step is over
     tokens: Int32s  # [>= S]
     more: Int32s | None  # lines of `logprobs_into`, of the rows that asked; then float32[K] scores
+    drafted: Drafted | None = None
     _elapsed_us: int | None = None
 
     def ready(self) -> bool:
@@ -42,23 +61,40 @@ class LaunchedStep:
             self.tokens = self.tokens[: len(self.rows)].copy()
             self.more = None if self.more is None else self.more.copy()
             self._elapsed_us = self.clock.elapsed_us()
+            drafted = self.drafted
+            if drafted is not None:
+                drafted.kept = drafted.kept[: len(self.rows)].copy()
+                drafted.settled(drafted.lines - np.add.reduceat(drafted.kept, drafted.firsts))
         return self._elapsed_us
 
     def result(self) -> StepResult:
         elapsed_us = self.settle()
         more = np.empty(0, dtype=np.int32) if self.more is None else self.more
         words, scores = np.split(more, [len(more) - len(self.scored)])
+        words, tokens, rows, asked = words.reshape(-1, WORDS), self.tokens, self.rows, self.asked
+        counts = drafts = b""
+        last: Ints | slice = slice(None)  # which of the tokens are their rows' last
+        if self.drafted is not None:
+            kept, lines = self.drafted.kept > 0, self.drafted.lines
+            each = np.add.reduceat(self.drafted.kept, self.drafted.firsts)
+            counts, drafts = each.astype(np.int32).tobytes(), (lines - 1).astype(np.int32).tobytes()
+            if len(words):
+                words = words[kept[asked > 0]]
+            tokens, asked = tokens[kept], asked[kept]
+            rows, last = rows[self.drafted.firsts], np.cumsum(each) - 1
         result = StepResult(
             step=self.number,
-            rows=self.rows.astype(np.int32).tobytes(),
-            tokens=self.tokens.tobytes(),
+            rows=rows.astype(np.int32).tobytes(),
+            tokens=tokens.tobytes(),
             computed=self.computed,
             elapsed_us=elapsed_us,
-            logprobs=token_logprobs(words.reshape(-1, WORDS), self.asked) if len(words) else [],
+            logprobs=token_logprobs(words, asked) if len(words) else [],
             scores=scores.tobytes(),
+            counts=counts,
+            drafted=drafts,
         )
         unscored = np.unique(self.scored[np.isnan(scores.view(np.float32))])
-        bad = np.concatenate([self.rows[self.tokens < 0], unscored])
+        bad = np.concatenate([rows[tokens[last] < 0], unscored])
         if len(bad):
             raise BadLogits(bad.tolist(), [self.requests[row] for row in bad.tolist()], result)
         return result

@@ -5,22 +5,40 @@ Rows that need more are sampled again from the same logits, after the graph: a s
 launches nothing more. Nothing here waits for the device.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ramify.gpu.drafting.verifier import Verifier
 from ramify.gpu.sampling.settings import RowSettings
 from ramify.gpu.sampling.token_counts import TokenCounts
 from ramify.gpu.sampling.triton_logprobs import WORDS, logprobs_into, read_logprobs
-from ramify.gpu.sampling.triton_truncation import ASK, EVERY_KEY, resample_into
+from ramify.gpu.sampling.triton_truncation import ASK, EVERY_KEY, Before, resample_into
 from ramify.gpu.step.inputs import Draws
 from ramify.gpu.step.rows import Ints
 from ramify.gpu.step.staging import Upload
+from ramify.gpu.step.step_rows import within
 from ramify.protocol.plan import OpenRow
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
 _RESAMPLED, _TRUNCATED, _LOGPROBS = 1, 2, 4
+
+
+@dataclass(slots=True)
+class Drafts:
+    """The S lines of a step with drafts, in the order in which they sample."""
+
+    number: Ints  # [S] how many drafts of its row each line follows, its own input included
+    inputs: npt.NDArray[np.int32]  # [S] what each line runs, as of `StepInputs.input_ids`
+    table: Tensor  # int32, in which inputs below 0 are found
+
+    def before(self, lines: Ints) -> tuple[Ints, npt.NDArray[np.int32]]:
+        """How many drafts each of `lines` [N] follows, and the inputs that they are, line after line."""
+        number = self.number[lines]
+        return number, self.inputs[np.repeat(lines - number + 1, number) + within(number)]
 
 
 class CudaSampler:
@@ -35,6 +53,7 @@ class CudaSampler:
         self._kinds: npt.NDArray[np.uint8] = np.zeros(max_rows, dtype=np.uint8)
         self._counts = TokenCounts(vocab_size, device)
         self._upload = Upload(device)
+        self._undecided: Tensor | None = None  # asks of the last step, whose tokens are not counted yet
         self._words = torch.zeros((max_rows, WORDS), dtype=torch.int32, device=device)
 
     def apply(self, entry: int, closes: list[int], opens: list[OpenRow]) -> None:
@@ -52,18 +71,33 @@ class CudaSampler:
             lines = self._counts.take(entry, histories)
             self._rows["counted"][[opened.row for opened in penalised]] = lines
 
+    @property
+    def seeds(self) -> Ints:
+        """int64[rows], of all."""
+        return self._settings.seeds
+
     def draws_for(self, rows: Ints, draws: Ints) -> Draws:
         """How each of `rows` [S] draws its output token `draws` [S]."""
         return self._settings.draws(rows, draws)
 
     def resample(
-        self, entry: int, logits: Tensor, rows: Ints, draws: Ints, last: Tensor, tokens: Tensor
+        self,
+        entry: int,
+        logits: Tensor,
+        rows: Ints,
+        draws: Ints,
+        last: Tensor,
+        tokens: Tensor,
+        verifier: Verifier | None = None,
+        drafts: Drafts | None = None,
     ) -> Tensor | None:
         """Replace the tokens int32[S] (and last[rows]) of the rows that need more than a temperature.
 
         logits [S or more, V] of `rows` int64[S]. Returns int32[N * WORDS], the log-probabilities of
-        the N rows that ask for them, in order; None if none does.
+        the N rows that ask for them, in order; None if none does. `verifier`: knows how many draws were
+        refused before this step. `drafts`: if the step has any; `record` comes behind accepting.
         """
+        self._undecided = None
         kinds = self._kinds[rows]
         if not kinds.any():
             return None
@@ -71,23 +105,50 @@ class CudaSampler:
         asked = np.flatnonzero(kinds & _LOGPROBS)
         asks = self._rows[rows[lines]]
         asks["line"], asks["row"] = lines, rows[lines]
-        asks["uniform"] = self._settings.draws(rows[lines], draws[lines]).uniforms
+        if verifier is None:
+            asks["uniform"] = self._settings.draws(rows[lines], draws[lines]).uniforms
+        else:
+            asks["uniform"] = verifier.assumed(rows[lines], draws[lines]).view(np.float64)
+        followed = np.empty(0, dtype=np.int32)
+        counted = np.flatnonzero(asks["counted"] >= 0)
+        if drafts is not None and len(counted):
+            number, followed = drafts.before(lines[counted])
+            asks["drafts"][counted], asks["first"][counted] = number, np.cumsum(number) - number
         words = asks.view(np.int32).reshape(-1, ASK.itemsize // 4)
-        sent = self._upload.send(entry, words=words, asked=asked.astype(np.int32))
+        sent = self._upload.send(entry, words=words, asked=asked.astype(np.int32), followed=followed)
         if len(lines):
             truncated = bool((kinds & _TRUNCATED).any())
-            resample_into(logits, sent["words"], truncated, self._counts.table, last, tokens)
+            if verifier is not None:
+                verifier.correct_draws(sent["words"])
+            before = None
+            if drafts is not None:
+                before = Before(sent["followed"], drafts.table)
+                self._undecided = sent["words"] if len(counted) else None
+            resample_into(logits, sent["words"], truncated, self._counts.table, last, tokens, before)
         if not len(asked):
             return None
         output = self._words[: len(asked)]
         logprobs_into(logits, sent["asked"], tokens, output)
         return output.view(-1)
 
+    def record(self, verifier: Verifier, tokens: Tensor, kept: Tensor) -> None:
+        """Count what a step with drafts gave to penalised rows: the tokens of lines that were `kept`."""
+        if self._undecided is not None:
+            verifier.record(self._undecided, tokens, kept, self._counts.table)
+
     def logprobs_asked(self, rows: Ints) -> Ints:
         """int64[S]: how many of the best tokens each row wants, 0: no log-probabilities."""
         return self._settings.logprobs[rows]
 
-    def warm(self, dtype: torch.dtype, row: int, last: Tensor, tokens: Tensor) -> None:
+    def warm(
+        self,
+        dtype: torch.dtype,
+        row: int,
+        last: Tensor,
+        tokens: Tensor,
+        kept: Tensor,
+        verifier: Verifier,
+    ) -> None:
         """Compile every kernel, by sampling into `row`, which is closed, and tokens[0]."""
         logits = torch.zeros((1, self._vocab_size), dtype=dtype, device=tokens.device)
         rows, draws = np.array([row]), np.array([0])
@@ -96,9 +157,13 @@ class CudaSampler:
             SamplingParams(repetition_penalty=1.1),
         ):
             self.apply(0, [], [OpenRow(row, 0, b"", 0, settings)])
-            self.resample(0, logits, rows, draws, last, tokens)
-            if logits.is_cuda:
-                torch.cuda.synchronize()  # the ring entry is used again
+            for drafts in (None, Drafts(draws, np.zeros(1, dtype=np.int32), verifier.inputs)):
+                verifier.track(0, rows, self.seeds)
+                self.resample(0, logits, rows, draws, last, tokens, verifier if drafts else None, drafts)
+                self.record(verifier, tokens, kept)
+                if logits.is_cuda:
+                    torch.cuda.synchronize()  # the ring entry is used again
+            verifier.opened([row])
             self.apply(0, [row], [])
 
     def _open(self, row: int, sampling: SamplingParams) -> None:

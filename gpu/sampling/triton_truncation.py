@@ -12,6 +12,8 @@ It does not know requests: `cuda_sampler` says which lines of a step need this a
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import triton
@@ -29,20 +31,39 @@ EVERY_KEY = 0x7F800000  # the bits of infinity: keeps all tokens
 # What one line of a step's logits asks for. The kernels read it as 16 words of 32 bits.
 ASK = np.dtype({
     "names": ["line", "row", "counted", "top_k", "key", "temperature", "repetition", "frequency",
-              "presence", "top_p", "uniform"],
-    "formats": [np.int32] * 5 + [np.float32] * 4 + [np.float64] * 2,
-    "offsets": [0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48],
+              "presence", "drafts", "top_p", "uniform", "first"],
+    "formats": [np.int32] * 5 + [np.float32] * 4 + [np.int32] + [np.float64] * 2 + [np.int32],
+    "offsets": [0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56],
     "itemsize": 64,
 })  # fmt: skip
 """line: of the logits; counted: line of the token counts, -1: not penalised; top_k, 0: off; key: the
 last that min-p keeps, EVERY_KEY: off; temperature, 0: greedy; repetition and top_p, 1: off; uniform
-in [0, 1)."""
+in [0, 1); drafts: how many of them a penalised line follows, the first at `first` of `Before.ids`."""
+
+
+@dataclass(slots=True)
+class Before:
+    """The drafts that penalised lines follow, which count as if they were output.
+
+    ids int32[N]: a token, or -(place + 1) in `inputs` int32[..].
+    """
+
+    ids: Tensor
+    inputs: Tensor
 
 
 def resample_into(
-    logits: Tensor, asks: Tensor, truncated: bool, counts: Tensor, last: Tensor, tokens: Tensor
+    logits: Tensor,
+    asks: Tensor,
+    truncated: bool,
+    counts: Tensor,
+    last: Tensor,
+    tokens: Tensor,
+    before: Before | None = None,
 ) -> None:
     """Write the lines' tokens to tokens int32[S] and to last[rows], and count them.
+
+    With `before`, a step has drafts: what of it is output, and so counts, is found out later.
 
     logits [S, V]; asks int32[N, 16], each an ASK; `truncated`: whether any of them wants top-k or
     top-p; counts int32[rows, V]: twice how often the row sampled a token, plus 1 if the token
@@ -54,12 +75,13 @@ def resample_into(
     shapes = {"BLOCK": block, "BLOCKS": max(32, triton.next_power_of_2(blocks)),
               "num_warps": 8, "enable_fp_fusion": False}  # fmt: skip
     tops = torch.empty((n, blocks), dtype=torch.float32, device=logits.device)
-    lows, ids = torch.empty_like(tops), torch.empty_like(tops, dtype=torch.int32)
+    lows, best = torch.empty_like(tops), torch.empty_like(tops, dtype=torch.int32)
     masses = torch.empty_like(tops, dtype=torch.float64)
-    source = (logits, asks, counts, tops, vocabulary, blocks)
+    ids, inputs = (None, None) if before is None else (before.ids, before.inputs)
+    source = (logits, asks, counts, ids, inputs, tops, vocabulary, blocks)
     grid, bins = (n, blocks), {"BINS": _BINS, "REACH": _REACH}
-    _best[grid](*source, lows, ids, **shapes)
-    kept = ids  # not read unless truncated
+    _best[grid](*source, lows, best, **shapes)
+    kept = best  # not read unless truncated
     if truncated:
         kept = torch.empty(n, dtype=torch.int32, device=logits.device)
         sizes = torch.empty((n, blocks, _BINS), dtype=torch.int32, device=logits.device)
@@ -71,7 +93,7 @@ def resample_into(
         _search[(n,)](*source, sizes, weights, found, kept, BINS=_BINS, **shapes)
     final = shapes | {"TRUNCATED": truncated}
     _masses[grid](*source, kept, masses, **final)
-    _draw[(n,)](*source, ids, kept, masses, last, tokens, **final)
+    _draw[(n,)](*source, best, kept, masses, last, tokens, **final)
 
 
 @triton.jit
@@ -86,7 +108,7 @@ def _double(ask, word: tl.constexpr):
 
 
 @triton.jit
-def _penalised(logits, ask, counts, vocabulary, columns):
+def _penalised(logits, ask, counts, drafts, inputs, vocabulary, columns):
     """An ask's line at `columns`, after penalties, as float32; -inf outside."""
     inside = columns < vocabulary
     source = tl.load(ask).to(tl.int64) * vocabulary
@@ -94,6 +116,13 @@ def _penalised(logits, ask, counts, vocabulary, columns):
     own = tl.load(ask + 2).to(tl.int64)
     if own >= 0:
         count = tl.load(counts + own * vocabulary + columns, mask=inside, other=0)
+        if drafts is not None:
+            first = tl.load(ask + 14)
+            for index in range(tl.load(ask + 9)):
+                draft = tl.load(drafts + first + index)
+                if draft < 0:
+                    draft = tl.load(inputs + (-draft - 1))
+                count = tl.where(columns == draft, (count | 1) + 2, count)
         rate = _float(ask, 6)
         moved = tl.where(x > 0, tl.div_rn(x, rate), x * rate)
         x = tl.where(count > 0, moved, x)
@@ -104,9 +133,9 @@ def _penalised(logits, ask, counts, vocabulary, columns):
 
 
 @triton.jit
-def _keys(logits, ask, counts, vocabulary, columns, best):
+def _keys(logits, ask, counts, drafts, inputs, vocabulary, columns, best):
     """An ask's line at `columns`: bits that order as (best - logit) / temperature does."""
-    x = _penalised(logits, ask, counts, vocabulary, columns)
+    x = _penalised(logits, ask, counts, drafts, inputs, vocabulary, columns)
     return tl.abs(tl.div_rn(x - best, _float(ask, 5))).to(tl.int32, bitcast=True)
 
 
@@ -146,15 +175,15 @@ def _scale(lows, n, ask, blocks, best, BLOCKS: tl.constexpr, BINS: tl.constexpr,
 
 @triton.jit
 def _best(
-    logits, asks, counts, tops, vocabulary, blocks, lows, ids, BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    logits, asks, counts, drafts, inputs, tops, vocabulary, blocks, lows, ids,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Of each block: the best logit (inf if one is no number), its id, the lowest finite logit."""
     n = tl.program_id(0).to(tl.int64)
     ask = asks + n * 16
     block = tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
-    x = _penalised(logits, ask, counts, vocabulary, columns)
+    x = _penalised(logits, ask, counts, drafts, inputs, vocabulary, columns)
     broken = tl.max(((x != x) | (x == float("inf"))).to(tl.int32), 0)
     x = tl.where(x == x, x, -float("inf"))
     top = tl.max(x, 0)
@@ -166,8 +195,9 @@ def _best(
 
 @triton.jit
 def _bins(
-    logits, asks, counts, tops, vocabulary, blocks, lows, sizes, weights, BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr, REACH: tl.constexpr,
+    logits, asks, counts, drafts, inputs, tops, vocabulary, blocks, lows, sizes, weights,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr,
+    REACH: tl.constexpr,
 ):  # fmt: skip
     """How many tokens of each block are in each bin of keys, and their mass."""
     n, ask, best, _finite, drawn = _line(asks, tops, blocks, BLOCKS)
@@ -180,7 +210,7 @@ def _bins(
         mass = tl.zeros([BINS], tl.float64)
         for start in range(0, BLOCK, TILE):
             columns = block * BLOCK + start + tl.arange(0, TILE)
-            keys = _keys(logits, ask, counts, vocabulary, columns, best)
+            keys = _keys(logits, ask, counts, drafts, inputs, vocabulary, columns, best)
             bins = tl.where(columns < vocabulary, _bin(keys, scale, BINS), BINS)
             weight = weights_of(keys)
             for index in tl.static_range(BINS):
@@ -229,7 +259,7 @@ def _interval(sizes, weights, n, blocks, k, p, BLOCKS: tl.constexpr, BINS: tl.co
 
 @triton.jit
 def _gather(
-    logits, asks, counts, tops, vocabulary, blocks, lows, sizes, weights, found,
+    logits, asks, counts, drafts, inputs, tops, vocabulary, blocks, lows, sizes, weights, found,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     """Write the keys of those bins one after another to found int32[N, vocabulary]."""
@@ -243,7 +273,7 @@ def _gather(
             before = tl.sum(tl.where(index < block, own, 0), 0)
             scale = _scale(lows, n, ask, blocks, best, BLOCKS, BINS, REACH)
             columns = block * BLOCK + tl.arange(0, BLOCK)
-            keys = _keys(logits, ask, counts, vocabulary, columns, best)
+            keys = _keys(logits, ask, counts, drafts, inputs, vocabulary, columns, best)
             bins = _bin(keys, scale, BINS)
             wanted = (columns < vocabulary) & (bins >= first) & (bins <= last)
             place = before + tl.cumsum(wanted.to(tl.int32), 0) - 1
@@ -252,7 +282,7 @@ def _gather(
 
 @triton.jit
 def _search(
-    logits, asks, counts, tops, vocabulary, blocks, sizes, weights, found, kept,
+    logits, asks, counts, drafts, inputs, tops, vocabulary, blocks, sizes, weights, found, kept,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """The last key of each line that is kept."""
@@ -278,30 +308,32 @@ def _search(
 
 
 @triton.jit
-def _kept(logits, ask, counts, vocabulary, columns, best, kept, TRUNCATED: tl.constexpr):
+def _kept(logits, ask, counts, drafts, inputs, vocabulary, columns, best, kept,
+          TRUNCATED: tl.constexpr):  # fmt: skip
     """The weights at `columns`, in float64: 0 behind the key that was found, or that min-p says."""
     limit = tl.load(kept if TRUNCATED else ask + 4)
-    keys = _keys(logits, ask, counts, vocabulary, columns, best)
+    keys = _keys(logits, ask, counts, drafts, inputs, vocabulary, columns, best)
     return tl.where(keys <= limit, weights_of(keys), 0.0).to(tl.float64)
 
 
 @triton.jit
 def _masses(
-    logits, asks, counts, tops, vocabulary, blocks, kept, masses, BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr, TRUNCATED: tl.constexpr,
+    logits, asks, counts, drafts, inputs, tops, vocabulary, blocks, kept, masses,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
     """The mass of each block's tokens that are kept."""
     n, ask, best, _finite, drawn = _line(asks, tops, blocks, BLOCKS)
     block = tl.program_id(1)
     if drawn:
         columns = block * BLOCK + tl.arange(0, BLOCK)
-        weight = _kept(logits, ask, counts, vocabulary, columns, best, kept + n, TRUNCATED)
+        weight = _kept(logits, ask, counts, drafts, inputs, vocabulary, columns, best, kept + n,
+                       TRUNCATED)  # fmt: skip
         tl.store(masses + n * blocks + block, tl.sum(weight, 0))
 
 
 @triton.jit
 def _draw(
-    logits, asks, counts, tops, vocabulary, blocks, ids, kept, masses, last, tokens,
+    logits, asks, counts, drafts, inputs, tops, vocabulary, blocks, ids, kept, masses, last, tokens,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
     """Of each line: the token at its random number, or the best one; and what becomes of it."""
@@ -318,7 +350,8 @@ def _draw(
         if block < BLOCKS:
             before = tl.sum(tl.where(index < block, mass, 0.0), 0)
             columns = block * BLOCK + tl.arange(0, BLOCK)
-            weight = _kept(logits, ask, counts, vocabulary, columns, best, kept + n, TRUNCATED)
+            weight = _kept(logits, ask, counts, drafts, inputs, vocabulary, columns, best, kept + n,
+                       TRUNCATED)  # fmt: skip
             passed = (before + tl.cumsum(weight, 0) > point) & (weight > 0)
             chosen = tl.min(tl.where(passed, columns, 2147483647), 0)
             # rounding may leave the point just past the end of its block: then its last token
@@ -328,6 +361,7 @@ def _draw(
     tl.store(tokens + tl.load(ask), tl.where(finite, token, -1))
     tl.store(last + tl.load(ask + 1), tl.where(finite, token, 0))
     own = tl.load(ask + 2).to(tl.int64)
-    if (own >= 0) & finite:
-        at = counts + own * vocabulary + token
-        tl.store(at, (tl.load(at) | 1) + 2)
+    if drafts is None:  # noqa: SIM102  # known when it is compiled
+        if (own >= 0) & finite:
+            at = counts + own * vocabulary + token
+            tl.store(at, (tl.load(at) | 1) + 2)

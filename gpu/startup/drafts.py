@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from ramify.gpu.attention.registry import Choice
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
 
@@ -34,22 +35,26 @@ def bundled(name: str) -> Path:
     return Path(str(files("ramify.gpu") / name))
 
 
-def choose_draft(config: ModelConfig, device: torch.device, served: bool = True) -> DraftChoice:
-    """`served`: whether the executor runs drafts.
+def choose_draft(
+    config: ModelConfig, device: torch.device, attention: Choice | None = None
+) -> DraftChoice:
+    """`attention`: what serves the model, None: kernels that run all drafts.
 
-    Raises ModelError if it does not and they are asked for, or if the draft model has other tokens.
+    Raises ModelError if what is asked for cannot be had, or if the draft model has other tokens.
     """
     asked = config.draft
     if asked == "none":
         return DraftChoice("none", "as asked")
-    if not served:
-        if asked != "auto":
-            raise ModelError(f"--draft {asked}: Triton's kernels run no drafts yet: give --draft none")
-        return DraftChoice("none", "Triton's kernels run no drafts yet")
+    kind = asked if asked in ("auto", "ngram") else "model"
+    obstacle = None if attention is None else _obstacle(attention, kind)
+    if obstacle is not None:
+        raise ModelError(f"--draft {asked}: {obstacle}, or --draft none")
     if asked == "ngram":
         return DraftChoice("ngram", "as asked")
     if asked == "auto":
-        return _automatic(config, device)
+        choice = _automatic(config, device)
+        obstacle = None if attention is None else _obstacle(attention, choice.kind)
+        return choice if obstacle is None else DraftChoice("none", obstacle)
     folder = bundled("default_draft") if asked == "model" else Path(asked)
     if not folder.is_dir():
         raise ModelError(f"--draft {asked} is not a folder: give one, or auto, none, ngram or model")
@@ -60,6 +65,20 @@ def choose_draft(config: ModelConfig, device: torch.device, served: bool = True)
             "for: give another folder, --draft ngram or --draft none"
         )
     return DraftChoice("model", "as asked", folder)
+
+
+def _obstacle(attention: Choice, kind: str) -> str | None:
+    """Why these kernels cannot serve drafts of a kind, and what to do."""
+    if kind in ("auto", "none") or attention.extend == "torch":
+        return None
+    if attention.decode == "flashinfer":
+        return (
+            "FlashInfer plans decodes on the host, which does not know how many drafts were accepted; "
+            "give --attention auto or triton"
+        )
+    if kind == "model":
+        return "Triton's kernels run no draft model yet; give --draft ngram, --attention torch"
+    return None
 
 
 def _automatic(config: ModelConfig, device: torch.device) -> DraftChoice:

@@ -35,8 +35,10 @@ from ramify.protocol.errors import ModelError
 from ramify.protocol.plan import ExecutorInfo
 
 if TYPE_CHECKING:
+    from ramify.gpu.drafting.device import DeviceDrafter
     from ramify.gpu.native.host import Isa
 
+_TOKEN_BYTES = 4  # of a KV slot's token, where a drafter reads it
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -59,7 +61,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     context = _context(config, shape)
     quantization = choose_quantization(config, shape, device)
     attention = choose(config.attention, shape.attention_shape(dtype), device, config.deterministic)
-    draft = choose_draft(config, device, quantization.isa is not None or attention.extend == "torch")
+    draft = choose_draft(config, device, attention if quantization.isa is None else None)
     try:
         model = Decoder(shape, context, dtype, device)
     except torch.OutOfMemoryError as error:
@@ -86,7 +88,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     elif attention.extend == "torch":
         executor = _torch(config, model, info, attention, draft, progress)
     else:
-        executor = _cuda(config, model, info, attention, progress)
+        executor = _cuda(config, model, info, attention, draft, progress)
     progress("ready", 1.0)
     executor.info = msgspec.structs.replace(
         executor.info, load_seconds=round(time.perf_counter() - begin, 3)
@@ -216,7 +218,12 @@ def _int8(
 
 
 def _cuda(
-    config: ModelConfig, model: Decoder, info: ExecutorInfo, attention: Choice, progress: Progress
+    config: ModelConfig,
+    model: Decoder,
+    info: ExecutorInfo,
+    attention: Choice,
+    draft: DraftChoice,
+    progress: Progress,
 ) -> Executor:
     """The executor on Triton kernels.
 
@@ -234,6 +241,13 @@ def _cuda(
             with torch.inference_mode():
                 model.pack(packed)
 
+    drafter = device_drafter(draft)
+    if drafter is not None:  # it reads the tokens of the slots, wherever they came from
+        token = _TOKEN_BYTES if drafter.reads_tokens else 0
+        info = msgspec.structs.replace(
+            info, drafter=drafter.name, max_drafts=config.draft_tokens, drafts_from_history=False,
+            kv_bytes_per_token=info.kv_bytes_per_token + token,
+        )  # fmt: skip
     compiled = model.device.type == "cuda"
     if not compiled:
         fill()
@@ -243,7 +257,7 @@ def _cuda(
         progress("compiling FlashInfer's kernels: minutes, once", 0.0)
     try:
         pool = _pool(model, small, lambda what, done: None)
-        stage = CudaExecutor(model, pool, RowTable(small), small, attention)
+        stage = CudaExecutor(model, pool, RowTable(small), small, attention, drafter)
         if compiled:
             with compiling(partial(warm_all, stage), model.device):
                 fill()
@@ -264,7 +278,7 @@ def _cuda(
     info = _with_pages(info, config, free - rehearsal.bytes, model.device)
     try:
         pool = _pool(model, info, progress)
-        executor = CudaExecutor(model, pool, RowTable(info), info, attention)
+        executor = CudaExecutor(model, pool, RowTable(info), info, attention, drafter)
         executor.capture(rehearsal.buckets, progress)
     except torch.OutOfMemoryError as error:
         raise ModelError(
@@ -272,6 +286,15 @@ def _cuda(
             "graphs: lower --kv-tokens or --kv-fraction, or free memory"
         ) from error
     return executor
+
+
+def device_drafter(draft: DraftChoice) -> "DeviceDrafter | None":
+    """What guesses tokens in the CUDA executor."""
+    if draft.kind != "ngram":
+        return None
+    from ramify.gpu.drafting import triton_ngram
+
+    return triton_ngram.NgramDrafter()
 
 
 def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:

@@ -25,7 +25,8 @@ _MOST_RUNS = 32
 class Bucket:
     """Room for `extended` tokens in at most `runs` extends, for `decodes`, and to sample `sampling`.
 
-    Without extends every line samples. `grouped`: decodes alone, some of which share keys.
+    Without extends every line samples. `grouped`: decodes alone, some of which share keys. `drafted`:
+    decodes alone, several of which may be of one row.
     """
 
     extended: int
@@ -33,6 +34,7 @@ class Bucket:
     decodes: int
     sampling: int
     grouped: bool = False
+    drafted: bool = False
 
     @property
     def lines(self) -> int:
@@ -62,11 +64,11 @@ def mixed_buckets(max_rows: int, longest: int) -> list[Bucket]:
 
 
 class BucketTable:
-    """Finds the smallest bucket for a step, which is not grouped."""
+    """Finds the smallest bucket for a step, a plain one."""
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self._groups: dict[int, list[Bucket]] = {}  # by `extended`, each in the order of `decodes`
-        plain = (bucket for bucket in buckets if not bucket.grouped)
+        plain = (bucket for bucket in buckets if not (bucket.grouped or bucket.drafted))
         for bucket in sorted(plain, key=lambda bucket: (bucket.extended, bucket.decodes)):
             self._groups.setdefault(bucket.extended, []).append(bucket)
         self._sizes = {

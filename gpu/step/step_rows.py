@@ -164,20 +164,22 @@ class StepRows:
         short = (self.counts[:n] == 1) & samples[:n]
         if not short.any():
             return self
-        others = np.arange(n, len(self.rows))
-        order = np.concatenate([np.flatnonzero(~short), np.flatnonzero(short), others])
+        # The decodes' lines follow each other as they sample: a row's drafts stand behind it.
+        behind = self.sampling[(self.sampling >= n) | short[np.minimum(self.sampling, n - 1)]]
+        order = np.concatenate([np.flatnonzero(~short), behind])
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        given = np.repeat(short, self.counts[:n])
+        ends = np.cumsum(self.counts[:n])
+        inputs = np.concatenate([self.tokens[ends - 1], self.given])
         return StepRows(
             rows=self.rows[order],
             starts=self.starts[order],
             counts=self.counts[order],
             extends=n - int(short.sum()),
-            tokens=self.tokens[~given],
+            tokens=self.tokens[~np.repeat(short, self.counts[:n])],
             sampling=place[self.sampling],
             draws=self.draws,
-            given=np.concatenate([self.tokens[given], self.given]),
+            given=inputs[behind[behind < len(inputs)]],
             lines=self.lines,
         )
 

@@ -18,6 +18,7 @@ from ramify.gpu.kv.layout import LayerKV
 from ramify.gpu.step.buckets import Bucket, tailored
 from ramify.gpu.step.inputs import StepInputs
 from ramify.gpu.step.rows import StepRows
+from ramify.gpu.step.step_rows import within
 from ramify.protocol.plan import ExtendRow, pack
 
 CUDA = torch.cuda.is_available()
@@ -194,13 +195,13 @@ def check(ours: torch.Tensor, wanted: torch.Tensor) -> None:
     assert (ours.double() - wanted).norm() <= limit * wanted.norm()
 
 
-def make(kernels: Choice, sequences: Any, heads: int, spec: AttentionSpec) -> Any:
+def make(kernels: Choice, sequences: Any, heads: int, spec: AttentionSpec, max_drafts: int = 0) -> Any:
     _, kv_heads, dim = sequences.k.shape
     shape = AttentionShape(heads, kv_heads, dim, sequences.k.dtype, (spec,))
     if CUDA and spec.window is not None and kernels.kind == "flashinfer" and not WINDOWED:
         pytest.skip("set RAMIFY_TEST_FLASHINFER_WINDOWS=1 to let FlashInfer compile for windows")
     # all that is asked of the table on the host without groups
-    table: Any = SimpleNamespace(page_size=sequences.page_size)
+    table: Any = SimpleNamespace(page_size=sequences.page_size, max_drafts=max_drafts)
     return kernels.back_end(table, shape, DEVICE, sequences.pages)
 
 
@@ -306,6 +307,55 @@ def test_soft_caps_windows_and_sinks(kernels: Choice, kind: str) -> None:
     if fields.pop("sinks", False):
         fields["sinks"] = torch.linspace(-2.0, 3.0, heads, device=DEVICE)
     run_kinds(kernels, 16, heads, kv_heads, AttentionSpec(**fields))
+
+
+DRAFTS = [(0, 3), (70, 1), (15, 4), (63, 9), (5, 2), (40, 1), (1, 5)]
+"""Lines of each row with the tokens before them: some fill a program's tile, some take several."""
+
+
+@pytest.mark.parametrize(
+    ("group", "kind"), [(1, "scale"), (2, "all of them"), (4, "sinks"), (7, "scale")]
+)
+@pytest.mark.parametrize("extends", [[], [(9, 8)]])
+@pytest.mark.parametrize("kernels", ["triton", "triton, balanced", "deterministic"], indirect=True)
+def test_lines_of_one_row(
+    kernels: Choice, group: int, kind: str, extends: list[tuple[int, int]]
+) -> None:
+    """Drafts are decodes of their row at the positions that follow; each sees what is before it."""
+    torch.manual_seed(17)
+    kv_heads = 2 if CUDA else 1
+    heads = group * kv_heads
+    fields: dict[str, Any] = {"scale": DIM**-0.5} | SPECS[kind]
+    if fields.pop("sinks", False):
+        fields["sinks"] = torch.linspace(-2.0, 3.0, heads, device=DEVICE)
+    spec = AttentionSpec(**fields)
+    runs = extends + [(cached * (40 if CUDA else 1), new) for cached, new in DRAFTS]
+    sequences = Sequences([cached + new for cached, new in runs], 16, kv_heads, DIM, DTYPE)
+    back_end = make(kernels, sequences, heads, spec, max_drafts=8)
+    # each draft is a decode of its own
+    n, new = len(extends), np.array([new for _, new in runs])
+    each = np.where(np.arange(len(runs)) < n, 1, new)
+    at = within(each)
+    whole = step_of(runs, 0, n)
+    step = StepRows(
+        np.repeat(whole.rows, each), np.repeat(whole.starts, each) + at,
+        np.where(np.arange(len(at)) < n, np.repeat(new, each), 1), n, whole.tokens,
+        np.arange(len(at)), np.arange(len(at)), lines=each,
+    )  # fmt: skip
+    rows, positions = lines(runs)
+    q = torch.randn((len(rows), heads, DIM), device=DEVICE).to(DTYPE)
+    bucket = tailored(step, padded=False)
+    plan = back_end.plan(step, bucket, False)
+    if "runs" in plan:
+        assert plan["runs"].sum() == len(step.rows) - n
+        assert (plan["runs"] > 0).sum() < len(step.rows) - n
+    kv = LayerKV(sequences.k, sequences.v, 16)
+    ours = back_end.attend(q, kv, inputs_of(bucket, rows, positions, plan), spec)
+    first = 0
+    for row, (cached, count) in enumerate(runs):
+        part = slice(first, first + count)
+        check(ours[part], sequences.reference(q[part], row, cached, spec))
+        first += count
 
 
 class Moved:
@@ -421,7 +471,7 @@ def test_no_number_of_decodes_launches_what_was_not_warmed(
         monkeypatch.setattr(module, "overlaps", lambda device: True)
     spec = AttentionSpec(0.25)
     shape = AttentionShape(2 * kv_heads, kv_heads, 16, torch.float32, (spec,))
-    table: Any = SimpleNamespace(page_size=16)
+    table: Any = SimpleNamespace(page_size=16, max_drafts=0)
     pages = torch.zeros((rows + 1, 1), dtype=torch.int32)
     attention = TritonPaged(pages, table, shape, shares_keys=False)
 

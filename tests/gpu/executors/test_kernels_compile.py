@@ -59,6 +59,7 @@ import ramify.gpu.programmatic_launch as programmatic_launch
 programmatic_launch.overlaps = lambda device: True  # before anybody imports it
 from ramify.gpu.attention.registry import Choice
 from ramify.gpu.attention.triton_paged import TritonPaged
+from ramify.gpu.drafting.triton_ngram import NgramDrafter
 from ramify.gpu.executors import cuda_executor
 from ramify.gpu.models.config import read_config
 from ramify.gpu.models.decoder import Decoder
@@ -73,7 +74,7 @@ CPU = torch.device("cpu")
 ROWS, TOKENS, PAGE = 24, 64, 16
 
 def warm(executor, buckets):
-    executor._sampler.warm(executor._logits.dtype, executor._spare, executor._last, executor._tokens)
+    executor._warm_sampler()
     for bucket in buckets:
         executor._warm(bucket)
 
@@ -91,9 +92,10 @@ def executor_for(config, dtype, sinks, deterministic):
         model="", architecture="", parameters=0, vocab_size=shape.vocab_size, context=512,
         page_size=PAGE, pages=64, max_rows=ROWS, step_tokens=TOKENS, device="cpu", dtype="",
         attention="", attention_reason="", eos_token_ids=[], kv_bytes_per_token=1, load_seconds=0.0,
+        max_drafts=3,
     )
     pool = shape.kv_layout(dtype).allocate(info.pages, PAGE, CPU)
-    return cuda_executor.CudaExecutor(model, pool, RowTable(info), info, choice)
+    return cuda_executor.CudaExecutor(model, pool, RowTable(info), info, choice, NgramDrafter())
 
 config = json.loads(sys.argv[1])
 executor = executor_for(config, getattr(torch, sys.argv[2]), sys.argv[3] == "sinks", sys.argv[4] == "1")
@@ -109,6 +111,10 @@ extends = [ExtendRow(row, 0, pack(range(1, 17 - 5 * row)), True, **scored) for r
 with torch.inference_mode():
     executor.launch(StepPlan(0, opens=opens, extends=extends))
     executor.launch(StepPlan(1, decodes=pack([0, 1, 2])))
+    executor.launch(StepPlan(2, decodes=pack([0, 1, 2]), drafts=pack([3, 0, 2])))
+    last = [ExtendRow(3, 0, pack([1, 2, 3]), True, drafts=2)]
+    opens = [OpenRow(3, 3, pack([9]), 0, asks[1])]
+    executor.launch(StepPlan(3, opens=opens, extends=last, decodes=pack([0, 1]), drafts=pack([2, 3])))
 assert not made, made
 """
 
@@ -136,12 +142,13 @@ GEMMA = LLAMA | {
 STEP = {"_embed_norm", "_add_norm", "_rope_store", "_extend"}
 DECODES = {"_attend", "_decode", "_merge", "_shared"}
 SAMPLING = {"_gather", "_search", "_masses", "_draw"}
+DRAFTS = {"_correct", "_correct_draws", "_track", "_propose", "_accept", "_record"}
 
 
 @pytest.mark.parametrize(
     ("config", "dtype", "sinks", "deterministic", "kernels"),
     [
-        (LLAMA, "bfloat16", "", False, STEP | DECODES | SAMPLING | {"_linear", "_divide_rows"}),
+        (LLAMA, "bfloat16", "", False, STEP | DECODES | SAMPLING | DRAFTS | {"_linear", "_divide_rows"}),
         (GEMMA, "bfloat16", "", False, STEP | DECODES | {"_gate_mul"}),
         (LLAMA, "float32", "sinks", False, STEP | DECODES | {"_gate_mul"}),
         (GEMMA, "bfloat16", "sinks", True, {"_attend", "_merge", "_rope_store"}),

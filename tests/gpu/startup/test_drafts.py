@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from ramify.gpu.attention.registry import Choice
 from ramify.gpu.startup.drafts import bundled, choose_draft, unlike_tokens
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ConfigError, ModelError
@@ -40,9 +41,20 @@ def test_automatic(tmp_path: Path) -> None:
     assert choose_draft(ModelConfig(path=model), torch.device("cuda")).kind == "none"
     assert choose_draft(ModelConfig(path=model, load_format="dummy"), CPU).kind == "none"
     assert choose_draft(ModelConfig(path=tmp_path), CPU).kind == "none"
-    assert choose_draft(ModelConfig(path=model), CPU, served=False).kind == "none"
-    with pytest.raises(ModelError, match="run no drafts yet: give --draft none"):
-        choose_draft(ModelConfig(path=model, draft="ngram"), CPU, served=False)
+
+
+def test_kernels_that_run_no_drafts() -> None:
+    """FlashInfer's decode none at all, Triton's no draft model; automatic is none there."""
+    model = bundled("default_model")
+    triton, fa3 = Choice("triton", "triton", ""), Choice("fa3", "triton", "")
+    for kernels in (triton, fa3):
+        assert choose_draft(ModelConfig(path=model, draft="ngram"), CPU, kernels).kind == "ngram"
+        assert choose_draft(ModelConfig(path=model), CPU, kernels).kind == "none"
+        with pytest.raises(ModelError, match="no draft model yet; give --draft ngram"):
+            choose_draft(ModelConfig(path=model, draft="model"), CPU, kernels)
+    with pytest.raises(ModelError, match=r"on the host.*give --attention auto or triton"):
+        choose_draft(ModelConfig(path=model, draft="ngram"), CPU, Choice("fa3", "flashinfer", ""))
+    assert choose_draft(ModelConfig(path=model), CPU, Choice("torch", "torch", "")).kind == "model"
 
 
 def test_another_file_with_the_same_tokens(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_an_extend_that_ends_in_drafts(table: RowTable) -> None:
 
 
 def test_short_extends_of_a_step_with_drafts(table: RowTable) -> None:
-    """Row 3 runs one token and samples: as a decode, ahead of the drafts of row 1's extend."""
+    """Row 3 runs one token and samples: as a decode, behind the drafts of row 1's extend."""
     step = table.apply(
         StepPlan(
             step=2,
@@ -118,12 +118,31 @@ def test_short_extends_of_a_step_with_drafts(table: RowTable) -> None:
         )
     )  # fmt: skip
     other = step.with_short_extends_as_decodes()
-    assert other.rows.tolist() == [1, 3, 1, 0, 0]
+    assert other.rows.tolist() == [1, 1, 3, 0, 0]
     assert other.extends == 1
     assert other.tokens.tolist() == [10, 11]
-    assert other.given.tolist() == [30, 12]
+    assert other.given.tolist() == [12, 30]
     assert other.rows[other.sampling].tolist() == step.rows[step.sampling].tolist() == [1, 1, 3, 0, 0]
     assert other.sampled_rows.tolist() == [1, 3, 0]
+
+
+def test_short_extends_with_drafts_of_their_own(table: RowTable) -> None:
+    """A step of decodes alone, whose lines sample in their order: a row's drafts stand behind it."""
+    step = table.apply(
+        StepPlan(
+            step=2,
+            opens=[OpenRow(3, 3, pack([6]), 0, GREEDY)],
+            extends=[ExtendRow(1, 2, pack([10, 11, 12]), True, drafts=2),
+                     ExtendRow(3, 0, pack([30, 31]), True, drafts=1)],
+            decodes=pack([0]),
+        )
+    )  # fmt: skip
+    other = step.with_short_extends_as_decodes()
+    assert other.extends == 0
+    assert other.sampling.tolist() == list(range(6))
+    assert other.rows.tolist() == [1, 1, 1, 3, 3, 0]
+    assert other.starts.tolist() == [2, 3, 4, 0, 1, int(table.lengths[0]) - 1]
+    assert other.given.tolist() == [10, 11, 12, 30, 31]
 
 
 def test_refused_drafts_are_taken_back(table: RowTable) -> None:

@@ -1,0 +1,92 @@
+"""Drafts from the row's own tokens, on the device: what followed the last place that ends alike.
+
+Of all earlier places the one is taken behind which the most tokens agree with the row's last ones, up to
+four, and the latest among equals (prompt lookup, Saxena 2023; suffix matching as in Oliaro et al. 2024).
+What came next there is the guess; where it runs into the end of the row it starts over, so a text that
+repeats itself is continued. Where nothing agrees it guesses the last token again: the lines run anyway.
+
+The tokens are read through the page table, as keys are. So a row knows all that its branch holds,
+whoever computed it, and forks, rollbacks and shared prefixes need nothing.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.gpu.drafting.verifier import Verifier
+from ramify.gpu.step.inputs import StepInputs
+
+_REACH = 16384  # tokens back that are searched: one program does it, in the time of some kernels
+_BLOCK = 1024
+_MOST = 8  # drafts
+
+
+class NgramDrafter:
+    """As of `device.DeviceDrafter`."""
+
+    name = "ngram"
+    reads_tokens = True
+
+    def propose(self, inputs: StepInputs[Tensor], verifier: Verifier) -> None:
+        first, lines = inputs.extended, inputs.bucket.decodes
+        if verifier.tokens is None:
+            raise ValueError("the tokens of the KV slots are not kept")
+        _propose[(lines,)](
+            inputs.input_ids[first:], inputs.rows[first:], inputs.positions[first:], verifier.inputs,
+            verifier.tokens, verifier.pages, lines, verifier.pages.shape[1], verifier.inputs.shape[1],
+            PAGE=verifier.page_size, REACH=_REACH, BLOCK=_BLOCK, MOST=_MOST, num_warps=8,
+        )  # fmt: skip
+
+
+@triton.jit
+def _token(tokens, pages, row, columns, position, there, PAGE: tl.constexpr):
+    page = tl.load(pages + row * columns + position // PAGE, mask=there, other=0).to(tl.int64)
+    return tl.load(tokens + page * PAGE + position % PAGE, mask=there, other=-1)
+
+
+@triton.jit(do_not_specialize=["lines"], do_not_specialize_on_alignment=["ids", "rows", "positions"])
+def _propose(
+    ids, rows, positions, inputs, tokens, pages, lines, columns, width, PAGE: tl.constexpr,
+    REACH: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """The program of a decode's first line writes its drafts, whose lines follow."""
+    line = tl.program_id(0)
+    row = tl.load(rows + line).to(tl.int64)
+    number = 1 + tl.arange(0, MOST)
+    place = line + number
+    drafts = tl.load(ids + place, mask=place < lines, other=0) == -1 - row - number * width
+    count = tl.sum(drafts.to(tl.int32), 0)
+    if (tl.load(ids + line) != -1 - row) | (count == 0):
+        return
+    last = tl.load(positions + line)  # of the row's last token, which is kept there
+    one = tl.zeros([1], tl.int32)
+    end0 = _token(tokens, pages, row, columns, last + one, one == 0, PAGE)
+    end1 = _token(tokens, pages, row, columns, last - 1 + one, one < last, PAGE)
+    end2 = _token(tokens, pages, row, columns, last - 2 + one, one + 1 < last, PAGE)
+    end3 = _token(tokens, pages, row, columns, last - 3 + one, one + 2 < last, PAGE)
+    best = tl.full([BLOCK], -1, tl.int64)
+    for begin in range(tl.maximum(last - REACH, 0), last, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        inside = at < last
+        alike = inside & (_token(tokens, pages, row, columns, at, inside, PAGE) == end0)
+        length = alike.to(tl.int64)
+        # few places pass the first comparison, and only those are looked at further
+        alike = alike & (at >= 1)
+        alike = alike & (_token(tokens, pages, row, columns, at - 1, alike, PAGE) == end1)
+        length += alike.to(tl.int64)
+        alike = alike & (at >= 2)
+        alike = alike & (_token(tokens, pages, row, columns, at - 2, alike, PAGE) == end2)
+        length += alike.to(tl.int64)
+        alike = alike & (at >= 3)
+        alike = alike & (_token(tokens, pages, row, columns, at - 3, alike, PAGE) == end3)
+        length += alike.to(tl.int64)
+        best = tl.maximum(best, tl.where(length > 0, (length << 32) | at.to(tl.int64), -1))
+    found = tl.max(best, 0)
+    period = 1
+    if found >= 0:
+        period = last - (found & 0xFFFFFFFF).to(tl.int32)
+    source = last - period + 1 + (number - 1) % period
+    guess = _token(tokens, pages, row, columns, source, drafts, PAGE)
+    tl.store(inputs + number * width + row, tl.maximum(guess, 0), mask=drafts)

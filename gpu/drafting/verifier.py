@@ -1,0 +1,239 @@
+"""Drafts on the device: what the host assumed of them is put right, and what was sampled is compared.
+
+Two steps are in flight, so the host lays a step out before it knows how many drafts of the one before
+were accepted. It assumes all of them: `refused` counts, row by row, those that were not, and `correct`
+takes them off positions and draw indices before the step's first kernel reads these. Behind the
+sampler `accept` goes along each row's lines as long as what was sampled is what the next line ran.
+Each is one launch, outside the CUDA graphs, and nothing waits. A step without drafts that has none
+before it in flight launches neither.
+
+Who guesses is the business of the drafters: `inputs` holds what they wrote.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.gpu.drafting.triton_random import uniform
+from ramify.gpu.step.inputs import StepInputs
+from ramify.gpu.step.rows import Ints, StepRows
+from ramify.gpu.step.staging import Array, Upload
+from ramify.gpu.step.step_rows import within
+
+_BLOCK = 128
+
+
+class Verifier:
+    """`inputs` int32[1 + max_drafts, rows + 1]: each row's last sampled token, then its drafts.
+
+    A step's input -(row + 1) - n * (rows + 1) means inputs[n, row]. `pages` int32[rows + 1, columns] is
+    the page table; its last row is padding's. `slots`: of the KV pool, if `tokens` int32[slots] is to
+    hold the token of each, for drafters that read it.
+    """
+
+    def __init__(self, max_drafts: int, pages: Tensor, page_size: int, slots: int | None = None) -> None:
+        self.pages, self.page_size = pages, page_size
+        self._rows = len(pages)
+        device = pages.device
+        self.tokens: Tensor | None = None
+        if slots is not None:
+            self.tokens = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.inputs = torch.zeros((1 + max_drafts, self._rows), dtype=torch.int32, device=device)
+        self.refused = torch.zeros(self._rows, dtype=torch.int32, device=device)
+        self.seeds = torch.zeros(self._rows, dtype=torch.int64, device=device)
+        self._upload = Upload(device)
+        # On the host: which rows have their entries in `refused` and `seeds`, and how many of the
+        # refused drafts are known, which are off the table's lengths already.
+        self._tracked = np.zeros(self._rows, dtype=np.bool_)
+        self._known: Ints = np.zeros(self._rows, dtype=np.int64)
+
+    @property
+    def last(self) -> Tensor:
+        """int32[rows + 1]: the token that each row sampled last."""
+        return self.inputs[0]
+
+    # --- the host's part ---
+
+    def opened(self, rows: list[int]) -> None:
+        """Rows were opened: what is known of their numbers is of others."""
+        self._tracked[rows] = False
+
+    def known(self, rows: Ints, refused: Ints) -> None:
+        """The host has taken so many more refused drafts off the lengths of `rows`, open still."""
+        self._known[rows] += refused
+
+    def track(self, entry: int, rows: Ints, seeds: Ints) -> None:
+        """Make sure that the device knows `rows`, before a step with drafts or a corrected one.
+
+        `seeds`: of all rows.
+        """
+        new = np.unique(rows[~self._tracked[rows]])
+        if not len(new):
+            return
+        self._tracked[new], self._known[new] = True, 0
+        sent = self._upload.send(entry, rows=new.astype(np.int32), seeds=seeds[new])
+        _track[(triton.cdiv(len(new), _BLOCK),)](
+            sent["rows"], sent["seeds"], self.refused, self.seeds, len(new), BLOCK=_BLOCK
+        )
+
+    def lay(self, inputs: StepInputs[Array], step: StepRows) -> None:
+        """Let the lines that a drafter fills read its drafts."""
+        if step.lines is None:
+            return
+        begin = inputs.extended + len(step.given)
+        end = inputs.extended + len(step.rows) - step.extends
+        if begin < end:
+            number = within(step.lines)[begin - end :]
+            rows = step.rows[step.extends + len(step.given) :]
+            inputs.input_ids[begin:end] = -1 - rows - number * self._rows
+
+    def assume(self, inputs: StepInputs[Array], step: StepRows) -> None:
+        """Let positions and draws be those of rows whose drafts were all accepted: see `correct`.
+
+        In place of random numbers come the indices of the draws.
+        """
+        known = self._known[inputs.rows.astype(np.int64)]
+        inputs.positions[:] = inputs.positions.astype(np.int64) + known
+        rows = step.rows[step.sampling]
+        inputs.uniforms.view(np.int64)[: len(rows)] = step.draws + self._known[rows]
+
+    def assumed(self, rows: Ints, draws: Ints) -> Ints:
+        """Draws [S] of `rows` as if all drafts had been accepted."""
+        return draws + self._known[rows]
+
+    # --- the device's part ---
+
+    def correct(self, inputs: StepInputs[Tensor]) -> None:
+        """Take the refused drafts off what `assume` laid out; remember the tokens that run."""
+        rows = inputs.rows_that_sample
+        lines, samples = len(inputs.rows), len(rows)
+        remember = self.tokens is not None
+        _correct[(triton.cdiv(max(lines, samples), _BLOCK),)](
+            inputs.input_ids, inputs.rows, inputs.positions, inputs.uniforms.view(torch.int64), rows,
+            self.refused, self.seeds, self.inputs, self.tokens, self.pages, lines, samples,
+            self.pages.shape[1], self._rows, PAGE=self.page_size, REMEMBER=remember, BLOCK=_BLOCK,
+        )  # fmt: skip
+
+    def correct_draws(self, asks: Tensor) -> None:
+        """The same for the draws of `triton_truncation`'s asks int32[N, 16]."""
+        _correct_draws[(triton.cdiv(len(asks), _BLOCK),)](
+            asks, asks.view(torch.int64), self.refused, self.seeds, len(asks), BLOCK=_BLOCK
+        )
+
+    def accept(self, inputs: StepInputs[Tensor], samples: int, tokens: Tensor, kept: Tensor) -> None:
+        """Compare what the first `samples` lines sampled with what the lines behind them ran.
+
+        tokens int32[S or more]; kept int32[S or more] becomes 1 for each line whose token is output.
+        """
+        remember = self.tokens is not None
+        _accept[(samples,)](
+            inputs.input_ids, inputs.rows_that_sample, inputs.positions, inputs.sampled_lines, tokens,
+            self.inputs, self.refused, kept, self.tokens, self.pages, samples, self.pages.shape[1],
+            MOST=triton.next_power_of_2(self._rows), PAGE=self.page_size, REMEMBER=remember,
+            num_warps=1,
+        )  # fmt: skip
+
+    def record(self, asks: Tensor, tokens: Tensor, kept: Tensor, counts: Tensor) -> None:
+        """Count the output of the penalised lines among `asks`, for which accepting comes first.
+
+        counts int32[lines, V] as of `token_counts`.
+        """
+        _record[(len(asks),)](asks, tokens, kept, counts, counts.shape[1], num_warps=1)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _track(rows, own, refused, seeds, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    row = tl.load(rows + at, mask=inside, other=0)
+    tl.store(refused + row, tl.zeros([BLOCK], tl.int32), mask=inside)
+    tl.store(seeds + row, tl.load(own + at, mask=inside, other=0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["lines", "samples"])
+def _correct(
+    ids, rows, positions, draws, sampling, refused, seeds, inputs, tokens, pages, lines, samples,
+    columns, width, PAGE: tl.constexpr, REMEMBER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < lines
+    row = tl.load(rows + at, mask=inside, other=0)
+    position = tl.load(positions + at, mask=inside, other=0)
+    position -= tl.load(refused + row, mask=inside, other=0)
+    tl.store(positions + at, position, mask=inside)
+    if REMEMBER:
+        id = tl.load(ids + at, mask=inside, other=0)
+        # a token, or the row's last one; drafts are remembered when they are accepted
+        inside = inside & (id >= -width)
+        id = tl.where(id < 0, tl.load(inputs + row, mask=inside, other=0), id)
+        page = tl.load(pages + row.to(tl.int64) * columns + position // PAGE, mask=inside, other=0)
+        tl.store(tokens + page.to(tl.int64) * PAGE + position % PAGE, id, mask=inside)
+    sampled = at < samples
+    own = tl.load(sampling + at, mask=sampled, other=0)
+    index = tl.load(draws + at, mask=sampled, other=0) - tl.load(refused + own, mask=sampled, other=0)
+    drawn = uniform(tl.load(seeds + own, mask=sampled, other=0), index)
+    tl.store(draws + at, drawn.to(tl.int64, bitcast=True), mask=sampled)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _correct_draws(asks, wide, refused, seeds, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    row = tl.load(asks + at * 16 + 1, mask=inside, other=0)
+    index = tl.load(wide + at * 8 + 6, mask=inside, other=0) - tl.load(
+        refused + row, mask=inside, other=0
+    )
+    drawn = uniform(tl.load(seeds + row, mask=inside, other=0), index)
+    tl.store(wide + at * 8 + 6, drawn.to(tl.int64, bitcast=True), mask=inside)
+
+
+@triton.jit(do_not_specialize=["samples"])
+def _accept(
+    ids, rows, positions, sampled_lines, sampled, inputs, refused, kept, tokens, pages, samples, columns,
+    MOST: tl.constexpr, PAGE: tl.constexpr, REMEMBER: tl.constexpr,
+):  # fmt: skip
+    """The program of a row's first line goes along all of them: they follow each other."""
+    first = tl.program_id(0)
+    row = tl.load(rows + first)
+    if tl.load(rows + first - 1, mask=first > 0, other=-1) == row:
+        return
+    number = tl.arange(0, MOST)
+    place = first + number
+    own = tl.load(rows + place, mask=place < samples, other=-1) == row
+    lines = tl.sum(own.to(tl.int32), 0)
+    token = tl.load(sampled + place, mask=own, other=-1)
+    behind = number + 1 < lines
+    following = place + 1
+    if sampled_lines is not None:
+        following = tl.load(sampled_lines + place + 1, mask=behind, other=0)
+    id = tl.load(ids + following, mask=behind, other=0)
+    draft = tl.load(inputs + tl.maximum(-id - 1, 0), mask=behind & (id < 0), other=0)
+    draft = tl.where(id < 0, draft, id)
+    accepted = tl.min(tl.where(behind & (token == draft), MOST, number), 0)
+    tl.store(kept + place, (number <= accepted).to(tl.int32), mask=own)
+    final = tl.sum(tl.where(number == accepted, token, 0), 0)
+    tl.store(inputs + row, tl.maximum(final, 0))
+    tl.store(refused + row, tl.load(refused + row) + lines - 1 - accepted)
+    if REMEMBER:
+        line = first
+        if sampled_lines is not None:
+            line = tl.load(sampled_lines + first)
+        position = tl.load(positions + line) + 1 + number
+        true = number < accepted
+        page = tl.load(pages + row.to(tl.int64) * columns + position // PAGE, mask=true, other=0)
+        tl.store(tokens + page.to(tl.int64) * PAGE + position % PAGE, draft, mask=true)
+
+
+@triton.jit
+def _record(asks, tokens, kept, counts, vocabulary):
+    ask = asks + tl.program_id(0) * 16
+    line, own = tl.load(ask), tl.load(ask + 2).to(tl.int64)
+    token = tl.load(tokens + line)
+    if (own >= 0) & (token >= 0) & (tl.load(kept + line) > 0):
+        place = counts + own * vocabulary + token
+        tl.atomic_or(place, 1)
+        tl.atomic_add(place, 2)
