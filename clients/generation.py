@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from ramify.clients.constraints import read
 from ramify.clients.errors import Cancelled, Skipped
 from ramify.clients.stream import UNSENT, Stream, TextDelta, Ticket
-from ramify.protocol.errors import RamifyError
+from ramify.protocol.errors import BadRequest, RamifyError
 from ramify.protocol.wire import Cancel, Done, Ok, State, TokenLogprob, Usage
 
 if TYPE_CHECKING:
@@ -123,9 +124,11 @@ class Generation(Handle[Result]):
     `async with generation` or `aclose` to depend on nothing.
     """
 
-    def __init__(self, link: "Link", ticket: Ticket, stream: Stream) -> None:
+    def __init__(self, link: "Link", ticket: Ticket, stream: Stream, kind: Any = None) -> None:
+        """`kind`: the type whose JSON the output is."""
         super().__init__(link, ticket)
         self._stream = stream
+        self._kind = kind
 
     @property
     def branch(self) -> str:
@@ -140,6 +143,15 @@ class Generation(Handle[Result]):
     @property
     def ended(self) -> bool:
         return self._stream.settled
+
+    async def parsed(self) -> Any:
+        """Wait for the end; the object of the `type` that was asked for.
+
+        Raises ValueError if the text is not one, because it was cut by `max_tokens` for example.
+        """
+        if self._kind is None:
+            raise BadRequest("the generation has no type: give generate(type=...)")
+        return read(self._kind, (await self).text)
 
     async def progress(self) -> None:
         """Wait until there is more of it."""

@@ -21,6 +21,7 @@ from typing import (
 
 import msgspec
 
+from ramify.clients.constraints import constrained
 from ramify.clients.errors import Internal
 from ramify.clients.generation import Generation, Reply
 from ramify.clients.stream import UNSENT, Ticket
@@ -92,13 +93,30 @@ class _Options(TypedDict, total=False):
     tool_choice: str
 
 
+class _Said(TypedDict, total=False):
+    """A constraint in short: one of these. `type`: whose JSON the output is to be."""
+
+    regex: str
+    json_schema: JsonObject | str
+    choices: Sequence[str]
+    grammar: str
+    type: Any
+
+
 class GenerateOptions(_Options, total=False):
     """The fields of `generate` (docs/protocol.md). What is left out is the server's default."""
 
     stop: list[str]
 
 
-class GapOptions(_Options, total=False):
+class TypedOptions(GenerateOptions, _Said, total=False):
+    """The same, where a constraint may be said in short: `regex`, `json_schema`, `choices`, `grammar`,
+    or
+    `type`, a Python type whose JSON the output is to be (`Generation.parsed` gives the object).
+    """
+
+
+class GapOptions(_Options, _Said, total=False):
     """The same for a gap of a program, where `stop` may be one text."""
 
     stop: str | list[str]
@@ -186,24 +204,27 @@ class Branch:
         return await self.append(messages=[ChatMessage(role=role, content=text)])
 
     @overload
-    def generate(self, *, n: None = None, **options: Unpack[GenerateOptions]) -> Generation: ...
+    def generate(self, *, n: None = None, **options: Unpack[TypedOptions]) -> Generation: ...
     @overload
     def generate(
-        self, *, n: int, names: Sequence[str] | None = None, **options: Unpack[GenerateOptions]
+        self, *, n: int, names: Sequence[str] | None = None, **options: Unpack[TypedOptions]
     ) -> list[Generation]: ...
     def generate(
         self,
         *,
         n: int | None = None,
         names: Sequence[str] | None = None,
-        **options: Unpack[GenerateOptions],
+        **options: Unpack[TypedOptions],
     ) -> Generation | list[Generation]:
         """Generate. With `n`, fork `n` children (called `names`) and generate on each."""
+        fields, kind = constrained(options)
         if n is None:
-            (generation,) = self.session.start([Generate(id=UNSENT, branch=self.name, **options)])
+            op = Generate(id=UNSENT, branch=self.name, **fields)
+            (generation,) = self.session.start([op], kind)
             return generation
         children = list(names) if names is not None else self.session.fresh_names(self.name, n)
-        return self.session.start([Generate(id=UNSENT, branch=self.name, n=n, as_=children, **options)])
+        many = Generate(id=UNSENT, branch=self.name, n=n, as_=children, **fields)
+        return self.session.start([many], kind)
 
     def select(self, choices: Sequence[str], **options: Unpack[SelectOptions]) -> Generation:
         """Append the one of `choices` that the model finds most likely.
@@ -215,10 +236,12 @@ class Branch:
         (selection,) = self.session.start([op])
         return selection
 
-    def chat(self, text: str, *, role: Role = "user", **options: Unpack[GenerateOptions]) -> Generation:
+    def chat(self, text: str, *, role: Role = "user", **options: Unpack[TypedOptions]) -> Generation:
         """Append a chat turn and generate the answer, in one frame."""
         turn = self._append(None, [ChatMessage(role=role, content=text)], None, None)
-        (generation,) = self.session.start([turn, Generate(id=UNSENT, branch=self.name, **options)])
+        fields, kind = constrained(options)
+        op = Generate(id=UNSENT, branch=self.name, **fields)
+        (generation,) = self.session.start([turn, op], kind)
         return generation
 
     async def fork(self, *names: str, at: int | None = None) -> "list[Branch]":
@@ -472,10 +495,10 @@ class Session:
         (ticket,) = self.link.submit([op])
         return ticket
 
-    def start(self, ops: Sequence[Op]) -> list[Generation]:
-        """Send a frame whose last op generates."""
+    def start(self, ops: Sequence[Op], kind: Any = None) -> list[Generation]:
+        """Send a frame whose last op generates. `kind`: the type whose JSON the output is."""
         ticket = self.link.submit(ops)[-1]
-        return [Generation(self.link, ticket, stream) for stream in ticket.streams.values()]
+        return [Generation(self.link, ticket, stream, kind) for stream in ticket.streams.values()]
 
     def fresh_names(self, parent: str, count: int) -> list[str]:
         """Names for children. The client's name is in them: others may fork the same branch."""

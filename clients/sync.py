@@ -22,12 +22,12 @@ from ramify.clients.connect import Settings, connect
 from ramify.clients.generation import Generation, Reply, Result
 from ramify.clients.handles import (
     Branch,
-    GenerateOptions,
     JoinOptions,
     PruneBy,
     Pruned,
     SelectOptions,
     Session,
+    TypedOptions,
 )
 from ramify.clients.stream import TextDelta
 from ramify.protocol.errors import RamifyError
@@ -144,6 +144,10 @@ class SyncGeneration:
 
         return self._thread.run(wait())
 
+    def parsed(self) -> Any:
+        """Wait for the end; the object of the `type` that was asked for. See `Generation.parsed`."""
+        return self._thread.run(self._generation.parsed())
+
     def cancel(self) -> None:
         """Ask the server to stop."""
         self._thread.call(self._generation.cancel)
@@ -214,17 +218,17 @@ class SyncBranch:
     tree = _blocking(Branch.tree)
 
     @overload
-    def generate(self, *, n: None = None, **options: Unpack[GenerateOptions]) -> SyncGeneration: ...
+    def generate(self, *, n: None = None, **options: Unpack[TypedOptions]) -> SyncGeneration: ...
     @overload
     def generate(
-        self, *, n: int, names: Sequence[str] | None = None, **options: Unpack[GenerateOptions]
+        self, *, n: int, names: Sequence[str] | None = None, **options: Unpack[TypedOptions]
     ) -> list[SyncGeneration]: ...
     def generate(
         self,
         *,
         n: int | None = None,
         names: Sequence[str] | None = None,
-        **options: Unpack[GenerateOptions],
+        **options: Unpack[TypedOptions],
     ) -> SyncGeneration | list[SyncGeneration]:
         if n is None:
             return SyncGeneration(
@@ -239,7 +243,7 @@ class SyncBranch:
         return SyncGeneration(self._thread, selection)
 
     def chat(
-        self, text: str, *, role: Role = "user", **options: Unpack[GenerateOptions]
+        self, text: str, *, role: Role = "user", **options: Unpack[TypedOptions]
     ) -> SyncGeneration:
         generation = self._thread.call(lambda: self._branch.chat(text, role=role, **options))
         return SyncGeneration(self._thread, generation)

@@ -395,7 +395,10 @@ class Scheduler:
                 self._retract(run, "not finite")
                 self._admission.unblock()
                 return
-        self._end(request, "error", now, "internal", "the model's output is not finite")
+        why = "the model's output is not finite"
+        if request.constrained:
+            why += ", or its constraint cannot be followed any further"
+        self._end(request, "error", now, "internal", why)
 
     # --- verdicts -----------------------------------------------------------------------------
 

@@ -6,10 +6,11 @@
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Literal, TypeAlias, Unpack, cast
+from typing import Any, Literal, TypeAlias, Unpack, cast
 
 import msgspec
 
+from ramify.clients.constraints import constrained
 from ramify.clients.handles import GapOptions, GenerateOptions, SelectOptions
 from ramify.protocol.errors import Unsupported
 
@@ -31,6 +32,7 @@ class Gen(_Node, frozen=True):
 
     name: str | None
     options: GenerateOptions
+    type: Any = None  # whose JSON the text is
 
 
 class Choose(_Node, frozen=True):
@@ -81,11 +83,15 @@ def gen(name: str | None = None, /, **options: Unpack[GapOptions]) -> Gen:
     """Let the model go on from here. `options`: the fields of `generate`.
 
     `stop` may be one string. Without a `name` the text is generated and cannot be read by itself.
+    `regex`, `json_schema`, `choices`, `grammar` or `type` say what it must be; of a `type` (a msgspec
+    Struct, a dataclass, a TypedDict, a pydantic model) `await s["name"].parsed()` gives the object;
+    a program without `async` asks `s.parsed("name")`.
     """
     stop = options.get("stop")
     if isinstance(stop, str):
         options["stop"] = [stop]
-    return Gen(name, cast(GenerateOptions, options))
+    fields, kind = constrained(options)
+    return Gen(name, cast(GenerateOptions, fields), kind)
 
 
 def select(

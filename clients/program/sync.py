@@ -71,6 +71,10 @@ class State:
         """All about the generation of a gap: text, reason, usage. Raises what went wrong."""
         return self._run(self._value(name).result())
 
+    def parsed(self, name: str) -> Any:
+        """The object of a gap that has a `type`. Raises ValueError if its text was cut."""
+        return self._run(self._value(name).parsed())
+
     @overload
     def read(self, name: str, kind: type[T]) -> T: ...
     @overload

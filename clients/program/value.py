@@ -6,6 +6,7 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
+from ramify.clients.constraints import read
 from ramify.clients.generation import Result
 from ramify.clients.program.expressions import Gap, Gen
 from ramify.clients.program.steps import Step
@@ -73,6 +74,13 @@ class Value:
                 f"the gap {self.name!r} is hidden: its text stays on the server, for a join or a prune"
             )
         return (await self.result()).text
+
+    async def parsed(self) -> Any:
+        """The object of the gap's `type`. Raises ValueError if the text is not one: it was cut."""
+        kind = self.gap.type if isinstance(self.gap, Gen) else None
+        if kind is None:
+            raise BadRequest(f"the gap {self.name!r} has no type: give gen(type=...)")
+        return read(kind, await self._text())
 
     async def result(self) -> Result:
         """All about the generation: text, reason, usage. Raises what went wrong."""

@@ -20,6 +20,7 @@ SAYS = {  # what stands in its output, beside its head and its costs; its --size
     "chat": ("Model:", 1),
     "classify": ("5 right", 9),
     "hellaswag": ("2 right", 2),
+    "json_extraction": ("Country(name=", 2),
     "judge": ("verdict", 1),
     "mmlu": ("3 right", 3),
     "rag": ("What colour is the boat?", 1),

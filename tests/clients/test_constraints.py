@@ -1,0 +1,110 @@
+"""What users say an output must be, as fields of `generate`, and what comes back."""
+
+import dataclasses
+import json
+from typing import Any, Literal, TypedDict
+
+import jsonschema
+import msgspec
+import pydantic
+import pytest
+
+from ramify.clients.constraints import constrained, read, schema_of
+from ramify.clients.program.expressions import gen
+from ramify.protocol.errors import BadRequest
+from ramify.protocol.wire import Constraint
+
+
+class Wand(msgspec.Struct):
+    wood: str
+    length: int
+
+
+class Wizard(msgspec.Struct):
+    name: str
+    house: Literal["red", "green"]
+    wand: Wand
+    pets: list[str] = []
+
+
+@dataclasses.dataclass
+class Data:
+    name: str
+    age: int
+
+
+class Typed(TypedDict):
+    name: str
+    age: int
+
+
+class Pydantic(pydantic.BaseModel):
+    name: str
+    wands: list[int]
+
+
+def test_each_way_to_say_it() -> None:
+    for given, wanted in [
+        ({"regex": "a+"}, Constraint(regex="a+")),
+        ({"json_schema": {"type": "null"}}, Constraint(json_schema={"type": "null"})),
+        ({"choices": ("a", "b")}, Constraint(choices=["a", "b"])),
+        ({"grammar": 'start: "a"'}, Constraint(grammar='start: "a"')),
+        ({"constraint": Constraint(regex="b")}, Constraint(regex="b")),
+    ]:
+        fields, kind = constrained({"max_tokens": 3, **given})
+        assert fields == {"max_tokens": 3, "constraint": wanted}
+        assert kind is None
+    assert constrained({"seed": 1}) == ({"seed": 1}, None)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"regex": "b"}, {"constraint": Constraint(regex="b")}, {"type": Data}]
+)
+def test_one_constraint_only(extra: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="one constraint"):
+        constrained({"choices": ["a"], **extra})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Wizard, {"name": "a", "house": "red", "wand": {"wood": "b", "length": 3}, "pets": ["c"]}),
+        (Wizard, {"name": "a", "house": "red", "wand": {"wood": "b", "length": 3}}),
+        (Data, {"name": "a", "age": 3}),
+        (Typed, {"name": "a", "age": 3}),
+        (Pydantic, {"name": "a", "wands": [1, 2]}),
+        (list[int], [1, 2]),
+    ],
+)
+def test_types(kind: Any, value: Any) -> None:
+    """The schema takes the value, none with more in it, and the text comes back as the type."""
+    schema = schema_of(kind)
+    jsonschema.validate(value, schema)
+    if isinstance(value, dict):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**value, "more": 1}, schema)
+    made = read(kind, json.dumps(value))
+    if kind not in (Typed, list[int]):
+        assert isinstance(made, kind)
+    with pytest.raises(ValueError, match=r"(?s)."):
+        read(kind, json.dumps(value)[:-1])
+
+
+def test_a_type_without_a_schema() -> None:
+    with pytest.raises(BadRequest, match="has no JSON Schema"):
+        schema_of(object())
+
+
+def test_a_gap_of_a_program() -> None:
+    gap = gen("who", type=Data, max_tokens=20)
+    assert gap.type is Data
+    assert gap.options == {"max_tokens": 20, "constraint": Constraint(json_schema=schema_of(Data))}
+
+
+def test_names_of_members_are_no_keywords() -> None:
+    """A member that is called like a keyword of JSON Schema."""
+    fields = msgspec.defstruct("Odd", [("default", Wand), ("properties", Wand), ("title", str)])
+    schema = schema_of(fields)
+    text = json.dumps({"default": {"wood": "a", "length": 1, "x": 1}, "properties": {}, "title": ""})
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads(text), schema)
