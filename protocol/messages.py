@@ -420,12 +420,16 @@ class Frame(Base, frozen=True):
 
     `ops` may hold pings, which the gateway has answered. `place`: where `ops` begin in the array that
     the client sent; None: it sent the one op alone. Errors name JSON paths of that frame.
+
+    `limit`: the gateway found it too much, so none of its ops runs. The session answers it, because an
+    op that a client sends again after a resume may have run: it has its own reply, and gets no second.
     """
 
     socket: int
     ops: list[ClientMessage]
     size: int = 0  # bytes, as it came
     place: int | None = 0
+    limit: Error | None = None
 
 
 class Detached(Base, frozen=True):

@@ -17,9 +17,9 @@ from ramify.actors.gateway.hub import Hub
 from ramify.actors.gateway.intake import refuse
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.protocol.credentials import NOBODY
-from ramify.protocol.errors import BadRequest, NoSession, Overloaded, RamifyError
+from ramify.protocol.errors import BadRequest, LimitExceeded, NoSession, Overloaded, RamifyError
 from ramify.protocol.messages import Detached, Drained, Frame, OpenSession, Throttled
-from ramify.protocol.wire import ClientMessage, Open, ServerMessage
+from ramify.protocol.wire import ClientMessage, Error, Open, ServerMessage
 
 PENDING_FRAMES = 16  # frames that wait for the directory before reading stops
 PENDING_BYTES = 64 << 10
@@ -58,7 +58,7 @@ class SessionBinding:
         self._hub = hub
         self._socket = socket
         self._session: int | None = None
-        self._pending: list[tuple[list[ClientMessage], int, int | None]] = []
+        self._pending: list[Frame] = []
         self._pending_bytes = 0
         self._throttled = False
         self.credential = NOBODY
@@ -71,19 +71,28 @@ class SessionBinding:
         """True while no more frames should be read: enough of them wait for the directory."""
         return len(self._pending) >= PENDING_FRAMES or self._pending_bytes >= PENDING_BYTES
 
-    def route(self, ops: list[ClientMessage], size: int, place: int | None = 0) -> list[ServerMessage]:
+    def route(
+        self, ops: list[ClientMessage], size: int, place: int | None = 0, limit: Error | None = None
+    ) -> list[ServerMessage]:
         """Hand a valid frame of `size` bytes on, keep it, or refuse it: returns the refusals.
 
-        `place`: see `messages.Frame`.
+        `place`, `limit`: see `messages.Frame`.
         """
+        return self._route(Frame(self._socket, ops, size, place, limit))
+
+    def _route(self, frame: Frame) -> list[ServerMessage]:
         match self.stage:
+            case Stage.WAITING if frame.limit is not None:
+                known = frame.limit
+                error = LimitExceeded(known.message, details=known.details, retry_ms=known.retry_ms)
+                return self._refuse(frame.ops, error)
             case Stage.WAITING:
-                return self._open(ops, size, place)
+                return self._open(frame.ops, frame.size, frame.place)
             case Stage.ATTACHED:
-                return self._tell(ops, size, place)
+                return self._tell(frame)
             case Stage.OPENING:
-                self._pending.append((ops, size, place))
-                self._pending_bytes += size
+                self._pending.append(frame)
+                self._pending_bytes += frame.size
         return []
 
     def opened(self, session: int) -> list[ServerMessage]:
@@ -146,11 +155,11 @@ class SessionBinding:
         self.open_by = None
         return []
 
-    def _tell(self, ops: list[ClientMessage], size: int, place: int | None) -> list[ServerMessage]:
+    def _tell(self, frame: Frame) -> list[ServerMessage]:
+        ops = frame.ops
         if any(isinstance(op, Open) for op in ops):
             return self._refuse(ops, BadRequest("this socket has a session already"))
         try:
-            frame = Frame(self._socket, ops, size, place)
             if self._hub.sessions.tell(cast(int, self._session), frame):
                 return []
         except MailboxFull:
@@ -169,11 +178,13 @@ class SessionBinding:
         pending, self._pending = self._pending, []
         self._pending_bytes = 0
         replies: list[ServerMessage] = []
-        for ops, size, place in pending:
-            replies += self.route(ops, size, place)
+        for frame in pending:
+            replies += self._route(frame)
         return replies
 
     def _refuse(self, ops: list[ClientMessage], error: RamifyError) -> list[ServerMessage]:
+        if isinstance(ops[0], Open) and ops[0].session is not None:
+            ops = ops[:1]  # a resume: the others may have run, and are sent again with the next `open`
         return refuse(ops, error, self._hub.limits.ops_per_frame)
 
 

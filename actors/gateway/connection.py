@@ -414,7 +414,7 @@ class Connection(asyncio.Protocol):
             else:
                 self.close(code, reason)
         elif taken.ops and self._binding is not None:
-            self._reply(self._binding.route(taken.ops, len(data), taken.place))
+            self._reply(self._binding.route(taken.ops, len(data), taken.place, taken.limit))
             self._pace_reading()
 
     def _authorize(self, ops: list[ClientMessage], now: float) -> bool:

@@ -4,7 +4,8 @@ Pure: time is an argument. This file does not know sockets, nor what an op does.
 
 Refusals. No part of a refused frame runs, and each of its ops whose id can be read gets its one
 terminal reply, all in one frame: the op at fault the error itself, the others `skipped` (where the
-whole frame is refused: all of them the error). At most `ops_per_frame` are answered.
+whole frame is refused: all of them the error). At most `ops_per_frame` are answered. A frame that
+comes too fast is refused by its session, if it has one: only that knows which ops it has seen before.
 """
 
 import msgspec
@@ -19,7 +20,7 @@ from ramify.protocol.wire import ClientMessage, Error, Op, Open, Ping, ServerMes
 class Intake(msgspec.Struct, frozen=True):
     """What a frame comes to. `pings`: their `n`. `close`: (code, reason) after the replies.
 
-    `ops`: from the first message on that is no ping; `place`: see `messages.Frame`.
+    `ops`: from the first message on that is no ping; `place`, `limit`: see `messages.Frame`.
     """
 
     ops: list[ClientMessage] = []
@@ -27,6 +28,7 @@ class Intake(msgspec.Struct, frozen=True):
     pings: list[int] = []
     replies: list[ServerMessage] = []
     close: tuple[int, str] | None = None
+    limit: Error | None = None
 
 
 def receive(data: bytes, codec: Codec, guard: SocketLimits, limits: Limits, now: float) -> Intake:
@@ -40,8 +42,10 @@ def receive(data: bytes, codec: Codec, guard: SocketLimits, limits: Limits, now:
     try:
         guard.admit(len(messages), now)
     except LimitExceeded as error:
-        close = (Close.RATE, "too many refused frames") if guard.abusive else None
-        return Intake(replies=refuse(messages, error, limits.ops_per_frame), close=close)
+        if guard.abusive:
+            close = Close.RATE, "too many refused frames"
+            return Intake(replies=refuse(messages, error, limits.ops_per_frame), close=close)
+        return Intake(ops=messages[: limits.ops_per_frame], limit=_error(error, None))
     pings = [message.n for message in messages if type(message) is Ping]
     if len(pings) == len(messages):
         return Intake(pings=pings)

@@ -174,8 +174,8 @@ class SessionActor:
         match message:
             case Tokens():
                 core.tokens(message, now)
-            case Frame(socket, ops, _, place):
-                core.frame(socket, ops, now, place)
+            case Frame():
+                core.framed(message, now)
             case Attach():
                 core.attach(message, now)
             case Detached(socket):

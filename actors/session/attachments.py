@@ -18,16 +18,15 @@ from ramify.actors.session.state import SessionState
 from ramify.actors.session.subscriber import Subscriber
 from ramify.actors.session.view import View
 from ramify.protocol.errors import Close, LimitExceeded
-from ramify.protocol.messages import Attach
+from ramify.protocol.messages import Attach, Frame
 from ramify.protocol.wire import ClientMessage
 
 Ops = list[ClientMessage]
-_Sent = tuple[Ops, int | None]  # ops, and their place in the frame: see `messages.Frame`
 LOOK_SECONDS = 1.0  # how often a session that is due is looked at, while it generates
 
 
 class Attachments:
-    """`on_frame(subscriber, ops, place)`: a frame of a socket that has its `state`;
+    """`on_frame(subscriber, frame)`: a frame of a socket that has its `state`;
     `on_gone(subscriber)`: one of those is detached. `ttl_s`: the default,
     `ttl_max_s`: what a client may ask for."""
 
@@ -41,7 +40,7 @@ class Attachments:
         *,
         ttl_s: float,
         ttl_max_s: float,
-        on_frame: Callable[[Subscriber, Ops, int | None], None],
+        on_frame: Callable[[Subscriber, Frame], None],
         on_gone: Callable[[Subscriber], None],
     ) -> None:
         self._state = state
@@ -55,7 +54,7 @@ class Attachments:
         self._ttl_max = ttl_max_s
         self._expires: float | None = None
         self._joining: dict[int, Attach] = {}  # waiting for the cache
-        self._backlog: dict[int, list[_Sent]] = {}  # what they have sent meanwhile
+        self._backlog: dict[int, list[Frame]] = {}  # what they have sent meanwhile
         self._waiting = 0  # bytes of that
 
     @property
@@ -106,16 +105,17 @@ class Attachments:
         else:
             self._inspections.ask(branches, join)
 
-    def frame(self, socket: int, ops: Ops, place: int | None) -> None:
-        """Ops of one frame from a socket."""
-        subscriber = self._publisher.subscribers.get(socket)
+    def frame(self, frame: Frame) -> None:
+        """A frame from a socket."""
+        subscriber = self._publisher.subscribers.get(frame.socket)
         if subscriber is not None:
-            self._on_frame(subscriber, ops, place)
-        elif socket in self._joining:
-            self._keep(socket, ops, place)
+            self._on_frame(subscriber, frame)
+        elif frame.socket in self._joining:
+            self._keep(frame)
 
-    def _keep(self, socket: int, ops: Ops, place: int | None) -> None:
+    def _keep(self, frame: Frame) -> None:
         """A frame of a socket that has no `state` yet."""
+        socket, ops = frame.socket, frame.ops
         size, most = sum(map(op_bytes, ops)), self._state.limits.queued_op_bytes
         if self._waiting and self._waiting + size > most:
             error = LimitExceeded(
@@ -124,13 +124,13 @@ class Attachments:
             )
             self._state.out.notes += [(socket, each) for each in refusals(error, ops)]
             return
-        self._backlog.setdefault(socket, []).append((ops, place))
+        self._backlog.setdefault(socket, []).append(frame)
         self._hold(size)
 
-    def _take(self, socket: int) -> list[_Sent]:
+    def _take(self, socket: int) -> list[Frame]:
         """The frames that were kept."""
         frames = self._backlog.pop(socket, [])
-        self._hold(-sum(op_bytes(op) for ops, _ in frames for op in ops))
+        self._hold(-sum(op_bytes(op) for frame in frames for op in frame.ops))
         return frames
 
     def _hold(self, count: int) -> None:
@@ -154,9 +154,9 @@ class Attachments:
             self._catch_up(subscriber, branch, reply_log)
         if message.write:
             self._runner.unpause(opened.who)
-        self._on_frame(subscriber, message.ops, message.place)
-        for ops, place in self._take(socket):
-            self._on_frame(subscriber, ops, place)
+        self._on_frame(subscriber, Frame(socket, message.ops, place=message.place))
+        for frame in self._take(socket):
+            self._on_frame(subscriber, frame)
 
     def _catch_up(self, subscriber: Subscriber, branch: Branch, reply_log: ReplyLog) -> None:
         have = subscriber.opened.have.get(branch.name)

@@ -33,8 +33,8 @@ from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.trees import Trees
 from ramify.actors.session.view import Identity, View
 from ramify.actors.tokenizer import Tokenizer
-from ramify.protocol.errors import RamifyError
-from ramify.protocol.messages import Attach, Compiled, Inspected, NotCompiled, Tokens
+from ramify.protocol.errors import LimitExceeded, RamifyError
+from ramify.protocol.messages import Attach, Compiled, Frame, Inspected, NotCompiled, Tokens
 from ramify.protocol.wire import (
     ClientMessage,
     Credit,
@@ -128,8 +128,12 @@ class SessionCore:
 
     def frame(self, socket: int, ops: list[ClientMessage], now: float, place: int | None = 0) -> None:
         """Ops of one frame from a socket. `place`: see `messages.Frame`."""
+        self.framed(Frame(socket, ops, place=place), now)
+
+    def framed(self, frame: Frame, now: float) -> None:
+        """A frame from a socket."""
         self.publisher.now = now
-        self._attachments.frame(socket, ops, place)
+        self._attachments.frame(frame)
         self._runner.judge()
 
     def encoded(
@@ -187,11 +191,17 @@ class SessionCore:
 
     # --- frames ----------------------------------------------------------------------------------
 
-    def _frame(self, subscriber: Subscriber, ops: list[ClientMessage], place: int | None) -> None:
+    def _frame(self, subscriber: Subscriber, frame: Frame) -> None:
         """The whole frame is checked before any op of it runs."""
+        ops = frame.ops
         if not ops:
             return
         reply_log = self.publisher.reply_log(subscriber.client, subscriber.write)
+        if frame.limit is not None:
+            known = frame.limit
+            error = LimitExceeded(known.message, details=known.details, retry_ms=known.retry_ms)
+            self._refuse(subscriber, reply_log, ops, error)
+            return
         try:
             taken = take_apart(
                 ops,
@@ -202,7 +212,7 @@ class SessionCore:
                 # Who does not read must stop.
                 in_flight=len(self._runner) + subscriber.held + len(subscriber.trees),
                 queued=self._runner.queued,
-                place=place,
+                place=frame.place,
             )
         except RamifyError as error:
             self._refuse(subscriber, reply_log, ops, error)

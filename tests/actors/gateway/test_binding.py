@@ -13,7 +13,7 @@ from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol.config import Limits
 from ramify.protocol.messages import Detached, Drained, Frame, OpenSession, Throttled
-from ramify.protocol.wire import Generate, Open
+from ramify.protocol.wire import Error, Generate, Open
 
 EVENTS = st.lists(
     st.sampled_from(
@@ -165,3 +165,26 @@ def test_a_client_without_a_name_gets_one_that_nobody_has() -> None:
     assert all(len(name) > 10 for name in made)
     assert world.socket.route([Open(client="mine")], 10) == []
     assert world.directory.drain_nowait()[0].open.who == "mine"
+
+
+def test_a_frame_that_comes_too_fast_is_answered_by_its_session() -> None:
+    """Only that knows which ops it has seen: one that is sent again after a resume may have run."""
+    world = World()
+    limit = Error(code="limit", message="slow down", retry_ms=5)
+    (refused,) = world.socket.route([Generate(id=1)], 10, 0, limit)
+    assert (refused.code, refused.id, refused.retry_ms) == ("limit", 1, 5)  # it has no session
+    world.socket.route([Open(client="c")], 10)
+    assert world.socket.route([Generate(id=2)], 10, 0, limit) == []
+    number = world.answer()
+    assert world.socket.opened(number) == []
+    assert world.socket.route([Generate(id=3)], 10, 0, limit) == []
+    told = world.mailboxes[number].drain_nowait()
+    assert [(frame.ops[0].id, frame.limit) for frame in told] == [(2, limit), (3, limit)]
+
+
+def test_a_resume_that_is_refused_leaves_its_ops_open() -> None:
+    limit = Error(code="limit", message="slow down")
+    for session, answered in (("s_1", [None]), (None, [None, 1])):
+        opened = Open(client="c", session=session, key="k" if session else None)
+        replies = World().socket.route([opened, Generate(id=1)], 10, 0, limit)
+        assert [reply.id for reply in replies] == answered

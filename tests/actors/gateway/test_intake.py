@@ -90,6 +90,16 @@ def test_strikes_and_violations_close() -> None:
     assert take(invalid, guard).close is not None
 
 
+def test_what_comes_too_fast_goes_on_to_be_refused_by_its_session() -> None:
+    guard = SocketLimits(Limits(ops_per_second=1, ops_burst=1), 0.0)
+    assert take({"type": "tree", "id": 1}, guard).limit is None
+    taken = take({"type": "tree", "id": 2}, guard)
+    assert taken.limit is not None
+    assert ([op.id for op in taken.ops], taken.limit.code, taken.replies) == ([2], "limit", [])
+    many = take([{"type": "tree", "id": i} for i in range(50)])
+    assert len(many.ops) == LIMITS.ops_per_frame  # no more are answered
+
+
 def test_refuse_answers_ops_and_open_but_not_credit() -> None:
     error = Overloaded("busy", retry_ms=5)
     replies = refuse([Open(client="c"), Credit(branch="a", upto=1), Generate(id=7)], error, 10)

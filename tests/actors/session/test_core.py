@@ -1030,3 +1030,19 @@ def test_the_first_branch_is_there_from_the_first_revision(alone: Callable[..., 
         ["main"],
     )
     assert (session.core.ended, session.core.sockets) == (None, [1])
+
+
+def test_a_frame_that_the_gateway_refuses_gives_no_op_a_second_end(alone: Callable[..., Any]) -> None:
+    """After a resume a client sends ops again that wait or have run: they have an end of their own."""
+    session = alone()
+    session.send(w.Append(id=1, text="hello"))
+    (first,) = session.replies(1)
+    session.send(w.Generate(id=2, max_tokens=5))
+    limit = w.Error(code="limit", message="slow down", retry_ms=5, details={"max": 9})
+    again = [w.Append(id=1, text="hello"), w.Generate(id=2, max_tokens=5), w.Append(id=3, text="x")]
+    session.core.framed(m.Frame(1, again, limit=limit), session.now)
+    assert session.replies(1) == [first, first]  # as it was
+    assert session.replies(2) == []  # it is running
+    (refused,) = session.replies(3)
+    assert (refused.code, refused.retry_ms, refused.details) == ("limit", 5, {"max": 9})
+    assert session.core.publisher.reply_log("c", True).last == 2  # so 3 may come again
