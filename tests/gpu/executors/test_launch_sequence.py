@@ -65,10 +65,11 @@ def run(
     config = tiny_config | {"head_dim": 16, "max_position_embeddings": 2048}
     (tmp_path / "config.json").write_text(json.dumps(config))
 
-    def last_of(*plans: StepPlan, captured: bool = False) -> list[str]:
+    def last_of(*plans: StepPlan, captured: bool = False, draft: str = "none") -> list[str]:
         executor = drive(
             tmp_path, device="cpu", dtype="float32", load_format="dummy", attention="triton",
             max_rows=ROWS, step_tokens=512, kv_tokens=16384, page_size=16,
+            draft=draft,
         ).executor  # fmt: skip
         if captured:
             executor.capture([*decode_buckets(ROWS), *mixed_buckets(ROWS, 512)], lambda what, done: None)
@@ -127,6 +128,28 @@ def test_what_some_rows_need_beyond_a_temperature(run: Any) -> None:
         "upload", *step(["_decode", "_merge"]), *SAMPLER, "upload", *again, "download", "download"
     ]  # fmt: skip
     assert run(*plans) == wanted
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_drafts(run: Any, captured: bool) -> None:
+    """A launch to correct what the host assumed and to keep tokens, one to guess, one to compare."""
+    drafted = StepPlan(1, decodes=pack([0]), drafts=pack([3]))
+    ahead, behind = ["upload", "_correct", "_propose"], ["_accept", "download"]
+    wanted = [*ahead, *step(["_decode", "_merge"]), *SAMPLER, *behind]
+    assert run(PREFILL, drafted, captured=captured, draft="ngram") == wanted
+    after = StepPlan(2, decodes=pack([0]))
+    wanted = ["upload", "_correct", *step(["_decode", "_merge"]), *SAMPLER, "download"]
+    assert run(PREFILL, drafted, after, captured=captured, draft="ngram") == wanted
+
+
+def test_drafts_that_come_with_an_extend(run: Any) -> None:
+    """Nothing guesses: the row's seed is uploaded, and samples are compared."""
+    given = [ExtendRow(0, 0, pack([5] * 4), True, drafts=3)]
+    wanted = [
+        "upload", "page table", "upload", "_track", "upload", *step(["_decode", "_merge"]), *SAMPLER,
+        "_accept", "download",
+    ]  # fmt: skip
+    assert run(StepPlan(0, opens=PREFILL.opens, extends=given)) == wanted
 
 
 def test_targets_run_the_head_once_more(run: Any) -> None:
