@@ -4,7 +4,8 @@
 
 Each schema goes three ways, each by itself: to our lowering, which makes an automaton; to llguidance, as
 the file holds it; and to the server's route, which chooses. Instances are compact JSON in their own
-order of members (`json.dumps` without white space and without escapes that are not needed).
+order of members (`json.dumps` without white space and without escapes that are not needed), and a second
+time with the members in the order in which the schema lists them, as constraints write them.
 
     fully right         every valid instance is accepted, and no invalid one
     invalid accepted    schemas with an invalid instance that is accepted: there must be none
@@ -36,9 +37,44 @@ def spelled(value: object) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def orders(schema: object) -> list[dict[str, int]]:
+    """For each `properties` in `schema`: the place of each name."""
+    found: list[dict[str, int]] = []
+    stack = [schema]
+    for at in stack:
+        if isinstance(at, dict):
+            names = at.get("properties")
+            if isinstance(names, dict):
+                found.append({name: place for place, name in enumerate(names)})
+            stack.extend(at.values())
+        elif isinstance(at, list):
+            stack.extend(at)
+    return found
+
+
+def ordered(value: Any, listed: list[dict[str, int]]) -> Any:
+    """`value` with the members of each object as the `properties` that name most of them list them."""
+    if isinstance(value, list):
+        return [ordered(inner, listed) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    places = max(listed, key=lambda names: sum(name in names for name in value), default={})
+    names = sorted(value, key=lambda name: places.get(name, len(places)))
+    return {name: ordered(value[name], listed) for name in names}
+
+
 def answers(accepts: Callable[[object], bool], record: Result) -> Result:
-    """What is accepted of a record's instances."""
-    return {name: [accepts(value) for value in record[name]] for name in ("valid", "invalid")}
+    """What is accepted of a record's instances: as they are, and (`listed`) in either order."""
+    listed = orders(record["schema"])
+    found: Result = {name: [accepts(value) for value in record[name]] for name in ("valid", "invalid")}
+    again = {
+        name: [
+            own or accepts(ordered(value, listed))
+            for own, value in zip(found[name], record[name], strict=True)
+        ]
+        for name in ("valid", "invalid")
+    }
+    return {**found, "listed": again}
 
 
 def by_lowering(record: Result) -> Result:
@@ -166,8 +202,8 @@ def right(result: Result) -> bool:
 
 
 def wrong(result: Result) -> bool:
-    """Whether a backend accepts an invalid instance."""
-    return any(result.get("invalid", ()))
+    """Whether a backend accepts an invalid instance, in either order of members."""
+    return any(result.get("listed", {}).get("invalid", ()))
 
 
 def reason(result: Result) -> str:
@@ -186,7 +222,7 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", help="I/N: every N-th schema from the I-th on")
     parser.add_argument("--only", help="the id of one schema")
     parser.add_argument("--backends", default=",".join(BACKENDS))
-    parser.add_argument("--json", type=Path, help="write a line for each schema here")
+    parser.add_argument("--json", type=Path, help="append a line for each schema here")
     args = parser.parse_args()
     first, step = map(int, args.part.split("/"))
     lines = (args.data / "schemas.jsonl").read_bytes().splitlines()
@@ -200,10 +236,11 @@ def main() -> None:
         for name in args.backends.split(","):
             result[name] = worker.run(name, record, args.limit)
         results.append(result)
+        if args.json:
+            with args.json.open("a") as file:
+                file.write(json.dumps(result) + "\n")
         if len(results) % 200 == 0:
             print(f"{len(results)} of {len(records)}", file=sys.stderr)
-    if args.json:
-        args.json.write_text("".join(json.dumps(result) + "\n" for result in results))
     report(results, args.backends.split(","))
 
 
@@ -216,6 +253,8 @@ def report(results: list[Result], backends: list[str]) -> None:
         print(f"\n{name}: of {count} schemas")
         print(f"  compiled          {sum('valid' in r for r in mine)}")
         print(f"  fully right       {sum(map(right, mine))} ({sum(map(right, mine)) / count:.1%})")
+        listed = sum(right(r.get("listed", {})) for r in mine)
+        print(f"  in listed order   {listed} ({listed / count:.1%})")
         print(f"  invalid accepted  {sum(map(wrong, mine))}")
         print(f"  failed            {sum('failed' in r for r in mine)}")
         if times:

@@ -4,7 +4,7 @@ Languages are automata over the text that a string means, so patterns, formats a
 there, exactly. `escaped` turns one into the language of what stands between the quotes: each character
 by itself, except quote, backslash and control characters, in the spelling of `json.dumps`.
 
-A pattern is ECMA 262's: it is searched for, and \\d \\w \\s know ASCII only.
+A pattern is ECMA 262's, and searched for: `patterns.py`.
 """
 
 import json
@@ -26,6 +26,7 @@ from ramify.actors.grammar.expression import (
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.formats import FORMATS
 from ramify.actors.grammar.schema.limits import MAX_COUNT
+from ramify.actors.grammar.schema.patterns import from_ecma
 from ramify.actors.grammar.schema.shapes import Check, String
 from ramify.protocol.errors import ConstraintError
 
@@ -80,7 +81,7 @@ class Strings:
                 if test.kind == "format":
                     found = Automaton.from_regex(FORMATS[test.text])
                 else:
-                    found = Automaton.from_regex(test.text, search=True)
+                    found = Automaton.from_regex(from_ecma(test.text), search=True)
             except ConstraintError as error:
                 raise Unsupported(test.pointer, error.message) from None
             self._tests[key] = found
