@@ -11,11 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ramify.gpu.constraints.alike import alike
 from ramify.gpu.constraints.forced import NOTHING, ForcedText, Plan
-from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.gpu.constraints.vocabulary import SHORT, Vocabulary
 from ramify.gpu.constraints.walk import walker
 from ramify.protocol.errors import ConstraintError
 
+ALIKE_FROM = 512  # states from which on it is worth looking which are alike
 MASK_BYTES = 32 << 20  # of one constraint's masks; past this they are forgotten, and made again
 
 
@@ -56,6 +58,10 @@ class TokenAutomaton:
         self._classes = classes
         self._check_bytes()
         self._walker = walker(vocabulary, next, classes)
+        self._blocks: NDArray[np.int64] | None = None  # of states whose masks of short tokens are equal
+        if self._walker.halves and self.end >= ALIKE_FROM:
+            self._blocks = alike(next, SHORT)
+        self._short: dict[int, NDArray[np.int32]] = {}
         self._forced = ForcedText(vocabulary, next, classes, final)
         self._masks: dict[int, NDArray[np.int32]] = {}
         self._same: dict[bytes, NDArray[np.int32]] = {}
@@ -133,8 +139,8 @@ class TokenAutomaton:
     def _remember(self, state: int) -> NDArray[np.int32]:
         row = self._make(state)
         key = row.tobytes()
-        if (len(self._same) + 1) * row.nbytes > MASK_BYTES:
-            self._masks, self._same = {}, {}
+        if (len(self._same) + len(self._short) + 1) * row.nbytes > MASK_BYTES:
+            self._masks, self._same, self._short = {}, {}, {}
         row = self._same.setdefault(key, row)
         row.flags.writeable = False
         self._masks[state] = row
@@ -148,8 +154,18 @@ class TokenAutomaton:
             row = np.zeros(self.vocabulary.words, np.int32)
             row.view(np.uint32)[token >> 5] = 1 << (token & 31)
             return row
-        row = self._walker.mask(state)
+        row = self._legal(state)
         return row | self._stops if self._final[state] else row
+
+    def _legal(self, state: int) -> NDArray[np.int32]:
+        """What the automaton takes in `state`. In a large one, masks of short tokens are shared."""
+        if self._blocks is None:
+            return self._walker.mask(state)
+        block = int(self._blocks[state])
+        short = self._short.get(block)
+        if short is None:
+            short = self._short[block] = self._walker.mask(state, "short")
+        return short | self._walker.mask(state, "long")
 
     def _check_bytes(self) -> None:
         """That each byte which some state takes is a token: then no state is without a legal token."""

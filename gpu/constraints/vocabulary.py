@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+SHORT = 16  # bytes of a token whose mask may be shared between states: see `alike`
+
 
 class Preorder(NamedTuple):
     """Nodes in preorder; `end`: int32, the first node behind the subtree; `depth`: uint16."""
@@ -37,8 +39,6 @@ class Vocabulary:
     of a node are side by side) and `children` (how many), `token` (a token that ends there, or -1).
     `alone`: bool [256], the bytes that are tokens.
     `levels`: where the nodes of each depth begin.
-
-    `preorder`: the same nodes in the order of a walk that goes down first; made when it is asked for.
     """
 
     def __init__(
@@ -101,17 +101,39 @@ class Vocabulary:
 
     @cached_property
     def preorder(self) -> "Preorder":
-        depth = np.repeat(np.arange(len(self.levels) - 1), np.diff(self.levels))
-        sizes = np.ones(len(self.byte), np.int64)
+        """The whole tree, for a walk that goes down first."""
+        return self._preorder(np.ones(len(self.byte), np.bool_), self.token)
+
+    @cached_property
+    def halves(self) -> "tuple[Preorder, Preorder]":
+        """The tokens of at most `SHORT` bytes, and those that are longer."""
+        depth = self._depth
+        long = (self.token >= 0) & (depth > SHORT)
+        below = long.copy()
         for begin, end in pairwise(reversed(self.levels)):
             if end:  # not the root
+                np.logical_or.at(below, self.parent[end:begin], below[end:begin])
+        below[0] = True
+        short = self._preorder(depth <= SHORT, np.where(depth <= SHORT, self.token, -1))
+        return short, self._preorder(below, np.where(long, self.token, -1))
+
+    @cached_property
+    def _depth(self) -> NDArray[np.int64]:
+        return np.repeat(np.arange(len(self.levels) - 1), np.diff(self.levels))
+
+    def _preorder(self, keep: NDArray[np.bool_], token: NDArray[np.int32]) -> "Preorder":
+        """The nodes of `keep`, which holds the parents of its nodes."""
+        sizes = keep.astype(np.int64)
+        for begin, end in pairwise(reversed(self.levels)):
+            if end:
                 np.add.at(sizes, self.parent[end:begin], sizes[end:begin])
-        order = np.lexsort((depth, self._row))
+        nodes = np.flatnonzero(keep)
+        order = nodes[np.lexsort((self._depth[nodes], self._row[nodes]))]
         return Preorder(
             self.byte[order],
-            depth[order].astype(np.uint16),
+            self._depth[order].astype(np.uint16),
             (np.arange(len(order)) + sizes[order]).astype(np.int32),
-            self.token[order],
+            token[order].astype(np.int32),
         )
 
     def find(self, text: bytes) -> int:

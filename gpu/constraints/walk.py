@@ -5,22 +5,27 @@ Elsewhere numpy takes all nodes of a depth that are still alive at once (10 ms).
 """
 
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.gpu.constraints.vocabulary import SHORT, Preorder, Vocabulary
 
 if TYPE_CHECKING:
     from ramify.gpu.native.tokens import TokenKernels
 
 
-class Walker(Protocol):
-    """Walks beside one automaton."""
+Which = Literal["all", "short", "long"]
 
-    def mask(self, state: int) -> NDArray[np.int32]:
-        """The packed mask of the tokens that may follow in `state`."""
+
+class Walker(Protocol):
+    """Walks beside one automaton. `halves`: whether a walk for a part of the tokens costs less."""
+
+    halves: bool
+
+    def mask(self, state: int, which: Which = "all") -> NDArray[np.int32]:
+        """The packed mask of the tokens that may follow in `state`: short ones, long ones, all."""
         ...
 
     def targets(self, state: int) -> NDArray[np.int32]:
@@ -51,6 +56,8 @@ def _kernels() -> "TokenKernels | None":
 class NativeWalker:
     """With a compiled kernel."""
 
+    halves = True
+
     def __init__(
         self,
         kernels: "TokenKernels",
@@ -59,34 +66,36 @@ class NativeWalker:
         classes: NDArray[np.uint8],
     ) -> None:
         self._tree = vocabulary
-        tree = vocabulary.preorder
         self._width = next.shape[1]
         self._table = _offsets(next)
         self._classes = classes.astype(np.int32)
         self._kernel = kernels.walk
-        self._keep = (*tree, self._classes, self._table)
-        self._arrays = [array.ctypes.data for array in self._keep]
 
-    def _walk(self, state: int, mask: NDArray[np.int32], targets: int) -> None:
-        bytes_, depths, ends, tokens, classes, table = self._arrays
-        nodes, start = len(self._keep[0]), state * self._width
-        self._kernel(
-            nodes, bytes_, depths, ends, tokens, classes, table, start, mask.ctypes.data, targets
-        )
-
-    def mask(self, state: int) -> NDArray[np.int32]:
+    def mask(self, state: int, which: Which = "all") -> NDArray[np.int32]:
         mask = np.zeros(self._tree.words, np.int32)
-        self._walk(state, mask, 0)
+        if which == "all":
+            tree = self._tree.preorder
+        else:
+            tree = self._tree.halves[which == "long"]
+        self._walk(tree, state, mask, 0)
         return self._tree.with_twins(mask)
 
     def targets(self, state: int) -> NDArray[np.int32]:
         mask = np.zeros(self._tree.words, np.int32)
         found = np.full(self._tree.size, -1, np.int32)
-        self._walk(state, mask, found.ctypes.data)
+        self._walk(self._tree.preorder, state, mask, found.ctypes.data)
         found[found >= 0] //= self._width
         ids, firsts = self._tree.twins.T
         found[ids] = found[firsts]
         return found
+
+    def _walk(self, tree: Preorder, state: int, mask: NDArray[np.int32], targets: int) -> None:
+        bytes_, depths, ends, tokens = (array.ctypes.data for array in tree)
+        nodes, start = len(tree.byte), state * self._width
+        classes, table = self._classes.ctypes.data, self._table.ctypes.data
+        self._kernel(
+            nodes, bytes_, depths, ends, tokens, classes, table, start, mask.ctypes.data, targets
+        )
 
 
 def _offsets(next: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -96,6 +105,8 @@ def _offsets(next: NDArray[np.int32]) -> NDArray[np.int32]:
 
 class NumpyWalker:
     """With operations on arrays."""
+
+    halves = False
 
     def __init__(
         self, vocabulary: Vocabulary, next: NDArray[np.int32], classes: NDArray[np.uint8]
@@ -140,9 +151,14 @@ class NumpyWalker:
             return np.zeros(0, np.int32), np.zeros(0, np.int32)
         return np.concatenate(found), np.concatenate(ends) // self._width
 
-    def mask(self, state: int) -> NDArray[np.int32]:
+    def mask(self, state: int, which: Which = "all") -> NDArray[np.int32]:
         tree = self._tree
-        tokens = tree.token[self._nodes(state)[0]]
+        nodes = self._nodes(state)[0]
+        if which != "all":
+            nodes = nodes[
+                (nodes >= tree.levels[min(SHORT + 1, len(tree.levels) - 1)]) == (which == "long")
+            ]
+        tokens = tree.token[nodes]
         legal = np.zeros(tree.size, np.bool_)
         legal[tokens[tokens >= 0]] = True
         return tree.with_twins(tree.pack(legal))
