@@ -1,6 +1,7 @@
 """One call from a spec to a body, and what is refused."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,48 @@ def test_many_choices() -> None:
     found = built("choices", json.dumps(choices))
     assert all(accepts(found, text) for text in choices[::100])
     assert not accepts(found, "option")
+
+
+def test_a_schema_that_is_regular() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer", "minimum": 3, "maximum": 12},
+            "b": {"enum": ["x", None]},
+        },
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    assert compile_constraint(ConstraintSpec("json_schema", json.dumps(schema))).backend == "automaton"
+    found = built("json_schema", json.dumps(schema))
+    texts = ['{"a":3,"b":"x"}', '{"a":12,"b":null}', '{"a":13,"b":null}', '{"a":3}', '{"a": 3,"b":"x"}']
+    assert [accepts(found, text) for text in texts] == [True, True, False, False, False]
+    assert accepts(built("json_schema", json.dumps(schema), spaced=True), '{"a": 3, "b": "x"}')
+
+
+@pytest.mark.parametrize("texts", [["1", "12"], ["no", "none"], ["1", "1.5", "-3", "2e5"]])
+def test_every_alternative_is_reached(texts: list[str]) -> None:
+    """What a leftmost-first automaton could never write."""
+    schemas: list[dict[str, Any]] = [{"enum": [json.loads(t) if t[0] != "n" else t for t in texts]}]
+    if "1.5" in texts:
+        schemas = [{"anyOf": [{"type": "integer"}, {"type": "number"}]}]
+    for schema in schemas:
+        found = built("json_schema", json.dumps(schema))
+        for text in texts:
+            assert accepts(found, f'"{text}"' if text[0] == "n" else text), text
+
+
+def test_options_of_a_schema_cannot_weaken_it() -> None:
+    pytest.importorskip("llguidance")
+    node = {
+        "type": "object",
+        "properties": {"next": {"$ref": "#/$defs/n"}},
+        "additionalProperties": False,
+    }
+    schema = {"$ref": "#/$defs/n", "$defs": {"n": node | {"not": {"required": ["x"]}}}}
+    spec = ConstraintSpec("json_schema", json.dumps(schema | {"x-guidance": {"lenient": True}}))
+    compiled = compile_constraint(spec)  # llguidance would leave `not` out
+    assert compiled.backend == "automaton"
 
 
 def test_a_recursive_schema() -> None:
