@@ -91,13 +91,21 @@ class TritonPaged:
         pass
 
     def unlike_decodes(self, most: int) -> list[int]:
-        return sorted({self._decode_kernel(count): count for count in range(1, most + 1)}.values())
+        kinds = {
+            (self._decode_kernel(count, 1), self._decode_kernel(count, self._lines)): count
+            for count in range(1, most + 1)
+        }
+        return sorted(kinds.values())
 
-    def _decode_kernel(self, decodes: int) -> tuple[object, ...]:
-        """What the choice of the kernel for so many decodes, and its constants, follow."""
+    def _decode_kernel(self, decodes: int, lines: int) -> tuple[object, ...]:
+        """What the choice of the kernel for so many decodes, and its constants, follow.
+
+        A program takes up to so many `lines` of a row.
+        """
         if self._balanced(decodes):
             return "balanced", block_for(decodes)
-        return splits_for(decodes, self._kv_heads), *variant_for(decodes, self._kv_heads)
+        splits = splits_for(-(-decodes // lines), self._kv_heads)
+        return splits, *variant_for(decodes, self._kv_heads)
 
     def _balanced(self, decodes: int) -> bool:
         return decodes * self._kv_heads >= self.fewest_balanced

@@ -133,7 +133,8 @@ class CudaExecutor:
         Steps without a graph may have any number of decodes, and not only the captured ones.
         """
         counts = self._attention.unlike_decodes(self.info.max_rows)
-        return [Bucket(0, 0, count, count) for count in counts]
+        forms = [False, True] if self.info.max_drafts else [False]
+        return [Bucket(0, 0, count, count, drafted=drafted) for count in counts for drafted in forms]
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start the step. Raises PlanError if the plan contradicts the rows."""

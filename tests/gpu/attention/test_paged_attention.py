@@ -447,9 +447,10 @@ def test_a_graph_of_decodes_is_replayed_at_other_lengths(
             check(output[line : line + 1], wanted)
 
 
+@pytest.mark.parametrize("max_drafts", [0, 3])
 @pytest.mark.parametrize("kv_heads", [1, 3, 4, 8, 14, 16, 30])
 def test_no_number_of_decodes_launches_what_was_not_warmed(
-    kv_heads: int, monkeypatch: pytest.MonkeyPatch
+    kv_heads: int, max_drafts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps without a graph have any number of decodes, the warmed ones some."""
     from ramify.gpu.attention import triton_balanced, triton_decode
@@ -471,14 +472,15 @@ def test_no_number_of_decodes_launches_what_was_not_warmed(
         monkeypatch.setattr(module, "overlaps", lambda device: True)
     spec = AttentionSpec(0.25)
     shape = AttentionShape(2 * kv_heads, kv_heads, 16, torch.float32, (spec,))
-    table: Any = SimpleNamespace(page_size=16, max_drafts=0)
+    table: Any = SimpleNamespace(page_size=16, max_drafts=max_drafts)
     pages = torch.zeros((rows + 1, 1), dtype=torch.int32)
     attention = TritonPaged(pages, table, shape, shares_keys=False)
 
-    def decode(count: int) -> None:
+    def decode(count: int, drafted: bool) -> None:
         q, keys = torch.zeros((count, 2 * kv_heads, 16)), torch.zeros((16, kv_heads, 16))
         lines = torch.zeros(count, dtype=torch.int32)
-        inputs = inputs_of(Bucket(0, 0, count, count), lines, lines)
+        runs = {"runs": np.zeros(count, dtype=np.int32)} if drafted else {}
+        inputs = inputs_of(Bucket(0, 0, count, count), lines, lines, runs)
         output = torch.empty((count, 2 * kv_heads * 16))
         attention.decode(q, LayerKV(keys, keys, 16), inputs, spec, output)
 
@@ -489,16 +491,19 @@ def test_no_number_of_decodes_launches_what_was_not_warmed(
             return [bucket]
 
         def unlike_decodes(self) -> list[Bucket]:
-            return [Bucket(0, 0, count, count) for count in attention.unlike_decodes(rows)]
+            counts = attention.unlike_decodes(rows)
+            return [Bucket(0, 0, count, count, drafted=drafted) for count in counts for drafted in kinds]
 
         def warm(self, buckets: list[Bucket]) -> None:
             for bucket in buckets:
                 if bucket.decodes:
-                    decode(bucket.decodes)
+                    decode(bucket.decodes, bucket.drafted)
 
+    kinds = [False, True] if max_drafts else [False]
     executor: Any = Executor()
     warm_all(executor)
     warmed = launched.copy()
     for count in range(1, rows + 1):
-        decode(count)
+        for drafted in kinds:
+            decode(count, drafted)
     assert launched == warmed
