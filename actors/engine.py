@@ -225,6 +225,7 @@ class Engine:
         group.start_soon(watch_loop, self.clock, self.metrics)
         timeout = step_timeout(config.step_timeout_s, info.device)
         group.start_soon(watch_executor, executor, timeout, self.clock, self.status.faulty)
+        self.metrics.drafter(info.drafter)
         self.status.executor = info
         self.status.become("ready", ready=True)
         await self.front.announced()
@@ -238,6 +239,7 @@ class Engine:
             attention_reason=info.attention_reason,
             quantization=info.quantization,
             quantization_reason=info.quantization_reason,
+            drafter=info.drafter or "none",
             pages=info.pages,
         )
 

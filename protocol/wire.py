@@ -506,6 +506,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     queue_ms: float
     ttft_ms: float | None
     total_ms: float
+    accepted: int = 0  # of `output`: tokens that were guessed, and right
 
 
 class Done(ServerBase, kw_only=True, frozen=True):

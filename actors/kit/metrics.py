@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 
 from ramify.actors.kit.usage import CredentialUsage
 from ramify.protocol.messages import Finished
-from ramify.protocol.plan import StepResult
+from ramify.protocol.plan import StepResult, unpack
 
 PAST = -1  # instead of a gateway process' number
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -71,6 +71,8 @@ class Metrics:
         self._kv = (0, 0, 0)
         self._lag = self._worst_lag = 0.0
         self._steps = self._executor_tokens = self._sampled = 0
+        self._drafter = ""
+        self._drafted = self._accepted = 0
         self._cached = self._computed = self._output = 0
         self._ends: Counter[str] = Counter()
         self._retractions: Mapping[str, int] = {}
@@ -83,11 +85,18 @@ class Metrics:
         self._step = Histogram("ramify_step_seconds", "Time of a step on the device.", STEP)
         self._plan = Histogram("ramify_plan_seconds", "Time to plan a step on the host.", PLAN)
 
+    def drafter(self, name: str) -> None:
+        """What guesses tokens; "": nothing does, and nothing is said of it."""
+        self._drafter = name
+
     def step(self, result: StepResult, plan_seconds: float) -> None:
         """A step has come back. `plan_seconds`: until the next plan had left."""
         self._steps += 1
         self._executor_tokens += result.computed
         self._sampled += len(result.tokens) >> 2
+        if result.drafted:
+            self._drafted += sum(unpack(result.drafted))
+            self._accepted += sum(unpack(result.counts)) - (len(result.counts) >> 2)
         self._step.observe(result.elapsed_us * 1e-6)
         self._plan.observe(plan_seconds)
 
@@ -281,6 +290,14 @@ class Metrics:
             ("computed_twice_tokens", "Tokens that retractions made the model run again.", self._twice),
         ):
             yield CounterMetricFamily(f"ramify_{name}", help, value=value)
+        if self._drafter:
+            for name, help, value in (
+                ("draft_tokens", "Guessed tokens that went through the model.", self._drafted),
+                ("accepted_draft_tokens", "Those of them that were right.", self._accepted),
+            ):
+                family = CounterMetricFamily(f"ramify_{name}", help, labels=["drafter"])
+                family.add_metric([self._drafter], value)
+                yield family
         prompt = CounterMetricFamily(
             "ramify_prompt_tokens", "Prompt tokens of finished requests.", labels=["source"]
         )

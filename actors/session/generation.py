@@ -58,6 +58,7 @@ class GenerationState:
         self.first_token = 0.0
         self.compiling = False  # its request waits for its constraint
         self.notes: list[str] = []  # on its constraint
+        self.accepted = 0  # drafts
         self.forced = 0  # tokens that the constraint left no choice for
         self.refusal: RamifyError | None = None  # why its constraint cannot be had
         self.logprob_sum = 0.0
@@ -137,11 +138,13 @@ class GenerationState:
             queue_ms=round(max(0.0, started - self.arrived) * 1e3, 3),
             ttft_ms=round((self.first_token - self.arrived) * 1e3, 3) if self.first_token else None,
             total_ms=round((finished.ended - self.arrived) * 1e3, 3),
+            accepted=min(self.accepted, output),
         )
 
     def note(self, finished: Finished) -> None:
         """Remember the first request's figures across a pause, and what adds up."""
         self.forced += finished.forced
+        self.accepted += finished.accepted
         if self.first is None or not self.first.computed:  # paused before it ran
             self.first = finished
         if not self.first_token:

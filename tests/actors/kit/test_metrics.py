@@ -106,6 +106,18 @@ def test_steps_and_gauges() -> None:
     assert samples(metrics)["ramify_requests_running"] == 0
 
 
+def test_drafts_by_drafter() -> None:
+    metrics = Metrics()
+    assert "ramify_draft_tokens_total" not in metrics.render().decode()
+    metrics.drafter("ngram")
+    metrics.step(StepResult(1, pack([0, 1]), pack([5, 6, 7]), 4, 900, counts=pack([2, 1]),
+                            drafted=pack([3, 0])), 0.0)  # fmt: skip
+    metrics.step(StepResult(2, pack([0, 1]), pack([8, 9]), 2, 900), 0.0)
+    values = samples(metrics)
+    assert values["ramify_draft_tokens_total{ngram}"] == 3
+    assert values["ramify_accepted_draft_tokens_total{ngram}"] == 1
+
+
 def test_how_requests_gave_way() -> None:
     metrics = Metrics()
     metrics.turn(0, 0, {"fairness": 3, "ahead": 1}, 17, 512)

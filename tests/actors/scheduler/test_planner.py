@@ -1,5 +1,7 @@
 """The planner by itself: rows, what is in flight, and results that do not fit their plan."""
 
+from array import array
+
 import msgspec
 import pytest
 
@@ -182,3 +184,131 @@ def test_a_run_stops_at_its_limit_or_its_last_slot(planner, limit, slots, tokens
     for _ in range(tokens):
         planner.landed(result(planner.plan(), [5]))
     assert planner.plan() is None
+
+
+# --- drafts ------------------------------------------------------------------------------------
+
+
+class Asks:
+    """A policy that always wants so many drafts for each row."""
+
+    def __init__(self, drafts):
+        self.drafts = drafts
+        self.told = []
+
+    def choose(self, records, room, *, changed):
+        return [self.drafts] * len(records) if room >= self.drafts * len(records) else None
+
+    def landed(self, record, asked, drafted, accepted):
+        self.told.append((asked, drafted, accepted))
+
+    def took(self, rows, drafts, depth, tokens, seconds):
+        self.told.append((rows, drafts, depth, tokens))
+
+
+def drafting(world, drafts=3, most=4, **settings):
+    settings = {"rows": 16, "budget": 64, "in_flight": 2, **settings}
+    info = world(rows=settings["rows"], budget=settings["budget"], drafts=most).info
+    planner = Planner(info, ScheduleConfig(lookahead=4, in_flight=settings["in_flight"]))
+    planner._speculation = Asks(drafts)
+    return planner
+
+
+def with_counts(plan, counts, drafted):
+    rows = [extend.row for extend in plan.extends if extend.sample] + unpack(plan.decodes).tolist()
+    tokens = pack([5] * sum(counts))
+    return StepResult(plan.step, pack(rows), tokens, 0, 0, counts=pack(counts), drafted=pack(drafted))
+
+
+def bound(planner, run):
+    return planner._tick + run.offset if run.decoding else run.planned
+
+
+def test_a_run_is_planned_by_what_it_has_if_every_draft_is_accepted(world):
+    planner = drafting(world)
+    run = run_of(planner, 1, limit=100, slots=103)
+    planner.landed(result(planner.plan(), [5]))
+    one, two = planner.plan(), planner.plan()
+    assert [list(unpack(plan.drafts)) for plan in (one, two)] == [[3], [3]]
+    assert bound(planner, run) == 1 + 4 + 4
+    step, tokens = planner.landed(with_counts(one, [2], [3]))
+    assert (list(step.counts), len(tokens)) == ([2], 2)
+    assert bound(planner, run) == 1 + 2 + 4
+    planner.landed(with_counts(two, [1], [0]))  # the drafter had no guess
+    assert bound(planner, run) == 1 + 2 + 1
+    told = planner._speculation.told
+    assert told == [(3, 3, 1), (1, 3, 3, 2), (3, 0, 0), (1, 0, 3, 1)]
+    run.computed, run.out = 3, array("i", [5] * 4)
+    assert planner.in_vain(run) == 0
+    planner.plan()
+    assert planner.in_vain(run) == 4
+
+
+def test_an_executor_that_drafted_nothing_gives_one_token_each(world):
+    planner = drafting(world)
+    run = run_of(planner, 1, limit=100, slots=103)
+    planner.landed(result(planner.plan(), [5]))
+    plan = planner.plan()
+    step, _ = planner.landed(result(plan, [5]))
+    assert step.counts is None
+    assert bound(planner, run) == 2
+
+
+@pytest.mark.parametrize(("in_flight", "drafts"), [(1, [3, 3]), (2, [3, 2])])
+def test_drafts_pass_neither_the_limit_nor_the_slots(world, in_flight, drafts):
+    """With two steps in flight there is room for one more decode behind them, which need not wait."""
+    for sizes in ({"limit": 9, "slots": 50}, {"limit": 50, "slots": 11}):
+        planner = drafting(world, in_flight=in_flight)
+        run = run_of(planner, 1, **sizes)
+        planner.landed(result(planner.plan(), [5]))
+        found = []
+        while (plan := planner.plan()) is not None:
+            found += unpack(plan.drafts)
+            if in_flight == 1:
+                planner.landed(with_counts(plan, [1 + found[-1]], [found[-1]]))
+            if len(found) == 2:
+                break
+        assert found == drafts
+        assert bound(planner, run) == 9 - (in_flight == 2)
+
+
+def test_who_may_be_at_its_bound_pauses_and_goes_on(world):
+    planner = drafting(world, in_flight=1)
+    run = run_of(planner, 1, limit=6, slots=50)
+    planner.landed(result(planner.plan(), [5]))
+    plan = planner.plan()
+    assert (list(unpack(plan.drafts)), bound(planner, run)) == ([3], 5)
+    planner.landed(with_counts(plan, [4], [3]))
+    plan = planner.plan()  # its last token
+    assert (unpack(plan.decodes).tolist(), plan.drafts) == ([0], b"")
+    planner.landed(result(plan, [5]))
+    assert planner.plan() is None
+    planner = drafting(world, in_flight=1)
+    run = run_of(planner, 1, limit=5, slots=50)
+    planner.landed(result(planner.plan(), [5]))
+    plan = planner.plan()
+    assert not run.decoding
+    planner.landed(with_counts(plan, [1], [3]))
+    assert run.decoding
+    assert unpack(planner.plan().decodes).tolist() == [0]
+
+
+def test_free_rows_bound_the_lines(world):
+    planner = drafting(world, drafts=4, rows=5)
+    for number in (1, 2):
+        run_of(planner, number, limit=90, slots=99)
+    planner.landed(result(planner.plan(), [5, 5]))
+    assert planner.plan().drafts == b""  # three rows are free: not eight
+
+
+def test_counts_that_do_not_fit(world):
+    planner = drafting(world)
+    run_of(planner, 1, limit=90, slots=99)
+    planner.landed(result(planner.plan(), [5]))
+    plan = planner.plan()
+    for counts, drafted in (([5], [3]), ([2], [0]), ([1], [4]), ([0], [0]), ([1, 1], [0, 0])):
+        in_flight = planner.in_flight.copy()
+        wrong = msgspec.structs.replace(with_counts(plan, counts, drafted), rows=pack([0]))
+        with pytest.raises(SchedulerError, match="step 2: "):
+            planner.landed(wrong)
+        planner.in_flight = in_flight

@@ -61,7 +61,17 @@ def test_times_are_milliseconds_since_the_ops_arrival(generation: GenerationStat
     usage = generation.usage(end, 3)
     assert times(usage) == (250.0, 500.0, 2000.0)
     assert (usage.prompt, usage.cached, usage.computed, usage.output) == (5, 4, 1, 3)
-    assert (usage.forced, usage.hit.gpu) == (0, 4)
+    assert (usage.forced, usage.accepted, usage.hit.gpu) == (0, 0, 4)
+
+
+def test_accepted_drafts_add_up_over_requests_and_are_no_more_than_the_output(
+    generation: GenerationState,
+) -> None:
+    generation.note(finished(accepted=3))
+    end = finished(accepted=4)
+    generation.note(end)
+    assert generation.usage(end, 20).accepted == 7
+    assert generation.usage(end, 5).accepted == 5
 
 
 def test_what_never_started_waited_until_its_end(generation: GenerationState) -> None:

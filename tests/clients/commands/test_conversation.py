@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from ramify.clients.commands.conversation import RENEWALS, Conversation, before_answer
@@ -433,6 +434,10 @@ def test_options() -> None:
 def test_describe() -> None:
     result = Result(branch="main", text="", reason="length", usage=USAGE, position=1)
     assert describe(result).endswith("cached, length")
+    assert "guessed" not in describe(result)
+    usage = msgspec.structs.replace(result.usage, accepted=3)
+    guessed = Result(branch="b", text="", reason="stop", usage=usage, position=1)
+    assert ", 3 guessed, " in describe(guessed)
     one = Usage(
         prompt=1,
         cached=0,
