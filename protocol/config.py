@@ -114,7 +114,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None  # torch CPU threads
     load_format: Literal["auto", "dummy"] = "auto"
     # what guesses tokens that the model then checks: "none", "ngram", "model" (the bundled draft
-    # model), or a checkpoint's folder; auto: see `gpu.startup.drafts`
+    # model), or a checkpoint's folder; auto: none
     draft: str = "auto"
     draft_tokens: int = 4  # most of them for a row in a step
     jump_forward: bool = True  # run what a constraint says must follow in one step

@@ -111,7 +111,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help="guess tokens and let the model check them, output stays the same: ngram (what the text "
         "repeats), model (the bundled draft model), the folder of a smaller model with the same "
-        "tokenizer, or none (auto: model for the bundled model on a CPU, else none)",
+        "tokenizer, or none (auto: none)",
     )
     group.add_argument(
         "--draft-tokens",

@@ -12,8 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from ramify.gpu.attention.registry import Choice
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ModelError
@@ -35,9 +33,7 @@ def bundled(name: str) -> Path:
     return Path(str(files("ramify.gpu") / name))
 
 
-def choose_draft(
-    config: ModelConfig, device: torch.device, attention: Choice | None = None
-) -> DraftChoice:
+def choose_draft(config: ModelConfig, attention: Choice | None = None) -> DraftChoice:
     """`attention`: what serves the model, None: kernels that run all drafts.
 
     Raises ModelError if what is asked for cannot be had, or if the draft model has other tokens.
@@ -45,16 +41,14 @@ def choose_draft(
     asked = config.draft
     if asked == "none":
         return DraftChoice("none", "as asked")
-    kind = asked if asked in ("auto", "ngram") else "model"
+    if asked == "auto":
+        return DraftChoice("none", "nothing is guessed unless it is asked for")
+    kind: Literal["ngram", "model"] = "ngram" if asked == "ngram" else "model"
     obstacle = None if attention is None else _obstacle(attention, kind)
     if obstacle is not None:
         raise ModelError(f"--draft {asked}: {obstacle}, or --draft none")
     if asked == "ngram":
         return DraftChoice("ngram", "as asked")
-    if asked == "auto":
-        choice = _automatic(config, device)
-        obstacle = None if attention is None else _obstacle(attention, choice.kind)
-        return choice if obstacle is None else DraftChoice("none", obstacle)
     folder = bundled("default_draft") if asked == "model" else Path(asked)
     if not folder.is_dir():
         raise ModelError(f"--draft {asked} is not a folder: give one, or auto, none, ngram or model")
@@ -69,7 +63,7 @@ def choose_draft(
 
 def _obstacle(attention: Choice, kind: str) -> str | None:
     """Why these kernels cannot serve drafts of a kind, and what to do."""
-    if kind in ("auto", "none") or attention.extend == "torch":
+    if attention.extend == "torch":
         return None
     if attention.decode == "flashinfer":
         return (
@@ -79,18 +73,6 @@ def _obstacle(attention: Choice, kind: str) -> str | None:
     if kind == "model":
         return "Triton's kernels run no draft model yet; give --draft ngram, --attention torch"
     return None
-
-
-def _automatic(config: ModelConfig, device: torch.device) -> DraftChoice:
-    """The bundled pair on a CPU, where it was measured; else nothing."""
-    model, draft = bundled("default_model"), bundled("default_draft")
-    if device.type != "cpu":
-        return DraftChoice("none", "auto drafts on CPUs only")
-    if config.path.resolve() != model.resolve() or not draft.is_dir():
-        return DraftChoice("none", "no draft model is known for this model: --draft DIR names one")
-    if config.load_format == "dummy" or unlike_tokens(model, draft) is not None:
-        return DraftChoice("none", "the bundled draft model does not fit")
-    return DraftChoice("model", "comes with the model", draft)
 
 
 def unlike_tokens(model: Path, draft: Path) -> str | None:

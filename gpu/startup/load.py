@@ -61,7 +61,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     context = _context(config, shape)
     quantization = choose_quantization(config, shape, device)
     attention = choose(config.attention, shape.attention_shape(dtype), device, config.deterministic)
-    draft = choose_draft(config, device, attention if quantization.isa is None else None)
+    draft = choose_draft(config, attention if quantization.isa is None else None)
     try:
         model = Decoder(shape, context, dtype, device)
     except torch.OutOfMemoryError as error:

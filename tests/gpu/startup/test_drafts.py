@@ -5,14 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ramify.gpu.attention.registry import Choice
 from ramify.gpu.startup.drafts import bundled, choose_draft, unlike_tokens
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.errors import ConfigError, ModelError
-
-CPU = torch.device("cpu")
 
 
 def tokenizer(folder: Path, tokens: dict[str, int] | list[Any], **more: Any) -> Path:
@@ -23,24 +20,19 @@ def tokenizer(folder: Path, tokens: dict[str, int] | list[Any], **more: Any) -> 
 
 @pytest.mark.parametrize("asked", ["none", "ngram"])
 def test_what_was_asked_for(tmp_path: Path, asked: str) -> None:
-    choice = choose_draft(ModelConfig(path=tmp_path, draft=asked), CPU)
+    choice = choose_draft(ModelConfig(path=tmp_path, draft=asked))
     assert (choice.kind, choice.folder, choice.reason) == (asked, None, "as asked")
 
 
 def test_the_bundled_models_have_the_same_tokens() -> None:
     model, draft = bundled("default_model"), bundled("default_draft")
     assert unlike_tokens(model, draft) is None
-    choice = choose_draft(ModelConfig(path=model, draft="model"), CPU)
+    choice = choose_draft(ModelConfig(path=model, draft="model"))
     assert (choice.kind, choice.folder) == ("model", draft)
 
 
-def test_automatic(tmp_path: Path) -> None:
-    """The bundled pair on a CPU; no other model, no other device."""
-    model = bundled("default_model")
-    assert choose_draft(ModelConfig(path=model), CPU).kind == "model"
-    assert choose_draft(ModelConfig(path=model), torch.device("cuda")).kind == "none"
-    assert choose_draft(ModelConfig(path=model, load_format="dummy"), CPU).kind == "none"
-    assert choose_draft(ModelConfig(path=tmp_path), CPU).kind == "none"
+def test_nothing_is_guessed_unless_it_is_asked_for() -> None:
+    assert choose_draft(ModelConfig(path=bundled("default_model"))).kind == "none"
 
 
 def test_kernels_that_run_no_drafts() -> None:
@@ -48,13 +40,14 @@ def test_kernels_that_run_no_drafts() -> None:
     model = bundled("default_model")
     triton, fa3 = Choice("triton", "triton", ""), Choice("fa3", "triton", "")
     for kernels in (triton, fa3):
-        assert choose_draft(ModelConfig(path=model, draft="ngram"), CPU, kernels).kind == "ngram"
-        assert choose_draft(ModelConfig(path=model), CPU, kernels).kind == "none"
+        assert choose_draft(ModelConfig(path=model, draft="ngram"), kernels).kind == "ngram"
+        assert choose_draft(ModelConfig(path=model), kernels).kind == "none"
         with pytest.raises(ModelError, match="no draft model yet; give --draft ngram"):
-            choose_draft(ModelConfig(path=model, draft="model"), CPU, kernels)
+            choose_draft(ModelConfig(path=model, draft="model"), kernels)
     with pytest.raises(ModelError, match=r"on the host.*give --attention auto or triton"):
-        choose_draft(ModelConfig(path=model, draft="ngram"), CPU, Choice("fa3", "flashinfer", ""))
-    assert choose_draft(ModelConfig(path=model), CPU, Choice("torch", "torch", "")).kind == "model"
+        choose_draft(ModelConfig(path=model, draft="ngram"), Choice("fa3", "flashinfer", ""))
+    torchs = Choice("torch", "torch", "")
+    assert choose_draft(ModelConfig(path=model, draft="model"), torchs).kind == "model"
 
 
 def test_another_file_with_the_same_tokens(tmp_path: Path) -> None:
@@ -65,7 +58,7 @@ def test_another_file_with_the_same_tokens(tmp_path: Path) -> None:
     three = tokenizer(tmp_path / "three", [["a", -1.0], ["b", -2.0]], added_tokens=added)
     assert unlike_tokens(one, two) is None
     assert unlike_tokens(one, three) is None
-    assert choose_draft(ModelConfig(path=one, draft=str(two)), CPU).folder == two
+    assert choose_draft(ModelConfig(path=one, draft=str(two))).folder == two
 
 
 @pytest.mark.parametrize(
@@ -81,7 +74,7 @@ def test_other_tokens_are_refused(tmp_path: Path, tokens: Any, added: Any, words
     one = tokenizer(tmp_path / "one", {"a": 0, "b": 1})
     two = tokenizer(tmp_path / "two", tokens, added_tokens=added)
     with pytest.raises(ModelError) as caught:
-        choose_draft(ModelConfig(path=one, draft=str(two)), CPU)
+        choose_draft(ModelConfig(path=one, draft=str(two)))
     assert words in str(caught.value)
     assert "needs the tokenizer of the model" in str(caught.value)
 
@@ -89,14 +82,14 @@ def test_other_tokens_are_refused(tmp_path: Path, tokens: Any, added: Any, words
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     one = tokenizer(tmp_path / "one", {"a": 0})
     with pytest.raises(ModelError, match="is not a folder: give one, or auto, none, ngram or model"):
-        choose_draft(ModelConfig(path=one, draft=str(tmp_path / "missing")), CPU)
+        choose_draft(ModelConfig(path=one, draft=str(tmp_path / "missing")))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="is missing, so the tokens cannot be compared"):
-        choose_draft(ModelConfig(path=one, draft=str(tmp_path / "empty")), CPU)
+        choose_draft(ModelConfig(path=one, draft=str(tmp_path / "empty")))
     for text in ("[1]", "{", '{"model": {"vocab": {"a": "x"}}}', '{"model": {"vocab": [1]}}'):
         (tmp_path / "empty" / "tokenizer.json").write_text(text)
         with pytest.raises(ModelError, match="cannot be read"):
-            choose_draft(ModelConfig(path=one, draft=str(tmp_path / "empty")), CPU)
+            choose_draft(ModelConfig(path=one, draft=str(tmp_path / "empty")))
 
 
 @pytest.mark.parametrize(
