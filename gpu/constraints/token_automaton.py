@@ -61,6 +61,7 @@ class TokenAutomaton:
         self._blocks: NDArray[np.int64] | None = None  # of states whose masks of short tokens are equal
         if self._walker.halves and self.end >= ALIKE_FROM:
             self._blocks = alike(next, SHORT)
+            _ = vocabulary.halves  # made here, once for a model, and not while a step waits
         self._short: dict[int, NDArray[np.int32]] = {}
         self._forced = ForcedText(vocabulary, next, classes, final)
         self._masks: dict[int, NDArray[np.int32]] = {}

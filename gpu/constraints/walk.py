@@ -70,6 +70,7 @@ class NativeWalker:
         self._table = _offsets(next)
         self._classes = classes.astype(np.int32)
         self._kernel = kernels.walk
+        _ = vocabulary.preorder  # made here, once for a model, and not while a step waits
 
     def mask(self, state: int, which: Which = "all") -> NDArray[np.int32]:
         mask = np.zeros(self._tree.words, np.int32)
