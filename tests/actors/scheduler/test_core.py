@@ -510,3 +510,35 @@ def test_which_idle_sessions_are_forgotten(world):
     assert (sorted(core._accounts), sorted(core._clients)) == ([3], ["three"])
     w.run()
     w.check_idle()
+
+
+@pytest.mark.parametrize(("tail", "reason"), [([NO_TOKEN], "error"), ([9, NO_TOKEN], "stop"), ([8], "")])
+def test_what_an_accepted_run_may_end_in(world, tail, reason):
+    """A token that is missing is the end of its request, but not behind a stop token; what was sampled
+    before it is told."""
+    w = world(drafts=3, policy="dice", rows=8, budget=64)
+    w.turn(w.submit(1, [1, 2, 3], max_tokens=50, stop_token_ids=[9]))
+    w.cache_settles()
+    w.result()
+    w.cache_settles()
+    planner = w.core._planner
+    while (step := planner.in_flight[0]).asked is None or step.asked[0] < 2:
+        w.result()
+        w.cache_settles()
+    ident = 1 << 32 | 1
+    before = len(w.output[ident])
+    w.executor.plans.popleft()
+    tokens = [7, *tail]
+    w.turn(
+        StepResult(
+            step.step, step.rows, pack(tokens), 3, 1000, counts=pack([len(tokens)]),
+            drafted=pack([step.asked[0]]),
+        )
+    )  # fmt: skip
+    told = w.output[ident][before:]
+    assert told == [7, *tail[: 1 if reason != "error" else 0]]
+    if reason:
+        w.cache_settles()
+        assert w.finished[ident].reason == reason
+        assert w.cache.branches[ident] == [1, 2, 3, *w.output[ident]]
+        assert w.finished[ident].accepted >= 1
