@@ -20,9 +20,9 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.session.choices import Choices
 from ramify.actors.session.core import FAILED, SessionCore
-from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.encoder import Encoder, Job
 from ramify.actors.session.outbox import Encoded, EncodeText
+from ramify.actors.session.pending_appends import Prepared
 from ramify.protocol.errors import Close, Overloaded, RamifyError
 from ramify.protocol.messages import (
     Attach,

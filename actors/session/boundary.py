@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.drafts import Joined
+from ramify.actors.session.pending_appends import Joined
 from ramify.actors.tokenizer import Tokenizer
 
 WINDOW = 16  # tokens of the branch's end that a text may change

@@ -27,8 +27,8 @@ from ramify.actors.session.conversation import (
     common_prefix,
     history_before,
 )
-from ramify.actors.session.drafts import Draft, DraftPart, PartTokens, Prepared
 from ramify.actors.session.meter import SEGMENT, TOKEN
+from ramify.actors.session.pending_appends import PartTokens, PendingAppend, PendingPart, Prepared
 from ramify.actors.session.segments import History, OutputSegment, Segment, Tail
 from ramify.actors.session.sizes import json_size
 from ramify.actors.session.state import SessionState
@@ -91,22 +91,22 @@ class BranchWriter:
 
         Raises BadRequest. Changes nothing: another thread may run it while the branch is at rest.
         """
-        draft = self._draft(branch, op, strict=strict, tools=tools)
-        if draft.tokens is not None:
-            return Prepared(draft, [_encoded(draft.tokens)])
-        least = sum(self.tokenizer.least_tokens(part.text) for part in draft.parts)
+        pending = self._pending(branch, op, strict=strict, tools=tools)
+        if pending.tokens is not None:
+            return Prepared(pending, [_encoded(pending.tokens)])
+        least = sum(self.tokenizer.least_tokens(part.text) for part in pending.parts)
         if least > room:
-            return Prepared(msgspec.structs.replace(draft, least=least), None)
+            return Prepared(msgspec.structs.replace(pending, least=least), None)
         encoded: list[PartTokens] = []
-        start, after = draft.start, draft.after
-        for part in draft.parts:
+        start, after = pending.start, pending.after
+        for part in pending.parts:
             encode = self.tokenizer.encode_chat if part.chat else self.tokenizer.encode
             tokens = encode(part.text, start=start, after=after)
             self._check(tokens)
             encoded.append(_encoded(tokens))
             if tokens:
                 start, after = False, tokens[-1]
-        return Prepared(draft, encoded)
+        return Prepared(pending, encoded)
 
     def room(self, branches: Iterable[str]) -> int:
         """The most tokens that any of these branches has room for."""
@@ -121,22 +121,22 @@ class BranchWriter:
 
         Raises TooLong or LimitExceeded, and then nothing has changed.
         """
-        state, draft = self._state, prepared.draft
-        cut = branch.segments[-1].start if draft.over_prompt else draft.cut
+        state, pending = self._state, prepared.pending
+        cut = branch.segments[-1].start if pending.over_prompt else pending.cut
         cut = cut if cut is not None and cut < branch.position else None
         removed = branch.position - cut if cut is not None else 0
         if prepared.encoded is None:
-            state.room(branch, draft.least - removed, at_least=True)
+            state.room(branch, pending.least - removed, at_least=True)
             raise TooLong("the text was longer than the room there was: send it again")
         count = sum(len(each.tokens) for each in prepared.encoded)
         state.room(branch, count - removed)
-        messages = [message for part in draft.parts for message in part.messages]
-        chars = 2 * sum(len(part.text) for part in draft.parts)
+        messages = [message for part in pending.parts for message in part.messages]
+        chars = 2 * sum(len(part.text) for part in pending.parts)
         chars += sum(len(message.content) + len(message.reasoning or "") for message in messages)
         state.meter.require(SEGMENT * (1 + len(messages)) + TOKEN * count + chars)
         if cut is not None:
             state.truncate(branch, cut)
-        for part, encoded in zip(draft.parts, prepared.encoded, strict=True):
+        for part, encoded in zip(pending.parts, prepared.encoded, strict=True):
             state.extend(
                 branch,
                 encoded.tokens,
@@ -153,11 +153,11 @@ class BranchWriter:
             )
         return cut
 
-    # --- drafts ------------------------------------------------------------------------------
+    # --- pending appends ----------------------------------------------------------------------
 
-    def _draft(
+    def _pending(
         self, branch: Branch, op: Append, *, strict: bool, tools: list[JsonObject] | None
-    ) -> Draft:
+    ) -> PendingAppend:
         if op.messages is not None and strict:
             return self._draft_strict(branch, op.messages, tools)
         tail, role, over_prompt = self._end(branch, op)
@@ -166,11 +166,13 @@ class BranchWriter:
         if op.messages is not None:
             text = self._added(branch, tail, role, op.messages, tools)
             parts = self._parts(text, op.messages)
-            return Draft(parts, at == 0, after, over_prompt=over_prompt)
+            return PendingAppend(parts, at == 0, after, over_prompt=over_prompt)
         if op.tokens is not None:
             self._check(op.tokens, "tokens")
         text = self.tokenizer.decode(op.tokens) if op.tokens is not None else op.text or ""
-        return Draft([DraftPart(text, False, tail, role, turn=1)], at == 0, after, tokens=op.tokens)
+        return PendingAppend(
+            [PendingPart(text, False, tail, role, turn=1)], at == 0, after, tokens=op.tokens
+        )
 
     def _end(self, branch: Branch, op: Append) -> tuple[Tail, Role | None, bool]:
         """How the branch ends, for messages; how it will end, for text and tokens.
@@ -206,13 +208,13 @@ class BranchWriter:
         """What the template puts behind the end-of-turn token that the branch ends with."""
         return self._template.rest_after_eos(_eos_text(branch)) or ""
 
-    def _parts(self, text: str, messages: Sequence[ChatMessage]) -> list[DraftPart]:
+    def _parts(self, text: str, messages: Sequence[ChatMessage]) -> list[PendingPart]:
         role = messages[-1].role
-        parts = [DraftPart(text, True, Tail.CLOSED, role, messages=messages, turn=1)]
+        parts = [PendingPart(text, True, Tail.CLOSED, role, messages=messages, turn=1)]
         if role in ("user", "tool"):
             prompt = self._prompt(role)
             if prompt:
-                parts.append(DraftPart(prompt, True, Tail.PROMPT, "assistant"))
+                parts.append(PendingPart(prompt, True, Tail.PROMPT, "assistant"))
         return parts
 
     def _prompt(self, role: Role) -> str:
@@ -222,7 +224,7 @@ class BranchWriter:
 
     def _draft_strict(
         self, branch: Branch, messages: Sequence[ChatMessage], tools: list[JsonObject] | None
-    ) -> Draft:
+    ) -> PendingAppend:
         before = Conversation.of(branch)
         every = [*before.messages, *messages]
         closed = self._template.strict(every, tools, False)
@@ -244,10 +246,10 @@ class BranchWriter:
         history: History | None = None
         if changed:
             history = history_before(branch, before.base, at, every[: places[0].message])
-        parts: list[DraftPart] = []
+        parts: list[PendingPart] = []
         for here, following in pairwise([*places, Border(end, len(every), 0)]):
             shown = every[here.message : following.message]
-            part = DraftPart(
+            part = PendingPart(
                 rendered[here.char : following.char],
                 True,
                 Tail.CLOSED,
@@ -260,8 +262,8 @@ class BranchWriter:
             parts.append(part)
             history = None
         if rendered[end:]:
-            parts.append(DraftPart(rendered[end:], True, Tail.PROMPT, "assistant"))
-        return Draft(parts, at == 0, self._after(branch, at), cut=at)
+            parts.append(PendingPart(rendered[end:], True, Tail.PROMPT, "assistant"))
+        return PendingAppend(parts, at == 0, self._after(branch, at), cut=at)
 
     def _new_turn(
         self,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from math import fsum
 from typing import NamedTuple
 
-from ramify.actors.session.drafts import Joined
+from ramify.actors.session.pending_appends import Joined
 from ramify.protocol.wire import Method
 
 

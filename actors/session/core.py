@@ -17,12 +17,12 @@ from ramify.actors.session.attachments import Attachments
 from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.choices import Choices
 from ramify.actors.session.detokenizer import Detokenizer
-from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.inspections import Inspections
 from ramify.actors.session.intake import take_apart
 from ramify.actors.session.op_runner import OpRunner
 from ramify.actors.session.ops.handler import Hands
 from ramify.actors.session.ops.registry import AT_ONCE
+from ramify.actors.session.pending_appends import Prepared
 from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.replies import error_message, refusals
 from ramify.actors.session.reply_log import ReplyLog

@@ -15,11 +15,11 @@ from ramify.actors.session.branch import Branch
 from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.choices import Choices
 from ramify.actors.session.detokenizer import Detokenizer
-from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.op_queues import OpQueues
 from ramify.actors.session.ops.handler import OpContext
 from ramify.actors.session.ops.registry import HANDLERS
+from ramify.actors.session.pending_appends import Prepared
 from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.races import Races
 from ramify.actors.session.replies import (

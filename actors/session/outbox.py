@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from ramify.actors.session.choices import Choices
-from ramify.actors.session.drafts import Prepared
+from ramify.actors.session.pending_appends import Prepared
 from ramify.protocol.messages import (
     Cancel,
     Compile,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.choices import Choices, ChoiceTree, Path, choose
-from ramify.actors.session.drafts import Joined
 from ramify.actors.session.meter import SEGMENT, TOKEN
+from ramify.actors.session.pending_appends import Joined
 from ramify.actors.session.tasks import Task
 from ramify.protocol.messages import Finished
 from ramify.protocol.plan import unpack_floats

@@ -14,10 +14,10 @@ from ramify.actors.session.boundary import join_texts
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.choices import Choices, ChoiceTree
-from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.generations import Generations, refusal
 from ramify.actors.session.meter import SEGMENT, TOKEN
 from ramify.actors.session.outbox import EncodeText
+from ramify.actors.session.pending_appends import Prepared
 from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.replies import Cancelled, DeadlinePassed, bare
 from ramify.actors.session.segments import OutputSegment, Tail

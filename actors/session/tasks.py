@@ -9,9 +9,9 @@ from collections.abc import Callable, Hashable, Sequence, Set
 from typing import NamedTuple
 
 from ramify.actors.session.calls.toolbox import Toolbox
-from ramify.actors.session.drafts import Shared
 from ramify.actors.session.expected import expected_tokens
 from ramify.actors.session.ops.race import Race
+from ramify.actors.session.pending_appends import Shared
 from ramify.actors.session.stops import StopSet
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Generate, Op, Open

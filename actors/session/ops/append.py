@@ -1,7 +1,7 @@
 """`append`: input for one or several branches. Text that several of them get is tokenized once."""
 
-from ramify.actors.session.drafts import Shared
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
+from ramify.actors.session.pending_appends import Shared
 from ramify.actors.session.tasks import FrameRun, Kind, Task
 from ramify.protocol.wire import Append, Ok, names
 

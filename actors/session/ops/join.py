@@ -3,8 +3,8 @@
 from typing import Any
 
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.drafts import Shared
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
+from ramify.actors.session.pending_appends import Shared
 from ramify.actors.session.tasks import FrameRun, Kind, Task
 from ramify.protocol.joining import FIELDS, fields, join_texts
 from ramify.protocol.wire import Append, ChatMessage, Join, Ok

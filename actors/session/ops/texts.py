@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.branch_writer import BranchWriter
-from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.outbox import EncodeText
+from ramify.actors.session.pending_appends import Prepared
 from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.replies import bare
 from ramify.actors.session.state import SessionState
@@ -120,7 +120,7 @@ class Texts:
         if isinstance(prepared, RamifyError):
             raise prepared
         task, branch = waiting.task, waiting.branch
-        if prepared.draft.over_prompt or prepared.draft.cut is not None:
+        if prepared.pending.over_prompt or prepared.pending.cut is not None:
             self._generations.cancel_prefill(branch)
         cut = self._writer.apply(branch, prepared, task.op.id)
         revision = self._state.bump()

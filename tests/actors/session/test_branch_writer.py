@@ -316,7 +316,7 @@ def test_text_is_one_turn_and_stands_in_no_chat() -> None:
     chat = ready()
     for op, text in ((w.Append(id=4, text="ab"), "ab"), (w.Append(id=5, tokens=[70, 71]), None)):
         prepared = chat.writer.prepare(chat.branch, op, strict=False, tools=None, room=99)
-        assert prepared.draft.start is (text is not None)
+        assert prepared.pending.start is (text is not None)
         assert chat.writer.apply(chat.branch, prepared, op.id) is None
         segment = chat.branch.segments[-1]
         assert (segment.turn, segment.op, segment.tail, segment.role) == (1, op.id, Tail.RAW, None)
@@ -369,7 +369,7 @@ def test_an_append_needs_memory_for_all_that_is_kept_of_it() -> None:
     )
     assert prepared.encoded is not None
     count = sum(len(each.tokens) for each in prepared.encoded)
-    texts = sum(len(part.text) for part in prepared.draft.parts)
+    texts = sum(len(part.text) for part in prepared.pending.parts)
     need = SEGMENT * 3 + TOKEN * count + 2 * texts + 3 + 2 + 5
     meter.most = meter.held + need - 1
     with pytest.raises(LimitExceeded):
@@ -385,7 +385,7 @@ def test_text_that_certainly_has_no_room_is_not_tokenized(monkeypatch: pytest.Mo
     monkeypatch.setattr(chat.tokenizer, "least_tokens", len)
     op = w.Append(id=1, text="x" * 50)
     prepared = chat.writer.prepare(chat.branch, op, strict=False, tools=None, room=49)
-    assert (prepared.encoded, prepared.draft.least) == (None, 50)
+    assert (prepared.encoded, prepared.pending.least) == (None, 50)
     chat.state.context = 49
     with pytest.raises(TooLong, match="at least 50") as error:
         chat.writer.apply(chat.branch, prepared, 1)
@@ -402,7 +402,7 @@ def test_a_strict_append_that_changes_nothing_before_it_moves_nothing_back() -> 
     writer, branch = chat.writer, chat.branch
     op = w.Append(id=1, messages=[user("Hi")])
     prepared = writer.prepare(branch, op, strict=True, tools=None, room=999)
-    assert (prepared.draft.start, prepared.draft.cut) == (True, 0)
+    assert (prepared.pending.start, prepared.pending.cut) == (True, 0)
     assert writer.apply(branch, prepared, 1) is None
     turn, prompt = branch.segments
     assert (turn.turn, prompt.turn, turn.role, prompt.role) == (1, 0, "user", "assistant")
@@ -410,7 +410,7 @@ def test_a_strict_append_that_changes_nothing_before_it_moves_nothing_back() -> 
     more = writer.prepare(
         branch, w.Append(id=2, messages=[user("More")]), strict=True, tools=None, room=999
     )
-    assert not more.draft.start
+    assert not more.pending.start
     at = writer.apply(branch, more, 2)
     assert at is not None
     assert prompt.start <= at <= prompt.end

@@ -1,7 +1,7 @@
 """What a session wants of other actors, until its actor takes it."""
 
-from ramify.actors.session.drafts import Prepared
 from ramify.actors.session.outbox import EncodeText, Outbox
+from ramify.actors.session.pending_appends import Prepared
 from ramify.protocol.messages import Cancel, DropBranches, RetainBranches
 from ramify.protocol.wire import Pong
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from ramify.actors.session.choices import Choices, ChoiceTree
-from ramify.actors.session.drafts import Joined
 from ramify.actors.session.meter import SEGMENT, TOKEN
+from ramify.actors.session.pending_appends import Joined
 from ramify.actors.session.selection import Selection
 from ramify.protocol import wire as w
 from ramify.protocol.messages import Finished

@@ -9,8 +9,8 @@ import pytest
 from ramify.actors.session import selects
 from ramify.actors.session.branch import Branch, input_segment
 from ramify.actors.session.choices import ChoiceTree, choose
-from ramify.actors.session.drafts import Joined
 from ramify.actors.session.meter import MARK, SEGMENT, TOKEN
+from ramify.actors.session.pending_appends import Joined
 from ramify.actors.session.segments import OutputSegment, Tail
 from ramify.actors.session.selection import NODE
 from ramify.actors.session.sizes import op_bytes

@@ -1,8 +1,8 @@
 """What an append will put on a branch: texts, then their tokens. Data only.
 
-A `Draft` is what the template makes of an append, `Prepared` is the same with its tokens. Neither
-depends on the branch's position, so branches that end alike share one: what costs time (rendering,
-tokenizing) belongs to the op, not to the branch.
+A `PendingAppend` is what the template makes of an append, `Prepared` is the same with its tokens.
+Neither depends on the branch's position, so branches that end alike share one: what costs time
+(rendering, tokenizing) belongs to the op, not to the branch.
 """
 
 from array import array
@@ -16,7 +16,7 @@ from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import ChatMessage, Role
 
 
-class DraftPart(msgspec.Struct, frozen=True):
+class PendingPart(msgspec.Struct, frozen=True):
     """Text that becomes one segment; see `segments.InputSegment` for the fields.
 
     `chat`: rendered by the template, brings its own BOS. `op`: None: the op that appends it.
@@ -32,7 +32,7 @@ class DraftPart(msgspec.Struct, frozen=True):
     history: History | None = None
 
 
-class Draft(msgspec.Struct, frozen=True):
+class PendingAppend(msgspec.Struct, frozen=True):
     """An append that is decided on but not done.
 
     `cut`: move the branch back to there first; `over_prompt`: take the generation prompt back, which
@@ -40,7 +40,7 @@ class Draft(msgspec.Struct, frozen=True):
     where that matters. `least`: its tokens are at least so many.
     """
 
-    parts: list[DraftPart]
+    parts: list[PendingPart]
     start: bool
     after: int | None = None
     cut: int | None = None
@@ -59,7 +59,7 @@ class PartTokens(NamedTuple):
 class Prepared(msgspec.Struct, frozen=True):
     """`encoded`: the tokens of each part; None if they certainly need more than the room there was."""
 
-    draft: Draft
+    pending: PendingAppend
     encoded: list[PartTokens] | None
 
 
