@@ -83,7 +83,7 @@ def test_serve_shows_progress_and_the_address(
 
     monkeypatch.setattr(engine, "serve", scripted)
     monkeypatch.setattr(engine, "configure_log", lambda *_: None)
-    assert run("serve", "--model", "some/folder", "--port", "0") == 0
+    assert run("serve", "--model", "./some/folder", "--port", "0") == 0
     out, err = capsys.readouterr()
     assert seen[0].server.port == 0
     assert out.startswith("model: folder\nready: ws://127.0.0.1:5/v1/ws\n")

@@ -117,7 +117,8 @@ async def test_bad_requests_to_branches(serving: Any) -> None:
         await refused(peer, {"type": "join", "id": 13, "from": ["nowhere"]}, "no_branch")
         empty = {"type": "select", "id": 14, "branch": "void", "choices": ["a"]}
         await refused(peer, empty, "bad_request")
-        await refused(peer, {"type": "generate", "id": 15, "constraint": {"regex": "a+"}}, "unsupported")
+        broken = {"type": "generate", "id": 15, "constraint": {"regex": "("}}
+        await refused(peer, broken, "bad_constraint")
         await refused(peer, {"type": "set", "id": 16, "branch": "main", "persist": True}, "unsupported")
         assert (await peer.tree(17))["main"] == served.oracle.tokenizer.encode("base")
 
