@@ -23,6 +23,7 @@ from ramify.protocol.wire import (
     Append,
     BranchState,
     ChatMessage,
+    Constraint,
     Generate,
     Hit,
     Ok,
@@ -429,6 +430,16 @@ def test_options() -> None:
         set_option(options, "heat", "1")
     with pytest.raises(BadRequest, match="temperature"):
         set_option(options, "temperature", "-1")
+    set_option(options, "choices", '["yes", "no"]')
+    assert options["constraint"] == Constraint(choices=["yes", "no"])
+    set_option(options, "regex", "[0-9]+")
+    assert options["constraint"] == Constraint(regex="[0-9]+")
+    set_option(options, "regex", "")
+    assert "constraint" not in options
+    with pytest.raises(BadRequest, match="json_schema: not JSON"):
+        set_option(options, "json_schema", "{")
+    with pytest.raises(BadRequest, match="choices"):
+        set_option(options, "choices", "[]")
 
 
 def test_describe() -> None:
