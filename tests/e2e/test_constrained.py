@@ -1,0 +1,102 @@
+"""Constrained outputs of the bundled model through a real server: valid, streamed, refused, hostile."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+import pytest
+
+import ramify
+from ramify.clients.bench.server import served
+from ramify.clients.errors import BadConstraint
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.wire import Constraint
+
+DEEP: dict[str, object] = {"type": "string"}
+for _ in range(25):
+    DEEP = {"type": "array", "items": DEEP}
+
+HOSTILE = [
+    Constraint(regex="[a-z]*a[a-z]{18}"),
+    Constraint(regex="((((a{1,50}){1,50}){1,50}){1,50})"),
+    Constraint(regex=".{2000}"),
+    Constraint(regex="(" * 2000 + "a" + ")" * 2000),
+    Constraint(regex="[a-z]{1,1000}(x|[a-z]{1,900}y)"),
+    Constraint(regex="(a?){1000}a{1000}"),
+    Constraint(json_schema=DEEP),
+    Constraint(json_schema={"$ref": "#"}),
+    Constraint(json_schema={"enum": [str(i) for i in range(5000)]}),
+    Constraint(grammar="start: /(a{1,500}){1,500}/"),
+    Constraint(choices=["a" * 60_000]),
+]
+
+
+class Pet(msgspec.Struct):
+    kind: Literal["cat", "dog"]
+    age: int
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served(["--device=cpu", "--threads=1", "--kv-tokens=20000"], None) as server:
+        yield server.url
+
+
+async def test_outputs_obey_and_stream(url: str) -> None:
+    async with ramify.connect(url) as session:
+        pattern = r'\{"name": "[A-Za-z ]{1,12}", "age": [1-9][0-9]?\}'
+        running = session.main.chat("Who are you?", regex=pattern, temperature=1.0, seed=3)
+        streamed = "".join([delta.text async for delta in running])
+        result = await running
+        assert streamed == result.text
+        assert re.fullmatch(pattern, result.text)
+        assert result.reason == "stop"
+        assert 0 < result.usage.forced < result.usage.output
+        pet = await session.main.chat("And your pet?", type=Pet, max_tokens=60).parsed()
+        assert isinstance(pet, Pet)
+        schema = {"type": "array", "items": {"enum": ["a", 1, None]}, "minItems": 2, "maxItems": 3}
+        listed = await session.main.chat("A list?", json_schema=schema, temperature=1.0)
+        assert set(json.loads(listed.text)) <= {"a", 1, None}
+        chosen = session.main.generate(choices=["yes", "no"], n=3, temperature=1.0)
+        assert {(await each).text for each in chosen} <= {"yes", "no"}
+
+
+async def test_what_does_not_compile_changes_nothing(url: str) -> None:
+    async with ramify.connect(url) as session:
+        await session.main.append("hello")
+        with pytest.raises(BadConstraint, match="never closed") as told:
+            await session.main.generate(regex="ab(c")
+        assert told.value.details == {"position": 2}
+        assert session.main.position == 1 or (await session.main.generate(max_tokens=2)).usage.output
+
+
+async def test_hostile_constraints_hold_up_nobody(url: str) -> None:
+    """Each is refused, or compiled, within its time; generations beside them go on."""
+    async with ramify.connect(url) as session:
+        await session.main.append("hello")
+        names = [f"hostile{i}" for i in range(len(HOSTILE))]
+        branches = await session.main.fork(*names, "free")
+        begun = time.monotonic()
+
+        async def ask(branch: ramify.Branch, constraint: Constraint) -> str:
+            try:
+                return (await branch.generate(constraint=constraint, max_tokens=8)).reason
+            except RamifyError as error:
+                return error.code
+
+        asked = [
+            asyncio.create_task(ask(branch, constraint))
+            for branch, constraint in zip(branches, HOSTILE, strict=False)
+        ]
+        beside = await branches[-1].generate(max_tokens=20, ignore_eos=True)
+        assert beside.usage.output == 20
+        ends = await asyncio.gather(*asked)
+        assert len(ends) == len(HOSTILE)
+        assert ends.count("bad_constraint") >= 5
+        assert time.monotonic() - begun < 60
+        word = await branches[-1].generate(regex="[a-z]{3}")
+        assert re.fullmatch("[a-z]{3}", word.text)
