@@ -54,7 +54,8 @@ class Successor:
         self._chance = torch.zeros(1)
 
     def set(self, acceptance: float) -> None:
-        self._chance.fill_(acceptance)
+        with torch.inference_mode():
+            self._chance.fill_(acceptance)
 
     def propose(self, inputs: StepInputs[Tensor], verifier: Verifier) -> None:
         first, lines = inputs.extended, inputs.bucket.decodes

@@ -42,7 +42,7 @@ class TritonPaged:
         self._pages = pages
         self._heads, self._kv_heads = shape.heads, shape.kv_heads
         self._shares = shares_for(pages.device, shape.kv_heads)
-        self._arrived = pages.new_zeros(len(pages) * shape.kv_heads)
+        self._arrived = pages.new_zeros(len(pages) * (1 + table.max_drafts) * shape.kv_heads)
         self._lines = lines_for(shape, table.max_drafts)
         self._grouper = None
         if shares_keys and None in shape.windows:
