@@ -1,0 +1,48 @@
+"""Which constraints requests may name, and when the executor gets and forgets them."""
+
+from ramify.actors.scheduler.constraints import Constraints
+from ramify.protocol.messages import Constrain, Unconstrain
+from ramify.protocol.plan import LoadConstraint, unpack
+
+
+def known(*idents: int) -> Constraints:
+    constraints = Constraints()
+    for ident in (0, *idents):
+        constraints.add(Constrain(ident, b"%d" % ident))
+    return constraints
+
+
+def test_what_is_not_there_cannot_be_taken() -> None:
+    constraints = known(1)
+    assert not constraints.take(2)
+    assert constraints.take(1)
+    assert len(constraints) == 1
+    without = Constraints()
+    without.add(Constrain(1, b"1"))
+    assert not without.take(1)  # there is no vocabulary
+
+
+def test_a_body_is_loaded_once_behind_the_vocabulary() -> None:
+    constraints = known(1, 2)
+    assert constraints.load(1) == [LoadConstraint(0, b"0"), LoadConstraint(1, b"1")]
+    assert constraints.load(1) == []
+    assert constraints.load(2) == [LoadConstraint(2, b"2")]
+
+
+def test_a_retired_one_stays_for_those_that_have_it() -> None:
+    constraints = known(1)
+    assert constraints.take(1)
+    constraints.load(1)
+    constraints.retire(Unconstrain(1))
+    assert not constraints.take(1)
+    assert constraints.forgets() == b""
+    constraints.give_back(1)
+    assert unpack(constraints.forgets()).tolist() == [1]
+    assert constraints.forgets() == b""
+
+
+def test_what_was_never_loaded_is_not_forgotten() -> None:
+    constraints = known(1)
+    constraints.retire(Unconstrain(1))
+    constraints.retire(Unconstrain(1))
+    assert constraints.forgets() == b""
