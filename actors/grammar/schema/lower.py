@@ -7,6 +7,7 @@ is in `Lowered.notes`. What cannot be expressed raises `Unsupported` with a JSON
 """
 
 from functools import lru_cache
+from time import process_time
 from typing import Literal as OneOf
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from ramify.actors.grammar.schema.arrays import Arrays, listed_items
 from ramify.actors.grammar.schema.document import Document, Schema
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.expand import Expander
-from ramify.actors.grammar.schema.limits import ANY_DEPTHS, MAX_EXPRESSIONS, MAX_NESTING
+from ramify.actors.grammar.schema.limits import ANY_DEPTHS, MAX_EXPRESSIONS, MAX_NESTING, MAX_SECONDS
 from ramify.actors.grammar.schema.members import Others, Separators, objects
 from ramify.actors.grammar.schema.numbers import Numbers, any_number, number_text
 from ramify.actors.grammar.schema.objects import Objects
@@ -57,9 +58,10 @@ def lower(schema: Schema, *, spacing: Spacing = "compact", unroll: int = 0) -> L
     `unroll`: how often a subschema may be inside itself; 0 refuses recursion. Raises `Unsupported`.
     """
     refused = None
+    until = process_time() + MAX_SECONDS
     for depth in ANY_DEPTHS:
         document = Document(schema)
-        speller = _Speller(document, _SEPARATORS[spacing], unroll, depth)
+        speller = _Speller(document, _SEPARATORS[spacing], unroll, depth, until)
         try:
             found = speller.value((Claim("is"),))
             automaton = Automaton.from_expression(union() if found is None else Embedded(found))
@@ -75,7 +77,7 @@ def lower(schema: Schema, *, spacing: Spacing = "compact", unroll: int = 0) -> L
                     "", "no value can be written: the schema allows none, or none that is expressed"
                 )
             return Lowered(automaton, tuple(document.notes))
-        if not speller.free:  # there is nothing to make smaller
+        if not speller.free or process_time() > until:  # nothing to make smaller, or no time for it
             break
     assert refused is not None
     raise refused
@@ -84,11 +86,14 @@ def lower(schema: Schema, *, spacing: Spacing = "compact", unroll: int = 0) -> L
 class _Speller:
     """Spells values of the schemas of one document."""
 
-    def __init__(self, document: Document, separators: Separators, unroll: int, depth: int) -> None:
+    def __init__(
+        self, document: Document, separators: Separators, unroll: int, depth: int, until: float
+    ) -> None:
         self._document = document
         self._separators = separators
         self._unroll = unroll
         self._depth = depth
+        self._until = until
         self.free = False  # whether there are values that no schema describes
         self._strings = Strings()
         self._numbers = Numbers()
@@ -119,6 +124,10 @@ class _Speller:
         key = (claims, level)
         if key in self._known:
             return self._known[key]
+        if process_time() > self._until:
+            raise TooLarge(
+                claims[0].at, f"lowering takes more than {MAX_SECONDS} s: use less oneOf and anyOf"
+            )
         if len(self._under_way) > MAX_NESTING or len(self._shapes) > MAX_EXPRESSIONS:
             raise TooLarge(claims[0].at, "the schema spells too many values inside each other")
         self._under_way.add(key)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.actors.grammar.schema.errors import Unsupported
+from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.lower import lower
 
 Case = tuple[str, Any, list[Any], list[Any]]
@@ -578,3 +578,10 @@ def test_random_schemas_refuse_what_is_invalid(schema: Any, values: list[Any]) -
         return
     for value in values:
         assert not automaton.accepts(canonical(value)) or valid(schema, value)
+
+
+def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(100))
+    monkeypatch.setattr("ramify.actors.grammar.schema.lower.process_time", lambda: 3.0 * next(ticks))
+    with pytest.raises(TooLarge, match="takes more than"):
+        lower({"type": "array", "items": {"type": "array", "items": {"type": "null"}}})
