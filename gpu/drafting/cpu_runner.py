@@ -11,7 +11,7 @@ from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.native.attention import COUNT, FIRST, PAGES, POSITION, TILE_WORDS
 from ramify.gpu.native.threads import Crew, Instruction, Recording, aligned
 from ramify.gpu.ops.cpu_ops import CpuOps, CpuStep, Draws, no_step
-from ramify.gpu.step.cpu_inputs import CpuInputs
+from ramify.gpu.ops.cpu_inputs import CpuInputs
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import Ints, StepRows
 

@@ -24,7 +24,7 @@ from ramify.gpu.sampling.acceptance import inputs_of, packed_counts
 from ramify.gpu.sampling.randomness import uniforms
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
-from ramify.gpu.step.cpu_inputs import CpuInputs
+from ramify.gpu.ops.cpu_inputs import CpuInputs
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan, StepResult
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
