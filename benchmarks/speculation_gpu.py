@@ -30,9 +30,9 @@ from torch import Tensor
 
 from ramify.actors.scheduler.speculation import Record, Speculation
 from ramify.clients.bench.shapes import SHAPES
-from ramify.gpu.drafting.triton_random import uniform
-from ramify.gpu.drafting.verifier import Verifier
 from ramify.gpu.executors.base import Executor
+from ramify.gpu.sampling.triton_random import uniform
+from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.startup import load
 from ramify.gpu.step.inputs import StepInputs
 from ramify.protocol.config import ModelConfig

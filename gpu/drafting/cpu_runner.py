@@ -10,8 +10,8 @@ import numpy as np
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.native.attention import COUNT, FIRST, PAGES, POSITION, TILE_WORDS
 from ramify.gpu.native.threads import Crew, Instruction, Recording, aligned
-from ramify.gpu.ops.cpu_ops import CpuOps, CpuStep, Draws, no_step
 from ramify.gpu.ops.cpu_inputs import CpuInputs
+from ramify.gpu.ops.cpu_ops import CpuOps, CpuStep, Draws, no_step
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import Ints, StepRows
 

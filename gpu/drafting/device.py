@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ramify.gpu.drafting.verifier import Verifier
+from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.step.inputs import StepInputs
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.gpu.drafting.verifier import Verifier
+from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.step.inputs import StepInputs
 
 _REACH = 16384  # tokens back that are searched: one program does it, in the time of some kernels

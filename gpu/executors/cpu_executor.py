@@ -19,12 +19,12 @@ from ramify.gpu.executors.base import Counters, bad_logits
 from ramify.gpu.executors.torch_executor import DoneStep
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.native.threads import Crew, Recording
+from ramify.gpu.ops.cpu_inputs import CpuInputs
 from ramify.gpu.ops.cpu_ops import CpuOps, empty_draws, no_step
 from ramify.gpu.sampling.acceptance import inputs_of, packed_counts
 from ramify.gpu.sampling.randomness import uniforms
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
-from ramify.gpu.ops.cpu_inputs import CpuInputs
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, StepPlan, StepResult
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ramify.gpu.attention.registry import Choice
 from ramify.gpu.drafting.device import DeviceDrafter
-from ramify.gpu.drafting.verifier import Verifier
 from ramify.gpu.executors.base import Counters
 from ramify.gpu.executors.launched_step import Drafted, LaunchedStep
 from ramify.gpu.kv.layout import KVPool
@@ -31,6 +30,7 @@ from ramify.gpu.progress import Progress
 from ramify.gpu.sampling.cuda_sampler import CudaSampler, Drafts
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.triton_sampling import sample_into
+from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.step.buckets import NOTHING, Bucket, decode_buckets, largest, tailored
 from ramify.gpu.step.graphs import StepGraphs
 from ramify.gpu.step.inputs import NO_DRAWS, Plan, StepFrame, StepInputs, lay, layout

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ramify.gpu.drafting.verifier import Verifier
 from ramify.gpu.sampling.settings import RowSettings
 from ramify.gpu.sampling.token_counts import TokenCounts
 from ramify.gpu.sampling.triton_logprobs import WORDS, logprobs_into, read_logprobs
 from ramify.gpu.sampling.triton_truncation import ASK, EVERY_KEY, Before, resample_into
+from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.step.inputs import Draws
 from ramify.gpu.step.rows import Ints
 from ramify.gpu.step.staging import Upload

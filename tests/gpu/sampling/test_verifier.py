@@ -204,7 +204,7 @@ def test_ngrams_find_what_the_row_says(make: Any) -> None:
     drafted.run(2, requests=1)
     assert drafted.outputs() == wanted.outputs()
     from ramify.gpu.drafting.triton_ngram import NgramDrafter
-    from ramify.gpu.drafting.verifier import Verifier
+    from ramify.gpu.sampling.verifier import Verifier
     from ramify.gpu.step.buckets import Bucket
     from ramify.gpu.step.inputs import StepInputs
 
@@ -234,7 +234,7 @@ def test_ngrams_find_what_the_row_says(make: Any) -> None:
 
 
 def test_random_numbers_are_the_hosts() -> None:
-    from ramify.gpu.drafting.verifier import _correct_draws
+    from ramify.gpu.sampling.verifier import _correct_draws
 
     dice = np.random.default_rng(5)
     seeds = dice.integers(-(2**63), 2**63, 6)

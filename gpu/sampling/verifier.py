@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.gpu.drafting.triton_random import uniform
+from ramify.gpu.sampling.triton_random import uniform
 from ramify.gpu.step.inputs import StepInputs
 from ramify.gpu.step.rows import Ints, StepRows
 from ramify.gpu.step.staging import Array, Upload
