@@ -101,7 +101,7 @@ class Generations:
 
     # --- start -----------------------------------------------------------------------------
 
-    def start(self, task: Task, branch: Branch, now: float, *, scored: bool = False) -> None:
+    def start(self, task: Task, branch: Branch, now: float, *, scored: bool) -> None:
         """Begin the generation of `task`. Raises RamifyError, and then nothing has changed.
 
         `scored`: an op wants its mean log-probability.

@@ -242,11 +242,12 @@ class Selects:
         state, branch, joined = self._state, selection.branch, selection.joined
         index, scores = selection.best()
         self._forget(selection, chosen=True)
-        tokens, rebased, anew = joined.tokens[index], None, 0
+        tokens, rebased = joined.tokens[index], None
+        anew = _told_from(branch, joined.at)
         if tokens[: len(joined.own)] == joined.own:
             del tokens[: len(joined.own)]
         else:  # the branch's last tokens are others before this text
-            rebased, anew = joined.at, _told_from(branch, joined.at)
+            rebased = joined.at
             state.truncate(branch, rebased)
         segment = OutputSegment(branch.position, op=selection.op.id, client=selection.task.frame.client)
         segment.charge(state.meter, SEGMENT)

@@ -40,10 +40,10 @@ class Block:
         self._parts: list[Part] = []
         self._span: list[str] = [mark] if mark else []
         self._of: int | None = None  # the call that the span belongs to
-        self._told_name = False
-        self._told = 0  # of `_argued`
+        self._told_name: bool
+        self._told: int  # of `_argued`
         self._scanner: Scanner | None = None  # what is read goes through it,
-        self._scanned = 0  # from this entry of `_raw` on,
+        self._scanned: int  # from this entry of `_raw` on,
         self._all_arguments = False  # and all of it is arguments
         self._form = form(self)
         next(self._form)

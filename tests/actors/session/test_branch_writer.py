@@ -13,7 +13,7 @@ from ramify.actors.session.segments import Tail
 from ramify.actors.session.sizes import json_size
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
-from ramify.protocol.errors import LimitExceeded, TooLong
+from ramify.protocol.errors import BadRequest, LimitExceeded, TooLong
 from tests.actors.session.test_conversations import MOVES, SHORTENS, STRIPS, Chat, bytewise, user
 from tests.actors.test_tokenizer import sentencepiece
 
@@ -507,3 +507,30 @@ def test_the_end_of_a_message_is_its_last_words_and_the_templates() -> None:
         "",
         "ab<|im_end|>\n",
     ]
+
+
+# Ends an unanswered conversation in a way of its own, which the generation prompt replaces.
+ENDS = """
+{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt else '(end)' }}"""
+
+
+def test_a_strict_turn_ends_where_the_generation_prompt_begins() -> None:
+    chat = Chat(bytewise(ENDS))
+    op = w.Append(id=1, messages=[user("Hi")])
+    prepared = chat.writer.prepare(chat.branch, op, strict=True, tools=None, room=999)
+    turn, prompt = prepared.pending.parts
+    assert (turn.text, turn.tail) == ("<|im_start|>user\nHi<|im_end|>\n", Tail.CLOSED)
+    assert (prompt.text, prompt.tail) == ("<|im_start|>assistant\n", Tail.PROMPT)
+
+
+def test_an_answer_begins_with_no_token_that_the_model_does_not_have() -> None:
+    chat = ready()
+    chat.state.extend(chat.branch, [5] * 4, "xxxx", tail=Tail.OPEN, role="assistant")
+    unknown = max(chat.tokenizer.encode("Yes"))
+    chat.writer._unknown = {unknown: "s"}
+    chat.state.vocab = unknown
+    with pytest.raises(BadRequest) as error:
+        chat.writer.open_turn(chat.branch, opened(chat), "Yes")
+    assert error.value.details == {"token": unknown, "vocab": unknown}
+    assert chat.branch.position == 4

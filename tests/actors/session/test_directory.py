@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from ramify.actors.kit.fanout import Router
-from ramify.actors.kit.mailbox import Mailbox, MailboxFull
+from ramify.actors.kit.mailbox import Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.session import directory as directory_module
 from ramify.actors.session.directory import Directory
 from ramify.actors.tokenizer import Tokenizer
@@ -265,6 +265,8 @@ async def test_all_its_sockets_are_closed_with_a_session(doors: Callable[..., An
         told = await each.settle()
         closed = [t.socket for t in told if isinstance(t, m.CloseSocket)]
         assert sorted(set(closed)) == [1, 9]
+        with pytest.raises(MailboxClosed):
+            entry.mailbox.tell(m.Detached(7))
         assert each.directory._deserted.is_set()
         assert each.directory._holdings.held == 0
         assert m.DropSessions([number]) in list(each.cache.drain_nowait())

@@ -8,7 +8,7 @@ import pytest
 from ramify.actors.session.generations import FULL, PREFILL_PRIORITY, RETRY_MS, refusal
 from ramify.actors.session.meter import SEGMENT
 from ramify.actors.session.segments import Tail
-from ramify.actors.session.sizes import op_bytes
+from ramify.actors.session.sizes import json_bytes, op_bytes
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
@@ -513,3 +513,25 @@ def test_who_wants_the_text_gets_it_in_done(
     deltas = [each for each in session.sent if isinstance(each, w.Delta)]
     assert "".join(each.text for each in deltas) == ("" if quiet or hidden else " ab")
     assert done.revision == session.state.revision
+
+
+@pytest.mark.parametrize("reasoning", [None, "de"])
+def test_what_a_strict_template_is_told_of_a_turn_is_metered(
+    alone: Callable[..., Alone],
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    reasoning: str | None,
+) -> None:
+    session = alone(opened={"template": "strict", "tools": [{"name": "add"}]})
+    calls: Any = [{"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+    said = w.ChatMessage(role="assistant", content="abc", reasoning=reasoning, tool_calls=calls)
+    held = []
+    for ident, spoken in ((1, None), (3, said)):
+        monkeypatch.setattr(session.core.writer.speech, "spoken", lambda *_, told=spoken: told)
+        (submit,) = session.send(w.Append(id=ident, tokens=[5]), w.Generate(id=ident + 1, max_tokens=9))
+        session.said(submit.request, *letters(tokenizer, "ab"))
+        session.over(submit.request, 2, "stop")
+        segment: Any = session.branch().segments[-1]
+        assert segment.spoken is spoken
+        held.append(segment._bytes)
+    assert held[1] - held[0] == 3 + len(reasoning or "") + json_bytes(calls)

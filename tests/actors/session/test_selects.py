@@ -156,6 +156,11 @@ def test_a_word_that_a_choice_completes(sim: Callable[..., Any]) -> None:
     reply = done(client, 2)
     assert tokens(engine) == engine.tokenizer.encode("hello world")
     assert (reply.rebased, reply.text) == (len(head) - 1, "ld")
+    branch = engine.cores[1].state.branches["main"]  # what a socket that comes back has lost
+    assert (branch.undercut(reply.revision - 1), branch.undercut(reply.revision)) == (
+        reply.rebased,
+        None,
+    )
     assert engine.tokenizer.decode(head[: reply.rebased]) + client.text("main") == "hello world"
     _, scores = wanted(
         engine, head[: reply.rebased], [tokens(engine)[reply.rebased :]], "token_length_normalized"

@@ -218,6 +218,14 @@ def test_a_reply_waits_for_a_slow_reader_only_behind_text() -> None:
     assert (subscriber.held, subscriber._held) == (0, {})
 
 
+def test_a_reply_waits_behind_a_single_token() -> None:
+    subscriber, a = socket(), branch()
+    output(a, "a", ended=True)
+    subscriber.throttled = True
+    subscriber.reply(a, ok(1))
+    assert sent(subscriber) == []
+
+
 def test_output_without_a_mark_is_not_waited_for() -> None:
     subscriber, a = socket(), branch()
     output(a)

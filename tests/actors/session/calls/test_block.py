@@ -67,6 +67,37 @@ def test_a_call_is_labelled_as_soon_as_its_tool_is_named() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("form", "mark", "begin", "end"),
+    [
+        (forms.tagged, forms.TOOL_CALL, '{"name": "add", "arguments": {"a": "', '"}}</tool_call>'),
+        (forms.mistral, forms.TOOL_CALLS, 'add{"a": "', '"}'),
+    ],
+)
+def test_a_form_does_not_see_the_inside_of_arguments_strings(
+    form: Form, mark: str, begin: str, end: str
+) -> None:
+    """It takes a long string as long as a short one."""
+    seen: list[str] = []
+
+    def noting(sink: forms.Sink) -> forms.Reading[int]:
+        inner = form(sink)
+        next(inner)
+        while True:
+            c = yield
+            seen.append(c)
+            try:
+                inner.send(c)
+            except StopIteration as ended:
+                return ended.value
+
+    each = block(noting, mark)
+    assert each.feed(begin + "x" * 1000 + end) in (None, "")
+    each.end()
+    assert [call.arguments for _, call in each.calls] == ['{"a": "' + "x" * 1000 + '"}']
+    assert "".join(seen) == begin + end
+
+
 def test_what_stood_before_the_output_has_no_labels() -> None:
     each = block()
     each.feed('{"name": "add", "arguments": {"a"')

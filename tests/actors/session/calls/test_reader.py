@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.session.calls import forms
+from ramify.actors.session.calls import reader as reader_module
 from ramify.actors.session.calls.dialects import DIALECTS, THOUGHTS, Dialect, dialect_of
 from ramify.actors.session.calls.reader import PRIMED_MOST, Reader
 from ramify.actors.session.calls.toolbox import MAX_CALLS, Toolbox, call_id
@@ -292,6 +293,21 @@ def test_reading_again_is_bounded() -> None:
     assert characters < 4 * len(text) + (1 << 16)
 
 
+@pytest.mark.parametrize(("size", "calls"), [(160, 1), (161, 0)])
+def test_so_many_characters_are_read_again_and_the_rest_is_text(
+    monkeypatch: pytest.MonkeyPatch, size: int, calls: int
+) -> None:
+    """Two openings that swallow the rest: size - 11, then size - 49 characters are read again."""
+    assert reader_module.AGAIN_LEAST == 1 << 14
+    monkeypatch.setattr(reader_module, "AGAIN_LEAST", 100)
+    good = '<tool_call>{"name": "add"}</tool_call>'
+    text = ("<tool_call><function=add><parameter=a>" * 2 + good).ljust(size, "x")
+    only = DIALECTS["qwen3-coder"]._replace(openings={forms.TOOL_CALL: forms.tagged})
+    reader = read(text, only)
+    assert len(reader.calls) == calls
+    assert reader.content == (text.replace(good, "") if calls else text)
+
+
 def test_what_was_said_long_before_is_not_read_as_calls() -> None:
     begun = '<tool_call>{"name": "add", "arguments": {"a": "'
     for filler, called in ((100, 1), (PRIMED_MOST, 0)):
@@ -306,6 +322,16 @@ def test_what_was_said_long_before_is_not_read_as_calls() -> None:
     reader.feed("So.</think>Yes")
     reader.finish()
     assert (reader.reasoning, reader.content) == ("So.", "Yes")
+
+
+@pytest.mark.parametrize(("size", "calls"), [(4096, 1), (4097, 0)])
+def test_so_much_of_what_was_said_is_read_as_calls(size: int, calls: int) -> None:
+    begun = '<tool_call>{"name": "add", "arguments": {"a": "'
+    reader = Reader(ANY, TOOLS, 40)
+    reader.prime("", begun.ljust(size, "x"))
+    reader.feed('"}}</tool_call>')
+    reader.finish()
+    assert len(reader.calls) == calls
 
 
 def test_a_long_call_in_small_chunks() -> None:
