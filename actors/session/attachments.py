@@ -19,7 +19,7 @@ from ramify.actors.session.subscriber import Subscriber
 from ramify.actors.session.view import View
 from ramify.protocol.errors import Close, LimitExceeded
 from ramify.protocol.messages import Attach, Frame
-from ramify.protocol.wire import ClientMessage
+from ramify.protocol.wire import ClientMessage, Op, Rollback, Tree
 
 Ops = list[ClientMessage]
 LOOK_SECONDS = 1.0  # how often a session that is due is looked at, while it generates
@@ -114,7 +114,11 @@ class Attachments:
             self._keep(frame)
 
     def _keep(self, frame: Frame) -> None:
-        """A frame of a socket that has no `state` yet."""
+        """A frame of a socket that has no `state` yet.
+
+        Where it is too much, it is refused at once; if it has ops that were seen before, behind the
+        `state`, because those get their replies again. Of them the ids are kept, in as much room again.
+        """
         socket, ops = frame.socket, frame.ops
         size, most = sum(map(op_bytes, ops)), self._state.limits.queued_op_bytes
         if self._waiting and self._waiting + size > most:
@@ -122,10 +126,19 @@ class Attachments:
                 f"more than {most} bytes wait for the answer to `open`: wait for it, then send again",
                 details={"max": most},
             )
-            self._state.out.notes += [(socket, each) for each in refusals(error, ops)]
-            return
+            ids: Ops = [_stand_in(op) for op in ops if isinstance(op, Op)]
+            size = sum(map(op_bytes, ids))
+            if not self._knows(self._joining[socket], ids) or self._waiting + size > 2 * most:
+                self._state.out.notes += [(socket, each) for each in refusals(error, ops)]
+                return
+            frame = Frame(socket, ids, limit=error_message(error))
         self._backlog.setdefault(socket, []).append(frame)
         self._hold(size)
+
+    def _knows(self, joining: Attach, ops: Ops) -> bool:
+        """Whether its client has sent any of them before."""
+        reply_log = self._publisher.reply_log(joining.open.who, joining.write)
+        return any(isinstance(op, Op) and op.id <= reply_log.last for op in ops)
 
     def _take(self, socket: int) -> list[Frame]:
         """The frames that were kept."""
@@ -224,3 +237,8 @@ class Attachments:
             self._expires = now + max(self._ttl, LOOK_SECONDS)  # a detached generation may finish
         out.wake(self._expires)
         return False
+
+
+def _stand_in(op: Op) -> Rollback | Tree:
+    """A small op with its id, for a frame of which nothing runs. A `tree` is small as it is."""
+    return op if isinstance(op, Tree) else Rollback(id=op.id, to=0)

@@ -193,6 +193,40 @@ def test_frames_wait_for_the_state_up_to_the_limit(sim: Callable[..., Any]) -> N
     assert meter.held == before + size + 900
 
 
+def test_a_frame_too_many_before_the_state_gives_no_op_a_second_end(sim: Callable[..., Any]) -> None:
+    """What was seen before gets its replies again, behind the `state`; what is new is refused."""
+    ident = op_bytes(w.Rollback(id=1, to=0))
+    engine = sim(limits=Limits(queued_op_bytes=4 * ident))
+    client = engine.session()
+    client.send(w.Append(id=1, text="x"))
+    engine.pump()
+    core = engine.cores[1]
+    meter = core.state.meter
+    core.state.out.notes.clear()
+    coming(engine, 71, "c")
+    before = meter.held
+    long = "y" * 3 * ident
+    core.frame(71, [w.Append(id=2, tokens=[5] * 75)], engine.now)
+    core.frame(71, [w.Append(id=1, text="x"), w.Append(id=3, text=long)], engine.now)
+    core.frame(71, [w.Append(id=4, text=long)], engine.now)  # nothing of it was seen before
+    assert [(socket, note.id, note.code) for socket, note in core.state.out.notes] == [(71, 4, "limit")]
+    assert meter.held == before + 4 * ident + 2 * ident
+    for _ in range(3):
+        core.frame(71, [w.Append(id=1, text="x")], engine.now)
+    assert meter.held == before + 8 * ident  # and no more
+    assert [note.id for _, note in core.state.out.notes] == [4, 1]
+    (question,) = [each for each in core.state.out.cache if isinstance(each, m.Inspect)]
+    core.inspected(m.Inspected(question.id, [0] * len(question.branches)), engine.now)
+    out = core.subscribers[71].out
+    assert isinstance(out[0], w.State)
+    assert [(each.id, getattr(each, "code", "ok")) for each in out[1:]] == [
+        (2, "ok"),
+        (1, "ok"),
+        (3, "limit"),
+        *[(1, "ok"), (None, "limit")] * 2,  # nothing in it was new
+    ]
+
+
 def test_a_session_ends_when_nobody_came_back_in_time(sim: Callable[..., Any]) -> None:
     engine = sim()
     client = engine.session(ttl_s=100.0)
