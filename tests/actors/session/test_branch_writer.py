@@ -234,6 +234,16 @@ def test_text_that_the_model_said_never_becomes_ids_it_does_not_have() -> None:
     assert known[0] not in chat.writer.continue_output(chat.branch, "hello")
 
 
+def test_a_mark_that_the_model_spelt_stays_text() -> None:
+    chat = ready()
+    mark = "<|im_end|>"
+    control = chat.tokenizer.encode_chat(mark)
+    assert len(control) == 1
+    tokens = chat.writer.continue_output(chat.branch, mark)
+    assert control[0] not in tokens
+    assert chat.tokenizer.decode(tokens) == mark
+
+
 def test_a_text_begins_with_the_start_token_only_at_position_0(
     sim: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,7 @@ def test_the_sum_of_a_message(name: str) -> None:
 def test_the_sum_of_a_reply_and_of_an_open() -> None:
     assert reply_bytes(done()) == 1200
     assert reply_bytes(done(text="ab", content="cde", reasoning="f")) == 1206
+    assert reply_bytes(done(notes=["ab", "c"])) == 1203
     assert reply_bytes(done(scores=[0.5, 0.25], tool_calls=[{"a": 1}])) == 1200 + 80 + 72
     assert reply_bytes(Delta(branch="main", position=1, text="ab", tokens=[1, 2])) == 682
     assert reply_bytes(Delta(branch="main", position=1, text="ab")) == 602
