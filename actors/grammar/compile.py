@@ -62,6 +62,10 @@ def _schema(spec: ConstraintSpec) -> CompiledConstraint:
         raise ConstraintError(f"the schema is not JSON: {error}", pointer="") from None
     if not isinstance(schema, dict | bool):
         raise ConstraintError("a schema is an object, true or false", pointer="")
+    try:
+        json.dumps(schema, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConstraintError("the schema holds half a surrogate pair, which is no text") from None
     routed = route(schema, spacing="spaced" if spec.spaced else "compact")
     if routed.automaton is not None:
         return _ready(routed.automaton, routed.notes)

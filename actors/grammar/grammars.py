@@ -1,10 +1,12 @@
 """Grammars for llguidance, checked. Pure.
 
-It does not follow a grammar here, only see to it that it is one: the executor does, with the model's
-tokens (`gpu/constraints/grammar.py`).
+Here a grammar is only begun, with a byte as each token, to see that an output can have a first byte: the
+executor follows it, with the model's tokens (`gpu/constraints/grammar.py`).
 """
 
 import importlib
+import re
+from functools import cache
 from typing import Any
 
 from ramify.protocol.errors import ConstraintError
@@ -18,8 +20,20 @@ except ImportError:  # it has no wheel for this machine
 Checked = tuple[str, tuple[str, ...]]  # a grammar as llguidance reads it, and notes
 
 
+# in Lark's form: comments, texts, patterns; and llguidance's marks for tokens: <|name|>, <name>, <[12]>
+_LARK = re.compile(r'(?://|#)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(<)')
+
+
 def lark_grammar(text: str) -> Checked:
-    """A grammar in Lark's form, as llguidance extends it. Raises ConstraintError."""
+    """A grammar in Lark's form, as llguidance extends it, without marks for tokens: an output is text.
+
+    Raises ConstraintError.
+    """
+    for found in _LARK.finditer(text):
+        if found[1]:
+            raise ConstraintError(
+                f"the grammar names a token by `<` (character {found.start()}): give its text in quotes"
+            )
     return _checked(_installed().LLMatcher.grammar_from_lark(text))
 
 
@@ -49,4 +63,20 @@ def _checked(grammar: str) -> Checked:
     wrong, messages = _installed().LLMatcher.validate_grammar_with_warnings(grammar)
     if wrong:
         raise ConstraintError(f"the grammar is not accepted: {' '.join(messages[0].split())}")
+    begun = _installed().LLMatcher(_bytes(), grammar, log_level=0)
+    if not begun.is_error():
+        begun.compute_bitmask()
+    if not begun.is_error() and (forced := begun.compute_ff_bytes()):
+        begun.consume_token(forced[0])  # past its limits where the forced text does not end
+    if begun.is_error():
+        reason = (begun.get_error().splitlines() or ["unknown"])[0]
+        if reason == "NoExtensionBias":  # llguidance's word for an empty mask
+            reason = "no output can begin with it: its rules need themselves first, or allow no text"
+        raise ConstraintError(f"the grammar cannot be followed: {reason}")
     return grammar, tuple(messages)
+
+
+@cache
+def _bytes() -> Any:
+    """llguidance's own vocabulary: each byte is a token."""
+    return _installed().LLTokenizer("byte")

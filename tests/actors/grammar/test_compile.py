@@ -106,6 +106,12 @@ def test_a_lark_grammar() -> None:
     assert not accepts(found, "(()")
 
 
+def test_a_lark_grammar_of_tags() -> None:
+    pytest.importorskip("llguidance")
+    found = built("lark", 'start: "<b>" /<\\/?i>/ "\\"<" // <no token>')
+    assert accepts(found, '<b></i>"<')
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "says"),
     [
@@ -121,6 +127,20 @@ def test_a_lark_grammar() -> None:
         ("json_schema", "[" * 20_000, "not JSON"),
         ("json_schema", "[1]", "an object, true or false"),
         ("lark", "start: other", "unknown name"),
+        ("json_schema", r'{"const": "\ud800"}', "surrogate"),
+        ("json_schema", r'{"type": "object", "properties": {"\ud800": {}}}', "surrogate"),
+        ("lark", 'start: "a" <|tool|> "b"', "character 11"),
+        ("lark", "start: <[5]>", "names a token"),
+        ("lark", r'start: "\"" /<\/>/ <*> // <', "character 19"),
+        ("json_schema", '{"$ref": "#"}', "no output can begin"),
+        ("json_schema", '{"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}', "to itself"),
+        (
+            "json_schema",
+            '{"type": "array", "items": {"$ref": "#"}, "minItems": 1}',
+            "cannot be followed",
+        ),
+        ("lark", "start: start", "no output can begin"),
+        ("lark", 'start: "a" start', "cannot be followed"),
     ],
 )
 def test_what_is_refused(kind: Kind, text: str, says: str) -> None:
