@@ -317,3 +317,13 @@ async def test_a_session_that_cannot_begin_leaves_nothing(
         await asyncio.wait_for(each.directory.fail(), 5)
     async with doors() as each:
         number_of(await each.open(1), 1)
+
+
+async def test_an_end_of_the_process_is_no_refusal(
+    doors: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with doors() as each:
+        monkeypatch.setattr(each.directory, "_open", MagicMock(side_effect=asyncio.CancelledError))
+        with pytest.raises(asyncio.CancelledError):
+            each.directory._handle(m.OpenSession(1, w.Open(client="c"), []), MagicMock())
+        assert list(each.gateway.drain_nowait()) == []
