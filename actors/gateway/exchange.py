@@ -53,6 +53,7 @@ class Exchange(asyncio.Protocol):
         self._out: list[bytes] = []
         self._over = False  # the dialogue
         self._answered = False  # the last byte of the response is written or queued
+        self._half_closed = False
         self._gone = False  # the connection
         self._deadline = 0.0  # 0: none
         self._surplus = 0
@@ -91,8 +92,9 @@ class Exchange(asyncio.Protocol):
         self._binding.throttle(True)
 
     def resume_writing(self) -> None:
-        if not self._answered:
-            self._deadline = 0.0
+        self._deadline = 0.0
+        if self._half_closed:
+            self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
         self._binding.throttle(False)
 
     # --- from the actor -----------------------------------------------------------------------
@@ -209,14 +211,15 @@ class Exchange(asyncio.Protocol):
 
     def _half_close(self) -> None:
         """The last byte of the answer is written: wait for the client to close."""
-        if self._transport.is_closing() or self._deadline:
+        if self._transport.is_closing() or self._half_closed:
             return
+        self._half_closed = True
         if self._streaming:
-            self._streaming = False
             self._transport.write(b"0\r\n\r\n")
         with contextlib.suppress(OSError):  # the client has gone already
             self._transport.write_eof()
-        self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
+        if not self._deadline:  # else it has not read all yet: see `resume_writing`
+            self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
 
     def _leave(self) -> None:
         """Connection and dialogue are over."""

@@ -357,6 +357,8 @@ class ResponseDialogue:
     def _complete(self, out: list[bytes]) -> bytes | Response | None:
         assert self._done is not None
         self.over = True
+        if self._done is _FAILED:  # in the background: that is kept, and was answered long ago
+            return None
         status = self._status(self._done)
         if not self.streams:
             return None if self._answered else json_response(200, self._object(status))
