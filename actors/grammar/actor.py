@@ -96,7 +96,9 @@ class GrammarActor:
         if self._unable is not None:
             return NotCompiled(message.request, "unsupported", UNABLE.format(self._unable))
         await self._vocabulary_read()
-        compiled = await self._compiler.compile(message.spec, message.owner)
+        # Who comes without a credential shares with others as a session of its own.
+        owner = message.owner or f"session {session_of(message.request)}"
+        compiled = await self._compiler.compile(message.spec, owner)
         number = self._shelf.find(message.spec)
         if number is None:
             number, retired = self._shelf.put(message.spec, compiled)

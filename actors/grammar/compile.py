@@ -82,14 +82,16 @@ def _ready(automaton: Automaton, notes: tuple[str, ...] = ()) -> CompiledConstra
             f"the constraint's automaton has {states} states and {columns} classes of bytes, a table of "
             f"more than {MAX_CELLS} cells: lower its counts, or name fewer different characters"
         )
+    table = automaton.next.astype("<i4")
     body = AutomatonBody(
         states,
         columns,
-        zlib.compress(automaton.next.astype("<i4").tobytes(), 1),
+        zlib.compress(table.tobytes(), 1),
         automaton.classes.tobytes(),
         zlib.compress(automaton.final.astype(np.uint8).tobytes(), 1),
     )
-    return CompiledConstraint(encode_body(body), "automaton", notes)
+    held = 2 * table.nbytes  # the states, and their offsets for the walk
+    return CompiledConstraint(encode_body(body), "automaton", notes, held)
 
 
 def _grammar(text: str, notes: tuple[str, ...]) -> CompiledConstraint:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
 
 MOST = 512
-MOST_BYTES = 256 << 20  # of their bodies
+MOST_BYTES = 512 << 20  # of their tables in the executor, or of their bodies where that is more
 
 
 class Shelf:
@@ -36,8 +36,9 @@ class Shelf:
     def put(self, spec: ConstraintSpec, compiled: CompiledConstraint) -> tuple[int, list[int]]:
         """A number for what is not here yet, and the numbers that nobody may name from now on."""
         self._last += 1
-        self._known[spec] = self._last, len(compiled.body)
-        self._bytes += len(compiled.body)
+        size = max(len(compiled.body), compiled.held)
+        self._known[spec] = self._last, size
+        self._bytes += size
         retired = []
         while len(self._known) > 1 and (len(self._known) > self._most or self._bytes > self._most_bytes):
             _, (number, size) = self._known.popitem(last=False)

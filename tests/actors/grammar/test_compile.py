@@ -12,7 +12,7 @@ from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.matcher import Constraint
 from ramify.gpu.constraints.vocabulary import Vocabulary
-from ramify.protocol.constraints import ConstraintSpec, Kind
+from ramify.protocol.constraints import AutomatonBody, ConstraintSpec, Kind, decode_body
 from ramify.protocol.errors import ConstraintError
 
 BYTES = Vocabulary([*(bytes([b]) for b in range(256)), b""], [256], lambda text: list(text.encode()))
@@ -46,6 +46,13 @@ def test_many_choices() -> None:
     found = built("choices", json.dumps(choices))
     assert all(accepts(found, text) for text in choices[::100])
     assert not accepts(found, "option")
+
+
+def test_it_says_what_its_tables_take() -> None:
+    compiled = compile_constraint(ConstraintSpec("regex", "[a-z]{0,1000}[0-9]{0,1000}"))
+    automaton = decode_body(compiled.body)
+    assert isinstance(automaton, AutomatonBody)
+    assert compiled.held == 8 * automaton.states * automaton.columns > 10 * len(compiled.body)
 
 
 def test_a_schema_that_is_regular() -> None:

@@ -36,3 +36,9 @@ def test_bytes_are_bounded_and_the_newest_stays() -> None:
     assert shelf.put(spec("b"), body(6)) == (2, [1])
     assert shelf.put(spec("c"), body(100)) == (3, [2])
     assert shelf.find(spec("c")) == 3
+
+
+def test_what_the_executor_holds_counts_though_its_body_is_small() -> None:
+    shelf = Shelf(most_bytes=10)
+    shelf.put(spec("a"), CompiledConstraint(b"x", "automaton", (), 6))
+    assert shelf.put(spec("b"), CompiledConstraint(b"x", "automaton", (), 6)) == (2, [1])
