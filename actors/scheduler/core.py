@@ -551,5 +551,6 @@ def _note_forced(step: Step, result: StepResult) -> None:
     counts = unpack(result.counts) if result.counts else repeat(1, len(step.bound))
     for run, count in zip(step.bound, counts, strict=True):
         if run.live and run.request.constrained:
+            run.forced += b"\0" * (len(run.out) - len(run.forced))  # of results that had none forced
             run.forced += flags[at : at + count]
         at += count

@@ -310,11 +310,7 @@ class Planner:
         if step.asked is not None and decodes:
             self._settle(step, step.asked, result)
         if self._speculation is not None and decodes and not step.chunks:
-            depth = 0
-            if step.asked is not None:  # what constraints draft costs lines, and no depth
-                guessed = zip(step.bound[step.firsts :], step.asked, strict=True)
-                depth = max(1, *(0 if run.jumps else count for run, count in guessed))
-            self._speculation.took(decodes, drafted, depth, tokens, result.elapsed_us * 1e-6)
+            self._measure(self._speculation, step, result)
         return step, unpack(result.tokens)
 
     def _counts(self, step: Step, result: StepResult) -> "array[int]":
@@ -331,6 +327,21 @@ class Planner:
                 f"asked were {asked}"
             )
         return counts
+
+    @staticmethod
+    def _measure(speculation: Speculation, step: Step, result: StepResult) -> None:
+        """What a step of decodes gave, and its time: unless constraints drafted in it, which is neither
+        the guesses' profit nor their cost.
+        """
+        ran = unpack(result.drafted) if result.drafted else [0] * len(step.bound)
+        depth = 0
+        for run, count, own in zip(step.bound, step.asked or (), ran, strict=False):
+            if not run.jumps:
+                depth = max(depth, count)
+            elif own:
+                return
+        seconds, tokens = result.elapsed_us * 1e-6, len(result.tokens) // 4
+        speculation.took(len(step.bound), sum(ran), depth, tokens, seconds)
 
     def _settle(self, step: Step, asked: list[int], result: StepResult) -> None:
         """It is known how many drafts of `step` were accepted: the bounds of its runs fall."""

@@ -1,7 +1,10 @@
 """The life of a request: overlap, ends, cancels, deadlines. Step by step, with checked fakes."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from ramify.actors.scheduler.core import _note_forced
 from ramify.actors.scheduler.request import SchedulerError
 from ramify.protocol.messages import Cancel, CancelSession, Submit
 from ramify.protocol.plan import NO_TOKEN, ExecutorDown, StepResult, pack, unpack
@@ -542,3 +545,13 @@ def test_what_an_accepted_run_may_end_in(world, tail, reason):
         assert w.finished[ident].reason == reason
         assert w.cache.branches[ident] == [1, 2, 3, *w.output[ident]]
         assert w.finished[ident].accepted >= 1
+
+
+def test_forced_tokens_are_counted_where_they_stand():
+    """A result in which nothing was forced says nothing: the flags of the next one come behind it."""
+    run = SimpleNamespace(
+        live=True, request=SimpleNamespace(constrained=True), out=[1, 2], forced=bytearray()
+    )
+    _note_forced(SimpleNamespace(bound=[run]), StepResult(1, pack([0]), pack([7]), 0, 0, forced=b"\1"))
+    assert run.forced == b"\0\0\1"
+    assert run.forced.count(1, 0, 2) == 0  # of the two that are kept

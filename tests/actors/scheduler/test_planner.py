@@ -192,6 +192,8 @@ def test_a_run_stops_at_its_limit_or_its_last_slot(planner, limit, slots, tokens
 class Asks:
     """A policy that always wants so many drafts for each row."""
 
+    measuring = False
+
     def __init__(self, drafts):
         self.drafts = drafts
         self.told = []
@@ -312,3 +314,27 @@ def test_counts_that_do_not_fit(world):
         with pytest.raises(SchedulerError, match="step 2: "):
             planner.landed(wrong)
         planner.in_flight = in_flight
+
+
+def test_what_constraints_draft_is_no_profit_of_guesses(world):
+    planner = drafting(world)
+    planner._max_forced = 4
+    free, held = (run_of(planner, number, limit=100, slots=103) for number in (1, 2))
+    held.jumps = True
+    planner.landed(result(planner.plan(), [5, 5]))
+    told = planner._speculation.told
+
+    def step(counts, drafted):
+        plan = planner.plan()
+        assert list(unpack(plan.drafts)) == [3, 4]
+        told.clear()
+        planner.landed(with_counts(plan, counts, drafted))
+        return told
+
+    assert step([2, 5], [3, 4]) == [(3, 3, 1)]  # neither its tokens nor its time
+    assert step([2, 1], [3, 0]) == [(3, 3, 1), (2, 3, 3, 3)]  # nothing had to follow
+    planner.drop(free)
+    plan = planner.plan()
+    told.clear()
+    planner.landed(with_counts(plan, [1], [0]))
+    assert told == [(1, 0, 0, 1)]  # a step without drafts
