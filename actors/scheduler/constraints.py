@@ -25,7 +25,7 @@ class Constraints:
 
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
-        self._forgets: list[int] = []
+        self.dropped: list[int] = []  # ids that the executor is to be told of
 
     def __len__(self) -> int:
         """Those that are known, the vocabulary apart."""
@@ -66,13 +66,11 @@ class Constraints:
 
     def forgets(self) -> bytes:
         """int32, what the next plan drops: its rows are closed by then."""
-        if not self._forgets:
-            return b""
-        packed, self._forgets = pack(self._forgets), []
+        packed, self.dropped = pack(self.dropped), []
         return packed
 
     def _drop(self, ident: int, entry: _Entry) -> None:
         if entry.retired and not entry.users:
             del self._entries[ident]
             if entry.loaded:
-                self._forgets.append(ident)
+                self.dropped.append(ident)

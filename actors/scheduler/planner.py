@@ -219,7 +219,7 @@ class Planner:
                 if count:
                     run.planned = self._tick + run.offset
                     self._schedule(run)
-        forgets = self.constraints.forgets()
+        forgets = self.constraints.forgets() if self.constraints.dropped else b""
         plan = StepPlan(
             self._step, closes, opens, grows, extends, self._decode_rows, drafts, loads, forgets
         )

@@ -15,6 +15,7 @@ import pytest
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.engine import EngineFailed
 from ramify.actors.session.core import SessionCore
+from ramify.protocol.messages import Frame
 from ramify.protocol.wire import Append
 
 SLOW = {"step_seconds": 0.002}
@@ -172,14 +173,14 @@ async def test_a_core_actor_that_raises_ends_the_engine(
 async def test_a_session_that_raises_takes_nobody_along(
     serving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = SessionCore.frame
+    real = SessionCore.framed
 
-    def frame(core: SessionCore, socket: int, ops: list[Any], now: float, *place: Any) -> None:
-        if any(isinstance(op, Append) and op.text == "crash" for op in ops):
+    def framed(core: SessionCore, frame: Frame, now: float) -> None:
+        if any(isinstance(op, Append) and op.text == "crash" for op in frame.ops):
             raise RuntimeError("injected")
-        real(core, socket, ops, now)
+        real(core, frame, now)
 
-    monkeypatch.setattr(SessionCore, "frame", frame)
+    monkeypatch.setattr(SessionCore, "framed", framed)
     async with serving(fake=SLOW) as served, served.undisturbed():
         async with served.connect() as peer, served.connect() as other:
             state = await peer.open(peer.user(1, "go"), peer.greedy(2, max_tokens=3000))

@@ -26,10 +26,12 @@ class Rig:
     def __init__(self, room: int = 2) -> None:
         self.cache: Mailbox[Any] = Mailbox("cache", 100)
         self.scheduler: Mailbox[Any] = Mailbox("scheduler", 100)
+        self.grammar: Mailbox[Any] = Mailbox("grammar", 100)
         self.dispatcher = Dispatcher(Metrics(), {})
         self.dispatcher.core = Core(
             LimitedAddress(self.cache, room),
             LimitedAddress(self.scheduler, room),
+            LimitedAddress(self.grammar, room),
             ServerInfo(version=1, epoch="e", model="m"),
             100,
             384,
