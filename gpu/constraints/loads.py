@@ -54,4 +54,5 @@ def read_vocabulary(body: bytes, size: int) -> Vocabulary:
         ids: list[int] = speller.encode(text, add_special_tokens=False).ids
         return ids
 
-    return Vocabulary(words.tokens[:size], words.stops, encode, size)
+    stops = [token for token in words.stops if token < size]  # others the model cannot sample
+    return Vocabulary(words.tokens[:size], stops, encode, size)
