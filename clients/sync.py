@@ -242,9 +242,7 @@ class SyncBranch:
         selection = self._thread.call(lambda: self._branch.select(choices, **options))
         return SyncGeneration(self._thread, selection)
 
-    def chat(
-        self, text: str, *, role: Role = "user", **options: Unpack[TypedOptions]
-    ) -> SyncGeneration:
+    def chat(self, text: str, *, role: Role = "user", **options: Unpack[TypedOptions]) -> SyncGeneration:
         generation = self._thread.call(lambda: self._branch.chat(text, role=role, **options))
         return SyncGeneration(self._thread, generation)
 

@@ -1,4 +1,4 @@
-"""What plans bring. Whole constraints: `actors/session/test_constraints.py`, `e2e/test_constrained.py`"""
+"""What plans bring. Whole constraints: `session/test_constraints.py`, `e2e/test_constrained.py`."""
 
 import msgspec
 import numpy as np
