@@ -26,7 +26,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     `position`: the branch's length after it, in tokens. `content`, `reasoning`: the answer without
     thoughts and calls, and what was thought, where the session was opened with `parts=True`. `tokens`:
-    where it was opened with `tokens=True`; `logprobs`: where asked for.
+    where it was opened with `tokens=True`; `logprobs`: where asked for. `notes`: what a constraint's
+    language leaves out of what was asked for, in sentences.
     """
 
     branch: str
@@ -43,6 +44,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     mean_logprob: float | None = None
     content: str | None = None
     reasoning: str | None = None
+    notes: list[str] | None = None
 
 
 class Handle(Coroutine[Any, Any, T]):
@@ -255,4 +257,5 @@ def result_of(stream: Stream) -> Result:
         mean_logprob=done.mean_logprob,
         content=done.content,
         reasoning=done.reasoning,
+        notes=done.notes,
     )

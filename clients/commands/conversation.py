@@ -10,6 +10,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from ramify.clients.commands import transcript
 from ramify.clients.commands.describe import describe, draw_tree
 from ramify.clients.commands.options import set_option
@@ -34,6 +36,7 @@ HELP = """\
 /undo            take the last turn back
 /retry           answer the last message again
 /set KEY VALUE   a generation option (temperature, max_tokens, ...); without VALUE: the default again
+/set regex R     what answers must be; also choices, json_schema (JSON), grammar; without R: anything
 /system TEXT     start this branch over with a system message
 /save FILE       write this branch's messages (JSON)
 /load FILE       start this branch over with the messages of a file
@@ -304,7 +307,8 @@ class Conversation:
 
     def _set(self, rest: str) -> None:
         if not rest:
-            self._screen.note(json.dumps(self._options) if self._options else "all defaults")
+            plain = msgspec.to_builtins(self._options)  # a constraint is a struct
+            self._screen.note(json.dumps(plain) if plain else "all defaults")
             return
         name, _, value = rest.partition(" ")
         set_option(self._options, name, value.strip())

@@ -22,7 +22,7 @@ def set_option(options: GenerateOptions, name: str, value: str) -> None:
         _set_shape(table, name, value)
         return
     if name not in GenerateOptions.__annotations__:
-        known = ", ".join(GenerateOptions.__annotations__)
+        known = ", ".join([*_SHAPES, *GenerateOptions.__annotations__])
         raise BadRequest(f"{name!r} is no generation option: {known}")
     if not value:
         table.pop(name, None)

@@ -124,7 +124,7 @@ export class LiveAnswer {
   }
 }
 
-/** Tokens, speed, time to the first token, tokens guessed right, prompt tokens that were cached, how it ended. */
+/** Tokens, speed, time to the first token, tokens that were forced or guessed right, prompt tokens that were cached, how it ended. */
 export function stats({ usage, reason }) {
   const parts = [];
   if (usage) {
@@ -132,7 +132,8 @@ export function stats({ usage, reason }) {
     parts.push(usage.output === 1 ? "1 token" : `${usage.output} tokens`);
     if (usage.output > 1 && seconds > 0) parts.push(`${Math.round((usage.output - 1) / seconds)} tok/s`);
     if (usage.ttft_ms != null) parts.push(`first after ${Math.round(usage.ttft_ms)} ms`);
-    if (usage.accepted) parts.push(`${usage.accepted} guessed`);
+    if (usage.forced) parts.push(`${usage.forced} forced`); // under a constraint nothing else is guessed
+    else if (usage.accepted) parts.push(`${usage.accepted} guessed`);
     parts.push(`prompt ${usage.prompt}, ${usage.cached} cached`);
   }
   const ends = { length: "token limit", cancelled: "stopped", deadline: "out of time", error: "failed", interrupted: "interrupted" };

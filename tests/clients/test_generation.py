@@ -58,6 +58,7 @@ async def test_a_result_has_all_that_was_told(offline: Any) -> None:
             choice=2,
             scores=[-1.0],
             mean_logprob=-0.5,
+            notes=["narrower"],
             content="b",
             reasoning="a",
         ),
@@ -68,6 +69,7 @@ async def test_a_result_has_all_that_was_told(offline: Any) -> None:
     assert (result.tokens, result.logprobs, result.tool_calls) == ([4, 5], logprobs, [call])
     assert (result.stop, result.choice, result.scores) == ("x", 2, [-1.0])
     assert (result.mean_logprob, result.content, result.reasoning) == (-0.5, "b", "a")
+    assert result.notes == ["narrower"]
     assert result.usage.output == 2
 
 

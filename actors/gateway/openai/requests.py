@@ -136,7 +136,7 @@ class _Settings(Struct, kw_only=True, frozen=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Annotated[str, Meta(max_length=4096)] | None = None
-    logit_bias: Annotated[dict[str, float], Meta(max_length=0)] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=1 << 16)] | None = None  # empty
     # not OpenAI's
     top_k: TopK | None = None
     min_p: MinP | None = None
@@ -148,6 +148,8 @@ class _Settings(Struct, kw_only=True, frozen=True):
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
+        if self.logit_bias:
+            raise InvalidField("`logit_bias` is not served: leave it out")
         if self.stream_options is not None and not self.stream:
             raise InvalidField("`stream_options` goes with `stream`: set it, or leave them out")
 

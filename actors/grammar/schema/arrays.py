@@ -72,9 +72,9 @@ class Arrays:
         """Arrays that must hold a certain item: it is first, second, ... of all."""
         wanted = shape.contains[0]
         if len(shape.contains) > 1 or wanted.most is not None or wanted.least > 1:
-            raise Unsupported(wanted.pointer, "only one contains, of one item, is expressed")
+            raise Unsupported(wanted.pointer, "only one contains of one item is supported")
         if any(items.first for items in shape.items):
-            raise Unsupported(wanted.pointer, "contains is not expressed beside prefixItems")
+            raise Unsupported(wanted.pointer, "contains is not supported beside prefixItems")
         rest = _claims(shape, 0)
         found, other = self._spell(joined(rest, wanted.claims)), self._spell(rest)
         if found is None or other is None or shape.most == 0:
@@ -97,13 +97,13 @@ class Arrays:
         """Arrays of different items: exact where few values are possible."""
         pointer = shape.unique or ""
         if shape.contains:
-            raise Unsupported(pointer, "uniqueItems is not expressed beside contains")
+            raise Unsupported(pointer, "uniqueItems is not supported beside contains")
         first = max((len(items.first) for items in shape.items), default=0)
         texts = None if first else self._finite(_claims(shape, 0))
         if texts is None:
             raise Unsupported(
                 pointer,
-                "uniqueItems is expressed for items of few values: give items an enum, or maxItems: 1",
+                "uniqueItems is supported for items of few values: give items an enum, or maxItems: 1",
             )
         most = len(texts) if shape.most is None else min(shape.most, len(texts))
         room = longest(texts)

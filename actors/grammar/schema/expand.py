@@ -48,8 +48,8 @@ _TYPES: dict[str, Shape] = {
     "object": Object(),
 }
 _REFUSED = {
-    "$dynamicRef": "dynamic references are not expressed: use $ref",
-    "$recursiveRef": "dynamic references are not expressed: use $ref",
+    "$dynamicRef": "dynamic references are not supported: use $ref",
+    "$recursiveRef": "dynamic references are not supported: use $ref",
 }
 
 
@@ -389,7 +389,7 @@ class Expander:
                 contains = (wanted,)
         unique = f"{pointer}/uniqueItems" if keywords.get("uniqueItems") is True else None
         if "unevaluatedItems" in keywords:
-            raise Unsupported(f"{pointer}/unevaluatedItems", "not expressed: use items")
+            raise Unsupported(f"{pointer}/unevaluatedItems", "not supported: use items")
         if most is not None and least > most:
             return Cases(_others(Array()))
         shape = Array((items,) if items != Items() else (), least, most, contains, unique)
@@ -437,7 +437,7 @@ class Expander:
         elif "unevaluatedProperties" in keywords:
             if not _APPLICATORS.isdisjoint(keywords):
                 raise Unsupported(
-                    f"{pointer}/unevaluatedProperties", "not expressed beside allOf, $ref and the like"
+                    f"{pointer}/unevaluatedProperties", "not supported beside allOf, $ref and the like"
                 )
             others = _claim(f"{pointer}/unevaluatedProperties")
         least = count(pointer, keywords, "minProperties") or 0

@@ -74,7 +74,7 @@ def lower(schema: Schema, *, spacing: Spacing = "compact", unroll: int = 0) -> L
         else:
             if automaton.is_empty():
                 raise Unsupported(
-                    "", "no value can be written: the schema allows none, or none that is expressed"
+                    "", "no value can be written: the schema allows none, or none that is supported"
                 )
             return Lowered(automaton, tuple(document.notes))
         if not speller.free or process_time() > until:  # nothing to make smaller, or no time for it

@@ -69,7 +69,7 @@ class Objects:
                 return None
             raise Unsupported(
                 shape.pointer,
-                "minProperties is not expressed where two names or more are free: list them",
+                "minProperties is not supported where two names or more are free: list them",
             )
         return found
 

@@ -284,6 +284,12 @@ def test_set_system_help() -> None:
     assert "/nope is no command" in notes
 
 
+def test_set_shows_a_constraint() -> None:
+    _, notes, _ = talk(ScriptedSession(["x"]), "/set regex [0-9]{3}", "/set", "/set regex", "/set")
+    assert '{"constraint": {"regex": "[0-9]{3}"}}' in notes
+    assert notes.rstrip().endswith("all defaults")
+
+
 def test_save_and_load(tmp_path: Path) -> None:
     file = tmp_path / "a b.json"
     session = ScriptedSession(turns=ANSWERED)
@@ -426,7 +432,7 @@ def test_options() -> None:
     assert options == {"temperature": 0.5, "stop": ["a"]}
     set_option(options, "stop", "")
     assert options == {"temperature": 0.5}
-    with pytest.raises(BadRequest, match="no generation option"):
+    with pytest.raises(BadRequest, match=r"no generation option: regex, .*max_tokens"):
         set_option(options, "heat", "1")
     with pytest.raises(BadRequest, match="temperature"):
         set_option(options, "temperature", "-1")
@@ -449,6 +455,10 @@ def test_describe() -> None:
     usage = msgspec.structs.replace(result.usage, accepted=3)
     guessed = Result(branch="b", text="", reason="stop", usage=usage, position=1)
     assert ", 3 guessed, " in describe(guessed)
+    usage = msgspec.structs.replace(usage, forced=4)
+    constrained = Result(branch="b", text="", reason="stop", usage=usage, position=1)
+    assert ", 4 forced, " in describe(constrained)
+    assert "guessed" not in describe(constrained)
     one = Usage(
         prompt=1,
         cached=0,

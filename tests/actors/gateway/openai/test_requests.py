@@ -61,6 +61,12 @@ def test_what_is_refused_is_named(fields: dict[str, Any], field: str | None) -> 
         assert raised.value.details == {"field": field}
 
 
+def test_a_bias_of_logits_is_refused_in_words() -> None:
+    with pytest.raises(BadRequest, match="`logit_bias` is not served: leave it out"):
+        chat(logit_bias={"5": 1.0})
+    assert chat(logit_bias={}).logit_bias == {}
+
+
 def test_a_schema_is_asked_for() -> None:
     form = chat(response_format={"type": "json_object"}).response_format
     assert form is not None
