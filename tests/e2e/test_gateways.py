@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,9 @@ def holder(served: Any, peer: Any) -> int:
             wanted = f"socket:[{fields[9]}]"
             for slot, pid in enumerate(served.engine.front.pids):
                 for fd in Path(f"/proc/{pid}/fd").iterdir():
-                    if os.readlink(fd) == wanted:
-                        return slot
+                    with suppress(FileNotFoundError):  # closed meanwhile
+                        if os.readlink(fd) == wanted:
+                            return slot
     raise AssertionError("nobody holds the connection")
 
 
