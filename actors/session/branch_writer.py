@@ -159,7 +159,7 @@ class BranchWriter:
         self, branch: Branch, op: Append, *, strict: bool, tools: list[JsonObject] | None
     ) -> PendingAppend:
         if op.messages is not None and strict:
-            return self._draft_strict(branch, op.messages, tools)
+            return self._append_strict(branch, op.messages, tools)
         tail, role, over_prompt = self._end(branch, op)
         at = branch.segments[-1].start if over_prompt else branch.position
         after = self._after(branch, at)
@@ -222,7 +222,7 @@ class BranchWriter:
 
     # --- strict ------------------------------------------------------------------------------
 
-    def _draft_strict(
+    def _append_strict(
         self, branch: Branch, messages: Sequence[ChatMessage], tools: list[JsonObject] | None
     ) -> PendingAppend:
         before = Conversation.of(branch)

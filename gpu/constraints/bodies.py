@@ -17,7 +17,8 @@ def constraint_of(
 ) -> Constraint:
     """The constraint of a body. `grammars`: what makes, or has, llguidance's form of the vocabulary.
 
-    Raises ConstraintError. Takes milliseconds; for grammars up to a second, without holding up others.
+    Raises ConstraintError. Takes milliseconds for most, and up to a second for grammars and the largest
+    automata; the step that brings it waits so long.
     """
     match decode_body(data):
         case AutomatonBody(states, columns, following, classes, final):

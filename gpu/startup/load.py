@@ -42,7 +42,7 @@ _TOKEN_BYTES = 4  # of a KV slot's token, where a drafter reads it
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-MOST_FORCED = 32  # tokens that a constraint may draft for a row in a step
+MOST_FORCED_DRAFTS = 32  # tokens that a constraint may draft for a row in a step
 
 
 def load_executor(config: ModelConfig, progress: Progress) -> Executor:
@@ -77,7 +77,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
         constrains=quantization.isa is not None or attention.extend == "torch",
     )
     if info.constrains and config.jump_forward:
-        info = msgspec.structs.replace(info, max_forced=MOST_FORCED)
+        info = msgspec.structs.replace(info, max_forced=MOST_FORCED_DRAFTS)
     if draft.kind != "none":
         info = msgspec.structs.replace(
             info, drafter=draft.kind, max_drafts=config.draft_tokens, drafts_from_history=True

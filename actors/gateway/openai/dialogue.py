@@ -4,6 +4,7 @@ A `Dialogue` is pure. `gateway.exchange` sends its `ops`, hands it what the sess
 what it returns.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -62,7 +63,7 @@ def event(value: object) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-class Answers:
+class Answers(ABC):
     """Follows the answers of one request, choice by choice; subclasses write them down.
 
     `branches`: the branch of each choice, in order.
@@ -122,21 +123,21 @@ class Answers:
 
     # --- what subclasses say ---
 
+    @abstractmethod
     def said(self, index: int, delta: Delta) -> bytes:
         """More text of a choice: the events for it, or b"" while it is only collected."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ended(self, index: int, done: Done) -> bytes:
         """A choice has ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def last(self) -> bytes:
         """The end of the stream."""
-        raise NotImplementedError
 
+    @abstractmethod
     def whole(self) -> Response:
         """The response that is no stream."""
-        raise NotImplementedError
 
     # ---
 

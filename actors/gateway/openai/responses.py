@@ -7,12 +7,14 @@ branch: only what is new is sent, tokenized and computed. The finished object is
 """
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from ramify.actors.gateway.http import Response, json_response
+from ramify.actors.gateway.openai.chat import NO_LIMIT
 from ramify.actors.gateway.openai.dialogue import text_parts
 from ramify.actors.gateway.openai.errors import error_answer, error_body, of_error
 from ramify.actors.gateway.openai.response_requests import ResponseRequest, Stored, checksum
@@ -36,7 +38,6 @@ from ramify.protocol.wire import (
     State,
 )
 
-NO_LIMIT = 2**31 - 1  # tokens: what the context has room for
 FORK, APPEND, BEGIN, GENERATE, KEEP = 1, 2, 3, 4, 5  # ids of the ops, which increase
 META = "response"  # the key under which a branch's `meta` holds the object
 _INCOMPLETE = {"length": "max_output_tokens", "deadline": "max_output_tokens"}
@@ -55,7 +56,7 @@ class Events:
         return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(value) + b"\n\n"
 
 
-class _Item:
+class _Item(ABC):
     """An item of the output while it is written. `pieces`: of its text or arguments."""
 
     def __init__(self, index: int, ident: str) -> None:
@@ -67,16 +68,17 @@ class _Item:
     def text(self) -> str:
         return "".join(self.pieces)
 
-    # what it looks like, as far as it is there
+    @abstractmethod
     def shown(self, status: str) -> JsonObject:
-        raise NotImplementedError
+        """What it looks like, as far as it is there."""
 
     def opened(self, events: Events) -> bytes:
         item = self.shown("in_progress")
         return events.of("response.output_item.added", output_index=self.index, item=item)
 
+    @abstractmethod
     def says(self, events: Events, text: str) -> bytes:
-        raise NotImplementedError
+        """More of its text or arguments."""
 
     def closed(self, events: Events, status: str) -> bytes:
         item = self.shown(status)
