@@ -27,7 +27,7 @@ from ramify.actors.gateway.minted import Minted
 from ramify.actors.gateway.notices import Notices
 from ramify.actors.gateway.routes import Routes
 from ramify.actors.gateway.server import listen, listen_on, port_of
-from ramify.actors.gateway.static import StaticFiles, browser_client
+from ramify.actors.gateway.static import StaticFiles, browser_files
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
@@ -80,7 +80,7 @@ class GatewayActor:
         minted: Minted | None = None,
     ) -> None:
         self._mailbox = mailbox
-        self._static = StaticFiles(browser_client()) if static is None else static
+        self._static = StaticFiles(browser_files()) if static is None else static
         self._listeners = listeners
         self._servers: list[asyncio.Server] = []
         self._failure: Exception | None = None

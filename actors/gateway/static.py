@@ -1,10 +1,11 @@
-"""The browser client's files, read once at start and served from memory.
+"""The chat page's files and those of the JavaScript client, read once at start and served from memory.
 
-A path is looked up among the files that were found, so no path can lead out of the folder.
+A path is looked up among the files that were found, so no path can lead out of the folders.
 """
 
 import hashlib
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 
 from ramify.actors.gateway.http import Response
@@ -22,17 +23,19 @@ _TYPES = {
 
 
 class StaticFiles:
-    """Files by URL path; `/` is `index.html`. Files of other types are not served."""
+    """Files by URL path; `/` is `index.html`. Files of other types are not served.
 
-    def __init__(self, root: Path | None) -> None:
+    `folders`: where the files below a path are, `{"/": Path("page")}`.
+    """
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
         self._files: dict[str, Response] = {}
         self._tags: dict[str, str] = {}
-        if root is None or not root.is_dir():
-            return
-        for file in sorted(root.rglob("*")):
-            kind = _TYPES.get(file.suffix)
-            if kind is not None and file.is_file():
-                self._add("/" + file.relative_to(root).as_posix(), file.read_bytes(), kind)
+        for place, root in folders.items():
+            for file in sorted(root.rglob("*")):
+                kind = _TYPES.get(file.suffix)
+                if kind is not None and file.is_file():
+                    self._add(place + file.relative_to(root).as_posix(), file.read_bytes(), kind)
 
     def get(self, path: str, if_none_match: str | None = None) -> Response | None:
         """The file at `path`; 304 if the browser has it already; None if there is none."""
@@ -48,11 +51,11 @@ class StaticFiles:
         self._files[path] = Response(200, body, kind, {"ETag": tag, "Cache-Control": "no-cache"})
 
 
-def browser_client() -> Path | None:
-    """The folder `web/` of the package `ramify.clients`, found without importing its code."""
+def browser_files() -> dict[str, Path]:
+    """The page, and the library at `/ramify/`: found in `ramify.clients` without importing its code."""
     spec = importlib.util.find_spec("ramify.clients")
     for location in (spec.submodule_search_locations or []) if spec is not None else []:
-        folder = Path(location) / "web"
-        if folder.is_dir():
-            return folder
-    return None
+        web = Path(location) / "web"
+        if web.is_dir():
+            return {"/": web / "page", "/ramify/": web / "lib"}
+    return {}

@@ -18,7 +18,8 @@ from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FakeSpec
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
 
-WEB = Path(__file__).resolve().parents[2] / "clients/web"
+WEB = Path(__file__).resolve().parents[2] / "clients/web/page"
+LIBRARY = WEB.parent / "lib"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = [
     "--headless",
@@ -45,8 +46,9 @@ async def test_every_file_is_served_with_its_type_and_a_strict_policy(tokenizer_
     config = EngineConfig(model=ModelConfig(path=tokenizer_folder), server=ServerConfig(port=0))
     async with running_engine(config, spec=FakeSpec()) as engine:
         base = f"http://127.0.0.1:{engine.port}/"
-        for path in sorted(WEB.iterdir()):
-            status, headers, body = await asyncio.to_thread(fetch, base + path.name)
+        for path in sorted([*WEB.iterdir(), *LIBRARY.iterdir()]):
+            place = "ramify/" if path.parent == LIBRARY else ""
+            status, headers, body = await asyncio.to_thread(fetch, base + place + path.name)
             assert status == 200
             assert headers["content-type"].startswith(TYPES[path.suffix]), path.name
             assert "default-src 'self'" in headers["content-security-policy"]
@@ -88,7 +90,7 @@ def test_every_id_that_the_scripts_use_is_on_the_page() -> None:
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scripts where every version of node takes them for modules."""
     folder = tmp_path_factory.mktemp("web")
-    for path in WEB.glob("*.js"):
+    for path in [*WEB.glob("*.js"), *LIBRARY.glob("*.js")]:
         shutil.copy(path, folder)
     (folder / "package.json").write_text('{"type": "module"}')
     return folder
@@ -103,14 +105,14 @@ def node(modules: Path, script: str) -> Any:
 
 
 @needs_node
-@pytest.mark.parametrize("name", sorted(path.name for path in WEB.glob("*.js")))
+@pytest.mark.parametrize("name", sorted(path.name for path in [*WEB.glob("*.js"), *LIBRARY.glob("*.js")]))
 def test_the_scripts_parse(modules: Path, name: str) -> None:
     result = subprocess.run(["node", "--check", name], cwd=modules, capture_output=True, check=False)
     assert result.returncode == 0, result.stderr.decode()
 
 
 OPENED = """
-import { Core } from "./ramify-core.js";
+import { Core } from "./core.js";
 const core = new Core({ client: "t" });
 const state = (more) =>
   ({ type: "state", session: "s", key: "k", revision: 1, op: 0, branches: [], ...more });
@@ -359,7 +361,7 @@ async def test_the_page_streams_through_a_refresh(tokenizer_folder: Path, tmp_pa
 @needs_node
 def test_a_tree_in_pages_is_put_together(modules: Path) -> None:
     script = """
-import { wholeTree } from "./ramify-tree.js";
+import { wholeTree } from "./tree.js";
 const turn = (start, end) => ({ start, end });
 const pages = [
   { revision: 3, next: { branch: "main", position: 2 },

@@ -12,7 +12,7 @@ import pytest
 
 from ramify.clients import connect
 
-WEB = Path(__file__).resolve().parents[2] / "clients/web"
+WEB = Path(__file__).resolve().parents[2] / "clients/web/lib"
 SOCKETS = "--experimental-websocket"  # what Node 20 needs, and later ones ignore
 
 
@@ -28,9 +28,9 @@ needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node
 needs_sockets = pytest.mark.skipif(not _has_sockets(), reason="needs node with WebSocket")
 
 PRELUDE = """
-import { connect, RamifyError } from "./ramify.js";
+import { connect, RamifyError } from "./index.js";
 const url = process.argv[2];
-const session = connect({ url, storage: null, open: { tick_ms: 0 } });
+const session = connect(url, { storage: null, open: { tick_ms: 0 } });
 const tried = (promise) =>
   Promise.resolve(promise).then((value) => ({ ok: value }),
     ({ code, branch, cause, message }) => ({ code, branch, cause: cause?.code, message }));
@@ -87,15 +87,15 @@ def play(modules: Path) -> Played:
 def core(modules: Path, script: str) -> Any:
     """What a script prints that plays frames to the core."""
     opened = """
-import { Core } from "./ramify-core.js";
+import { Core } from "./core.js";
 const core = new Core({ client: "t" });
 core.receive({ type: "state", session: "s", key: "k", revision: 1, op: 0,
   branches: [{ branch: "main", position: 6 }] });
 const done = (id, more) => ({ type: "done", id, branch: "main", position: 9, reason: "stop",
   usage: { prompt: 6 }, revision: 2, ...more });
 """
-    (modules / "core.js").write_text(opened + script)
-    result = subprocess.run(["node", "core.js"], cwd=modules, capture_output=True, check=False)
+    (modules / "hand.js").write_text(opened + script)
+    result = subprocess.run(["node", "hand.js"], cwd=modules, capture_output=True, check=False)
     assert result.returncode == 0, result.stderr.decode()
     return json.loads(result.stdout)
 
@@ -270,7 +270,7 @@ const run = async (cut) => {
       };
     }
   }
-  const mine = connect({ url, storage: null, open: { tick_ms: 0 }, WebSocket: Cut });
+  const mine = connect(url, { storage: null, open: { tick_ms: 0 }, WebSocket: Cut });
   mine.append([{ role: "user", content: "Hi" }]);
   mine.fork(["a", "b"]);
   const thoughts = mine.generate({ branch: ["a", "b"], max_tokens: 4, ...greedy });

@@ -75,7 +75,7 @@ class Harness:
             self.status,
             self.metrics,
             clock=self.clock,
-            static=static or StaticFiles(None),
+            static=static or StaticFiles({}),
             credentials=read_credentials(config),
         )
         self.port = 0

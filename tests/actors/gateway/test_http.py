@@ -82,7 +82,7 @@ async def test_static_files(serve, tmp_path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "app.js").write_text("1")
     (tmp_path / "secret.py").write_text("no")
-    async with serve(static=StaticFiles(tmp_path)) as gateway:
+    async with serve(static=StaticFiles({"/": tmp_path})) as gateway:
         status, headers, body = await gateway.get("/")
         assert (status, body) == (200, b"<p>hi</p>")
         assert headers["content-type"] == "text/html; charset=utf-8"

@@ -1,12 +1,12 @@
 /**
  * The state of a `ramify.v1` client: messages in, ops and text out.
  *
- * Pure: no socket, no clock, no DOM. `ramify.js` is the shell that connects it to a WebSocket.
+ * Pure: no socket, no clock, no DOM. `session.js` is the shell that connects it to a WebSocket.
  * After a lost connection `openMessage` says what is here already and `unanswered` gives the ops to
  * send again, so that every op runs once and no text is lost or doubled (docs/protocol.md, rules 3, 6).
  */
 
-import { RamifyError, Stream } from "./ramify-stream.js";
+import { RamifyError, Stream } from "./stream.js";
 
 /** A sent op and the branches that still owe its terminal reply. */
 class Ticket {

@@ -8,7 +8,7 @@
 import { Conversation } from "./conversation.js";
 import { $ } from "./page.js";
 import { askToken, dismiss, drawer, notice, sampling, setUp, showModel, showStatus, systemPrompt } from "./panels.js";
-import { connect, mintToken } from "./ramify.js";
+import { connect, mintToken } from "/ramify/index.js";
 import { LiveAnswer, answerTurn, arrange, button, card, divider, make, tree, userTurn } from "./view.js";
 
 const KEPT = "ramify chat";
@@ -40,9 +40,7 @@ function keep() {
 // --- connection --------------------------------------------------------------------------------------
 
 function start() {
-  const url = new URL("/v1/ws", location.href);
-  url.protocol = location.protocol === "https:" ? "wss:" : "ws:";
-  session = connect({ url: url.href, token: bearer ? token : undefined, open: { tick_ms: 30 } });
+  session = connect(location.origin, { token: bearer ? token : undefined, open: { tick_ms: 30 } });
   const mine = session;
   const on = (name, action) => session.addEventListener(name, ({ detail }) => { if (session === mine) action(detail); });
   on("status", showStatus);

@@ -1,19 +1,19 @@
 /**
  * The browser client of `ramify.v1`: sessions that outlive their connection and a page refresh.
  *
- *     import { connect } from "./ramify.js";
- *     const session = connect({ url: "ws://127.0.0.1:8765/v1/ws" });
+ *     import { connect } from "ramify";
+ *     const session = connect("ws://127.0.0.1:8765");
  *     session.append([{ role: "user", content: "Tell me a story." }]);
  *     for await (const { text } of session.generate({ max_tokens: 60 })) console.log(text);
  *
  * Ops that are called in one turn of the event loop travel in one frame, so they are a program:
  * append, fork, generate on the children. This file is the shell (socket, timers, storage); what the
- * messages mean is in `ramify-core.js`. It knows nothing of chats.
+ * messages mean is in `core.js`. It knows nothing of chats.
  */
 
-import { Core } from "./ramify-core.js";
-import { Generation, RamifyError } from "./ramify-stream.js";
-import { wholeTree } from "./ramify-tree.js";
+import { Core } from "./core.js";
+import { Generation, RamifyError } from "./stream.js";
+import { wholeTree } from "./tree.js";
 
 export { Generation, RamifyError };
 
@@ -39,7 +39,6 @@ const FINAL = {
 
 /**
  * @typedef {object} Options
- * @property {string} url  of the WebSocket, `ws(s)://host/v1/ws`
  * @property {string} [client]  name that stays the same across reconnects; default: a random one, stored
  * @property {string | (() => Promise<string>)} [token]  a function is asked again for each connection
  * @property {Storage | null} [storage]  where the session's id and key are kept; default sessionStorage,
@@ -49,9 +48,18 @@ const FINAL = {
  */
 
 /** Connect, or come back to the stored session. Returns at once; ops wait for the connection.
- *  @param {Options} options */
-export function connect(options) {
-  return new Session(options);
+ *  @param {string} url  `ws://host:port` or `http://host:port`; the path is `/v1/ws` unless there is one
+ *  @param {Options} [options] */
+export function connect(url, options = {}) {
+  return new Session(url, options);
+}
+
+/** The address of the WebSocket. @param {string} url @returns {string} */
+function websocketUrl(url) {
+  const parsed = new URL(url);
+  parsed.protocol = parsed.protocol.replace("http", "ws");
+  if (parsed.pathname === "/") parsed.pathname = "/v1/ws";
+  return parsed.href;
 }
 
 /** A single-use token for `connect`, minted with a long-lived one. @param {string} base `http(s)://host` */
@@ -71,6 +79,7 @@ export async function mintToken(base, bearer) {
  * gone, a new one is being opened; ops called from the handler run in it).
  */
 export class Session extends EventTarget {
+  #url;
   #options;
   #core;
   #storage;
@@ -86,9 +95,10 @@ export class Session extends EventTarget {
   #stop = new AbortController();
   status = "connecting";
 
-  /** @param {Options} options */
-  constructor(options) {
+  /** @param {string} url @param {Options} options */
+  constructor(url, options) {
     super();
+    this.#url = websocketUrl(url);
     this.#options = options;
     this.#storage = options.storage === undefined ? globalThis.sessionStorage : options.storage;
     const saved = JSON.parse(this.#storage?.getItem(this.#place) ?? "null");
@@ -255,7 +265,7 @@ export class Session extends EventTarget {
       return this.#lost("waiting");
     }
     if (this.#socket !== marker || this.status === "closed") return;
-    const socket = new (this.#options.WebSocket ?? WebSocket)(this.#options.url, ["ramify.v1+json"]);
+    const socket = new (this.#options.WebSocket ?? WebSocket)(this.#url, ["ramify.v1+json"]);
     this.#socket = socket;
     socket.onopen = () => this.#transmit(this.#core.openMessage(token));
     socket.onmessage = ({ data }) => this.#receive(JSON.parse(data));
@@ -377,7 +387,7 @@ export class Session extends EventTarget {
     else this.reconnect();
   }
 
-  get #place() { return `ramify ${this.#options.url}`; }
+  get #place() { return `ramify ${this.#url}`; }
 
   #save() {
     if (this.#core.saved && this.status !== "closed") {
