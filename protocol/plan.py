@@ -25,6 +25,12 @@ number of that output token, and goes on as long as what it sampled is what the 
 output is the same with and without drafts. A step gives such a row 1 + (drafts accepted) tokens; the KV
 of refused drafts lies behind the row's length, where the next step overwrites it. How far a row got only
 the executor knows until the result is back, so a plan never states a decode's position.
+
+A row may sit a step out: what it needs to sample is not ready (its constraint is being loaded, or the
+mask behind its output is still computed), and nobody else waits for that. Its length, its output and
+its random number are as before the step, and its next decode is what this one would have been. An
+extend that was to sample was computed all the same: the next decode runs its last token again, and
+samples.
 """
 
 import sys
@@ -155,13 +161,14 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     `rows`: int32[S], the rows that sampled: first the extends with `sample` in plan order, then the
     decodes in plan order. `tokens`: int32[S], the token of each; NO_TOKEN where the logits were not
     finite (the KV of that step is not to be trusted; other rows are fine). `counts`: int32[S], how many
-    tokens each row has in `tokens`, which lie one row after another then; empty: one each. NO_TOKEN can
-    only be a row's last. `drafted`: int32[S], how many drafts each row ran, empty: none; a row's count
-    is at most one more. `logprobs`: empty if no row asked, else an entry for each token. `computed`:
-    tokens that went through the model. `elapsed_us`: from the step's start to its end on the device.
-    `scores`: float32, the log-probabilities of the extends' targets in plan order: the model's raw ones;
-    NaN where the logits were not finite. `forced`: a byte for each of `tokens`, 1 where the row's
-    constraint allowed no other; empty: nowhere.
+    tokens each row has in `tokens`, which lie one row after another then; empty: one each; 0: the row
+    sat the step out, see the module's top. NO_TOKEN can only be a row's last. `drafted`: int32[S], how
+    many drafts each row ran, empty: none; a row's count is at most one more. `logprobs`: empty if no
+    row asked, else an entry for each token. `computed`: tokens that went through the model.
+    `elapsed_us`: from the step's start to its end on the device. `scores`: float32, the log-
+    probabilities of the extends' targets in plan order: the model's raw ones; NaN where the logits were
+    not finite. `forced`: a byte for each of `tokens`, 1 where the row's constraint allowed no other;
+    empty: nowhere.
     """
 
     step: int

@@ -79,6 +79,7 @@ class Scheduler:
         self._sweep_at = 1024
         self._deadlines: list[tuple[float, int]] = []
         self._hungry: list[Run] = []  # their Grow found no memory
+        self._tokenless: list[Run] = []  # their prompts are computed, but they sat all steps since out
         self._deliveries = Deliveries()
         self._count = 0
         self._batch = 0
@@ -314,8 +315,8 @@ class Scheduler:
     def _several(
         self, result: StepResult, step: Step, counts: Iterable[int], tokens: "array[int]", now: float
     ) -> None:
-        """A result with several tokens for some runs. What stands behind a stop token or the limit was
-        never output: without drafts nobody would have sampled it.
+        """A result with several tokens for some runs, or none. What stands behind a stop token or the
+        limit was never output: without drafts nobody would have sampled it.
         """
         over: list[Run] = []
         bad: list[Run] = []
@@ -348,10 +349,14 @@ class Scheduler:
         self._over(over, now)
 
     def _first_tokens(self, step: Step, now: float) -> None:
-        for run in step.bound[: step.firsts]:
-            if run.live:
-                self._planner.pace.lacks(run.request, 0)
+        if not step.firsts and not self._tokenless:
+            return
+        runs = [run for run in [*self._tokenless, *step.bound[: step.firsts]] if run.live]
+        for run in runs:
+            self._planner.pace.lacks(run.request, 0)
+            if run.out:
                 run.request.first_token = run.request.first_token or now
+        self._tokenless = [run for run in runs if not run.out]
 
     def _over(self, over: list[Run], now: float) -> None:
         """End runs that have all that they wanted."""

@@ -306,9 +306,10 @@ class Planner:
             raise SchedulerError(f"step {step.step}: {counts}")
         decodes = len(step.bound) - step.firsts
         drafted = sum(unpack(result.drafted)) if result.drafted else 0
-        self.pace.learn(step.work, decodes + drafted, result.elapsed_us * 1e-6)
-        if step.asked is not None and decodes:
-            self._settle(step, step.asked, result)
+        absent = step.counts[step.firsts :].count(0) if step.counts else 0
+        self.pace.learn(step.work, decodes - absent + drafted, result.elapsed_us * 1e-6)
+        if step.asked is not None or step.counts is not None:
+            self._settle(step, result)
         if self._speculation is not None and decodes and not step.chunks:
             self._measure(self._speculation, step, result)
         return step, unpack(result.tokens)
@@ -319,7 +320,7 @@ class Planner:
         asked = [0] * step.firsts + (step.asked or [0] * (len(step.bound) - step.firsts))
         fits = len(counts) == len(asked) and len(drafted or asked) == len(asked)
         if not fits or any(
-            not 1 <= count <= 1 + ran <= 1 + most
+            not 0 <= count <= 1 + ran <= 1 + most
             for count, ran, most in zip(counts, drafted or [0] * len(asked), asked, strict=True)
         ):
             raise SchedulerError(
@@ -330,9 +331,11 @@ class Planner:
 
     @staticmethod
     def _measure(speculation: Speculation, step: Step, result: StepResult) -> None:
-        """What a step of decodes gave, and its time: unless constraints drafted in it, which is neither
-        the guesses' profit nor their cost.
+        """What a step of decodes gave, and its time: unless constraints drafted in it, or rows sat it
+        out, which is neither the guesses' profit nor their cost.
         """
+        if step.counts and 0 in step.counts:
+            return
         ran = unpack(result.drafted) if result.drafted else [0] * len(step.bound)
         depth = 0
         for run, count, own in zip(step.bound, step.asked or (), ran, strict=False):
@@ -343,23 +346,21 @@ class Planner:
         seconds, tokens = result.elapsed_us * 1e-6, len(result.tokens) // 4
         speculation.took(len(step.bound), sum(ran), depth, tokens, seconds)
 
-    def _settle(self, step: Step, asked: list[int], result: StepResult) -> None:
-        """It is known how many drafts of `step` were accepted: the bounds of its runs fall."""
-        first = step.firsts
+    def _settle(self, step: Step, result: StepResult) -> None:
+        """It is known how many tokens each run of `step` got: the bounds of those with fewer fall."""
+        decodes = len(step.bound) - step.firsts
+        asked = [0] * step.firsts + (step.asked or [0] * decodes)
         counts = step.counts or [1] * len(step.bound)
         ran = unpack(result.drafted) if result.drafted else [0] * len(step.bound)
-        for i, count in enumerate(asked):
-            if count:
-                run = step.bound[first + i]
-                accepted = counts[first + i] - 1
-                if self._speculation is not None and not run.jumps:
-                    self._speculation.landed(self._record(run), count, ran[first + i], accepted)
-                if run.live and count > accepted:
-                    if run.decoding:
-                        run.offset -= count - accepted
-                    else:
-                        run.planned -= count - accepted
-                        self._schedule(run)
+        for run, count, tokens, drafts in zip(step.bound, asked, counts, ran, strict=True):
+            if count and tokens and self._speculation is not None and not run.jumps:
+                self._speculation.landed(self._record(run), count, drafts, tokens - 1)
+            if run.live and 1 + count > tokens:
+                if run.decoding:
+                    run.offset -= 1 + count - tokens
+                else:
+                    run.planned -= 1 + count - tokens
+                    self._schedule(run)
 
     def _extend(self, run: Run, start: int, end: int) -> ExtendRow:
         """Positions [start, end) of the prompt; the last chunk lets go of its tokens."""

@@ -182,9 +182,11 @@ class FakeCache:
 class FakeExecutor:
     """Runs plans strictly in order and checks each against its rows."""
 
-    def __init__(self, info, acceptance=0.0, generous=1.0):
+    def __init__(self, info, acceptance=0.0, generous=1.0, absence=0.0):
         self.info = info
         self.dice = random.Random(7)
+        self.absence = absence  # chance that a row sits a step out
+        self.absent = 0
         self.acceptance = acceptance  # chance that a draft is what is sampled behind it
         self.generous = generous  # chance that the drafter gives one draft more
         self.drafted = self.accepted = self.asked = 0
@@ -236,21 +238,32 @@ class FakeExecutor:
         assert lines + len(sampling) <= self.info.max_rows
         assert not set(decodes) & {extend.row for extend in plan.extends}
         assert len(set(decodes)) == len(decodes)
+        out = {row for row in sampling + decodes if self.dice.random() < self.absence}
+        self.absent += len(out)
+        for extend in plan.extends:
+            if extend.row in out:  # its last token is run again
+                row = self.rows[extend.row]
+                row.length, row.last = row.length - 1, unpack(extend.tokens)[-1]
         for index in decodes:
             assert self.rows[index].last is not None
-            self._forward(self.rows[index], self.rows[index].last)
+            if index not in out:
+                self._forward(self.rows[index], self.rows[index].last)
         self.ran.append((work, len(decodes)))
         assert work + lines <= self.info.step_tokens
-        given = [self._guess(self.rows[row], count) for row, count in zip(decodes, asked, strict=True)]
+        given = [
+            self._guess(self.rows[row], 0 if row in out else count)
+            for row, count in zip(decodes, asked, strict=True)
+        ]
         given = [[]] * len(sampling) + given
         sampling += decodes
         runs = [
-            self._verify(self.rows[row], drafts) for row, drafts in zip(sampling, given, strict=True)
+            [] if row in out else self._verify(self.rows[row], drafts)
+            for row, drafts in zip(sampling, given, strict=True)
         ]
         computed = work + len(decodes) + sum(map(len, given))
         self.computed += computed
         self.drafted += sum(map(len, given))
-        self.accepted += sum(len(run) - 1 for run in runs)
+        self.accepted += sum(len(run) - 1 for run in runs if run)
         logprobs = []
         if any(self.rows[index].sampling.logprobs for index in sampling):
             logprobs = [
@@ -259,7 +272,7 @@ class FakeExecutor:
                 for token in run
             ]
         counts = drafted = b""
-        if plan.drafts:
+        if plan.drafts or out:
             counts, drafted = pack(map(len, runs)), pack(map(len, given))
         return StepResult(
             plan.step, pack(sampling), pack([token for run in runs for token in run]), computed, 1000,
@@ -352,6 +365,7 @@ class World:
         drafts=0,
         acceptance=0.0,
         generous=1.0,
+        absence=0.0,
         policy=None,
         **config,
     ):
@@ -378,7 +392,7 @@ class World:
         config.setdefault("lookahead", 4)
         self.core = Scheduler(self.info, ScheduleConfig(**config))
         self.cache = cache or FakeCache(pages)
-        self.executor = FakeExecutor(self.info, acceptance, generous)
+        self.executor = FakeExecutor(self.info, acceptance, generous, absence)
         if policy == "dice" and drafts:
             self.core._planner._speculation = DicePolicy(drafts)
         self.now = 1.0

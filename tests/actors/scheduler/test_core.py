@@ -555,3 +555,24 @@ def test_forced_tokens_are_counted_where_they_stand():
     _note_forced(SimpleNamespace(bound=[run]), StepResult(1, pack([0]), pack([7]), 0, 0, forced=b"\1"))
     assert run.forced == b"\0\0\1"
     assert run.forced.count(1, 0, 2) == 0  # of the two that are kept
+
+
+def test_the_first_token_of_one_that_sat_steps_out(world, expected):
+    """It comes with the step that brings it, and the output is the same."""
+    w = world()
+    w.executor.absence = 1.0
+    w.turn(w.submit(max_tokens=3))
+    w.settled()
+    for _ in range(4):
+        w.now += 1.0
+        w.result()
+    request = w.core._requests[R1]
+    assert (request.first_token, w.output) == (0.0, {})
+    w.executor.absence = 0.0
+    w.now += 1.0
+    while not w.output:
+        w.result()
+    assert request.first_token == w.now
+    w.run()
+    assert w.output[R1] == expected([1, 2, 3], 0, 3)
+    w.check_idle()

@@ -104,6 +104,7 @@ speculations = st.fixed_dictionaries(
         "drafts": st.integers(1, 4),
         "acceptance": st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0]),
         "generous": st.sampled_from([1.0, 0.6]),
+        "absence": st.sampled_from([0.0, 0.3]),
         "policy": st.sampled_from(["dice", "dice", None]),
     }
 )
@@ -205,6 +206,12 @@ def test_random_programs_on_the_real_cache(
     options = {**options, "pages": -(-options["pages"] // page_size)}
     cache = RealCache(options["pages"], page_size)
     execute(world(**options, page_size=page_size, cache=cache), program, expected, expected_scores)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(worlds, programs)
+def test_random_programs_in_which_rows_sit_steps_out(world, expected, expected_scores, options, program):
+    execute(world(**options, absence=0.5), program, expected, expected_scores)
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
@@ -353,7 +360,7 @@ def test_random_crowds(world, expected, page_size, rows, quantum, slots, crowd, 
         assert w.finished[submit.request].output == len(want)
     least = sum(f.computed + f.output - 1 for f in w.finished.values())
     if speculation:  # what a retraction drops may be a draft, or less than was asked for
-        refused = w.executor.drafted - w.executor.accepted
+        refused = w.executor.drafted - w.executor.accepted + w.executor.absent
         assert least <= w.executor.computed <= least + w.core.computed_twice + refused
         return
     assert w.executor.computed == least + w.core.computed_twice

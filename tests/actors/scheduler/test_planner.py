@@ -308,12 +308,37 @@ def test_counts_that_do_not_fit(world):
     run_of(planner, 1, limit=90, slots=99)
     planner.landed(result(planner.plan(), [5]))
     plan = planner.plan()
-    for counts, drafted in (([5], [3]), ([2], [0]), ([1], [4]), ([0], [0]), ([1, 1], [0, 0])):
+    for counts, drafted in (([5], [3]), ([2], [0]), ([1], [4]), ([-1], [0]), ([1, 1], [0, 0])):
         in_flight = planner.in_flight.copy()
         wrong = msgspec.structs.replace(with_counts(plan, counts, drafted), rows=pack([0]))
         with pytest.raises(SchedulerError, match="step 2: "):
             planner.landed(wrong)
         planner.in_flight = in_flight
+
+
+def test_who_sits_a_step_out_runs_in_the_next_as_if_it_had_not_been(world):
+    planner = make(world, in_flight=1)
+    run = run_of(planner, 1, limit=2)
+    planner.landed(msgspec.structs.replace(result(planner.plan(), []), counts=pack([0])))
+    assert bound(planner, run) == 0
+    plan = planner.plan()  # its prompt's last token again
+    assert (plan.extends, list(unpack(plan.decodes))) == ([], [0])
+    planner.landed(result(plan, [5]))
+    for tokens in ([], [6]):
+        plan = planner.plan()
+        assert list(unpack(plan.decodes)) == [0]
+        counts = pack([len(tokens)])
+        planner.landed(msgspec.structs.replace(result(plan, tokens), counts=counts))
+    assert (planner.plan(), run.decoding) == (None, False)
+
+
+def test_who_sits_out_the_only_step_that_it_wants_is_planned_again(world):
+    planner = make(world)
+    run = run_of(planner, 1, limit=1)
+    planner.landed(msgspec.structs.replace(result(planner.plan(), []), counts=pack([0])))
+    assert list(unpack(planner.plan().decodes)) == [0]
+    assert planner.plan() is None
+    assert bound(planner, run) == 1
 
 
 def test_what_constraints_draft_is_no_profit_of_guesses(world):
