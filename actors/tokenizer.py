@@ -136,14 +136,15 @@ class Tokenizer:
 
     @property
     def words(self) -> tuple[list[bytes], list[int], str]:
-        """What a constrained output is made of: the bytes of each id (b"" for added tokens too, which
-        are marks even where they have text), the ids that end it, and the tokenizer of text that stands
-        behind other tokens, as JSON.
+        """What a constrained output is made of: the bytes of each id, the ids that end it, and the
+        tokenizer of text that stands behind other tokens, as JSON.
+
+        Added tokens are marks, even where they have text: their bytes are 0xFF, the name, 0xFE.
         """
         table = list(self.token_bytes)
-        for i in self._contents:
+        for i, name in self._contents.items():
             if i < len(table):
-                table[i] = b""
+                table[i] = b"\xff%b\xfe" % name.encode()
         return table, sorted(self.eos_ids), self._continuing.to_str()
 
     @property

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.gpu.constraints.vocabulary import MARK, Vocabulary
 
 WINDOW = 256  # bytes of forced text that are looked at from one state
 MOST_FORCED = 64  # tokens of one plan
@@ -96,6 +96,8 @@ class ForcedText:
             return found
 
     def _find(self, state: int) -> tuple[int, int] | None:
+        if self._byte[state] == MARK:
+            return self._mark(state)
         text, states = self._text(state)
         tokens, sure = self._spelled(text, states)
         if not tokens:
@@ -103,10 +105,20 @@ class ForcedText:
         size = len(self._vocabulary.tokens[tokens[0]])
         return (tokens[0], states[size]) if size <= sure else None
 
+    def _mark(self, state: int) -> tuple[int, int] | None:
+        """The token that is no text and must come, if there is only one."""
+        name = bytearray()
+        while self._one[state] and name[-1:] != b"\xfe":
+            name.append(self._byte[state])
+            state = int(self._then[state])
+        node = self._vocabulary.find(bytes(name))
+        token = int(self._vocabulary.token[node]) if node >= 0 else -1
+        return (token, state) if token >= 0 else None
+
     def _text(self, state: int) -> tuple[bytes, list[int]]:
         """The forced text from `state`, whole characters of it, and the state at each byte."""
         text, states = bytearray(), [state]
-        while self._one[state] and len(text) < WINDOW:
+        while self._one[state] and self._byte[state] != MARK and len(text) < WINDOW:
             text.append(self._byte[state])
             state = int(self._then[state])
             states.append(state)

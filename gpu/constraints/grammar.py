@@ -32,12 +32,10 @@ class _Tokens:
     def __init__(self, vocabulary: Vocabulary, end: int) -> None:
         self.eos_token_id = end
         # what has no text must have a name that no text has; 0xFF is never in UTF-8
-        padded = [*vocabulary.tokens, *[b""] * (vocabulary.size - len(vocabulary.tokens))]
-        stops = set(vocabulary.stop_ids)
-        self.special_token_ids = [i for i, data in enumerate(padded) if not data or i in stops]
-        self.tokens = padded
+        self.tokens = list(vocabulary.tokens)
+        self.special_token_ids = [i for i in range(vocabulary.size) if not vocabulary.is_text(i)]
         for i in self.special_token_ids:
-            padded[i] = b"\xff<%d>" % i
+            self.tokens[i] = b"\xff<%d>" % i
         self._encode = vocabulary.encode
 
     def __call__(self, text: str | bytes) -> Sequence[int]:
@@ -52,16 +50,16 @@ class GrammarVocabulary:
         if llguidance is None:
             raise ConstraintError("this server has no llguidance, which grammars need: install it there")
         self.vocabulary = vocabulary
-        ends = [*vocabulary.stop_ids, *(i for i, data in enumerate(vocabulary.tokens) if not data)]
+        texts = [i for i in range(vocabulary.size) if vocabulary.is_text(i)]
+        flags = np.zeros(vocabulary.size, np.bool_)
+        flags[texts] = True
+        self.texts = vocabulary.pack(flags)
+        ends = [*vocabulary.stop_ids, *np.flatnonzero(~flags).tolist()]
         self._end = ends[0] if ends else 0
         tokens: Any = _Tokens(vocabulary, self._end)
         self.tokenizer = llguidance.LLTokenizer(tokens, n_vocab=vocabulary.size, eos_token=self._end)
-        flags = np.zeros(vocabulary.size, np.bool_)
-        stops = set(vocabulary.stop_ids)
-        flags[[i for i, data in enumerate(vocabulary.tokens) if data and i not in stops]] = True
-        self.texts = vocabulary.pack(flags)
         flags[:] = False
-        flags[list(stops)] = True
+        flags[list(vocabulary.stop_ids)] = True
         self.stops = vocabulary.pack(flags)
 
 
@@ -127,8 +125,7 @@ class GrammarMatcher:
                 return False
             self._ended = True
         else:
-            known = 0 <= token < len(self._vocabulary.tokens) and self._vocabulary.tokens[token]
-            if self._ended or not known or self._parser.validate_tokens([token]) != 1:
+            if self._ended or not self._vocabulary.is_text(token) or self._parser.validate_tokens([token]) != 1:
                 return False
             self._parser.consume_token(token)
             _check(self._parser)

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from ramify.gpu.constraints.alike import alike
 from ramify.gpu.constraints.forced import NOTHING, ForcedText, Plan
-from ramify.gpu.constraints.vocabulary import SHORT, Vocabulary
+from ramify.gpu.constraints.vocabulary import MARK, SHORT, Vocabulary
 from ramify.gpu.constraints.walk import walker
 from ramify.protocol.errors import ConstraintError
 
 ALIKE_FROM = 512  # states from which on it is worth looking which are alike
+_MARKS = 0xFE  # bytes from here on stand in the names of tokens that are no text
 MASK_BYTES = 32 << 20  # of one constraint's masks; past this they are forgotten, and made again
 
 
@@ -75,7 +76,10 @@ class TokenAutomaton:
         return state == self.end or bool(self._final[state])
 
     def mask(self, state: int) -> NDArray[np.int32]:
-        """The legal tokens: bit i % 32 of word i // 32, int32 [vocabulary.words], read-only."""
+        """The legal tokens: bit i % 32 of word i // 32, int32 [vocabulary.words], read-only.
+
+        `vocabulary.everything` where all are: nothing has to be masked.
+        """
         found = self._masks.get(state)
         return found if found is not None else self._remember(state)
 
@@ -86,11 +90,9 @@ class TokenAutomaton:
         """
         if token in self.vocabulary.stop_ids:
             return self.end if self.is_final(state) else -1
-        if state == self.end or not 0 <= token < len(self.vocabulary.tokens):
+        if state == self.end or not 0 <= token < self.vocabulary.size:
             return -1
         data = self.vocabulary.tokens[token]
-        if not data:
-            return -1
         following, classes = self._next, self._classes
         for byte in data:
             state = int(following[state, classes[byte]])
@@ -139,6 +141,9 @@ class TokenAutomaton:
 
     def _remember(self, state: int) -> NDArray[np.int32]:
         row = self._make(state)
+        if (row == self.vocabulary.everything).all():
+            row = self._masks[state] = self.vocabulary.everything
+            return row
         key = row.tobytes()
         if (len(self._same) + len(self._short) + 1) * row.nbytes > MASK_BYTES:
             self._masks, self._same, self._short = {}, {}, {}
@@ -169,11 +174,35 @@ class TokenAutomaton:
         return short | self._walker.mask(state, "long")
 
     def _check_bytes(self) -> None:
-        """That each byte which some state takes is a token: then no state is without a legal token."""
-        used = np.any(self._next >= 0, axis=0, keepdims=True)[0, self._classes]
-        missing = np.flatnonzero(used & ~self.vocabulary.alone)
+        """That each byte which some state takes is a token: then no state is without a legal token.
+
+        Free text takes all of them, and needs none. Tokens that are no text are looked up.
+        """
+        takes = self._next >= 0
+        free = takes[:, np.unique(self._classes[:_MARKS])].all(axis=1)
+        used = takes[~free].any(axis=0)[self._classes[:_MARKS]]
+        missing = np.flatnonzero(used & ~self.vocabulary.alone[:_MARKS])
         if len(missing):
             raise ConstraintError(
                 f"this model's tokenizer has no token for the byte {int(missing[0]):#04x} alone, so it "
                 "cannot spell every text of the constraint: allow fewer characters"
             )
+        named = takes[:, self._classes[MARK]]
+        for state in np.flatnonzero(named & ~takes[:, np.unique(self._classes[:_MARKS])].any(axis=1)):
+            if not self._final[state] and not self._begins_a_mark(int(self._next[state, self._classes[MARK]])):
+                raise ConstraintError("this model has no token for a mark that the constraint needs")
+
+    def _begins_a_mark(self, state: int) -> bool:
+        """Whether a token of the vocabulary that is no text goes on from `state` to its end."""
+        tree = self.vocabulary
+        stack = [(tree.find(bytes([MARK])), state)]
+        while stack:
+            node, state = stack.pop()
+            if node < 0 or state < 0:
+                continue
+            if tree.token[node] >= 0:
+                return True
+            begin = int(tree.child[node])
+            for child in range(begin, begin + int(tree.children[node])):
+                stack.append((child, int(self._next[state, self._classes[tree.byte[child]]])))
+        return False

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+MARK = 0xFF  # the first byte of a token that is no text; UTF-8 has none such, nor the last one, 0xFE
+NAMELESS = b"\xff\xfe"  # an id without text or name
 SHORT = 16  # bytes of a token whose mask may be shared between states: see `alike`
 
 
@@ -33,7 +35,9 @@ class Vocabulary:
 
     `size`: ids in a mask (the model's padded vocabulary); `words`: int32 words of a packed mask.
     `stop_ids`: what ends an output; they have no bytes. `encode`: how the tokenizer spells a text that
-    stands behind other tokens.
+    stands behind other tokens. `tokens`: the bytes of each id. A token that is no text (`<tool_call>`) has
+    a name between 0xFF and 0xFE, so that an automaton can tell it from the same text, spelled.
+    `everything`: the mask of all ids, this very object wherever all are legal.
 
     Arrays, one entry a node, the root is 0: `byte` uint8, `parent`, `child` (the first one; the children
     of a node are side by side) and `children` (how many), `token` (a token that ends there, or -1).
@@ -48,17 +52,24 @@ class Vocabulary:
         encode: Callable[[str], list[int]],
         size: int | None = None,
     ) -> None:
-        """`tokens`: the bytes of each id; b"" for ids that no constrained output may have."""
-        self.tokens = tokens
+        """`tokens`: the bytes of each id; b"" for ids without text or name, which free text alone has."""
+        self.size = max(len(tokens), size or 0)
+        self.tokens = [data or NAMELESS for data in tokens]
+        self.tokens += [NAMELESS] * (self.size - len(tokens))
         self.stop_ids = tuple(sorted(set(stop_ids)))
         self.encode = encode
-        self.size = max(len(tokens), size or 0)
         self.words = -(-self.size // 32)
+        self.everything = self.pack(np.ones(self.size, np.bool_))
+        self.everything.flags.writeable = False
         self._build()
+
+    def is_text(self, token: int) -> bool:
+        """Whether an id stands for text."""
+        return 0 <= token < self.size and self.tokens[token][0] != MARK and token not in self.stop_ids
 
     def _build(self) -> None:
         stops = set(self.stop_ids)
-        order = sorted((data, i) for i, data in enumerate(self.tokens) if data and i not in stops)
+        order = sorted((data, i) for i, data in enumerate(self.tokens) if i not in stops)
         self._order = order
         ids = np.array([i for _, i in order], np.int32)
         lengths = np.array([len(data) for data, _ in order], np.int64)

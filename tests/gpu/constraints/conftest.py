@@ -73,5 +73,5 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    tokens = [b"" if tokenizer.is_added(i) else data for i, data in enumerate(tokenizer.token_bytes)]
+    tokens = tokenizer.words[0]
     return Vocabulary(tokens, tokenizer.eos_ids, tokenizer.encode, size=len(tokens) + 7)

@@ -121,11 +121,10 @@ def test_what_is_sampled_under_masks_matches(vocabulary: Vocabulary, pattern: st
 
 def test_control_tokens_and_padding_are_never_legal(vocabulary: Vocabulary) -> None:
     machine = compiled("(?s:.*)", vocabulary)
-    empty = {
-        i for i in range(vocabulary.size) if i >= len(vocabulary.tokens) or not vocabulary.tokens[i]
-    }
-    assert legal(machine, 0) & empty == set(vocabulary.stop_ids)
-    for i in empty - set(vocabulary.stop_ids) | {-1, 10**6}:
+    no_text = {i for i in range(vocabulary.size) if not vocabulary.is_text(i)}
+    assert set(vocabulary.stop_ids) < no_text
+    assert legal(machine, 0) & no_text == set(vocabulary.stop_ids)
+    for i in no_text - set(vocabulary.stop_ids) | {-1, 10**6}:
         assert machine.advance(0, i) == -1
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.tokenizer import Tokenizer
-from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.gpu.constraints.vocabulary import NAMELESS, Vocabulary
 
 TOKENS = st.lists(st.text("abé", max_size=4).map(str.encode), max_size=30)
 
@@ -15,7 +15,8 @@ TOKENS = st.lists(st.text("abé", max_size=4).map(str.encode), max_size=30)
 @given(TOKENS, st.sets(st.integers(0, 5)))
 def test_each_token_is_the_way_to_its_node(tokens: list[bytes], stops: set[int]) -> None:
     tree = Vocabulary(tokens, stops, lambda text: [])
-    legal = {i for i, data in enumerate(tokens) if data and i not in stops}
+    tokens = tree.tokens  # NAMELESS where there were no bytes
+    legal = {i for i in range(len(tokens)) if i not in stops}
     paths = {tokens[i][:n] for i in legal for n in range(len(tokens[i]) + 1)} | {b""}
     assert len(tree.byte) == len(paths)
     assert {path for path in paths if tree.find(path) < 0} == set()
@@ -67,6 +68,15 @@ def test_masks_are_packed_and_unpacked(size: int, rng: random.Random) -> None:
     assert [i for i in range(size) if (int(row[i // 32]) >> (i % 32)) & 1] == legal.nonzero()[0].tolist()
 
 
+def test_what_is_no_text_has_a_name_that_no_text_has() -> None:
+    tree = Vocabulary([b"a", b"", b"\xff<x>\xfe", b""], [3], lambda text: [], size=6)
+    assert [tree.is_text(i) for i in range(-1, 7)] == [False, True, *[False] * 6]
+    assert tree.tokens == [b"a", NAMELESS, b"\xff<x>\xfe", NAMELESS, NAMELESS, NAMELESS]
+    assert tree.token[tree.find(NAMELESS)] == 1
+    assert tree.twins.tolist() == [[4, 1], [5, 1]]  # a stop is none of them
+    assert tree.unpack(tree.everything).all()
+
+
 def test_twins_follow_the_first() -> None:
     tree = Vocabulary([b"a", b"b", b"a", b"", b"b"], (), lambda text: [])
     row = tree.pack(tree.unpack(tree.pack(tree.alone[:0])))
@@ -79,8 +89,8 @@ def test_the_bytes_of_tokens_are_what_the_tokenizer_decodes(
 ) -> None:
     """Any sequence of tokens: the decoded text is the bytes of the tokens, one behind the other."""
     rng = random.Random(1)
-    legal = [i for i, data in enumerate(vocabulary.tokens) if data]
-    assert not any(vocabulary.tokens[i] for i in tokenizer.special_ids)
+    legal = [i for i in range(vocabulary.size) if vocabulary.is_text(i)]
+    assert not tokenizer.special_ids & set(legal)
     for _ in range(200):
         ids = rng.choices(legal, k=8)
         data = b"".join(vocabulary.tokens[i] for i in ids)
