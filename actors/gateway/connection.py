@@ -5,7 +5,7 @@ way and only the end of the connection is awaited, with a deadline.
 
 Flow control is the transport's: above `queued_bytes` in its write buffer asyncio calls
 `pause_writing`, below half `resume_writing`. How fast a client is read: `inflow.py`. This file does
-not know sessions: `binding.py`.
+not know sessions: `binding.py`; nor what other paths than ramify.v1's speak: `door.py`.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from websockets.typing import BytesLike
 
 from ramify.actors.gateway.auth import bearer_header
 from ramify.actors.gateway.binding import SessionBinding, Stage
+from ramify.actors.gateway.door import Door
 from ramify.actors.gateway.exchange import Exchange
 from ramify.actors.gateway.http import (
     BODY_BYTES,
@@ -32,14 +33,16 @@ from ramify.actors.gateway.hub import Hub
 from ramify.actors.gateway.inflow import Inflow
 from ramify.actors.gateway.intake import receive
 from ramify.actors.gateway.limits import SocketLimits
+from ramify.actors.gateway.openai.errors import reshaped
 from ramify.actors.gateway.openai.routes import respond, spoken_at
 from ramify.actors.gateway.pump import FRAME_WORK
+from ramify.actors.gateway.shares import Share
 from ramify.actors.gateway.upgrade import Upgrade, upgrade
 from ramify.actors.gateway.websocket import WebSocket
 from ramify.actors.kit.log import get_log
 from ramify.protocol.codec import Codec
 from ramify.protocol.credentials import Credential
-from ramify.protocol.errors import Close, LimitExceeded
+from ramify.protocol.errors import Close, LimitExceeded, RamifyError
 from ramify.protocol.wire import Bye, ClientMessage, Error, Open, Pong, ServerMessage
 
 _LOG = get_log("ramify.gateway")
@@ -70,12 +73,14 @@ class Connection(asyncio.Protocol):
         "_codec",
         "_credential",
         "_deadline",
+        "_door",
         "_flood",
         "_guard",
         "_heard",
         "_hub",
         "_inflow",
         "_message",
+        "_opened_at",
         "_out",
         "_parser",
         "_phase",
@@ -93,12 +98,14 @@ class Connection(asyncio.Protocol):
         self._phase = Phase.HEAD
         self._deadline = 0.0  # of the phase; LIVE: the next ping
         self._heard = 0.0
+        self._opened_at = 0.0  # the WebSocket, where it has a door
         self._parser: RequestParser | None = RequestParser(self._body_bytes)
         self._ws: WebSocket | None = None
         self._codec: Codec = hub.codecs["json"]
         self._guard = cast(SocketLimits, None)  # this and the next two: from the upgrade on
         self._inflow: Inflow | None = None
-        self._binding: SessionBinding | None = None
+        self._binding: SessionBinding | None = None  # of ramify.v1; another path has a door
+        self._door: Door | None = None
         self._credential: Credential | None = None  # None: it has not shown a token that it needs
         self._message: bytearray | None = None  # a fragmented message, as far as received
         self._utf8 = cast(codecs.IncrementalDecoder, None)  # of a fragmented text message
@@ -143,8 +150,7 @@ class Connection(asyncio.Protocol):
         self._hub.timers.forget(self.id)
         self._out.clear()
         self._parser = None
-        if self._binding is not None:
-            self._binding.end()
+        self._end_speaking()
         if self._inflow is not None:
             self._inflow.end()
         if self._ws is not None:
@@ -159,13 +165,11 @@ class Connection(asyncio.Protocol):
         # One merged delta can be long; it is what comes on top, unread, that must have an end.
         waiting = self._transport.get_write_buffer_size()
         self._flood = waiting + FLOOD_FACTOR * self._hub.limits.queued_bytes
-        if self._binding is not None:
-            self._binding.throttle(True)
+        self._throttle(True)
 
     def resume_writing(self) -> None:
         self._throttled = False
-        if self._binding is not None:
-            self._binding.throttle(False)
+        self._throttle(False)
 
     # --- from the actor -----------------------------------------------------------------------
 
@@ -177,6 +181,8 @@ class Connection(asyncio.Protocol):
     @property
     def attached(self) -> bool:
         """True while it has a session, or the directory is asked for one."""
+        if self._door is not None:
+            return self._door.busy
         return self._binding is not None and self._binding.stage in (
             Stage.OPENING,
             Stage.ATTACHED,
@@ -201,6 +207,9 @@ class Connection(asyncio.Protocol):
         """Queue one frame until `flush`. True if this is the first one queued."""
         ws = self._ws
         if ws is None or self._phase is not Phase.LIVE or not ws.open:
+            return False
+        if self._door is not None:  # only the gateway itself says something: that it stops
+            self._drain_door(self._door, messages)
             return False
         idle, first = not self._out, messages[0]
         if type(first) is Bye:
@@ -250,13 +259,14 @@ class Connection(asyncio.Protocol):
 
     def on_timer(self, now: float) -> None:
         """A deadline may have come; sets the next one."""
-        open_by = self._binding.open_by if self._binding is not None else None
+        open_by = self._open_by
         if open_by is not None and now >= open_by:
             self.close(Close.TIMEOUT, f"no open within {self._hub.limits.open_timeout_s} s")
         elif now < self._deadline:
             self._set_deadline(self._deadline)
         elif self._phase is Phase.HEAD:
-            self._respond(error_response(408, "deadline", "the request did not arrive in time"))
+            late = error_response(408, "deadline", "the request did not arrive in time")
+            self._respond(self._shaped(late, self._parser))
         elif self._phase is Phase.LIVE:
             self._heartbeat(now)
         else:
@@ -268,7 +278,7 @@ class Connection(asyncio.Protocol):
         parser = cast(RequestParser, self._parser)
         request = parser.feed(data)
         if parser.fault is not None:
-            self._respond(parser.fault)
+            self._respond(self._shaped(parser.fault, parser))
         elif request is None:
             return
         elif request.websocket and request.method == "GET":
@@ -282,6 +292,11 @@ class Connection(asyncio.Protocol):
         else:
             send = partial(self._respond, head_only=request.method == "HEAD")
             self._hub.routes.respond(request, self._hub.clock.now(), send)
+
+    @staticmethod
+    def _shaped(fault: Response, parser: RequestParser | None) -> Response:
+        """An error as the API has it that is asked for."""
+        return reshaped(fault) if parser is not None and spoken_at(parser.path) else fault
 
     def _respond(self, response: Response, *, head_only: bool = False) -> None:
         if self._phase is not Phase.HEAD:  # it took too long, or the peer has gone
@@ -320,7 +335,12 @@ class Connection(asyncio.Protocol):
         self._ws = ws = accepted.ws
         self._codec = accepted.codec
         self._guard = SocketLimits(hub.limits, now, accepted.share)
-        self._binding = SessionBinding(hub, self.id)
+        self._credential = accepted.credential
+        if accepted.door is None:
+            self._binding = SessionBinding(hub, self.id)
+        else:
+            self._door = accepted.door.make(hub, self)
+            self._opened_at = now
         self._inflow = Inflow(
             self._transport, self._guard, hub.clock, hub.pump, self._parse, self._congested
         )
@@ -401,6 +421,9 @@ class Connection(asyncio.Protocol):
         if not valid:
             self.close(Close.BAD_UTF8, "a text frame must be UTF-8")
             return
+        if self._door is not None:
+            self._receive_for(self._door, data, now)
+            return
         taken = receive(data, self._codec, self._guard, self._hub.limits, now)
         if self._credential is None and not self._authorize(taken.ops, now):
             return
@@ -424,6 +447,10 @@ class Connection(asyncio.Protocol):
         """
         first = ops[0] if ops else None
         token = first.token if isinstance(first, Open) else None
+        return self._accept(token, now)
+
+    def _accept(self, token: str | None, now: float) -> bool:
+        """Whether the token that came in a message is accepted; else the socket is closed."""
         found = self._hub.tokens.admit(token, now) if token is not None else None
         if found is None:
             message = "this server needs a token: a bearer header, subprotocol, or `open.token`"
@@ -459,8 +486,65 @@ class Connection(asyncio.Protocol):
         self.close(Close.RATE, why)
 
     def _reply(self, messages: list[ServerMessage]) -> None:
-        if messages:
+        if messages and self._door is None:
             self.deliver(messages)
+
+    # --- a door: see `Line` -------------------------------------------------------------------
+
+    @property
+    def credential(self) -> Credential | None:
+        return self._credential
+
+    @property
+    def share(self) -> Share | None:
+        return self._guard.share
+
+    def admit(self, token: str | None) -> bool:
+        return self._credential is not None or self._accept(token, self._hub.clock.now())
+
+    def frame(self, payload: bytes) -> bytes:
+        ws = self._ws
+        return ws.data_frame(self._codec, payload) if ws is not None and ws.open else b""
+
+    def write(self, frames: bytes) -> None:
+        if frames and self._phase is Phase.LIVE:
+            self._out.append(frames)
+
+    def _receive_for(self, door: Door, data: bytes, now: float) -> None:
+        try:
+            self._guard.admit(1, now)
+        except RamifyError as error:
+            door.refuse(error)
+        else:
+            if not door.receive(data) and self._guard.strike():
+                self.close(Close.UNPARSEABLE, "unparseable messages")
+        if self._guard.abusive:
+            self._abused("too many messages")
+
+    def _drain_door(self, door: Door, messages: list[ServerMessage]) -> None:
+        for message in messages:
+            if isinstance(message, Bye):
+                door.drain(message.reason)
+
+    @property
+    def _open_by(self) -> float | None:
+        """When the client must have said who it is, or what it wants."""
+        if self._door is not None:
+            waits = self._credential is None and self._phase is Phase.LIVE
+            return self._opened_at + self._hub.limits.open_timeout_s if waits else None
+        return self._binding.open_by if self._binding is not None else None
+
+    def _throttle(self, throttled: bool) -> None:
+        if self._door is not None:
+            self._door.throttle(throttled)
+        elif self._binding is not None:
+            self._binding.throttle(throttled)
+
+    def _end_speaking(self) -> None:
+        if self._door is not None:
+            self._door.end()
+        elif self._binding is not None:
+            self._binding.end()
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -497,8 +581,7 @@ class Connection(asyncio.Protocol):
 
     def _closing(self) -> None:
         self._phase = Phase.CLOSING
-        if self._binding is not None:
-            self._binding.end()
+        self._end_speaking()
         self._pace_reading()  # else the peer's close would not be seen
         self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
 

@@ -12,26 +12,25 @@ reads nothing for `STALLED_S` is cut off.
 import asyncio
 import contextlib
 
-from ramify.actors.gateway.binding import SessionBinding, Stage
+from ramify.actors.gateway.binding import Stage
+from ramify.actors.gateway.dialogue import Dialogue
+from ramify.actors.gateway.dialogue_run import DialogueRun
 from ramify.actors.gateway.http import Response, stream_head
 from ramify.actors.gateway.hub import Hub
-from ramify.actors.gateway.openai.dialogue import Dialogue
 from ramify.actors.gateway.shares import Share
 from ramify.actors.kit.log import get_log
 from ramify.protocol.credentials import Credential
-from ramify.protocol.errors import Close, NoSession, Overloaded, RamifyError
-from ramify.protocol.wire import Bye, CloseSession, Error, ServerMessage
+from ramify.protocol.wire import ServerMessage
 
 _LOG = get_log("ramify.gateway")
 
 STALLED_S = 60.0  # that a client may read nothing while there is something to read
 CLOSE_TIMEOUT_S = 5.0  # from the end of the response to that of the connection
-CLOSING_ID = 2000  # of the op that ends the session
 SURPLUS = 64 << 10  # bytes that a client may send behind its request
 
 
-class Exchange(asyncio.Protocol):
-    """See the module docstring. `number`: the connection's. `size`: of the request, in bytes."""
+class Exchange(DialogueRun, asyncio.Protocol):
+    """See the module docstring."""
 
     def __init__(
         self,
@@ -43,31 +42,21 @@ class Exchange(asyncio.Protocol):
         share: Share,
         size: int,
     ) -> None:
-        self.id = number
-        self._hub = hub
+        super().__init__(hub, number, dialogue, credential, size)
         self._transport = transport
-        self._dialogue = dialogue
-        self._credential = credential
         self._share = share
         self._streaming = False
         self._out: list[bytes] = []
-        self._over = False  # the dialogue
         self._answered = False  # the last byte of the response is written or queued
         self._half_closed = False
         self._gone = False  # the connection
         self._deadline = 0.0  # 0: none
         self._surplus = 0
-        self._binding = SessionBinding(hub, number)
-        self._binding.credential = credential
-        self._size = size
 
     def start(self) -> None:
         """Take the transport over and send the ops."""
         self._transport.set_protocol(self)
-        self._hub.connections[self.id] = self
-        self._hub.timers.forget(self.id)
-        self._reply(self._binding.route(self._dialogue.ops, self._size))
-        self.flush()
+        super().start()
 
     # --- asyncio.Protocol ---------------------------------------------------------------------
 
@@ -82,8 +71,10 @@ class Exchange(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone = True
         self._out.clear()
-        if not (self._answered and self._dialogue.outlives):
+        if not (self._over or (self._answered and self._dialogue.outlives)):
             self._over = True
+            if self._binding.stage is Stage.ATTACHED and (ops := self._dialogue.abandon()):
+                self._binding.route(ops, 0)
         if self._over:
             self._leave()
 
@@ -98,23 +89,6 @@ class Exchange(asyncio.Protocol):
         self._binding.throttle(False)
 
     # --- from the actor -----------------------------------------------------------------------
-
-    @property
-    def websocket(self) -> bool:
-        return False
-
-    @property
-    def attached(self) -> bool:
-        """True while a session is to answer."""
-        return self._binding.stage in (Stage.OPENING, Stage.ATTACHED)
-
-    def opened(self, session: int) -> None:
-        """The directory's answer."""
-        self._reply(self._binding.opened(session))
-
-    def refused(self, error: Error) -> None:
-        """The directory's other answer."""
-        self._reply([error])
 
     def deliver(self, messages: list[ServerMessage]) -> bool:
         """Queue what the dialogue makes of `messages`. True if that is the first that is queued."""
@@ -133,12 +107,6 @@ class Exchange(asyncio.Protocol):
             self._binding.end()
             if self._gone:
                 self._leave()
-
-    def close(self, code: int, reason: str) -> None:
-        """The server ends it: the session is gone, or the server stops."""
-        if not self._over:
-            self._end(NoSession(reason) if code == Close.DONE else Overloaded(reason))
-        self.flush()
 
     def abort(self) -> None:
         """End the connection now; nothing more is sent."""
@@ -160,42 +128,10 @@ class Exchange(asyncio.Protocol):
         elif open_by is not None and now >= open_by and not self._over:
             self.abort()
 
-    def recheck(self) -> None:
-        """The accepted tokens have changed: this request's may not be among them any more."""
-        tokens = self._hub.tokens
-        if tokens.required and tokens.current(self._credential) is None:
-            self.close(Close.UNAUTHORIZED, "the token was withdrawn")
-
     # ---
 
-    def _reply(self, messages: list[ServerMessage]) -> None:
-        told = [message for message in messages if not isinstance(message, Bye)]
-        if self._over or not told:
-            return
-        try:
-            made = self._dialogue.receive(told)
-        except Exception:
-            _LOG.exception("request %d: a bug in the gateway", self.id)
-            self._end(RamifyError("internal error"))
-            return
-        self._queue(made)
-        more = self._dialogue.take_ops()
-        if more:
-            self._reply(self._binding.route(more, 0))
-        if self._dialogue.over:
-            self._ends()
-
-    def _end(self, error: RamifyError) -> None:
-        self._queue(self._dialogue.fail(error))
-        self._ends()
-
-    def _ends(self) -> None:
-        """The dialogue is over: so is the answer, and the session if nobody comes back to it."""
-        if self._over:
-            return
-        self._over = self._answered = True
-        if self._binding.stage is Stage.ATTACHED and not self._dialogue.keeps:
-            self._binding.route([CloseSession(id=CLOSING_ID)], 0)
+    def _ended(self) -> None:
+        self._answered = True
 
     def _queue(self, made: bytes | Response | None) -> None:
         if made is None or self._answered:

@@ -115,6 +115,11 @@ class RequestParser:
             self.fault = error_response(status, "bad_request", f"not a valid HTTP/1.1 request: {error}")
             return None
 
+    @property
+    def path(self) -> str:
+        """What is asked for, as far as it is known: "" before the head has come."""
+        return self._request().path if self._head is not None else ""
+
     def handshake(self) -> tuple[bytes, bytes]:
         """The raw bytes of an upgrade request's head, and what came after it."""
         rest = bytes(self._h11.trailing_data[0])

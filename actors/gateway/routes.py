@@ -106,8 +106,6 @@ class Routes:
 
     def upgrade(self, request: HttpRequest) -> Response | None:
         """Why a WebSocket may not be opened here and now; None if it may."""
-        if request.path != WEBSOCKET_PATH:
-            return error_response(404, "bad_request", f"the WebSocket is at {WEBSOCKET_PATH}")
         refusal = self.refuse(request)
         if refusal is None and not self._status.ready:
             return self.unavailable()

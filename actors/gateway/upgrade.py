@@ -4,8 +4,13 @@ import msgspec
 from websockets.http11 import Request as Handshake
 
 from ramify.actors.gateway.auth import bearer_header, bearer_subprotocol
+from ramify.actors.gateway.door import DoorKind
+from ramify.actors.gateway.doors import DOORS
 from ramify.actors.gateway.http import HttpRequest, RequestParser, Response, error_response
 from ramify.actors.gateway.hub import Hub
+from ramify.actors.gateway.openai.errors import reshaped
+from ramify.actors.gateway.openai.routes import spoken_at
+from ramify.actors.gateway.routes import WEBSOCKET_PATH
 from ramify.actors.gateway.shares import Share
 from ramify.actors.gateway.websocket import WebSocket
 from ramify.protocol.codec import SUBPROTOCOLS, Codec
@@ -17,7 +22,7 @@ class Upgrade(msgspec.Struct, frozen=True):
     """An accepted handshake. The 101 is waiting in `ws.data_to_send()`.
 
     `credential`: None if the client still has to send `open.token`; its share counts the socket.
-    `rest`: bytes after the head.
+    `rest`: bytes after the head. `door`: what speaks there; None: ramify.v1.
     """
 
     ws: WebSocket
@@ -25,10 +30,21 @@ class Upgrade(msgspec.Struct, frozen=True):
     credential: Credential | None
     share: Share | None
     rest: bytes
+    door: DoorKind | None = None
 
 
 def upgrade(request: HttpRequest, parser: RequestParser, hub: Hub) -> Upgrade | Response:
     """Accept or refuse a handshake."""
+    answer = _upgrade(request, parser, hub)
+    if isinstance(answer, Response) and spoken_at(request.path):
+        return reshaped(answer)
+    return answer
+
+
+def _upgrade(request: HttpRequest, parser: RequestParser, hub: Hub) -> Upgrade | Response:
+    door = DOORS.get(request.path)
+    if door is None and request.path != WEBSOCKET_PATH:
+        return error_response(404, "bad_request", f"the WebSocket is at {WEBSOCKET_PATH}")
     refusal = hub.routes.unavailable() if hub.draining else hub.routes.upgrade(request)
     if refusal is not None:
         return refusal
@@ -49,6 +65,7 @@ def upgrade(request: HttpRequest, parser: RequestParser, hub: Hub) -> Upgrade | 
             else limits.frame_bytes
         ),
         deflate=hub.config.deflate,
+        subprotocols=door is None,
     )
     head, rest = parser.handshake()
     ws.receive_data(head)
@@ -60,6 +77,8 @@ def upgrade(request: HttpRequest, parser: RequestParser, hub: Hub) -> Upgrade | 
         message = (answer.body or b"").decode().strip()
         return error_response(answer.status_code, "bad_request", message)
     # Only now, so that a handshake that fails otherwise does not use up a single-use token.
+    if needed and token is None and door is not None and not door.late_tokens:
+        return hub.routes.unauthorized()
     credential = NOBODY if not needed else None
     if needed and token is not None:
         credential = hub.tokens.admit(token, now)
@@ -74,4 +93,4 @@ def upgrade(request: HttpRequest, parser: RequestParser, hub: Hub) -> Upgrade | 
             return error_response(429, error.code, error.message, Retry_After="5")
     ws.send_response(answer)
     codec = hub.codecs[SUBPROTOCOLS.get(ws.subprotocol or "", "json")]
-    return Upgrade(ws, codec, credential, share, rest)
+    return Upgrade(ws, codec, credential, share, rest, door)

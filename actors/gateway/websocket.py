@@ -29,17 +29,25 @@ _DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 
 
 class WebSocket(ServerProtocol):
-    """`max_size` applies to messages; `first_max_size` to the first one only."""
+    """`max_size` applies to messages; `first_max_size` to the first one only.
 
-    def __init__(self, *, max_size: int, first_max_size: int, deflate: bool) -> None:
+    `subprotocols`: whether ours are spoken here; elsewhere none is chosen, whatever is offered.
+    """
+
+    def __init__(
+        self, *, max_size: int, first_max_size: int, deflate: bool, subprotocols: bool = True
+    ) -> None:
         extensions: list[ServerExtensionFactory] = []
         if deflate:
             extensions.append(ServerPerMessageDeflateFactory(server_max_window_bits=12))
         super().__init__(extensions=extensions, max_size=first_max_size, logger=_LOG)
         self._max_size = max_size
+        self._subprotocols = subprotocols
 
     def select_subprotocol(self, subprotocols: Sequence[Subprotocol]) -> Subprotocol | None:
         """The first one offered that is known; JSON without an echo if none is offered."""
+        if not self._subprotocols:
+            return None
         offered = [name for name in subprotocols if not name.startswith(BEARER_PREFIX)]
         for name in offered:
             if name in SUBPROTOCOLS:

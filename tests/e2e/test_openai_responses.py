@@ -41,7 +41,7 @@ async def test_a_conversation_is_a_branch(serving: Any, openai_of: Any) -> None:
         await client.responses.delete(first.id)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(first.id)
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.BadRequestError, match="not kept here"):
             await client.responses.create(**settings, input="?", previous_response_id=first.id)
 
 
@@ -154,5 +154,5 @@ async def test_a_response_is_its_owners(serving: Any, openai_of: Any) -> None:
             assert (await client.responses.retrieve(response.id)).id == response.id
             with pytest.raises(openai.NotFoundError):
                 await other.responses.retrieve(response.id)
-            with pytest.raises(openai.NotFoundError):
+            with pytest.raises(openai.BadRequestError, match="not kept here"):
                 await other.responses.create(**settings, input="And?", previous_response_id=response.id)

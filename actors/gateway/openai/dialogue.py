@@ -1,12 +1,8 @@
-"""One request's conversation with its session: what it asks, and what becomes of the answers.
-
-A `Dialogue` is pure. `gateway.exchange` sends its `ops`, hands it what the session says, and writes
-what it returns.
-"""
+"""Completions of either kind: what follows the answers of a session, choice by choice."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -27,35 +23,6 @@ from ramify.protocol.wire import (
 DONE = b"data: [DONE]\n\n"
 
 Vocabulary = Sequence[bytes]  # what each token id stands for
-
-
-class Dialogue(Protocol):
-    """`ops`: the frame to send. `streams`: whether the answer goes out as server-sent events.
-
-    `keeps`: its session goes on without it. `outlives`: it goes on when the client has gone.
-    """
-
-    ops: list[ClientMessage]
-    streams: bool
-    keeps: bool
-    outlives: bool
-
-    @property
-    def over(self) -> bool:
-        """Nothing more is to be said."""
-        ...
-
-    def receive(self, messages: Sequence[ServerMessage]) -> bytes | Response | None:
-        """Events of the stream, or the whole response; None: nothing yet."""
-        ...
-
-    def take_ops(self) -> list[ClientMessage]:
-        """A frame that follows from what was received; empty: none."""
-        ...
-
-    def fail(self, error: RamifyError) -> bytes | Response | None:
-        """The server ends the dialogue."""
-        ...
 
 
 def event(value: object) -> bytes:
@@ -116,6 +83,10 @@ class Answers(ABC):
     def take_ops(self) -> list[ClientMessage]:
         """See `Dialogue`."""
         return []
+
+    def abandon(self) -> list[ClientMessage]:
+        """See `Dialogue`."""
+        return []  # the session ends with its only socket
 
     def fail(self, error: RamifyError) -> bytes | Response:
         """See `Dialogue`."""

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ramify.actors.gateway.http import Response
-from ramify.protocol.errors import Code, RamifyError
+from ramify.protocol.errors import BadRequest, Code, RamifyError
 from ramify.protocol.wire import Error
 
 # The status of each code of ours: clients try 408, 409, 429 and 5xx again, the others never.
@@ -60,23 +60,57 @@ def error_answer(
     retry_ms: int | None = None,
 ) -> Response:
     """A whole response."""
+    return _answer(status, error_body(status, message, param=param, code=code), retry_ms)
+
+
+def _answer(status: int, body: dict[str, Any], retry_ms: int | None) -> Response:
     headers = {} if retry_ms is None else {"Retry-After": str(-(-retry_ms // 1000))}
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
-    body = msgspec.json.encode(error_body(status, message, param=param, code=code))
-    return Response(status, body, headers=headers)
+    return Response(status, msgspec.json.encode(body), headers=headers)
+
+
+class Refused(BadRequest):
+    """A request that OpenAI's API refuses with a status and a code of its own."""
+
+    def __init__(self, status: int, message: str, *, param: str | None, named: str) -> None:
+        super().__init__(message, details={"field": param})
+        self.status = status
+        self.named = named
+
+
+def unknown_model(asked: str, served: str) -> Refused:
+    """It names another model than the one that is served."""
+    message = f"the model {asked[:256]!r} is not served here: this server has {served!r}"
+    return Refused(404, message, param="model", named="model_not_found")
+
+
+def status_and_body(error: Error | RamifyError) -> tuple[int, dict[str, Any]]:
+    """The HTTP status and the JSON object for an error of a session, or one that was raised here."""
+    if isinstance(error, Refused):
+        status, code = error.status, error.named
+    else:
+        status, code = STATUS[error.code], _NAMED.get(error.code, error.code)
+    return status, error_body(status, error.message, param=param_of(error.details or {}), code=code)
 
 
 def of_error(error: Error | RamifyError) -> Response:
-    """The response for an error of a session, or one that was raised here."""
-    details = error.details or {}
-    return error_answer(
-        STATUS[error.code],
-        error.message,
-        param=param_of(details),
-        code=_NAMED.get(error.code, error.code),
-        retry_ms=error.retry_ms,
-    )
+    """The response for it."""
+    status, body = status_and_body(error)
+    return _answer(status, body, error.retry_ms)
+
+
+def reshaped(response: Response) -> Response:
+    """An error of the gateway itself, in this API's shape; any other response as it is."""
+    if response.status < 400:
+        return response
+    try:
+        error = msgspec.json.decode(response.body, type=Error)
+    except msgspec.DecodeError:
+        return response
+    code = "invalid_api_key" if response.status == HTTPStatus.UNAUTHORIZED else error.code
+    body = msgspec.json.encode(error_body(response.status, error.message, code=code))
+    return msgspec.structs.replace(response, body=body)
 
 
 def param_of(details: dict[str, Any]) -> str | None:
@@ -90,6 +124,4 @@ def param_of(details: dict[str, Any]) -> str | None:
 
 def event_of_error(error: Error | RamifyError) -> dict[str, Any]:
     """What a stream that has begun sends instead of its end."""
-    details = error.details or {}
-    code = _NAMED.get(error.code, error.code)
-    return error_body(STATUS[error.code], error.message, param=param_of(details), code=code)
+    return status_and_body(error)[1]

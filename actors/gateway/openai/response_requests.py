@@ -30,6 +30,9 @@ from ramify.protocol.wire import (
 PREFIX = "resp_"
 
 
+StreamId = Annotated[str, Meta(min_length=1, max_length=256)] | None
+
+
 class InputText(Struct, frozen=True, tag_field="type", tag="input_text"):
     """A part of what a user says."""
 
@@ -154,8 +157,8 @@ class Obfuscation(Struct, frozen=True):
 class ResponseRequest(Struct, frozen=True, kw_only=True):
     """POST /v1/responses."""
 
-    model: Annotated[str, Meta(max_length=4096)]
-    input: Text | Annotated[list[Any], Meta(min_length=1, max_length=1 << 14)]
+    model: Annotated[str, Meta(max_length=4096)] | None = None  # the one that is served
+    input: Text | Annotated[list[Any], Meta(min_length=1, max_length=1 << 14)] | None = None
     instructions: Text | None = None
     previous_response_id: Annotated[str, Meta(max_length=1024)] | None = None
     store: bool | None = None
@@ -195,6 +198,11 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         return self.store is not False
 
     @property
+    def generates(self) -> bool:
+        """Whether it asks for output, not only for its prompt to be computed."""
+        return True
+
+    @property
     def choice_of_tool(self) -> str:
         """As `generate.tool_choice`."""
         if isinstance(self.tool_choice, ToolOfName):
@@ -217,6 +225,8 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         made: list[ChatMessage] = []
         if self.instructions and not instructed:
             made.append(ChatMessage(role="system", content=self.instructions))
+        if self.input is None:
+            return made
         if isinstance(self.input, str):
             return [*made, ChatMessage(role="user", content=self.input)]
         return made + list(_messages(_items(self.input)))
@@ -284,12 +294,14 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
     """Where a response is kept: a branch of a session. Its id says it, so no table has to.
 
     `key`: the session's, which opens it for the same credential only. `instructions`: a checksum.
+    `transient`: it lasts as long as the WebSocket that it was made on.
     """
 
     session: Annotated[str, Meta(max_length=256)]
     key: Annotated[str, Meta(max_length=256)]
     branch: Annotated[str, Meta(min_length=1, max_length=64)]
     instructions: Annotated[int, Meta(ge=0, lt=2**33)]
+    transient: bool = False
 
     @property
     def ident(self) -> str:
@@ -305,6 +317,26 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
             return msgspec.msgpack.decode(data, type=cls)
         except (binascii.Error, ValueError, msgspec.DecodeError):
             return None
+
+
+class LaneRequest(ResponseRequest, frozen=True, kw_only=True):
+    """`response.create` on a WebSocket. `stream_id`: of the lane in which responses follow each other.
+
+    `generate`: false computes the prompt only, so that the next response begins at once.
+    """
+
+    type: Literal["response.create"]
+    stream_id: StreamId = None
+    generate: bool | None = None
+
+    def __post_init__(self) -> None:
+        ResponseRequest.__post_init__(self)
+        if self.background:
+            raise InvalidField("`background` does not go over a WebSocket: use POST /v1/responses")
+
+    @property
+    def generates(self) -> bool:
+        return self.generate is not False
 
 
 def checksum(instructions: str | None) -> int:

@@ -7,7 +7,6 @@ branch: only what is new is sent, tokenized and computed. The finished object is
 """
 
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,13 +15,20 @@ import msgspec
 from ramify.actors.gateway.http import Response, json_response
 from ramify.actors.gateway.openai.chat import NO_LIMIT
 from ramify.actors.gateway.openai.dialogue import text_parts
-from ramify.actors.gateway.openai.errors import error_answer, error_body, of_error
+from ramify.actors.gateway.openai.errors import Refused, error_body, of_error
+from ramify.actors.gateway.openai.response_output import (
+    CallOutput,
+    Events,
+    MessageOutput,
+    OutputItem,
+    ThoughtOutput,
+)
 from ramify.actors.gateway.openai.response_requests import ResponseRequest, Stored, checksum
 from ramify.protocol.errors import BadRequest, RamifyError
 from ramify.protocol.wire import (
     Append,
-    Cancel,
     ClientMessage,
+    CloseSession,
     Delta,
     Done,
     Drop,
@@ -38,158 +44,81 @@ from ramify.protocol.wire import (
     State,
 )
 
-FORK, APPEND, BEGIN, GENERATE, KEEP = 1, 2, 3, 4, 5  # ids of the ops, which increase
+# ids of the ops, which increase
+FORK, APPEND, BEGIN, WARM, GENERATE, COOL, KEEP, FORGET = 1, 2, 3, 4, 5, 6, 7, 8
 META = "response"  # the key under which a branch's `meta` holds the object
 _INCOMPLETE = {"length": "max_output_tokens", "deadline": "max_output_tokens"}
 
 
-class Events:
-    """Numbers the events of a stream."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def of(self, kind: str, **fields: Any) -> bytes:
-        """A server-sent event with its name."""
-        value = {"type": kind, "sequence_number": self._next, **fields}
-        self._next += 1
-        return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(value) + b"\n\n"
-
-
-class _Item(ABC):
-    """An item of the output while it is written. `pieces`: of its text or arguments."""
-
-    def __init__(self, index: int, ident: str) -> None:
-        self.index = index
-        self.ident = ident
-        self.pieces: list[str] = []
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
-
-    @abstractmethod
-    def shown(self, status: str) -> JsonObject:
-        """What it looks like, as far as it is there."""
-
-    def opened(self, events: Events) -> bytes:
-        item = self.shown("in_progress")
-        return events.of("response.output_item.added", output_index=self.index, item=item)
-
-    @abstractmethod
-    def says(self, events: Events, text: str) -> bytes:
-        """More of its text or arguments."""
-
-    def closed(self, events: Events, status: str) -> bytes:
-        item = self.shown(status)
-        return events.of("response.output_item.done", output_index=self.index, item=item)
-
-    def _where(self) -> JsonObject:
-        return {"item_id": self.ident, "output_index": self.index}
-
-
-class _Message(_Item):
-    def shown(self, status: str) -> JsonObject:
-        content = [self._part(self.text)] if self.pieces or status != "in_progress" else []
-        return {
-            "id": self.ident,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
-
-    def opened(self, events: Events) -> bytes:
-        added = super().opened(events)
-        part = self._part("")
-        return added + events.of(
-            "response.content_part.added", **self._where(), content_index=0, part=part
-        )
-
-    def says(self, events: Events, text: str) -> bytes:
-        kind = "response.output_text.delta"
-        return events.of(kind, **self._where(), content_index=0, delta=text, logprobs=[])
-
-    def closed(self, events: Events, status: str) -> bytes:
-        where = {**self._where(), "content_index": 0}
-        done = events.of("response.output_text.done", **where, text=self.text, logprobs=[])
-        done += events.of("response.content_part.done", **where, part=self._part(self.text))
-        return done + super().closed(events, status)
-
-    def _part(self, text: str) -> JsonObject:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-class _Thought(_Item):
-    def shown(self, status: str) -> JsonObject:
-        content = [{"type": "reasoning_text", "text": self.text}] if self.pieces else []
-        shown = {"id": self.ident, "type": "reasoning", "summary": [], "content": content}
-        return {**shown, "status": status}
-
-    def says(self, events: Events, text: str) -> bytes:
-        kind = "response.reasoning_text.delta"
-        return events.of(kind, **self._where(), content_index=0, delta=text)
-
-    def closed(self, events: Events, status: str) -> bytes:
-        kind = "response.reasoning_text.done"
-        done = events.of(kind, **self._where(), content_index=0, text=self.text)
-        return done + super().closed(events, status)
-
-
-class _Call(_Item):
-    def __init__(self, index: int, ident: str, call_id: str, name: str) -> None:
-        super().__init__(index, ident)
-        self.call_id = call_id
-        self.name = name
-
-    def shown(self, status: str) -> JsonObject:
-        return {
-            "id": self.ident,
-            "type": "function_call",
-            "call_id": self.call_id,
-            "name": self.name,
-            "arguments": self.text,
-            "status": status,
-        }
-
-    def says(self, events: Events, text: str) -> bytes:
-        kind = "response.function_call_arguments.delta"
-        return events.of(kind, **self._where(), delta=text)
-
-    def closed(self, events: Events, status: str) -> bytes:
-        kind = "response.function_call_arguments.done"
-        done = events.of(kind, **self._where(), arguments=self.text, name=self.name)
-        return done + super().closed(events, status)
-
-
 class ResponseDialogue:
-    """See `Dialogue`. `created`: seconds since 1970."""
+    """See `Dialogue`. `created`: seconds since 1970.
 
-    def __init__(self, request: ResponseRequest, model: str, created: int) -> None:
+    `events`: where the answer is written to if not to an HTTP stream: on a WebSocket. There a response
+    that is not stored can be continued until its socket sends what `forget` says.
+    """
+
+    def __init__(
+        self, request: ResponseRequest, model: str, created: int, events: Events | None = None
+    ) -> None:
         """Raises BadRequest."""
-        self.streams = bool(request.stream)
+        if request.input is None and request.generates:
+            raise BadRequest("missing parameter: `input`", details={"field": "input"})
+        self.streams = bool(request.stream) or events is not None
         self.outlives = bool(request.background)
+        self._transient = events is not None and not request.stores
         self.over = False
         self._request = request
         self._model = model
         self._created = created
         self._unique = secrets.token_hex(6)
         self._branch = f"r{self._unique}"
+        # Where nothing is to be said, one hidden token on a branch beside it computes the prompt.
+        self._says = self._branch if request.generates else f"{self._branch}.warm"
         previous = self._previous()
-        self.keeps = request.stores or previous is not None
+        self.keeps = request.stores or previous is not None or self._transient
         opening, *rest = self._all_ops(previous)
         # In the background the object is kept before the generation begins: only `State` says where.
         self.ops = [opening] if self.outlives else [opening, *rest]
         self._rest = rest
         self._more: list[ClientMessage] = []
         self._stored: Stored | None = None
-        self._events = Events()
+        self._events = events if events is not None else Events()
         self._began = False
         self._answered = False
-        self._items: list[_Item] = []
-        self._open: _Item | None = None
+        self._items: list[OutputItem] = []
+        self._open: OutputItem | None = None
         self._done: Done | None = None
         self._lost = False  # the finished object could not be kept
+
+    @property
+    def ident(self) -> str | None:
+        """The response's id, once its session is known."""
+        return self._stored.ident if self._stored is not None else None
+
+    @property
+    def branch(self) -> str:
+        """The branch that the response is."""
+        return self._branch
+
+    @property
+    def stores(self) -> bool:
+        """Whether it can be continued when its socket has gone."""
+        return self._request.stores
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether there is a response that can be continued."""
+        return self.over and self._done is not None and self._done is not _FAILED
+
+    def forget(self) -> list[ClientMessage]:
+        """Nobody continues it any more: its branch goes."""
+        return [Drop(id=FORGET, branch=self._branch)]
+
+    def abandon(self) -> list[ClientMessage]:
+        """See `Dialogue`."""
+        if self._request.previous_response_id is None:
+            return [CloseSession(id=FORGET)]  # nobody else has anything in it
+        return self.forget()
 
     def take_ops(self) -> list[ClientMessage]:
         """See `Dialogue`."""
@@ -213,9 +142,9 @@ class ResponseDialogue:
                 case Done(reason="error"):
                     failure = Error(code=message.error or "internal", message=message.message or "")
                     return self._fails(out, failure)
-                case Done() if message.branch == self._branch:
+                case Done() if message.branch == self._says:
                     out.append(self._ended(message))
-                case Ok(id=3 | 5) | Error(id=3 | 5):
+                case Ok(id=3 | 7) | Error(id=3 | 7):  # BEGIN, KEEP
                     self._lost = self._lost or isinstance(message, Error)
                     if message.id == KEEP:
                         return self._complete(out)
@@ -237,10 +166,7 @@ class ResponseDialogue:
             return None
         previous = Stored.of(ident)
         if previous is None:
-            raise BadRequest(
-                "`previous_response_id` is that of no response of this server",
-                details={"field": "previous_response_id"},
-            )
+            raise previous_not_found(ident)
         asked = checksum(self._request.instructions)
         if asked and asked != previous.instructions:
             raise BadRequest(
@@ -258,7 +184,7 @@ class ResponseDialogue:
             session=previous.session if previous else None,
             key=previous.key if previous else None,
             detach=detach,  # type: ignore[arg-type]  # a literal
-            ttl_s=None if self.keeps else 0.0,
+            ttl_s=0.0 if self._ephemeral(previous) else None,
             tools=tools,
             parts=True,
         )
@@ -268,10 +194,14 @@ class ResponseDialogue:
         if request.top_p is not None:
             given["top_p"] = max(request.top_p, 1e-20)
         self._instructions = previous.instructions if previous else checksum(request.instructions)
+        ops: list[ClientMessage] = [opened, Fork(id=FORK, branch=from_, as_=[branch])]
+        if messages := request.messages(instructed=instructed):
+            ops.append(Append(id=APPEND, branch=branch, messages=messages))
+        if not request.generates:
+            warmed = Generate(id=GENERATE, branch=self._says, max_tokens=1, hidden=True)
+            return [*ops, Fork(id=WARM, branch=branch, as_=[self._says]), warmed]
         return [
-            opened,
-            Fork(id=FORK, branch=from_, as_=[branch]),
-            Append(id=APPEND, branch=branch, messages=request.messages(instructed=instructed)),
+            *ops,
             Generate(
                 id=GENERATE,
                 branch=branch,
@@ -283,9 +213,15 @@ class ResponseDialogue:
             ),
         ]
 
+    def _ephemeral(self, previous: Stored | None) -> bool:
+        """Whether the session ends with its last socket: nothing in it is stored."""
+        if self._request.stores:
+            return False
+        return previous is None or previous.transient
+
     def _attached(self, state: State) -> None:
         key = state.key or (self.ops[0].key if isinstance(self.ops[0], Open) else None) or ""
-        self._stored = Stored(state.session, key, self._branch, self._instructions)
+        self._stored = Stored(state.session, key, self._branch, self._instructions, self._transient)
         if self.outlives:
             *before, generate = self._rest
             self._more += [*before, self._keep(BEGIN, "in_progress"), generate]
@@ -309,12 +245,12 @@ class ResponseDialogue:
         for part in text_parts(delta):
             if part.kind == "call" and part.name is not None:
                 out += self._switch(self._new_call(part))
-            elif part.kind == "text" and not isinstance(self._open, _Message):
-                if isinstance(self._open, _Call) and not part.text.strip():
+            elif part.kind == "text" and not isinstance(self._open, MessageOutput):
+                if isinstance(self._open, CallOutput) and not part.text.strip():
                     continue  # blanks between calls
-                out += self._switch(_Message(len(self._items), f"msg_{self._name()}"))
-            elif part.kind == "reasoning" and not isinstance(self._open, _Thought):
-                out += self._switch(_Thought(len(self._items), f"rs_{self._name()}"))
+                out += self._switch(MessageOutput(len(self._items), f"msg_{self._name()}"))
+            elif part.kind == "reasoning" and not isinstance(self._open, ThoughtOutput):
+                out += self._switch(ThoughtOutput(len(self._items), f"rs_{self._name()}"))
             text = part.arguments if part.kind == "call" else part.text
             if part.kind != "markup" and text and self._open is not None:
                 self._open.pieces.append(text)
@@ -325,10 +261,10 @@ class ResponseDialogue:
     def _name(self) -> str:
         return f"{self._unique}{len(self._items)}"
 
-    def _new_call(self, part: Part) -> _Call:
-        return _Call(len(self._items), f"fc_{self._name()}", part.id or "", part.name or "")
+    def _new_call(self, part: Part) -> CallOutput:
+        return CallOutput(len(self._items), f"fc_{self._name()}", part.id or "", part.name or "")
 
-    def _switch(self, item: _Item | None, status: str = "completed") -> bytes:
+    def _switch(self, item: OutputItem | None, status: str = "completed") -> bytes:
         """Close the item that is open, and open another one."""
         out = b""
         if self._open is not None and self.streams:
@@ -343,15 +279,20 @@ class ResponseDialogue:
     def _ended(self, done: Done) -> bytes:
         out = self._begin()
         self._done = done
-        if not self._items:  # nothing was said: an answer is a message all the same
-            out += self._switch(_Message(0, f"msg_{self._name()}"))
+        if not self._request.generates:
+            self._more.append(Drop(id=COOL, branch=self._says))
+        elif not self._items:  # nothing was said: an answer is a message all the same
+            out += self._switch(MessageOutput(0, f"msg_{self._name()}"))
         out += self._switch(None, "completed" if done.reason in ("stop", "tool") else "incomplete")
         if self._request.stores:
             self._more.append(self._keep(KEEP, self._status(done)))
+        elif not self._transient and self.keeps:
+            self._more += self.forget()
         return out
 
-    @staticmethod
-    def _status(done: Done) -> str:
+    def _status(self, done: Done) -> str:
+        if not self._request.generates:
+            return "completed"
         if done.reason == "cancelled":
             return "cancelled"
         return "incomplete" if done.reason in _INCOMPLETE else "completed"
@@ -364,11 +305,13 @@ class ResponseDialogue:
         status = self._status(self._done)
         if not self.streams:
             return None if self._answered else json_response(200, self._object(status))
-        kind = "response.incomplete" if status == "incomplete" else "response.completed"
+        kind = "response.completed" if status == "completed" else "response.incomplete"
         return b"".join(out) + self._events.of(kind, response=self._object(status))
 
     def _fails(self, out: list[bytes], error: Error | RamifyError) -> bytes | Response | None:
         """A response of its own as long as nothing was sent, else an event."""
+        if self._request.previous_response_id is not None and error.code in ("no_session", "no_branch"):
+            error = previous_not_found(self._request.previous_response_id)
         shown = error_body(500, error.message, code="server_error")["error"]
         fault = {"code": shown["code"], "message": error.message}
         if self._answered:  # it goes on in the background: who fetches it is told
@@ -423,6 +366,16 @@ class ResponseDialogue:
         }
 
 
+def previous_not_found(ident: str) -> Refused:
+    """As OpenAI says it."""
+    message = (
+        f"the previous response with id {ident[:64]!r} is not kept here: it had `store: false`, was "
+        "deleted, or its session has ended; send the conversation as `input`"
+    )
+    name = "previous_response_not_found"
+    return Refused(400, message, param="previous_response_id", named=name)
+
+
 def _usage(done: Done) -> JsonObject:
     usage = done.usage
     return {
@@ -435,74 +388,3 @@ def _usage(done: Done) -> JsonObject:
 
 
 _FAILED: Any = object()
-
-
-class StoredDialogue:
-    """GET, DELETE and cancel of a response. `ask`: what it asks of the branch; None: only to see it."""
-
-    streams = False
-    outlives = False
-    keeps = True
-
-    def __init__(self, stored: Stored, ident: str, ask: "Cancel | Drop | None") -> None:
-        self.ops: list[ClientMessage] = [Open(session=stored.session, key=stored.key)]
-        if ask is not None:
-            self.ops.append(ask)
-        self.over = False
-        self._branch = stored.branch
-        self._ident = ident
-        self._ask = ask
-        self._object: JsonObject | None = None
-
-    def take_ops(self) -> list[ClientMessage]:
-        """See `Dialogue`."""
-        return []
-
-    def receive(self, messages: Sequence[ServerMessage]) -> Response | None:
-        """See `Dialogue`."""
-        for message in messages:
-            match message:
-                case State():
-                    self._object = self._kept(message)
-                    if self._object is None:
-                        return self._answer(not_found(self._ident))
-                    if self._ask is None:
-                        return self._answer(json_response(200, self._object))
-                case Ok() | Done() if self._object is not None:
-                    return self._answer(self._done(self._object))
-                case Error(code="no_session" | "no_branch"):
-                    return self._answer(not_found(self._ident))
-                case Error():
-                    return self._answer(of_error(message))
-        return None
-
-    def fail(self, error: RamifyError) -> Response:
-        """See `Dialogue`."""
-        return self._answer(of_error(error))
-
-    def _kept(self, state: State) -> JsonObject | None:
-        for branch in state.branches:
-            if branch.branch == self._branch:
-                kept = (branch.meta or {}).get(META)
-                return kept if isinstance(kept, dict) else None
-        return None
-
-    def _done(self, kept: JsonObject) -> Response:
-        if isinstance(self._ask, Drop):
-            return json_response(200, {"id": self._ident, "object": "response", "deleted": True})
-        if kept.get("status") in ("queued", "in_progress"):
-            kept = {**kept, "status": "cancelled"}
-        return json_response(200, kept)
-
-    def _answer(self, response: Response) -> Response:
-        self.over = True
-        return response
-
-
-def not_found(ident: str) -> Response:
-    """404: it was never kept, or is not any more."""
-    message = (
-        f"the response {ident[:64]!r} is not kept here: it had `store: false`, was too long to be "
-        "kept, was deleted, or its session has ended"
-    )
-    return error_answer(404, message, code="response_not_found")

@@ -7,15 +7,17 @@ from typing import Any
 import msgspec
 
 from ramify.actors.gateway.auth import bearer_header
+from ramify.actors.gateway.dialogue import Dialogue
 from ramify.actors.gateway.http import HttpRequest, Response, json_response
 from ramify.actors.gateway.hub import Hub
 from ramify.actors.gateway.openai.chat import ChatAnswers, Heading
 from ramify.actors.gateway.openai.completions import CompletionAnswers
-from ramify.actors.gateway.openai.dialogue import Dialogue, Vocabulary
-from ramify.actors.gateway.openai.errors import error_answer, of_error
+from ramify.actors.gateway.openai.dialogue import Vocabulary
+from ramify.actors.gateway.openai.errors import error_answer, of_error, reshaped, unknown_model
 from ramify.actors.gateway.openai.requests import ChatRequest, CompletionRequest, decode
 from ramify.actors.gateway.openai.response_requests import ResponseRequest, Stored
-from ramify.actors.gateway.openai.responses import ResponseDialogue, StoredDialogue, not_found
+from ramify.actors.gateway.openai.responses import ResponseDialogue
+from ramify.actors.gateway.openai.stored_responses import StoredDialogue, not_found
 from ramify.actors.gateway.shares import Share
 from ramify.protocol.credentials import NOBODY, Credential
 from ramify.protocol.errors import RamifyError
@@ -44,7 +46,7 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
     """Answer, or accept a request whose path is `spoken_at`."""
     refusal = hub.routes.refuse(request)
     if refusal is not None:
-        return refusal
+        return reshaped(refusal)
     wanted = _methods(request.path)
     if request.method not in wanted:
         message = f"{request.path[:256]} answers {' and '.join(wanted)}, not {request.method}"
@@ -66,10 +68,6 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
         share.received(len(request.body), 1, now)
         share.admit(len(dialogue.ops), now)
         share.enter(now)
-    except ModelNotServed as error:
-        return _unknown(*error.args)
-    except ResponseNotFound as error:
-        return not_found(*error.args)
     except RamifyError as error:
         return of_error(error)
     return Accepted(dialogue, credential, share)
@@ -102,20 +100,9 @@ def _models(path: str, model: dict[str, Any], started: float) -> Response:
     if path == MODELS:
         return json_response(200, {"object": "list", "data": [entry]})
     name = path.removeprefix(f"{MODELS}/")
-    return json_response(200, entry) if name == entry["id"] else _unknown(name, entry["id"])
-
-
-def _unknown(name: str, served: str) -> Response:
-    message = f"the model {name[:256]!r} is not served here: this server has {served!r}"
-    return error_answer(404, message, param="model", code="model_not_found")
-
-
-class ModelNotServed(Exception):
-    """A request names another model than the one that is served."""
-
-
-class ResponseNotFound(Exception):
-    """A request names a response that cannot be one of ours."""
+    return (
+        json_response(200, entry) if name == entry["id"] else of_error(unknown_model(name, entry["id"]))
+    )
 
 
 def _dialogue(request: HttpRequest, served: str, vocabulary: Vocabulary) -> Dialogue:
@@ -125,7 +112,7 @@ def _dialogue(request: HttpRequest, served: str, vocabulary: Vocabulary) -> Dial
         return ChatAnswers(chat, _heading("chatcmpl", chat.model, served), vocabulary)
     if request.path == RESPONSES:
         asked = decode(request.body, ResponseRequest)
-        _heading("", asked.model, served)
+        _heading("", asked.model or served, served)
         return ResponseDialogue(asked, served, int(time.time()))
     if request.path.startswith(f"{RESPONSES}/"):
         return _stored(request)
@@ -134,11 +121,11 @@ def _dialogue(request: HttpRequest, served: str, vocabulary: Vocabulary) -> Dial
 
 
 def _stored(request: HttpRequest) -> Dialogue:
-    """Raises ResponseNotFound."""
+    """Raises Refused."""
     ident = request.path.removeprefix(f"{RESPONSES}/").removesuffix(CANCEL)
     stored = Stored.of(ident)
     if stored is None:
-        raise ResponseNotFound(ident)
+        raise not_found(ident)
     ask: Cancel | Drop | None = None
     if request.path.endswith(CANCEL):
         ask = Cancel(id=1, branch=stored.branch)
@@ -148,7 +135,7 @@ def _stored(request: HttpRequest) -> Dialogue:
 
 
 def _heading(prefix: str, asked: str, served: str) -> Heading:
-    """Raises ModelNotServed."""
+    """Raises Refused."""
     if asked != served:
-        raise ModelNotServed(asked, served)
+        raise unknown_model(asked, served)
     return Heading(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), served)

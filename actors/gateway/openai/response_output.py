@@ -1,0 +1,140 @@
+"""What a response says: items of its output while they are written, and the events that tell of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ramify.protocol.wire import JsonObject
+
+
+class Events:
+    """Numbers the events of a stream. `frame`: makes bytes to send of an event's name and its JSON.
+
+    `fields`: what each event carries besides its own.
+    """
+
+    def __init__(
+        self, frame: "Callable[[str, bytes], bytes] | None" = None, fields: JsonObject | None = None
+    ) -> None:
+        self._next = 0
+        self._frame = frame if frame is not None else server_sent
+        self._fields = fields if fields is not None else {}
+
+    def of(self, kind: str, **fields: Any) -> bytes:
+        """The next event."""
+        value = {"type": kind, "sequence_number": self._next, **self._fields, **fields}
+        self._next += 1
+        return self._frame(kind, msgspec.json.encode(value))
+
+
+def server_sent(kind: str, data: bytes) -> bytes:
+    """A server-sent event with its name."""
+    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
+class OutputItem(ABC):
+    """An item of the output while it is written. `pieces`: of its text or arguments."""
+
+    def __init__(self, index: int, ident: str) -> None:
+        self.index = index
+        self.ident = ident
+        self.pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @abstractmethod
+    def shown(self, status: str) -> JsonObject:
+        """What it looks like, as far as it is there."""
+
+    def opened(self, events: Events) -> bytes:
+        item = self.shown("in_progress")
+        return events.of("response.output_item.added", output_index=self.index, item=item)
+
+    @abstractmethod
+    def says(self, events: Events, text: str) -> bytes:
+        """More of its text or arguments."""
+
+    def closed(self, events: Events, status: str) -> bytes:
+        item = self.shown(status)
+        return events.of("response.output_item.done", output_index=self.index, item=item)
+
+    def _where(self) -> JsonObject:
+        return {"item_id": self.ident, "output_index": self.index}
+
+
+class MessageOutput(OutputItem):
+    def shown(self, status: str) -> JsonObject:
+        content = [self._part(self.text)] if self.pieces or status != "in_progress" else []
+        return {
+            "id": self.ident,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": content,
+        }
+
+    def opened(self, events: Events) -> bytes:
+        added = super().opened(events)
+        part = self._part("")
+        return added + events.of(
+            "response.content_part.added", **self._where(), content_index=0, part=part
+        )
+
+    def says(self, events: Events, text: str) -> bytes:
+        kind = "response.output_text.delta"
+        return events.of(kind, **self._where(), content_index=0, delta=text, logprobs=[])
+
+    def closed(self, events: Events, status: str) -> bytes:
+        where = {**self._where(), "content_index": 0}
+        done = events.of("response.output_text.done", **where, text=self.text, logprobs=[])
+        done += events.of("response.content_part.done", **where, part=self._part(self.text))
+        return done + super().closed(events, status)
+
+    def _part(self, text: str) -> JsonObject:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+class ThoughtOutput(OutputItem):
+    def shown(self, status: str) -> JsonObject:
+        content = [{"type": "reasoning_text", "text": self.text}] if self.pieces else []
+        shown = {"id": self.ident, "type": "reasoning", "summary": [], "content": content}
+        return {**shown, "status": status}
+
+    def says(self, events: Events, text: str) -> bytes:
+        kind = "response.reasoning_text.delta"
+        return events.of(kind, **self._where(), content_index=0, delta=text)
+
+    def closed(self, events: Events, status: str) -> bytes:
+        kind = "response.reasoning_text.done"
+        done = events.of(kind, **self._where(), content_index=0, text=self.text)
+        return done + super().closed(events, status)
+
+
+class CallOutput(OutputItem):
+    def __init__(self, index: int, ident: str, call_id: str, name: str) -> None:
+        super().__init__(index, ident)
+        self.call_id = call_id
+        self.name = name
+
+    def shown(self, status: str) -> JsonObject:
+        return {
+            "id": self.ident,
+            "type": "function_call",
+            "call_id": self.call_id,
+            "name": self.name,
+            "arguments": self.text,
+            "status": status,
+        }
+
+    def says(self, events: Events, text: str) -> bytes:
+        kind = "response.function_call_arguments.delta"
+        return events.of(kind, **self._where(), delta=text)
+
+    def closed(self, events: Events, status: str) -> bytes:
+        kind = "response.function_call_arguments.done"
+        done = events.of(kind, **self._where(), arguments=self.text, name=self.name)
+        return done + super().closed(events, status)
