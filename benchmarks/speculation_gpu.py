@@ -30,11 +30,13 @@ from torch import Tensor
 
 from ramify.actors.scheduler.speculation import Record, Speculation
 from ramify.clients.bench.shapes import SHAPES
+from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.executors.base import Executor
 from ramify.gpu.sampling.triton_random import uniform
 from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.startup import load
 from ramify.gpu.step.inputs import StepInputs
+from ramify.gpu.step.step_rows import StepRows
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack
 from ramify.protocol.sampling import SamplingParams
@@ -44,7 +46,7 @@ WARM = 4  # steps that are not counted
 LOUD = 5000.0  # times the embedding: then it outweighs what the layers add
 
 
-class Successor:
+class Successor(DeviceDrafter):
     """A drafter that knows the next tokens, and is right with chance `acceptance` for each."""
 
     name, reads_tokens = "replay", False
@@ -57,7 +59,12 @@ class Successor:
         with torch.inference_mode():
             self._chance.fill_(acceptance)
 
-    def propose(self, inputs: StepInputs[Tensor], verifier: Verifier) -> None:
+    def propose(
+        self, entry: int, step: StepRows, inputs: StepInputs[Tensor], verifier: Verifier
+    ) -> None:
+        self.warm(inputs, verifier)
+
+    def warm(self, inputs: StepInputs[Tensor], verifier: Verifier) -> None:
         first, lines = inputs.extended, inputs.bucket.decodes
         self._chance = self._chance.to(inputs.rows.device)
         _propose[(lines,)](
@@ -223,7 +230,7 @@ def main() -> None:
     shape = SHAPES[args.shape] | {"tie_word_embeddings": False}
     most = max(args.fixed, default=7)
     drafter = Successor(shape["vocab_size"])
-    load.fill_random, load.device_drafter = turned(load.fill_random), lambda draft: drafter
+    load.fill_random, load.device_drafter = turned(load.fill_random), lambda *about: drafter
     capacity = args.context + args.output + 2 * (1 + most) + 1
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

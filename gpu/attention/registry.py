@@ -137,7 +137,7 @@ def choose(
         return Choice("torch", "torch", "as asked")
     if asked == "auto" and device.type != "cuda":
         return Choice("torch", "torch", "the device is a CPU")
-    obstacle = _triton_obstacle(shape, device)
+    obstacle = triton_obstacle(shape, device)
     if obstacle is not None:
         if asked == "auto":
             return Choice("torch", "torch", obstacle)
@@ -167,7 +167,7 @@ def _deterministic(asked: str, shape: AttentionShape, device: torch.device) -> C
     """Only Triton's kernels: results of torch's products and of FlashInfer depend on the batch."""
     if asked not in ("auto", "triton"):
         raise ModelError(f"--deterministic runs on Triton kernels: leave --attention {asked} out")
-    obstacle = _triton_obstacle(shape, device)
+    obstacle = triton_obstacle(shape, device)
     if obstacle is not None:
         raise ModelError(f"--deterministic runs on Triton kernels: {obstacle}; serve on a CUDA device, "
                          "or leave --deterministic out")  # fmt: skip
@@ -195,7 +195,7 @@ def _automatic(obstacle: str | None, shape: AttentionShape, device: torch.device
     return Choice("fa3", "triton", "a Hopper GPU and FlashInfer's FA3 kernels are here")
 
 
-def _triton_obstacle(shape: AttentionShape, device: torch.device) -> str | None:
+def triton_obstacle(shape: AttentionShape, device: torch.device) -> str | None:
     """Why the Triton kernels cannot serve this model here, None if they can."""
     if shape.head_dim not in (16, 32, 64, 128, 256):
         return f"the kernels know head sizes 16, 32, 64, 128 and 256, not {shape.head_dim}"

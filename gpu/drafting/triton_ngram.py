@@ -15,21 +15,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.step.inputs import StepInputs
+from ramify.gpu.step.step_rows import StepRows
 
 _REACH = 16384  # tokens back that are searched: one program does it, in the time of some kernels
 _BLOCK = 1024
 _MOST = 8  # drafts
 
 
-class NgramDrafter:
-    """As of `device.DeviceDrafter`."""
+class NgramDrafter(DeviceDrafter):
+    """Knows all that a row's pages hold, so it guesses for every row."""
 
     name = "ngram"
     reads_tokens = True
 
-    def propose(self, inputs: StepInputs[Tensor], verifier: Verifier) -> None:
+    def propose(
+        self, entry: int, step: StepRows, inputs: StepInputs[Tensor], verifier: Verifier
+    ) -> None:
+        self.warm(inputs, verifier)
+
+    def warm(self, inputs: StepInputs[Tensor], verifier: Verifier) -> None:
         first, lines = inputs.extended, inputs.bucket.decodes
         if verifier.tokens is None:
             raise ValueError("the tokens of the KV slots are not kept")

@@ -69,6 +69,8 @@ class CudaExecutor:
         self._drafter = drafter
         slots = pool.padding_slot + 1 if drafter is not None and drafter.reads_tokens else None
         self._verifier = Verifier(info.max_drafts, self._pages, info.page_size, slots)
+        if drafter is not None:
+            drafter.serve(table, self._verifier)
         self._in_flight = 0  # steps with drafts whose end the host does not know
         self._last = self._verifier.last
         # of each line that samples: its token, and whether that is output (only of steps with drafts)
@@ -116,6 +118,8 @@ class CudaExecutor:
         self.warm([])
         wanted = dict.fromkeys(form for bucket in buckets for form in self.forms(bucket))
         self._graphs.capture(list(wanted), progress)
+        if self._drafter is not None:
+            self._drafter.capture(progress)
         return len(wanted)
 
     def forms(self, bucket: Bucket) -> list[Bucket]:
@@ -182,7 +186,7 @@ class CudaExecutor:
         if len(step.rows):
             late = self._is_late()
             inputs = self._tailor(entry, step, late).device
-            self._prepare(inputs, step, late)
+            self._prepare(entry, inputs, step, late)
             self._logits_of(self._compute(inputs), inputs.sampled_lines, len(step.sampling))
         if self._device.type == "cuda":
             torch.cuda.synchronize()
@@ -208,6 +212,18 @@ class CudaExecutor:
                 self._warm(bucket)
 
     @torch.inference_mode()
+    def warm_drafter(self) -> None:
+        """Load the kernels of what guesses, of all its sizes."""
+        if self._drafter is not None and self._device.type == "cuda":
+            self._drafter.warm_sizes()
+
+    @torch.inference_mode()
+    def rehearse_drafter(self, progress: Progress) -> None:
+        """Let what guesses take the memory that it needs, its CUDA graphs included."""
+        if self._drafter is not None:
+            self._drafter.capture(progress)
+
+    @torch.inference_mode()
     def sample_the_slowest(self) -> None:
         """Sample and score with the most demanding settings. The executor cannot serve afterwards."""
         sampling = SamplingParams(top_p=0.5, presence_penalty=0.5, logprobs=1)
@@ -231,6 +247,7 @@ class CudaExecutor:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         del self._graphs, self._model, self._ops, self._attention, self._pages, self._logits
+        self._drafter = None
 
     # --- the host's part of a step ---
 
@@ -244,7 +261,10 @@ class CudaExecutor:
         return entry
 
     def _apply(self, entry: int, plan: StepPlan) -> StepRows:
-        step = self.rows.apply(plan).with_short_extends_as_decodes()
+        step = self.rows.apply(plan)
+        if self._drafter is not None:
+            step = self._drafter.begin(plan, step)
+        step = step.with_short_extends_as_decodes()
         if plan.closes or plan.opens:
             closes = np.frombuffer(plan.closes, dtype=np.int32).tolist()
             self._sampler.apply(entry, closes, plan.opens)
@@ -275,12 +295,12 @@ class CudaExecutor:
             bucket, plan = self._plan(step, bucket, captured=True)
             frame = self._frame(entry, bucket)
             self._fill(entry, frame, step, plan, late)
-            self._prepare(frame.device, step, late)
+            self._prepare(entry, frame.device, step, late)
             self._download.settle()
             self._graphs.replay(bucket)
             return frame, None
         frame = self._tailor(entry, step, late)
-        self._prepare(frame.device, step, late)
+        self._prepare(entry, frame.device, step, late)
         self._download.settle()
         return frame, self._issue(frame.device)
 
@@ -331,12 +351,12 @@ class CudaExecutor:
         """Whether the device must correct what the host lays out: it may know of refused drafts."""
         return self._in_flight > 0 or self._verifier.tokens is not None
 
-    def _prepare(self, inputs: StepInputs[Tensor], step: StepRows, late: bool) -> None:
+    def _prepare(self, entry: int, inputs: StepInputs[Tensor], step: StepRows, late: bool) -> None:
         """What is launched ahead of a step's model because of drafts."""
         if late:
             self._verifier.correct(inputs)
         if self._drafter is not None and step.lines is not None and inputs.bucket.decodes:
-            self._drafter.propose(inputs, self._verifier)
+            self._drafter.propose(entry, step, inputs, self._verifier)
 
     def _accept(self, step: StepRows, frame: StepFrame) -> None:
         self._verifier.accept(frame.device, len(step.sampling), self._tokens, self._kept)
@@ -367,7 +387,7 @@ class CudaExecutor:
             inputs = self._frame(0, bucket).device
             self._verifier.correct(inputs)
             if self._drafter is not None:
-                self._drafter.propose(inputs, self._verifier)
+                self._drafter.warm(inputs, self._verifier)
             self._verifier.accept(inputs, 1, self._tokens, self._kept)
 
     # --- the device's part ---

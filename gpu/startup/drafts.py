@@ -43,8 +43,7 @@ def choose_draft(config: ModelConfig, attention: Choice | None = None) -> DraftC
         return DraftChoice("none", "as asked")
     if asked == "auto":
         return DraftChoice("none", "nothing is guessed unless it is asked for")
-    kind: Literal["ngram", "model"] = "ngram" if asked == "ngram" else "model"
-    obstacle = None if attention is None else _obstacle(attention, kind)
+    obstacle = None if attention is None else _obstacle(attention)
     if obstacle is not None:
         raise ModelError(f"--draft {asked}: {obstacle}, or --draft none")
     if asked == "ngram":
@@ -61,8 +60,8 @@ def choose_draft(config: ModelConfig, attention: Choice | None = None) -> DraftC
     return DraftChoice("model", "as asked", folder)
 
 
-def _obstacle(attention: Choice, kind: str) -> str | None:
-    """Why these kernels cannot serve drafts of a kind, and what to do."""
+def _obstacle(attention: Choice) -> str | None:
+    """Why these kernels cannot serve drafts, and what to do."""
     if attention.extend == "torch":
         return None
     if attention.decode == "flashinfer":
@@ -70,8 +69,6 @@ def _obstacle(attention: Choice, kind: str) -> str | None:
             "FlashInfer plans decodes on the host, which does not know how many drafts were accepted; "
             "give --attention auto or triton"
         )
-    if kind == "model":
-        return "Triton's kernels run no draft model yet; give --draft ngram, --attention torch"
     return None
 
 

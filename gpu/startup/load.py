@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from ramify.gpu.attention.base import AttentionBackend
-from ramify.gpu.attention.registry import Choice, choose
+from ramify.gpu.attention.registry import Choice, choose, triton_obstacle
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.model import CATCH_UP, DraftRunner, ModelDrafter
 from ramify.gpu.drafting.ngram import NgramDrafter
@@ -114,13 +114,19 @@ def _draft_model(
 
     Its context is its own, if that is shorter.
     """
+    model = _empty_draft_model(draft, context, like)
+    if model is not None:
+        progress("reading the draft model", 0.0)
+        _fill(config, model, progress, draft.folder)
+    return model
+
+
+def _empty_draft_model(draft: DraftChoice, context: int, like: Decoder) -> Decoder | None:
+    """The same without its weights."""
     if draft.folder is None:
         return None
-    progress("reading the draft model", 0.0)
     shape = read_config(draft.folder)
-    model = Decoder(shape, min(context, shape.context), like.dtype, like.device)
-    _fill(config, model, progress, draft.folder)
-    return model
+    return Decoder(shape, min(context, shape.context), like.dtype, like.device)
 
 
 def _torch(
@@ -235,18 +241,32 @@ def _cuda(
     from ramify.gpu.startup.compiling import compiling
     from ramify.gpu.startup.rehearsal import rehearse, warm_all
 
+    guesser = _empty_draft_model(draft, info.context, model)
+    if guesser is not None:
+        shape = guesser.config.attention_shape(guesser.dtype)
+        obstacle = triton_obstacle(shape, guesser.device)
+        if obstacle is not None:
+            raise ModelError(
+                f"--draft {config.draft}: {obstacle}; give another draft model, --draft ngram or "
+                "--draft none"
+            )
+
     def fill() -> None:
         _fill(config, model, progress)
-        if not config.deterministic:  # its products read plain weights
-            with torch.inference_mode():
+        if guesser is not None:
+            _fill(config, guesser, progress, draft.folder)
+        with torch.inference_mode():
+            if not config.deterministic:  # its products read plain weights
                 model.pack(packed)
+            if guesser is not None:
+                guesser.pack(packed)
 
-    drafter = device_drafter(draft)
-    if drafter is not None:  # it reads the tokens of the slots, wherever they came from
+    drafter = device_drafter(draft, guesser, msgspec.structs.replace(info, pages=1))
+    if drafter is not None:  # it may read the tokens of the slots, wherever they came from
         token = _TOKEN_BYTES if drafter.reads_tokens else 0
         info = msgspec.structs.replace(
             info, drafter=drafter.name, max_drafts=config.draft_tokens, drafts_from_history=False,
-            kv_bytes_per_token=info.kv_bytes_per_token + token,
+            kv_bytes_per_token=info.kv_bytes_per_token + drafter.bytes_per_token + token,
         )  # fmt: skip
     compiled = model.device.type == "cuda"
     if not compiled:
@@ -269,7 +289,7 @@ def _cuda(
             "--max-rows and --step-tokens, free memory, or give a smaller model"
         ) from error
     stage.close()
-    del stage, pool
+    del stage, pool, drafter
     if compiled:
         gc.collect()
         torch.cuda.empty_cache()
@@ -278,6 +298,7 @@ def _cuda(
     info = _with_pages(info, config, free - rehearsal.bytes, model.device)
     try:
         pool = _pool(model, info, progress)
+        drafter = device_drafter(draft, guesser, info)
         executor = CudaExecutor(model, pool, RowTable(info), info, attention, drafter)
         executor.capture(rehearsal.buckets, progress)
     except torch.OutOfMemoryError as error:
@@ -288,13 +309,23 @@ def _cuda(
     return executor
 
 
-def device_drafter(draft: DraftChoice) -> "DeviceDrafter | None":
-    """What guesses tokens in the CUDA executor."""
-    if draft.kind != "ngram":
+def device_drafter(
+    draft: DraftChoice, model: Decoder | None, info: ExecutorInfo
+) -> "DeviceDrafter | None":
+    """What guesses tokens in a CUDA executor, by `model` if the choice is one."""
+    if draft.kind == "none":
         return None
-    from ramify.gpu.drafting import triton_ngram
+    if model is None:
+        from ramify.gpu.drafting import triton_ngram
 
-    return triton_ngram.NgramDrafter()
+        return triton_ngram.NgramDrafter()
+    from ramify.gpu.drafting.device_model import DeviceModelDrafter
+    from ramify.gpu.executors.cuda_executor import layer_sizes
+    from ramify.gpu.ops.triton_linear import Products
+
+    pool = model.config.kv_layout(model.dtype).allocate(info.pages, info.page_size, model.device)
+    sizes = layer_sizes(model, Products(model.device))
+    return DeviceModelDrafter(model, pool, sizes, info.max_drafts)
 
 
 def _pool(model: Decoder, info: ExecutorInfo, progress: Progress) -> KVPool:

@@ -42,6 +42,7 @@ def rehearse(executor: CudaExecutor, free: int, progress: Progress) -> Rehearsal
     executor.run_padding(largest(rows, tokens))
     executor.run_padding(executor.forms(decodes[-1])[-1])
     executor.sample_the_slowest()
+    executor.rehearse_drafter(progress)
     steps = free - _free(executor)
     buckets = decodes + [bucket for bucket in mixed if bucket.lines <= lines]
     return Rehearsal(buckets, steps + _graph_bytes(executor, buckets, progress))
@@ -59,6 +60,7 @@ def warm_all(executor: CudaExecutor) -> None:
     sizes = [bucket for bucket in mixed if not bucket.decodes or bucket.extended == least]
     decodes = [form for bucket in decode_buckets(rows) for form in executor.forms(bucket)]
     executor.warm([*decodes, *executor.unlike_decodes(), *sizes, largest(rows, tokens)])
+    executor.warm_drafter()
 
 
 def _lines_worth_a_graph(executor: CudaExecutor, mixed: list[Bucket]) -> int:

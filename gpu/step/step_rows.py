@@ -121,21 +121,27 @@ class StepRows:
 
         `counts` [decodes of the plan]: at most as many as planned; `drafts` [sum(counts)]: row by row.
         """
+        step = self.fewer(counts)
+        if step.lines is None:
+            return step
+        found = step.lines[len(step.lines) - len(counts) :]
+        every = np.full(int(found.sum()), NO_TOKEN, dtype=np.int32)
+        every[within(found) > 0] = drafts
+        return replace(step, given=np.concatenate([self.given, every]) if len(self.given) else every)
+
+    def fewer(self, counts: Ints) -> "StepRows":
+        """The same step with only the first `counts` [decodes of the plan] drafts of its decodes."""
         if self.lines is None:
             return self
         lines, first = self.lines.copy(), len(self.lines) - len(counts)
         lines[first:] = 1 + counts
-        held = int(self.lines[:first].sum())  # lines of the extends that sample
-        begin = len(self.rows) - int(self.lines[first:].sum())  # sequence of the first decode
         planned, found = self.lines[first:], lines[first:]
         if (planned == found).all():
-            every = np.full(len(self.rows) - begin, NO_TOKEN, dtype=np.int32)
-            every[within(found) > 0] = drafts
-            return replace(self, given=np.concatenate([self.given, every]) if first else every)
+            return self
+        held = int(self.lines[:first].sum())  # lines of the extends that sample
+        begin = len(self.rows) - int(planned.sum())  # sequence of the first decode
         keep = within(planned) < np.repeat(found, planned)
         kept = begin + np.flatnonzero(keep)
-        given = np.full(len(kept), NO_TOKEN, dtype=np.int32)
-        given[within(found) > 0] = drafts
         return StepRows(
             rows=np.concatenate([self.rows[:begin], self.rows[kept]]),
             starts=np.concatenate([self.starts[:begin], self.starts[kept]]),
@@ -144,7 +150,7 @@ class StepRows:
             tokens=self.tokens,
             sampling=np.concatenate([self.sampling[:held], np.arange(begin, begin + len(kept))]),
             draws=np.concatenate([self.draws[:held], self.draws[held:][keep]]),
-            given=np.concatenate([self.given, given]),
+            given=self.given,
             scored=self.scored,
             lines=lines,
         )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.sampling.randomness import uniforms
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
@@ -32,7 +33,7 @@ SETTINGS = [
 ]
 
 
-class Oracle:
+class Oracle(DeviceDrafter):
     """A drafter that knows what will be sampled, and is wrong wherever it likes."""
 
     name, reads_tokens = "oracle", False
@@ -42,7 +43,7 @@ class Oracle:
         self.prompts: dict[int, int] = {}
         self.random = random.Random(3)
 
-    def propose(self, inputs: Any, verifier: Any) -> None:
+    def propose(self, entry: int, step: Any, inputs: Any, verifier: Any) -> None:
         ids, rows, positions = (
             part[inputs.extended :].tolist()
             for part in (inputs.input_ids, inputs.rows, inputs.positions)
@@ -146,7 +147,7 @@ def make(
         if drafter is not None:
             settings = {"draft": "ngram", "draft_tokens": DRAFTS}
             if drafter != "ngram":
-                monkeypatch.setattr(load, "device_drafter", lambda draft: drafter)
+                monkeypatch.setattr(load, "device_drafter", lambda *about: drafter)
         made = drive(
             tmp_path, device=DEVICE.type, dtype="float32", load_format="dummy", attention="triton",
             max_rows=ROWS, step_tokens=64, kv_tokens=64 * PAGE, page_size=PAGE, **settings, **more,
@@ -222,7 +223,7 @@ def test_ngrams_find_what_the_row_says(make: Any) -> None:
             "positions": np.arange(last, last + 4, dtype=np.int32),
         }
         tensors = {name: torch.from_numpy(part).to(DEVICE) for name, part in parts.items()}
-        NgramDrafter().propose(StepInputs.from_parts(Bucket(0, 0, 4, 4), tensors), verifier)
+        NgramDrafter().warm(StepInputs.from_parts(Bucket(0, 0, 4, 4), tensors), verifier)
         return verifier.inputs[1:, 0].tolist()
 
     assert propose(12) == [8, 9, 5]  # 5 6 7 is longer than 7 alone
