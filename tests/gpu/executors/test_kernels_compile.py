@@ -59,6 +59,7 @@ import ramify.gpu.programmatic_launch as programmatic_launch
 programmatic_launch.overlaps = lambda device: True  # before anybody imports it
 from ramify.gpu.attention.registry import Choice
 from ramify.gpu.attention.triton_paged import TritonPaged
+from ramify.gpu.drafting.device_model import DeviceModelDrafter
 from ramify.gpu.drafting.triton_ngram import NgramDrafter
 from ramify.gpu.executors import cuda_executor
 from ramify.gpu.models.config import read_config
@@ -80,7 +81,21 @@ def warm(executor, buckets):
 
 cuda_executor.CudaExecutor.warm = torch.inference_mode()(warm)
 
-def executor_for(config, dtype, sinks, deterministic):
+def warm_drafter(executor):
+    executor._drafter.warm_sizes()
+    executor._drafter.capture(lambda what, done: None)
+
+cuda_executor.CudaExecutor.warm_drafter = torch.inference_mode()(warm_drafter)
+
+def drafter_for(draft, model, info):
+    if draft == "ngram":
+        return NgramDrafter()
+    pool = model.config.kv_layout(model.dtype).allocate(info.pages, PAGE, CPU)
+    products = cuda_executor.Products(CPU)
+    sizes = cuda_executor.layer_sizes(model, products)
+    return DeviceModelDrafter(model, pool, sizes, info.max_drafts)
+
+def executor_for(config, dtype, sinks, deterministic, draft):
     Path("config.json").write_text(json.dumps(config))
     shape = read_config(Path("."))
     if sinks:
@@ -95,10 +110,12 @@ def executor_for(config, dtype, sinks, deterministic):
         max_drafts=3,
     )
     pool = shape.kv_layout(dtype).allocate(info.pages, PAGE, CPU)
-    return cuda_executor.CudaExecutor(model, pool, RowTable(info), info, choice, NgramDrafter())
+    drafter = drafter_for(draft, model, info)
+    return cuda_executor.CudaExecutor(model, pool, RowTable(info), info, choice, drafter)
 
 config = json.loads(sys.argv[1])
-executor = executor_for(config, getattr(torch, sys.argv[2]), sys.argv[3] == "sinks", sys.argv[4] == "1")
+sinks, deterministic, draft = sys.argv[3] == "sinks", sys.argv[4] == "1", sys.argv[5]
+executor = executor_for(config, getattr(torch, sys.argv[2]), sinks, deterministic, draft)
 rehearsal.warm_all(executor)
 print(*sorted(set(made)))
 
@@ -142,31 +159,35 @@ GEMMA = LLAMA | {
 STEP = {"_embed_norm", "_add_norm", "_rope_store", "_extend"}
 DECODES = {"_attend", "_decode", "_merge", "_shared"}
 SAMPLING = {"_gather", "_search", "_masses", "_draw"}
-DRAFTS = {"_correct", "_correct_draws", "_track", "_propose", "_accept", "_record"}
+DRAFTS = {"_correct", "_correct_draws", "_track", "_accept", "_record"}
+PLAIN = STEP | DECODES | {"_linear", "_divide_rows"}
 
 
 @pytest.mark.parametrize(
-    ("config", "dtype", "sinks", "deterministic", "kernels"),
+    ("config", "dtype", "sinks", "deterministic", "draft", "kernels"),
     [
-        (LLAMA, "bfloat16", "", False, STEP | DECODES | SAMPLING | DRAFTS | {"_linear", "_divide_rows"}),
-        (GEMMA, "bfloat16", "", False, STEP | DECODES | {"_gate_mul"}),
-        (LLAMA, "float32", "sinks", False, STEP | DECODES | {"_gate_mul"}),
-        (GEMMA, "bfloat16", "sinks", True, {"_attend", "_merge", "_rope_store"}),
+        (LLAMA, "bfloat16", "", False, "ngram", PLAIN | SAMPLING | DRAFTS | {"_propose"}),
+        (LLAMA, "bfloat16", "", False, "model", PLAIN | DRAFTS | {"_begin", "_advance", "_fill"}),
+        (GEMMA, "bfloat16", "", False, "ngram", STEP | DECODES | {"_gate_mul"}),
+        (LLAMA, "float32", "sinks", False, "model", STEP | DECODES | {"_gate_mul"}),
+        (GEMMA, "bfloat16", "sinks", True, "ngram", {"_attend", "_merge", "_rope_store"}),
     ],
-    ids=["llama", "gemma", "float32-sinks", "deterministic"],
+    ids=["llama", "draft model", "gemma", "float32-sinks", "deterministic"],
 )
 def test_the_compiler_takes_every_kernel(
     config: dict[str, object],
     dtype: str,
     sinks: str,
     deterministic: bool,
+    draft: str,
     kernels: set[str],
     tmp_path: Path,
 ) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     path = {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ":".join(sys.path)}
+    about = [json.dumps(config), dtype, sinks, str(int(deterministic)), draft]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(config), dtype, sinks, str(int(deterministic))],
+        [sys.executable, "-c", PROGRAM, *about],
         cwd=tmp_path,
         env=environment | path,
         capture_output=True,

@@ -142,6 +142,22 @@ def test_drafts(run: Any, captured: bool) -> None:
     assert run(PREFILL, drafted, after, captured=captured, draft="ngram") == wanted
 
 
+def test_drafts_of_a_model(run: Any, tmp_path: Path) -> None:
+    """A row that was not drafted catches up first; a guess is a pass; without drafts none of it runs."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
+    drafted, draft = StepPlan(1, decodes=pack([0]), drafts=pack([2])), str(tmp_path)
+    first, later = step(["_decode", "_merge"]), step(["_decode", "_merge"])
+    passes = [*first, *SAMPLER, "_advance", *later, *SAMPLER, "_advance"]
+    caught = ["upload", "_fill", *step(["_extend"])]
+    rest = [*step(["_decode", "_merge"]), *SAMPLER, "_accept", "download"]
+    ahead = ["upload", "_correct", *caught, "upload", "_begin", *passes]
+    assert run(PREFILL, drafted, captured=True, draft=draft) == [*ahead, *rest]
+    ahead = ["upload", "_correct", "upload", "_begin", *passes]
+    assert run(PREFILL, drafted, drafted, captured=True, draft=draft) == [*ahead, *rest]
+    wanted = ["upload", "_correct", *step(["_decode", "_merge"]), *SAMPLER, "download"]
+    assert run(PREFILL, drafted, DECODE, captured=True, draft=draft) == wanted
+
+
 def test_drafts_that_come_with_an_extend(run: Any) -> None:
     """Nothing guesses: the row's seed is uploaded, and samples are compared."""
     given = [ExtendRow(0, 0, pack([5] * 4), True, drafts=3)]
