@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ramify.gpu.constraints.grammar import Grammar, GrammarVocabulary
+from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.matcher import Automaton, Constraint
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
@@ -13,12 +14,16 @@ from ramify.protocol.constraints import AutomatonBody, GrammarBody, decode_body
 
 
 def constraint_of(
-    data: bytes, vocabulary: Vocabulary, grammars: Callable[[], GrammarVocabulary]
+    data: bytes,
+    vocabulary: Vocabulary,
+    grammars: Callable[[], GrammarVocabulary],
+    store: MaskStore | None = None,
 ) -> Constraint:
     """The constraint of a body. `grammars`: what makes, or has, llguidance's form of the vocabulary.
+    `store`: where masks are kept.
 
     Raises ConstraintError. Takes milliseconds for most, and up to a second for grammars and the largest
-    automata; the step that brings it waits so long.
+    automata.
     """
     match decode_body(data):
         case AutomatonBody(states, columns, following, classes, final):
@@ -29,6 +34,7 @@ def constraint_of(
                     table.reshape(states, columns),
                     np.frombuffer(classes, np.uint8),
                     np.frombuffer(zlib.decompress(final), np.bool_),
+                    store,
                 )
             )
         case GrammarBody(text):

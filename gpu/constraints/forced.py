@@ -21,6 +21,7 @@ from ramify.gpu.constraints.vocabulary import MARK, Vocabulary
 WINDOW = 256  # bytes of forced text that are looked at from one state
 MOST_FORCED = 64  # tokens of one plan
 MOST_DRAFTS = 4  # tokens of a tail
+_MOST_PLANS = 4096  # that are kept, of one constraint
 _MOST_LOOKED_AT = 1024  # nodes, when it is asked whether a token may span the border
 
 
@@ -67,12 +68,18 @@ class ForcedText:
         """All that is forced from `state`, up to `MOST_FORCED` tokens, and drafts."""
         found = self._plans.get(state)
         if found is None:
+            if not self._one[state]:
+                return NOTHING
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans = {}
             found = self._plans[state] = self._plan(state)
         return found
 
+    def knows(self, state: int) -> bool:
+        """Whether the plan of `state` was made, or there is none."""
+        return state in self._plans or not self._one[state]
+
     def _plan(self, state: int) -> Plan:
-        if not self._one[state]:
-            return NOTHING
         forced: list[int] = []
         while len(forced) < MOST_FORCED:
             step = self._step(state)

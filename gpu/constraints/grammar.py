@@ -75,6 +75,9 @@ class Grammar:
     def matcher(self) -> "GrammarMatcher":
         return GrammarMatcher(self._vocabulary, self._first.deep_copy())
 
+    def close(self) -> None:
+        """It keeps no masks."""
+
 
 def _check(parser: Any) -> None:
     if parser.is_error():
@@ -84,6 +87,8 @@ def _check(parser: Any) -> None:
 
 class GrammarMatcher:
     """A parser of one output."""
+
+    quick = False  # a mask can take milliseconds
 
     def __init__(self, vocabulary: GrammarVocabulary, parser: Any) -> None:
         self._shared = vocabulary
@@ -99,6 +104,24 @@ class GrammarMatcher:
             self._mask = self._make_mask()
             self._mask.flags.writeable = False
         return self._mask
+
+    @property
+    def everything(self) -> NDArray[np.int32]:
+        return self._vocabulary.everything
+
+    def knows(self) -> bool:
+        return False
+
+    def only(self) -> int:
+        if not self._ended:
+            token, _ = self._forced_token()
+            if token is not None:
+                return token
+        words = self.mask().view(np.uint32)
+        some = np.flatnonzero(words)
+        if len(some) != 1 or int(words[some[0]]).bit_count() != 1:
+            return -1
+        return 32 * int(some[0]) + int(words[some[0]]).bit_length() - 1
 
     def _make_mask(self) -> NDArray[np.int32]:
         if self._ended:
@@ -125,7 +148,11 @@ class GrammarMatcher:
                 return False
             self._ended = True
         else:
-            if self._ended or not self._vocabulary.is_text(token) or self._parser.validate_tokens([token]) != 1:
+            if (
+                self._ended
+                or not self._vocabulary.is_text(token)
+                or self._parser.validate_tokens([token]) != 1
+            ):
                 return False
             self._parser.consume_token(token)
             _check(self._parser)

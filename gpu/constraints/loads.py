@@ -1,28 +1,59 @@
-"""What plans bring of constraints, as bytes, and what is made of it.
+"""What plans bring of constraints, as bytes, and what is made of it, in threads.
 
-Making the vocabulary takes tenths of a second, so that is done in a thread; the first constraint waits
-for it. llguidance's form of it is made when the first grammar comes.
+Making a vocabulary takes tenths of a second, a large constraint as long. No step waits for that: who
+needs it is told when it is there. llguidance's form of the vocabulary is made when the first grammar
+comes.
 """
 
+import logging
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from dataclasses import dataclass
+from threading import Lock
 
 import msgspec
 
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.grammar import GrammarVocabulary
+from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.matcher import Constraint
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import VocabularyBody
+from ramify.protocol.errors import ConstraintError
+
+THREADS = 2  # so that one large constraint holds up no other
+
+log = logging.getLogger(__name__)
+
+Prepare = Callable[[int, Constraint], None]
+
+
+@dataclass(slots=True)
+class LoadCounters:
+    """Since the start: constraints that were made, those that could not be, and the seconds it took."""
+
+    loaded: int = 0
+    failed: int = 0
+    seconds: float = 0.0
 
 
 class Loads:
-    """`size`: ids in the model's logits."""
+    """`size`: ids in the model's logits. `store`: where masks are kept. `prepare`: is called in the
+    thread with each constraint and its number before anybody uses it; may raise ConstraintError.
+    """
 
-    def __init__(self, size: int) -> None:
+    def __init__(
+        self, size: int, store: MaskStore | None = None, prepare: Prepare | None = None
+    ) -> None:
+        self.counters = LoadCounters()
         self._size = size
+        self._store = store
+        self._prepare = prepare
         self._vocabulary: Future[Vocabulary] | None = None
-        self._grammars = cache(self._make_grammars)
+        self._threads: ThreadPoolExecutor | None = None
+        self._words: GrammarVocabulary | None = None
+        self._lock = Lock()
 
     def vocabulary(self, body: bytes) -> None:
         """Begin to make the vocabulary."""
@@ -30,17 +61,49 @@ class Loads:
         self._vocabulary = threads.submit(read_vocabulary, body, self._size)
         threads.shutdown(wait=False)  # the thread ends with its work
 
-    def constraint(self, body: bytes) -> Constraint:
-        """Raises ConstraintError for what cannot be followed; ValueError without a vocabulary."""
-        return constraint_of(body, self._words(), self._grammars)
+    def constraint(self, ident: int, body: bytes) -> "Future[Constraint | None]":
+        """Begin to make a constraint; None: it cannot be followed, and the log says why.
 
-    def _words(self) -> Vocabulary:
+        Raises ValueError without a vocabulary.
+        """
         if self._vocabulary is None:
             raise ValueError("a constraint came before the vocabulary")
-        return self._vocabulary.result()
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS, "constraints")
+        return self._threads.submit(self._make, ident, body)
 
-    def _make_grammars(self) -> GrammarVocabulary:
-        return GrammarVocabulary(self._words())
+    def close(self) -> None:
+        """Begin no more work."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _make(self, ident: int, body: bytes) -> Constraint | None:
+        assert self._vocabulary is not None
+        words = self._vocabulary.result()
+        begun = time.perf_counter()
+        try:
+            made = constraint_of(body, words, self._grammars, self._store)
+            if self._prepare is not None:
+                self._prepare(ident, made)
+        except ConstraintError as error:
+            log.error("a constraint cannot be followed: %s", error)
+            self.counters.failed += 1
+            return None
+        except Exception:
+            log.exception("a constraint could not be loaded")
+            self.counters.failed += 1
+            return None
+        finally:
+            self.counters.seconds += time.perf_counter() - begun
+        self.counters.loaded += 1
+        return made
+
+    def _grammars(self) -> GrammarVocabulary:
+        with self._lock:
+            if self._words is None:
+                assert self._vocabulary is not None
+                self._words = GrammarVocabulary(self._vocabulary.result())
+            return self._words
 
 
 def read_vocabulary(body: bytes, size: int) -> Vocabulary:

@@ -7,194 +7,272 @@ each draft is found on the way, and kept only as far as drafts are accepted.
 Where a constraint leaves one way to go on, it proposes that as drafts (jump-forward): the same masks
 accept them, many in one step.
 
+No step waits for one row. Constraints are loaded in threads, and so is what takes long of an output
+(`outputs`). A row that is not ready when a step begins sits it out, and so does one whose mask is not
+there when the step has its logits.
+
 For executors that sample on the host. It does not know logits.
 """
 
-import logging
-from collections.abc import Callable
-from itertools import groupby
-from typing import NamedTuple, TypeVar
+import os
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from time import monotonic
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ramify.gpu.constraints.loads import Loads
+from ramify.gpu.constraints.loads import Loads, Prepare
+from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.matcher import Constraint, Matcher
-from ramify.gpu.step.step_rows import Ints, Tokens
-from ramify.protocol.errors import ConstraintError
-from ramify.protocol.plan import LoadConstraint, OpenRow, StepPlan
+from ramify.gpu.constraints.outputs import Legal, Output
+from ramify.gpu.step.step_rows import Flags, Ints, Tokens
+from ramify.protocol.plan import OpenRow, StepPlan
 
-T = TypeVar("T")
-Flags = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.int32]
 
-log = logging.getLogger(__name__)
+PATIENCE = 0.5e-3  # seconds that a step waits for masks, beside rows that do not
+ALONE = 5e-3  # the same if every row waits
 
 
 class Masks(NamedTuple):
-    """`lines` int64 [N] of those that sample; `words` int32 [N, words], the legal tokens of each."""
+    """What lines may sample that may not sample all: `lines` [N] what `words` int32 [N, words] allow,
+    `forced` [M] nothing but `tokens` [M].
+    """
 
     lines: Ints
-    words: npt.NDArray[np.int32]
+    words: Words
+    forced: Ints
+    tokens: Ints
 
     def flags(self, size: int) -> Flags:
-        """bool [N, size]: whether each token is legal."""
+        """bool [N, size]: whether each token is legal on `lines`."""
         bits = np.unpackbits(self.words.view(np.uint8), axis=1, bitorder="little", count=size)
         return bits.view(np.bool_)
+
+    def of(self, lines: Ints) -> "Masks":
+        """Those of some lines, ascending, which are numbered from 0 on."""
+        bound, forced = np.isin(self.lines, lines), np.isin(self.forced, lines)
+        return Masks(
+            np.searchsorted(lines, self.lines[bound]),
+            self.words[bound],
+            np.searchsorted(lines, self.forced[forced]),
+            self.tokens[forced],
+        )
+
+
+@dataclass(slots=True)
+class RowCounters:
+    """Since the start. `sat_out`: rows that had to leave a step out, once for each step."""
+
+    sat_out: int = 0
 
 
 class ConstrainedRows:
     """`active[row]`: the row is open and has a constraint. `jumps`: propose what must follow.
 
-    A constraint that cannot be followed (a grammar past its limits) allows nothing: the row gets
-    NO_TOKEN.
+    `prepare`: see `Loads`. A constraint that cannot be followed (a grammar past its limits) allows
+    nothing: the row gets NO_TOKEN.
     """
 
-    def __init__(self, max_rows: int, vocab_size: int, *, jumps: bool = True) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        *,
+        jumps: bool = True,
+        prepare: Prepare | None = None,
+    ) -> None:
         self.active: Flags = np.zeros(max_rows, dtype=np.bool_)
         self.jumps = jumps
-        self._loads = Loads(vocab_size)
+        self.store = MaskStore()
+        self.loads = Loads(vocab_size, self.store, prepare)
+        self.counters = RowCounters()
+        self.late: set[int] = set()  # rows of the last `masks` that have to sit the step out
         self._nothing = np.zeros(-(-vocab_size // 32), dtype=np.int32)
-        self._known: dict[int, Constraint | None] = {}
-        self._of: dict[int, Matcher | None] = {}  # by row; None: it cannot be followed
+        self._known: dict[int, Future[Constraint | None]] = {}
+        self._of: dict[int, Output] = {}  # by row
+        self._threads: ThreadPoolExecutor | None = None
         self._single: Flags = np.zeros(0, dtype=np.bool_)  # the lines of `masks` with one legal token
 
     def begin(self, plan: StepPlan) -> None:
         """Take over what the plan changes. Raises ValueError if it contradicts what is known."""
+        self.late = set()
         if self._of and plan.closes:
             for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
-                if self._of.pop(row, self) is not self:
+                output = self._of.pop(row, None)
+                if output is not None:
                     self.active[row] = False
+                    output.close()
         if plan.forgets:
             for ident in np.frombuffer(plan.forgets, dtype=np.int32).tolist():
-                del self._known[ident]
+                self._known.pop(ident).add_done_callback(_close)
         for load in plan.constraints:
             if load.ident:
-                self._load(load)
+                self._known[load.ident] = self.loads.constraint(load.ident, load.body)
             else:
-                self._loads.vocabulary(load.body)
+                self.loads.vocabulary(load.body)
         for opened in plan.opens:
             if opened.constraint:
                 self._open(opened)
 
-    def put(self, ident: int, constraint: Constraint) -> None:
+    def put(self, ident: int, constraint: Constraint | None) -> None:
         """Know a constraint that no plan brought. For tests."""
-        self._known[ident] = constraint
+        self._known[ident] = loaded = Future[Constraint | None]()
+        loaded.set_result(constraint)
 
-    def _load(self, load: LoadConstraint) -> None:
-        try:
-            self._known[load.ident] = self._loads.constraint(load.body)
-        except ConstraintError as error:
-            log.error("a constraint cannot be followed: %s", error)
-            self._known[load.ident] = None
+    def close(self) -> None:
+        """Begin no more work."""
+        self.loads.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _open(self, opened: OpenRow) -> None:
-        row = opened.row
-        if opened.constraint not in self._known:
-            raise ValueError(f"row {row} names constraint {opened.constraint}, which was not loaded")
-        constraint = self._known[opened.constraint]
-        self.active[row] = True
-        self._of[row] = None if constraint is None else constraint.matcher()
-        if opened.sampled:
-            self._take(row, np.frombuffer(opened.history, dtype=np.int32)[-opened.sampled :].tolist())
+    def matcher(self, row: int) -> Matcher | None:
+        """Where the row's output stands; None if it cannot be followed. It has to be ready."""
+        return self._of[row].matcher
 
-    def _take(self, row: int, tokens: list[int]) -> None:
-        """The row's output goes on with `tokens`."""
-        matcher = self._of[row]
-        if matcher is None:
-            return
-        try:
-            for token in tokens:
-                if not matcher.advance(token):
-                    raise ConstraintError(f"token {token} is not legal")
-        except ConstraintError as error:
-            log.error("a constraint cannot be followed: %s", error)
-            self._of[row] = None
+    def ready(self, row: int) -> bool:
+        """Whether the row's output may be asked and moved now."""
+        return self._of[row].ready
+
+    def absent(self, rows: Ints, alone: bool = False) -> Flags | None:
+        """bool [R], which of the decodes of `rows` cannot be in the step that begins now; None: all can.
+
+        `alone`: the step has nothing else to do, so it waits a little for the first of them.
+        """
+        if not self._of:
+            return None
+        gone = np.zeros(len(rows), dtype=np.bool_)
+        late = [at for at in np.flatnonzero(self.active[rows]).tolist() if self._of[int(rows[at])].late]
+        if late and alone and len(late) == len(rows):
+            until = monotonic() + ALONE
+            outputs = [self._of[int(rows[at])] for at in late]
+            while not any(output.ready for output in outputs) and monotonic() < until:
+                outputs[0].wait(min(until, monotonic() + PATIENCE))
+            late = [at for at in late if not outputs[at].ready]
+        if not late:
+            return None
+        gone[late] = True
+        self.counters.sat_out += len(late)
+        return gone
+
+    @property
+    def any(self) -> bool:
+        """Whether a row has a constraint."""
+        return bool(self._of)
 
     def propose(self, rows: Ints, most: Ints) -> dict[int, list[int]]:
         """What must come next, by index into `rows`: up to `most` [R] tokens each, if it is known."""
         found: dict[int, list[int]] = {}
         if not self.jumps or not self._of:
             return found
+        until = 0.0
         for at in np.flatnonzero(self.active[rows] & (most > 0)).tolist():
-            matcher = self._of[int(rows[at])]
-            if matcher is not None:
-                forced, drafts = self._tried(int(rows[at]), matcher.plan) or ((), ())
-                tokens = [*forced, *drafts][: int(most[at])]
-                if tokens:
-                    found[at] = tokens
+            output = self._of[int(rows[at])]
+            if not output.ready:
+                until = until or monotonic() + PATIENCE
+                if not output.wait(until):
+                    continue
+            tokens = output.look().tokens[: int(most[at])]
+            if tokens:
+                found[at] = list(tokens)
         return found
 
     def masks(self, rows: Ints, drafts: Ints | None = None) -> Masks | None:
-        """What the sampling lines of `rows` [S] may sample; None: no row of them has a constraint.
+        """What the sampling lines of `rows` [S] may sample; None: no line of them is bound.
 
         `drafts` [S]: the draft that a line runs, below 0 on the first line of its row; None: one line
         each. The lines of a row are neighbours. One behind a draft that is not legal has no mask: it
-        will not count.
+        will not count. `late` says then which rows were not ready: they have none either. Nor has one
+        that may sample all.
         """
         self._single = np.zeros(len(rows), dtype=np.bool_)
         if not self._of:
             return None
+        firsts = np.flatnonzero(
+            self.active[rows] if drafts is None else self.active[rows] & (drafts < 0)
+        )
+        if not len(firsts):
+            return None
+        self._await(rows, firsts, drafts)
         lines: list[int] = []
         words: list[Words] = []
-        places = np.flatnonzero(self.active[rows]).tolist()
-        for row, group in groupby(places, lambda line: int(rows[line])):
-            own = list(group)
-            ahead = [] if drafts is None else drafts[own[1:]].tolist()
-            masks = self._along(row, ahead)
-            lines += own[: len(masks)]
-            words += masks
-        if not lines:
-            return None
-        found = Masks(np.array(lines, dtype=np.int64), np.stack(words))
-        self._single[found.lines] = np.bitwise_count(found.words.view(np.uint32)).sum(axis=1) == 1
-        return found
+        forced: list[int] = []
+        tokens: list[int] = []
+        for first in firsts.tolist():
+            for line, legal in enumerate(self._along(rows, first, drafts), first):
+                if legal.only >= 0:
+                    forced.append(line)
+                    tokens.append(legal.only)
+                elif not legal.free:
+                    lines.append(line)
+                    words.append(self._nothing if legal.mask is None else legal.mask)
+        self._single[forced] = True
+        return Masks(
+            np.array(lines, dtype=np.int64),
+            np.stack(words) if words else self._nothing[None][:0],
+            np.array(forced, dtype=np.int64),
+            np.array(tokens, dtype=np.int64),
+        )
 
-    def _along(self, row: int, drafts: list[int]) -> list[Words]:
-        """The masks of a row's output, and behind each of `drafts` as long as they are legal."""
-        matcher = self._of[row]
-        if matcher is None:
-            return [self._nothing]
-        found: list[Words] = []
-        taken = 0
-        try:
-            found.append(matcher.mask())
-            for token in drafts:
-                if not found[-1][token >> 5] >> (token & 31) & 1 or not matcher.advance(token):
-                    break
-                taken += 1
-                found.append(matcher.mask())
-            matcher.rollback(taken)
-        except ConstraintError as error:
-            log.error("a constraint cannot be followed: %s", error)
-            self._of[row] = None
-            found = [self._nothing]
-        return found
+    def _await(self, rows: Ints, firsts: Ints, drafts: Ints | None) -> None:
+        """Wait a little for what is not ready, and note who is late."""
+        waited_for = [first for first in firsts.tolist() if not self._of[int(rows[first])].ready]
+        if not waited_for:
+            return
+        every = len(waited_for) == (len(rows) if drafts is None else int((drafts < 0).sum()))
+        until = monotonic() + (ALONE if every else PATIENCE)
+        for row in rows[waited_for].tolist():
+            output = self._of[row]
+            if not output.wait(until):
+                output.missed()
+                self.late.add(row)
+        self.counters.sat_out += len(self.late)
 
-    def _tried(self, row: int, call: Callable[[], T]) -> T | None:
-        """What `call` returns; None if the constraint cannot be followed, and then never again."""
-        try:
-            return call()
-        except ConstraintError as error:
-            log.error("a constraint cannot be followed: %s", error)
-            self._of[row] = None
-            return None
+    def _along(self, rows: Ints, first: int, drafts: Ints | None) -> list[Legal]:
+        output = self._of[int(rows[first])]
+        if not output.ready:
+            return []
+        end = first + 1
+        if drafts is not None:
+            while end < len(rows) and drafts[end] >= 0:
+                end += 1
+        return output.along([] if drafts is None else drafts[first + 1 : end].tolist())
 
     def sampled(self, rows: Ints, counts: Ints, tokens: Ints | Tokens) -> None:
         """What `rows` [R] sampled: `counts` [R] tokens each, row by row; NO_TOKEN moves nothing."""
         if not self._of:
             return
         ends = np.cumsum(counts)
-        for at in np.flatnonzero(self.active[rows]).tolist():
+        for at in np.flatnonzero(self.active[rows] & (counts > 0)).tolist():
             own = tokens[ends[at] - counts[at] : ends[at]].tolist()
-            self._take(int(rows[at]), [token for token in own if token >= 0])
+            self._of[int(rows[at])].advance([token for token in own if token >= 0])
 
-    def forced(self, lines: Ints, kept: Flags) -> bytes:
-        """A byte for each of a step's lines that is `kept`, 1 where nothing else was legal; empty:
-        nowhere.
-
-        `lines`: which lines of the step those of `masks`' last call were.
+    def forced(self, kept: Flags) -> bytes:
+        """A byte for each line of the last `masks` that is `kept`, 1 where nothing else was legal;
+        empty: nowhere.
         """
-        forced = np.zeros(len(kept), dtype=np.uint8)
-        forced[lines] = self._single
-        return forced[kept].tobytes() if self._single.any() else b""
+        return self._single[kept].tobytes() if self._single.any() else b""
+
+    def _open(self, opened: OpenRow) -> None:
+        row = opened.row
+        loaded = self._known.get(opened.constraint)
+        if loaded is None:
+            raise ValueError(f"row {row} names constraint {opened.constraint}, which was not loaded")
+        outputs: list[int] = []
+        if opened.sampled:
+            outputs = np.frombuffer(opened.history, dtype=np.int32)[-opened.sampled :].tolist()
+        self.active[row] = True
+        self._of[row] = Output(loaded, outputs, self._pool)
+
+    def _pool(self) -> Executor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "masks")
+        return self._threads
+
+
+def _close(loaded: "Future[Constraint | None]") -> None:
+    constraint = None if loaded.cancelled() else loaded.result()
+    if constraint is not None:
+        constraint.close()

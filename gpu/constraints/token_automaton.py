@@ -6,6 +6,7 @@ state is first met, and kept; equal ones are kept once.
 It knows nothing of rows, steps or devices. Every method may be called from any thread.
 """
 
+from array import array
 from typing import NamedTuple
 
 import numpy as np
@@ -13,13 +14,15 @@ from numpy.typing import NDArray
 
 from ramify.gpu.constraints.alike import alike
 from ramify.gpu.constraints.forced import NOTHING, ForcedText, Plan
+from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.vocabulary import MARK, SHORT, Vocabulary
 from ramify.gpu.constraints.walk import walker
 from ramify.protocol.errors import ConstraintError
 
 ALIKE_FROM = 512  # states from which on it is worth looking which are alike
 _MARKS = 0xFE  # bytes from here on stand in the names of tokens that are no text
-MASK_BYTES = 32 << 20  # of one constraint's masks; past this they are forgotten, and made again
+QUICK_NODES = 120_000  # of a token tree; a mask of fewer is made in less than 0.3 ms
+_UNKNOWN = -2
 
 
 class Tables(NamedTuple):
@@ -36,7 +39,8 @@ class Tables(NamedTuple):
 class TokenAutomaton:
     """A byte automaton over the tokens of a vocabulary.
 
-    `start`: the first state; `end`: the state behind a stop token.
+    `start`: the first state; `end`: the state behind a stop token. `elsewhere`: a device makes the
+    masks, so none need be made ahead here.
     """
 
     start = 0
@@ -47,8 +51,9 @@ class TokenAutomaton:
         next: NDArray[np.int32],
         classes: NDArray[np.uint8],
         final: NDArray[np.bool_],
+        store: MaskStore | None = None,
     ) -> None:
-        """The arrays of `actors.grammar.automaton.Automaton`.
+        """The arrays of `actors.grammar.automaton.Automaton`. `store`: where masks are kept.
 
         Raises ConstraintError if the vocabulary cannot spell all of its bytes.
         """
@@ -63,10 +68,12 @@ class TokenAutomaton:
         if self._walker.halves and self.end >= ALIKE_FROM:
             self._blocks = alike(next, SHORT)
             _ = vocabulary.halves  # made here, once for a model, and not while a step waits
-        self._short: dict[int, NDArray[np.int32]] = {}
+        self.elsewhere = False
+        self._quick = self._walker.halves and len(vocabulary.byte) < QUICK_NODES
         self._forced = ForcedText(vocabulary, next, classes, final)
-        self._masks: dict[int, NDArray[np.int32]] = {}
-        self._same: dict[bytes, NDArray[np.int32]] = {}
+        # by state; masks of short tokens that states share: by -1 - the block's number
+        self._kept = (MaskStore() if store is None else store).open()
+        self._only = array("i", [_UNKNOWN]) * (self.end + 1)
         stops = np.zeros(vocabulary.size, np.bool_)
         stops[list(vocabulary.stop_ids)] = True
         self._stops = vocabulary.pack(stops)
@@ -80,8 +87,28 @@ class TokenAutomaton:
 
         `vocabulary.everything` where all are: nothing has to be masked.
         """
-        found = self._masks.get(state)
+        found = self._kept.get(state)
         return found if found is not None else self._remember(state)
+
+    def only(self, state: int) -> int:
+        """The only legal token in `state`, or -1 if there are several."""
+        found = self._only[state]
+        if found == _UNKNOWN:
+            found = self._only[state] = self._one(state)
+        return found
+
+    def knows(self, state: int) -> bool:
+        """Whether `plan`, `only` and `mask` need not be made, or quickly, or never (`elsewhere`)."""
+        if self._quick or self.elsewhere or state == self.end:
+            return True
+        if not self._forced.knows(state):
+            return False
+        found = self._only[state]
+        return found != _UNKNOWN and (found >= 0 or self._kept.get(state) is not None)
+
+    def close(self) -> None:
+        """Its masks may go."""
+        self._kept.close()
 
     def advance(self, state: int, token: int) -> int:
         """The state behind `token`, or -1 if the automaton does not take it.
@@ -142,15 +169,18 @@ class TokenAutomaton:
     def _remember(self, state: int) -> NDArray[np.int32]:
         row = self._make(state)
         if (row == self.vocabulary.everything).all():
-            row = self._masks[state] = self.vocabulary.everything
-            return row
-        key = row.tobytes()
-        if (len(self._same) + len(self._short) + 1) * row.nbytes > MASK_BYTES:
-            self._masks, self._same, self._short = {}, {}, {}
-        row = self._same.setdefault(key, row)
-        row.flags.writeable = False
-        self._masks[state] = row
-        return row
+            return self._kept.put(state, self.vocabulary.everything, counts=False)
+        return self._kept.put(state, row)
+
+    def _one(self, state: int) -> int:
+        token = None if state == self.end else self._forced.token(state)
+        if token is not None:
+            return token
+        words = self.mask(state).view(np.uint32)
+        some = np.flatnonzero(words)
+        if len(some) != 1 or int(words[some[0]]).bit_count() != 1:
+            return -1
+        return 32 * int(some[0]) + int(words[some[0]]).bit_length() - 1
 
     def _make(self, state: int) -> NDArray[np.int32]:
         if state == self.end:
@@ -167,10 +197,10 @@ class TokenAutomaton:
         """What the automaton takes in `state`. In a large one, masks of short tokens are shared."""
         if self._blocks is None:
             return self._walker.mask(state)
-        block = int(self._blocks[state])
-        short = self._short.get(block)
+        key = -1 - int(self._blocks[state])
+        short = self._kept.get(key)
         if short is None:
-            short = self._short[block] = self._walker.mask(state, "short")
+            short = self._kept.put(key, self._walker.mask(state, "short"))
         return short | self._walker.mask(state, "long")
 
     def _check_bytes(self) -> None:
@@ -189,7 +219,9 @@ class TokenAutomaton:
             )
         named = takes[:, self._classes[MARK]]
         for state in np.flatnonzero(named & ~takes[:, np.unique(self._classes[:_MARKS])].any(axis=1)):
-            if not self._final[state] and not self._begins_a_mark(int(self._next[state, self._classes[MARK]])):
+            if not self._final[state] and not self._begins_a_mark(
+                int(self._next[state, self._classes[MARK]])
+            ):
                 raise ConstraintError("this model has no token for a mark that the constraint needs")
 
     def _begins_a_mark(self, state: int) -> bool:

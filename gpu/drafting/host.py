@@ -38,21 +38,37 @@ class HostDrafts:
         self._constraints.begin(plan)
         drafter = self._drafter
         if drafter is None:
-            return self._guess(plan, step)
+            return self._guess(plan, self._present(step))
         if plan.closes:
             for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
                 drafter.close(row)
         for opened in plan.opens:
             drafter.open(opened)
-        step = self._guess(plan, step)
+        step = self._guess(plan, self._present(step))
         drafter.runs(step)
+        return step
+
+    def _present(self, step: StepRows) -> StepRows:
+        """`step` without the decodes whose constraints are not ready."""
+        rows = step.sampled_rows
+        extends = int((step.sampling < step.extends).sum())  # that sample
+        gone = self._constraints.absent(rows[extends:], alone=not step.extends)
+        if gone is None:
+            return step
+        absent = np.concatenate([np.zeros(extends, dtype=np.bool_), gone])
+        lines = np.ones_like(rows) if step.lines is None else step.lines
+        self._table.sat_out(rows[absent], lines[absent])
+        step = step.without(absent)
+        self._planned = step.lines
         return step
 
     def _guess(self, plan: StepPlan, step: StepRows) -> StepRows:
         if step.lines is None or not plan.drafts:
             return step
-        rows = np.frombuffer(plan.decodes, dtype=np.int32).astype(np.int64)
-        most = step.lines[len(step.lines) - len(rows) :] - 1
+        extends = int((step.sampling < step.extends).sum())
+        rows, most = step.sampled_rows[extends:], step.lines[extends:] - 1
+        if not len(rows):
+            return step
         must = self._constraints.propose(rows, most)
         most = np.where(self._constraints.active[rows], 0, most)
         drafter = self._drafter
@@ -65,16 +81,29 @@ class HostDrafts:
         """Settle what the step sampled: `tokens` [S], NO_TOKEN where logits were not finite."""
         accepted, planned = accept(step, tokens), self._planned
         rows = step.sampled_rows
+        if self._constraints.late:
+            self._leave_out(step, accepted)
         self._constraints.sampled(rows, accepted.counts, tokens[accepted.kept])
         if step.lines is None and self._drafter is None:
             return accepted
+        some = accepted.counts > 0
         if step.lines is not None and planned is not None:
-            self._table.settle(rows, planned - 1, planned - accepted.counts)
+            self._table.settle(rows[some], planned[some] - 1, (planned - accepted.counts)[some])
             self.drafted += int(step.lines.sum()) - len(rows)
-            self.accepted += int(accepted.counts.sum()) - len(rows)
+            self.accepted += int(accepted.counts.sum()) - int(some.sum())
         if self._drafter is not None:
-            self._drafter.observe(rows, accepted.counts, tokens[accepted.kept].astype(np.int32))
+            kept = tokens[accepted.kept].astype(np.int32)
+            self._drafter.observe(rows[some], accepted.counts[some], kept)
         return accepted
+
+    def _leave_out(self, step: StepRows, accepted: Accepted) -> None:
+        """Rows whose masks were not there in time sat the step out, whatever their lines sampled."""
+        rows, planned = step.sampled_rows, self._planned
+        late = np.isin(rows, list(self._constraints.late))
+        accepted.counts[late] = 0
+        accepted.kept[late if step.lines is None else np.repeat(late, step.lines)] = False
+        planned = np.ones_like(rows) if planned is None else planned
+        self._table.sat_out(rows[late], planned[late])
 
 
 def _with(guesses: Guesses, must: dict[int, list[int]]) -> Guesses:

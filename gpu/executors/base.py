@@ -39,7 +39,7 @@ def bad_logits(step: StepRows, requests: Ints, result: StepResult) -> BadLogits 
 
     `requests`: of all rows.
     """
-    sampling = step.sampled_rows
+    sampling = np.frombuffer(result.rows, dtype=np.int32)
     if result.counts:  # tokens of each
         sampling = np.repeat(sampling, np.frombuffer(result.counts, dtype=np.int32))
     bad = sampling[np.frombuffer(result.tokens, dtype=np.int32) == NO_TOKEN]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.gpu.constraints.rows import ConstrainedRows
+from ramify.gpu.constraints.rows import ConstrainedRows, Masks
 from ramify.gpu.drafting.base import Drafter
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import Counters, bad_logits
@@ -21,7 +21,7 @@ from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.native.threads import Crew, Recording
 from ramify.gpu.ops.cpu_inputs import CpuInputs
 from ramify.gpu.ops.cpu_ops import CpuOps, empty_draws, no_step
-from ramify.gpu.sampling.acceptance import inputs_of, packed_counts
+from ramify.gpu.sampling.acceptance import inputs_of, packed_rows
 from ramify.gpu.sampling.randomness import uniforms
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
@@ -67,7 +67,7 @@ class CpuExecutor:
         model.logits(stream, None, ops, self._logits)
         head = list(ops.instructions)
         choose = ops.choose(self._logits, self._draws)
-        self._layers, self._head = Recording(layers), Recording(head)
+        self._layers, self._head, self._choose = Recording(layers), Recording(head), Recording([choose])
         self._whole = Recording([*layers, *head, choose])
 
     def launch(self, plan: StepPlan) -> DoneStep:
@@ -78,13 +78,12 @@ class CpuExecutor:
         scores = b"" if step.scored is None else self._score(step.scored)
         result = StepResult(
             step=plan.step,
-            rows=step.sampled_rows.astype(np.int32).tobytes(),
             tokens=tokens.astype(np.int32).tobytes(),
             computed=step.computed,
             elapsed_us=int((time.perf_counter() - begin) * 1e6),
             logprobs=logprobs,
             scores=scores,
-            **packed_counts(step, counts),
+            **packed_rows(step, counts),
             forced=forced,
         )
         return DoneStep(result, bad_logits(step, self.rows.requests, result))
@@ -99,9 +98,10 @@ class CpuExecutor:
 
     def close(self) -> None:
         """End the threads; drop the weights and the pool."""
+        self.constraints.close()
         self._crew.close()
         torch.set_num_threads(self._threads)
-        del self._ops, self._layers, self._head, self._whole
+        del self._ops, self._layers, self._head, self._choose, self._whole
 
     def _run(self, plan: StepPlan) -> StepRows:
         step = self.drafts.begin(plan, self.rows.apply(plan))
@@ -111,6 +111,9 @@ class CpuExecutor:
             self._sampler.open(opened)
             self._asks.open(opened.row, opened.sampling)
         self.counters.count(step.computed)
+        if step.extends:  # for those that sit the step out
+            extended, last = step.last_extended
+            self._last[extended] = last
         if len(step.rows):
             self._lay(step)
             self._crew.run(self._whole if len(step.sampling) else self._layers)
@@ -135,31 +138,50 @@ class CpuExecutor:
         were forced.
         """
         rows = step.rows[step.sampling]
+        special = np.flatnonzero(self._asks.special[rows])
+        drafts = inputs_of(step) if step.lines is not None and self.constraints.any else None
+        masks = self.constraints.masks(rows, drafts)
+        if masks is not None:
+            self._mask(masks, special, len(rows))
         tokens = self._draws.tokens[: len(rows)].copy()
+        if masks is not None and len(masks.forced):  # there is nothing to choose, but logits may be bad
+            tokens[masks.forced] = np.where(tokens[masks.forced] < 0, NO_TOKEN, masks.tokens)
         logprobs: list[TokenLogprobs | None] = []
-        special = np.flatnonzero(self._asks.special[rows] | self.constraints.active[rows])
-        if len(special):  # torch sorts for top-k and top-p, counts for penalties, masks
-            drafts = None if step.lines is None else inputs_of(step)[special]
+        if len(special):  # torch sorts for top-k and top-p, and counts for penalties
+            own = None if step.lines is None else inputs_of(step)[special]
             logits = self._logits_of(len(rows))[torch.from_numpy(special)]
-            masks = self.constraints.masks(rows[special], drafts)
-            sampled = self._sampler.sample(logits, rows[special], step.draws[special], drafts, masks)
+            bound = None if masks is None else masks.of(special)
+            sampled = self._sampler.sample(logits, rows[special], step.draws[special], own, bound)
             tokens[special] = torch.where(sampled.finite, sampled.tokens, NO_TOKEN).numpy()
             if sampled.logprobs:
                 logprobs = [None] * len(rows)
                 for line, found in zip(special.tolist(), sampled.logprobs, strict=True):
                     logprobs[line] = found
         accepted = self.drafts.end(step, tokens)
-        forced = self.constraints.forced(special, accepted.kept) if len(special) else b""
-        if step.lines is None:
+        if step.lines is None and masks is None:
             self._last[rows] = np.maximum(tokens, 0)
-            return accepted.counts, tokens, logprobs, forced
+            return accepted.counts, tokens, logprobs, b""
         if len(special):
             counted = special[accepted.kept[special]]
             self._sampler.record(rows[counted], torch.from_numpy(np.maximum(tokens[counted], 0)))
             logprobs = [found for found, kept in zip(logprobs, accepted.kept, strict=False) if kept]
-        tokens = tokens[accepted.kept]
-        self._last[step.sampled_rows] = np.maximum(tokens[np.cumsum(accepted.counts) - 1], 0)
+        forced = b"" if masks is None else self.constraints.forced(accepted.kept)
+        tokens, some = tokens[accepted.kept], accepted.counts > 0
+        last = np.maximum(tokens[np.cumsum(accepted.counts)[some] - 1], 0)
+        self._last[step.sampled_rows[some]] = last
         return accepted.counts, tokens, logprobs, forced
+
+    def _mask(self, masks: Masks, special: Ints, count: int) -> None:
+        """Choose again, of what is legal. Lines that torch samples keep their logits."""
+        lines = np.flatnonzero(~np.isin(masks.lines, special)) if len(special) else slice(None)
+        native = masks.lines[lines]
+        if not len(native):
+            return
+        legal = masks.flags(self.info.vocab_size)[lines]
+        logits = self._logits_of(count).numpy()
+        for line, own in zip(native.tolist(), legal, strict=True):
+            np.copyto(logits[line], -np.inf, where=~own)
+        self._crew.run(self._choose)
 
     def _logits_of(self, count: int) -> Tensor:
         return self._logits[:count, : self.info.vocab_size]

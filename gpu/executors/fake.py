@@ -26,9 +26,9 @@ from ramify.gpu.constraints.rows import ConstrainedRows
 from ramify.gpu.drafting.base import Guesses
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.gpu.executors.base import BadLogits, Counters, bad_logits
-from ramify.gpu.sampling.acceptance import inputs_of, packed_counts
+from ramify.gpu.sampling.acceptance import inputs_of, packed_rows
 from ramify.gpu.step.rows import Ints, RowTable, Scored, StepRows
-from ramify.gpu.step.step_rows import Tokens
+from ramify.gpu.step.step_rows import Tokens, within
 from ramify.protocol.plan import NO_TOKEN, ExecutorInfo, OpenRow, StepPlan, StepResult
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
@@ -303,7 +303,8 @@ class FakeExecutor:
         return FakePendingStep(result, self._done_at, bad_logits(step, self.rows.requests, result))
 
     def close(self) -> None:
-        """Nothing to release."""
+        """There are no weights to release."""
+        self.constraints.close()
 
     def last(self, row: int) -> int:
         """The last token that the row sampled."""
@@ -401,20 +402,24 @@ class FakeExecutor:
         rows, positions = step.rows[step.sampling], (step.starts + step.counts - 1)[step.sampling]
         salts = self.salts(rows, step.draws)
         chosen = self.model.choose(chain[step.sampling], salts)
+        if step.extends:  # for those that sit the step out
+            extended, last = step.last_extended
+            self._last[extended] = last
         masks = self.constraints.masks(rows, None if step.lines is None else inputs_of(step))
         if masks is not None:
             legal = masks.flags(self.model.vocab_size)
             chosen[masks.lines] = self.model.choose_among(
                 chain[step.sampling][masks.lines], salts[masks.lines], legal
             )
+            chosen[masks.forced] = masks.tokens
         slots = self.rows.slots_at(rows, positions)
         tokens = np.where(self._spoiled[slots], NO_TOKEN, chosen)
         accepted = self.drafts.end(step, tokens.astype(np.int64))
         kept = accepted.kept
         self._last[rows[kept]] = np.maximum(chosen[kept], 0)  # of a row the last one stays
         if step.lines is not None:
-            self._chain[slots[~kept]] ^= _CORRUPT
-        forced = self.constraints.forced(np.arange(len(rows)), kept)
+            self._chain[slots[~kept & (within(step.lines) > 0)]] ^= _CORRUPT
+        forced = self.constraints.forced(kept)
         tokens, rows = tokens[kept], rows[kept]
         wanted = self._logprobs[rows]
         logprobs: list[TokenLogprobs | None] = []
@@ -425,14 +430,13 @@ class FakeExecutor:
             ]
         return StepResult(
             step=number,
-            rows=step.sampled_rows.astype(np.int32).tobytes(),
             tokens=tokens.astype(np.int32).tobytes(),
             computed=step.computed,
             elapsed_us=int(seconds * 1e6),
             logprobs=logprobs,
             scores=self._score(step, step.scored) if step.scored is not None else b"",
             forced=forced,
-            **packed_counts(step, accepted.counts),
+            **packed_rows(step, accepted.counts),
         )
 
     def _score(self, step: StepRows, scored: Scored) -> bytes:

@@ -21,7 +21,7 @@ from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.base import Ops, Stream
 from ramify.gpu.ops.torch_ops import TorchOps
-from ramify.gpu.sampling.acceptance import inputs_of, packed_counts
+from ramify.gpu.sampling.acceptance import inputs_of, packed_rows
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
 from ramify.gpu.step.buckets import tailored
@@ -100,13 +100,12 @@ class TorchExecutor:
             scores = self._score(step.scored, hidden).cpu().numpy().tobytes()
         result = StepResult(
             step=plan.step,
-            rows=step.sampled_rows.astype(np.int32).tobytes(),
             tokens=tokens.astype(np.int32).tobytes(),
             computed=step.computed,
             elapsed_us=int((time.perf_counter() - begin) * 1e6),
             logprobs=logprobs,
             scores=scores,
-            **packed_counts(step, counts),
+            **packed_rows(step, counts),
             forced=forced,
         )
         return DoneStep(result, bad_logits(step, self.rows.requests, result))
@@ -127,15 +126,16 @@ class TorchExecutor:
         accepted = self.drafts.end(step, tokens)
         kept = torch.from_numpy(np.flatnonzero(accepted.kept)).to(self._last.device)
         output = sampled.tokens[kept]
-        if drafts is not None:
+        if drafts is not None or masks is not None:
             self._sampler.record(rows[accepted.kept], output)
         # of each row the last one
-        last = torch.from_numpy(np.cumsum(accepted.counts) - 1).to(self._last.device)
-        self._last[torch.from_numpy(step.sampled_rows).to(self._last.device)] = output[last]
+        some = accepted.counts > 0
+        last = np.cumsum(accepted.counts)[some] - 1
+        self._set_last(step.sampled_rows[some], output[torch.from_numpy(last).to(self._last.device)])
         logprobs = sampled.logprobs
-        if drafts is not None and logprobs:
+        if logprobs:
             logprobs = [logprobs[line] for line in kept.tolist()]
-        forced = self.constraints.forced(np.arange(len(rows)), accepted.kept)
+        forced = self.constraints.forced(accepted.kept)
         return accepted.counts, tokens[accepted.kept], logprobs, forced
 
     def forward(self, plan: StepPlan) -> tuple[StepRows, Tensor | None]:
@@ -154,11 +154,18 @@ class TorchExecutor:
         for opened in plan.opens:
             self._sampler.open(opened)
         self.counters.count(step.computed)
+        if step.extends and self.constraints.active.any():  # for those that sit the step out
+            extended, tokens = step.last_extended
+            self._set_last(extended, torch.from_numpy(tokens.astype(np.int64)).to(self._last.device))
         if not len(step.rows):
             nothing = self._model.embedding[:0]
             return step, Stream(nothing, nothing), None
         inputs = self._inputs(step)
         return step, self._model.forward(inputs, self._ops), inputs.sampled_lines
+
+    def _set_last(self, rows: Ints, tokens: Tensor) -> None:
+        """What `rows` [R] run next: `tokens` [R]."""
+        self._last[torch.from_numpy(rows).to(self._last.device)] = tokens
 
     def _inputs(self, step: StepRows) -> StepInputs[Tensor]:
         """The step as large as it is, on the device."""
@@ -184,6 +191,7 @@ class TorchExecutor:
 
     def close(self) -> None:
         """Drop the weights and the pool."""
+        self.constraints.close()
         del self._model, self._attention, self._ops
 
 

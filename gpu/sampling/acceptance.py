@@ -68,11 +68,23 @@ def _accept_few(inputs: list[int], tokens: list[int]) -> Accepted:
     return Accepted(np.array(kept), np.array(counts, dtype=np.int64))
 
 
-def packed_counts(step: StepRows, counts: Ints) -> dict[str, bytes]:
-    """`StepResult.counts` and `drafted`; nothing for a step without drafts. `counts` [R]."""
-    if step.lines is None:
-        return {}
-    return {
-        "counts": counts.astype(np.int32).tobytes(),
-        "drafted": (step.lines - 1).astype(np.int32).tobytes(),
-    }
+def packed_rows(step: StepRows, counts: Ints) -> dict[str, bytes]:
+    """`StepResult.rows`, and `counts` and `drafted` where a row got no token, or may get several.
+
+    `counts` [R]; rows that sat the step out are added.
+    """
+    rows, lines = step.sampled_rows, step.lines
+    if step.asked is not None:
+        there = np.isin(step.asked, rows)
+        counts, own = np.zeros(len(there), dtype=np.int64), counts
+        counts[there] = own
+        if lines is not None:
+            lines, own = np.ones(len(there), dtype=np.int64), lines
+            lines[there] = own
+        rows = step.asked
+    packed = {"rows": rows.astype(np.int32).tobytes()}
+    if lines is not None or (counts != 1).any():
+        packed["counts"] = counts.astype(np.int32).tobytes()
+    if lines is not None:
+        packed["drafted"] = (lines - 1).astype(np.int32).tobytes()
+    return packed

@@ -60,9 +60,9 @@ class Sampler:
         """logits float32[S, V] of `rows` int64[S]; `draws`: the index of each row's output token.
 
         `drafts` [S]: a step in which a row may have several lines, one after another: the draft that a
-        line runs, NO_TOKEN on the first. Penalties count the drafts ahead of a line; what was
-        sampled is counted by `record`, when it is known how much of it is output. `masks`: of lines that
-        may sample some tokens only; log-probabilities are the model's all the same.
+        line runs, NO_TOKEN on the first. Penalties count the drafts ahead of a line. `masks`: of lines
+        that may sample some tokens only; log-probabilities are the model's all the same. With either,
+        what was sampled is counted by `record`, when it is known how much of it is output.
         """
         raw = logits
         if self._penalties:
@@ -77,7 +77,7 @@ class Sampler:
         if len(drawn):
             tokens = self._draw(logits, best, tokens, rows, draws, drawn)
         tokens = torch.where(finite, tokens, 0)
-        if drafts is None:
+        if drafts is None and masks is None:
             self.record(rows, tokens)
         return Sampled(tokens, finite, self._token_logprobs(raw, tokens, rows))
 
@@ -89,9 +89,16 @@ class Sampler:
                     self._penalties.record(row, tokens[line])
 
     def _masked(self, logits: Tensor, masks: Masks) -> Tensor:
-        lines = self._tensor(masks.lines)
-        legal = self._tensor(masks.flags(logits.shape[1]))
-        return logits.index_copy(0, lines, logits[lines].masked_fill(~legal, -torch.inf))
+        if len(masks.lines):
+            lines = self._tensor(masks.lines)
+            legal = self._tensor(masks.flags(logits.shape[1]))
+            logits = logits.index_copy(0, lines, logits[lines].masked_fill(~legal, -torch.inf))
+        if len(masks.forced):
+            lines, tokens = self._tensor(masks.forced), self._tensor(masks.tokens)[:, None]
+            only = logits[lines].gather(1, tokens)
+            forced = logits.new_full((len(lines), logits.shape[1]), -torch.inf).scatter(1, tokens, only)
+            logits = logits.index_copy(0, lines, forced)
+        return logits
 
     def _penalised(self, logits: Tensor, rows: Ints, drafts: Ints | None) -> Tensor:
         lines = [line for line, row in enumerate(rows.tolist()) if row in self._penalties]

@@ -107,6 +107,15 @@ class RowTable:
         self.lengths[rows] -= refused
         self.drawn[rows] -= refused
 
+    def sat_out(self, rows: Ints, lines: Ints) -> None:
+        """`rows` [R] of the last step, whose `lines` [R] (1 + drafts) were planned, sampled nothing.
+
+        What each of them runs next is its last token again, or for the first time.
+        """
+        self.unsettled[rows] -= lines - 1
+        self.lengths[rows] -= lines
+        self.drawn[rows] -= lines
+
     def slots(self, row: int, start: int, stop: int) -> Ints:
         """KV slots of positions [start, stop) of `row`. int64[stop - start]."""
         if self.page_size == 1:

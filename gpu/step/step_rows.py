@@ -12,6 +12,7 @@ from ramify.protocol.plan import NO_TOKEN
 
 Ints = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -52,6 +53,8 @@ class StepRows:
     scored: "Scored | None" = None
     # [R] of each row that samples: 1 + its drafts, which follow each other in `sampling`; None: 1 each
     lines: "Ints | None" = None
+    # the rows that were to sample, in the order of the result, if some of them sit the step out
+    asked: "Ints | None" = None
 
     @property
     def computed(self) -> int:
@@ -65,6 +68,36 @@ class StepRows:
         if self.lines is not None:
             sampling = sampling[np.cumsum(self.lines) - self.lines]
         return self.rows[sampling]
+
+    def without(self, absent: Flags) -> "StepRows":
+        """The same step, in which those of its `absent` [R] rows that sample sit out.
+
+        Their decodes and drafts do not run. Their extends do, but nothing is sampled behind them.
+        """
+        gone = absent if self.lines is None else np.repeat(absent, self.lines)
+        keep = np.ones(len(self.rows), dtype=np.bool_)
+        keep[self.sampling[gone]] = False
+        keep[: self.extends] = True
+        places = np.cumsum(keep) - 1
+        return replace(
+            self,
+            rows=self.rows[keep],
+            starts=self.starts[keep],
+            counts=self.counts[keep],
+            sampling=places[self.sampling[~gone]],
+            draws=self.draws[~gone],
+            given=self.given[keep[self.extends : self.extends + len(self.given)]],
+            lines=None if self.lines is None else self.lines[~absent],
+            asked=self.sampled_rows if self.asked is None else self.asked,
+        )
+
+    @property
+    def last_extended(self) -> "tuple[Ints, Tokens]":
+        """The rows of the extends, and the last token of each that is no draft: what runs next if
+        nothing was sampled behind it.
+        """
+        n = self.extends
+        return self.rows[:n], self.tokens[np.cumsum(self.counts[:n]) - 1]
 
     def drafted(self, drafts: Ints) -> "StepRows":
         """The same step with `drafts` [R] for each row that samples, as a decode each.
@@ -153,6 +186,7 @@ class StepRows:
             given=self.given,
             scored=self.scored,
             lines=lines,
+            asked=self.asked,
         )
 
     def with_short_extends_as_decodes(self) -> "StepRows":
@@ -187,6 +221,7 @@ class StepRows:
             draws=self.draws,
             given=inputs[behind[behind < len(inputs)]],
             lines=self.lines,
+            asked=self.asked,
         )
 
 

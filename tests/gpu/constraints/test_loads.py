@@ -7,7 +7,9 @@ from tokenizers import Tokenizer, models
 
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.gpu.constraints.loads import Loads
+from ramify.gpu.constraints.matcher import Constraint
 from ramify.protocol.constraints import ConstraintSpec, VocabularyBody
+from ramify.protocol.errors import ConstraintError
 
 BODY = compile_constraint(ConstraintSpec("regex", "ab?")).body
 
@@ -17,7 +19,9 @@ def test_stop_tokens_that_the_model_does_not_have_are_left_out() -> None:
     tokens = [*(bytes([byte]) for byte in range(256)), b""]
     loads = Loads(257)
     loads.vocabulary(msgspec.msgpack.encode(VocabularyBody([*tokens, b"x"], [256, 300], speller)))
-    matcher = loads.constraint(BODY).matcher()
+    constraint = loads.constraint(1, BODY).result()
+    assert constraint is not None
+    matcher = constraint.matcher()
     assert matcher.advance(ord("a"))
     legal = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
     assert np.flatnonzero(legal).tolist() == [ord("b"), 256]
@@ -25,4 +29,22 @@ def test_stop_tokens_that_the_model_does_not_have_are_left_out() -> None:
 
 def test_a_constraint_needs_a_vocabulary() -> None:
     with pytest.raises(ValueError, match="before the vocabulary"):
-        Loads(257).constraint(BODY)
+        Loads(257).constraint(1, BODY)
+
+
+def test_what_cannot_be_loaded_is_counted_and_told_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    speller = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str()
+    asked: list[int] = []
+
+    def prepare(ident: int, constraint: Constraint) -> None:
+        asked.append(ident)
+        if ident == 3:
+            raise ConstraintError("no room for it")
+
+    loads = Loads(2, prepare=prepare)
+    loads.vocabulary(msgspec.msgpack.encode(VocabularyBody([b"a", b"b"], [], speller)))
+    made = [loads.constraint(ident, body) for ident, body in ((1, BODY), (2, b"nonsense"), (3, BODY))]
+    assert [future.result() is None for future in made] == [False, True, True]
+    assert (sorted(asked), loads.counters.loaded, loads.counters.failed) == ([1, 3], 1, 2)
+    assert "no room for it" in caplog.text
+    loads.close()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.grammar.automaton import Automaton
+from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.errors import ConstraintError
@@ -154,14 +155,44 @@ def test_masks_are_kept_and_equal_ones_kept_once(vocabulary: Vocabulary) -> None
         machine.mask(states[0])[0] = 1
 
 
-def test_masks_are_forgotten_when_they_grow(
-    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ramify.gpu.constraints.token_automaton.MASK_BYTES", 4 * vocabulary.words * 3)
-    machine = compiled("abc|de|(f|g){5}x?y?z?", vocabulary)
+def test_masks_are_forgotten_when_they_grow(vocabulary: Vocabulary) -> None:
+    store = MaskStore(4 * vocabulary.words * 6)
+    a = Automaton.from_regex("abc|de|(f|g){5}x?y?z?")
+    machine = TokenAutomaton(vocabulary, a.next, a.classes, a.final, store)
     before = [machine.mask(state).tobytes() for state in range(machine.end + 1)]
     assert [machine.mask(state).tobytes() for state in range(machine.end + 1)] == before
-    assert len(machine._same) <= 3
+    assert 0 < store.bytes <= 4 * vocabulary.words * 6
+    assert store.dropped > 0
+    machine.close()
+    assert store.bytes == 0
+
+
+@pytest.mark.parametrize("pattern", [*PATTERNS, "x", "(ab|cd)e?"])
+def test_the_only_token_is_the_one_of_the_mask(pattern: str, vocabulary: Vocabulary) -> None:
+    machine = compiled(pattern, vocabulary)
+    for state in range(machine.end + 1):
+        allowed = legal(machine, state)
+        assert machine.only(state) == (min(allowed) if len(allowed) == 1 else -1)
+
+
+def test_what_is_known_without_work(vocabulary: Vocabulary) -> None:
+    machine = compiled("name[ab]{3}", vocabulary)
+    assert machine.knows(0)  # of a small vocabulary all is made quickly
+    machine._quick = False
+    assert [machine.knows(0), machine.knows(machine.end)] == [False, True]
+    machine.plan(0)
+    assert not machine.knows(0)
+    machine.only(0)
+    assert machine.knows(0)
+    free = machine.advance(0, machine.plan(0).forced[0])
+    for token in machine.plan(0).forced[1:]:
+        free = machine.advance(free, token)
+    assert not machine.knows(free)
+    machine.mask(free)
+    machine.only(free)
+    assert machine.knows(free)
+    machine.elsewhere = True
+    assert machine.knows(0)
 
 
 @pytest.mark.parametrize("pattern", list(PATTERNS))

@@ -1,6 +1,9 @@
 """Constraints on real logits: outputs obey, and are the same with and without jump-forward."""
 
+import random
 import re
+import time
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -52,16 +55,56 @@ def vocabulary(size: int) -> Vocabulary:
 Outputs = dict[int, list[int]]
 
 
-def generate(driver: Any, jumps: bool, sampled: int = 0) -> tuple[Outputs, list[Any], int, bytes]:
+class Slow:
+    """A constraint whose masks take long now and then; nothing of it is known ahead."""
+
+    def __init__(self, constraint: Any, quick: bool) -> None:
+        self.constraint, self.quick, self.dice = constraint, quick, random.Random(3)
+
+    def matcher(self) -> Any:
+        return SlowMatcher(self.constraint.matcher(), self)
+
+    def close(self) -> None: ...
+
+
+class SlowMatcher:
+    def __init__(self, matcher: Any, constraint: Slow) -> None:
+        self._matcher, self._constraint, self.quick = matcher, constraint, constraint.quick
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+    def __len__(self) -> int:
+        return len(self._matcher)
+
+    def knows(self) -> bool:
+        return False
+
+    def plan(self) -> Any:
+        if self._constraint.dice.random() < 0.3:
+            time.sleep(0.02)
+        return self._matcher.plan()
+
+
+def generate(
+    driver: Any, jumps: bool, sampled: int = 0, slow: str = ""
+) -> tuple[Outputs, list[Any], int, bytes]:
     """A row for each way of sampling, and one without a constraint: outputs, logprobs, steps, forced.
 
-    `sampled`: close and open all rows again behind so many outputs.
+    `sampled`: close and open all rows again behind so many outputs. `slow`: "masks" take long, or "all"
+    that is done with matchers, or it takes four steps until the constraint is "loaded".
     """
     executor = driver.executor
     words = vocabulary(executor.info.vocab_size)
     machine = Machine.from_regex(PATTERN)
     rules = ConstrainedRows(executor.info.max_rows, executor.info.vocab_size, jumps=jumps)
-    rules.put(1, Automaton(TokenAutomaton(words, machine.next, machine.classes, machine.final)))
+    rule: Any = Automaton(TokenAutomaton(words, machine.next, machine.classes, machine.final))
+    if slow in ("masks", "all"):
+        rule = Slow(rule, quick=slow == "masks")
+    rules.put(1, rule)
+    loading: Future[Any] | None = None
+    if slow == "loaded":
+        rules._known[1] = loading = Future()
     executor.constraints = rules
     executor.rows.max_drafts = MOST
     executor.drafts = HostDrafts(executor.rows, None, rules)
@@ -86,6 +129,12 @@ def generate(driver: Any, jumps: bool, sampled: int = 0) -> tuple[Outputs, list[
     while True:
         result = executor.launch(plan).result()
         steps += 1
+        if loading is not None:
+            assert not any(outputs[row] for row in range(len(SAMPLINGS)))
+            assert len(outputs[len(SAMPLINGS)]) == steps - 1
+            if steps == 4:
+                loading.set_result(rule)
+                loading = None
         places = list(unpack(result.rows))
         counts = unpack(result.counts) if result.counts else [1] * len(places)
         at = 0
@@ -134,6 +183,21 @@ def test_the_same_output_with_and_without(driver: Any) -> None:
     assert fewer < 0.75 * steps
 
 
+@pytest.mark.parametrize("slow", ["masks", "all", "loaded"])
+def test_who_waits_for_a_mask_or_a_constraint_sits_steps_out(driver: Any, slow: str) -> None:
+    """Each row alone: the one without a constraint is in every step. The outputs are the same."""
+    plain, told, steps, forced = generate(driver, jumps=True)
+    late, told_too, more, forced_too = generate(driver, jumps=True, slow=slow)
+    free = len(SAMPLINGS)
+    assert len(late[free]) == min(20, more)
+    assert late.pop(free)[:5] == plain.pop(free)[:5]
+    assert late == plain
+    assert forced_too == forced
+    assert [entry.top_ids for entry in told_too] == [entry.top_ids for entry in told]
+    assert driver.executor.constraints.counters.sat_out > 0
+    assert more > steps
+
+
 @pytest.mark.parametrize("sampled", [1, 3, 6])
 def test_opened_again_in_the_midst(driver: Any, sampled: int) -> None:
     """As after a retraction: the constraint stands where the output has come to."""
@@ -147,7 +211,7 @@ def test_opened_again_in_the_midst(driver: Any, sampled: int) -> None:
 def test_a_constraint_that_cannot_be_followed_gives_no_token(driver: Any) -> None:
     """Never a text that it does not allow."""
     rows = ConstrainedRows(8, 64)
-    rows._known[3] = None
+    rows.put(3, None)
     rows.begin(StepPlan(1, opens=[OpenRow(2, 7, b"", 0, SamplingParams(), constraint=3)]))
     masks = rows.masks(np.array([0, 2]))
     assert masks is not None

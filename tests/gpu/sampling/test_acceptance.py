@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from ramify.gpu.sampling.acceptance import accept, inputs_of, packed_counts
+from ramify.gpu.sampling.acceptance import accept, inputs_of, packed_rows
 from ramify.gpu.step.step_rows import StepRows
 from ramify.protocol.plan import NO_TOKEN, unpack
 
@@ -52,11 +52,12 @@ def test_a_line_that_is_not_finite_is_the_last_one() -> None:
 def test_what_a_step_says_of_its_drafts() -> None:
     step = drafted([[5, 6], []])
     assert inputs_of(step).tolist() == [NO_TOKEN, 5, 6, NO_TOKEN]
-    said = packed_counts(step, np.array([2, 1]))
+    said = packed_rows(step, np.array([2, 1]))
     assert list(unpack(said["counts"])) == [2, 1]
     assert list(unpack(said["drafted"])) == [2, 0]
     step.lines = None
-    assert packed_counts(step, np.array([1] * 4)) == {}
+    assert list(packed_rows(step, np.array([1] * 4))) == ["rows"]
+    assert list(unpack(packed_rows(step, np.array([1, 0, 1, 1]))["counts"])) == [1, 0, 1, 1]
     assert accept(step, np.array([1, 2, 3, NO_TOKEN])).counts.tolist() == [1] * 4
     assert inputs_of(step).tolist() == [NO_TOKEN] * 4
 

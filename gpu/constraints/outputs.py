@@ -1,0 +1,216 @@
+"""Where the output of one row stands under its constraint, and what it may go on with.
+
+The executor's thread moves it by the tokens that were sampled. What may take long is done in another
+thread: waiting for the constraint to be loaded, going through what was sampled before a pause, masks of
+grammars and of large vocabularies. Meanwhile the output is *busy* and nobody else touches its matcher;
+who cannot wait leaves the row out of the step.
+
+It does not know rows, lines or logits.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from threading import Event
+from time import monotonic
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramify.gpu.constraints.matcher import Constraint, Matcher
+from ramify.protocol.errors import ConstraintError
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+FEW = 64  # tokens that were sampled before: so many are gone through at once
+
+
+class Legal(NamedTuple):
+    """What may follow: `only` one token, or those of `mask`; -1 and None: nothing. `free`: all may."""
+
+    only: int
+    mask: NDArray[np.int32] | None
+    free: bool = False
+
+    def has(self, token: int) -> bool:
+        if self.only >= 0 or self.mask is None:
+            return token == self.only >= 0
+        return bool(self.mask[token >> 5] >> (token & 31) & 1)
+
+
+NOTHING = Legal(-1, None)
+
+
+class Ahead(NamedTuple):
+    """`tokens`: what must follow, or is likely to; `legal`: here, and behind each of them."""
+
+    tokens: tuple[int, ...]
+    legal: tuple[Legal, ...]
+
+
+class Output:
+    """`matcher`: None while it is not made, or where the constraint cannot be followed."""
+
+    __slots__ = ("_ahead", "_busy", "_closed", "_late", "_threads", "matcher")
+
+    def __init__(
+        self,
+        loaded: "Future[Constraint | None]",
+        outputs: Sequence[int],
+        threads: Callable[[], Executor],
+    ) -> None:
+        """`outputs`: tokens that were sampled before."""
+        self.matcher: Matcher | None = None
+        self._threads = threads
+        self._ahead: Ahead | None = None
+        self._busy: Event | None = None
+        self._late = self._closed = False
+        if loaded.done() and len(outputs) <= FEW:
+            constraint = loaded.result()
+            self.matcher = None if constraint is None else constraint.matcher()
+            self.advance(outputs)
+            return
+        self._late = True
+        self._busy = done = Event()
+
+        def begin(_: "Future[Constraint | None]") -> None:
+            threads().submit(self._begin, loaded, outputs, done)
+
+        loaded.add_done_callback(begin)
+
+    def close(self) -> None:
+        """The row is closed: work under way may stop."""
+        self._closed = True
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be moved, and asked, without waiting."""
+        if self._busy is not None and self._busy.is_set():
+            self._busy, self._late = None, False
+        return self._busy is None
+
+    @property
+    def late(self) -> bool:
+        """Whether it was waited for in vain, and is not ready yet."""
+        return not self.ready and self._late
+
+    def wait(self, until: float) -> bool:
+        """Until it is ready, or that time (of `time.monotonic`); whether it is."""
+        if self.ready:
+            return True
+        assert self._busy is not None
+        self._busy.wait(max(0.0, until - monotonic()))
+        return self.ready
+
+    def missed(self) -> None:
+        """A step did not wait for it any longer: none does until it is ready."""
+        self._late = True
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """It goes on with `tokens`, which are legal. It has to be ready."""
+        self._ahead = None
+        if self.matcher is None:
+            return
+        if not self.matcher.quick:
+            self._start(tokens)
+            return
+        self._take(tokens)
+        if self.matcher is not None and not self.matcher.knows():
+            self._start(())
+
+    def look(self) -> Ahead:
+        """What may follow. It has to be ready."""
+        if self._ahead is None:
+            self._look()
+        return Ahead((), (NOTHING,)) if self._ahead is None else self._ahead
+
+    def along(self, drafts: Sequence[int]) -> list[Legal]:
+        """What may follow here, and behind each of `drafts` as long as they are legal."""
+        tokens, legal = self.look()
+        known = 0
+        while known < len(drafts) and known < len(tokens) and drafts[known] == tokens[known]:
+            known += 1
+        found = list(legal[: known + 1])
+        if known == len(drafts) or not found[-1].has(drafts[known]) or self.matcher is None:
+            return found
+        return self._tried(lambda matcher: self._walk(matcher, drafts)) or [NOTHING]
+
+    def _start(self, tokens: Sequence[int]) -> None:
+        self._busy = done = Event()
+        self._late = False
+        self._threads().submit(self._work, tokens, done)
+
+    def _begin(self, loaded: "Future[Constraint | None]", outputs: Sequence[int], done: Event) -> None:
+        constraint = None if loaded.cancelled() else loaded.result()
+        if constraint is not None:
+            self.matcher = constraint.matcher()
+        self._work(outputs, done)
+
+    def _work(self, tokens: Sequence[int], done: Event) -> None:
+        try:
+            self._take(tokens)
+            if not self._closed:
+                self._look()
+        except Exception:
+            log.exception("a constraint cannot be followed")
+            self.matcher = None
+        finally:
+            done.set()
+
+    def _take(self, tokens: Sequence[int]) -> None:
+        def take(matcher: Matcher) -> None:
+            for token in tokens:
+                if self._closed:
+                    return
+                if not matcher.advance(token):
+                    raise ConstraintError(f"token {token} is not legal")
+
+        self._tried(take)
+
+    def _look(self) -> None:
+        self._ahead = self._tried(_ahead)
+
+    def _walk(self, matcher: Matcher, drafts: Sequence[int]) -> list[Legal]:
+        found = [_legal(matcher)]
+        taken = 0
+        for token in drafts:
+            if not found[-1].has(token) or not matcher.advance(token):
+                break
+            taken += 1
+            found.append(_legal(matcher))
+        matcher.rollback(taken)
+        return found
+
+    def _tried(self, call: Callable[[Matcher], T]) -> T | None:
+        """What `call` returns; None if the constraint cannot be followed, and then never again."""
+        if self.matcher is None:
+            return None
+        try:
+            return call(self.matcher)
+        except ConstraintError as error:
+            log.error("a constraint cannot be followed: %s", error)
+            self.matcher = None
+            return None
+
+
+def _legal(matcher: Matcher) -> Legal:
+    only = matcher.only()
+    if only >= 0:
+        return Legal(only, None)
+    mask = matcher.mask()
+    return Legal(-1, mask, mask is matcher.everything)
+
+
+def _ahead(matcher: Matcher) -> Ahead:
+    plan = matcher.plan()
+    tokens, legal = [*plan.forced, *plan.drafts], [_legal(matcher)]
+    for at, token in enumerate(tokens):
+        if not legal[-1].has(token) or not matcher.advance(token):
+            del tokens[at:]
+            break
+        legal.append(_legal(matcher))
+    matcher.rollback(len(tokens))
+    return Ahead(tuple(tokens), tuple(legal))
