@@ -483,7 +483,8 @@ class OpenSession(Base, frozen=True):
 
     `owner`: the name of the credential that the socket came with; "" where the server asks for none.
     `namespace`: which radix tree a new session's branches live in. `priority`: the highest that its
-    generations may have. `place`: of `open` in the frame, as in `Frame`.
+    generations may have. `place`: of `open` in the frame, as in `Frame`. `displaceable`: a new session
+    makes room for later ones of the same kind when its owner has too many of them.
     """
 
     socket: int
@@ -494,6 +495,7 @@ class OpenSession(Base, frozen=True):
     priority: int = MOST_PRIORITY
     size: int = 0  # bytes of the frame
     place: int | None = 0
+    displaceable: bool = False
 
 
 DirectoryMessage = OpenSession | Shutdown

@@ -38,7 +38,7 @@ class Stage(enum.Enum):
 class SessionBinding:
     """The session side of one WebSocket.
 
-    `credential`: whom sessions that it opens belong to.
+    `credential`: whom sessions that it opens belong to. `displaceable`: see `OpenSession`.
     `open_by`: when an `open` must have come (engine seconds), None unless one is awaited.
     """
 
@@ -50,6 +50,7 @@ class SessionBinding:
         "_socket",
         "_throttled",
         "credential",
+        "displaceable",
         "open_by",
         "stage",
     )
@@ -62,6 +63,7 @@ class SessionBinding:
         self._pending_bytes = 0
         self._throttled = False
         self.credential = NOBODY
+        self.displaceable = False
         self.open_by: float | None = None
         self.stage = Stage.WAITING
         self._await_open()
@@ -147,6 +149,7 @@ class SessionBinding:
                     priority=who.limits.priority,
                     size=size,
                     place=place,
+                    displaceable=self.displaceable,
                 )
             )
         except (MailboxFull, MailboxClosed):

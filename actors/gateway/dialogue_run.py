@@ -32,6 +32,7 @@ class DialogueRun(ABC):
         self._over = False  # the dialogue
         self._binding = SessionBinding(hub, number)
         self._binding.credential = credential
+        self._binding.displaceable = dialogue.keeps  # nobody closes it
         self._size = size
 
     def start(self) -> None:

@@ -5,6 +5,10 @@ response, or server-sent events in chunks (RFC 9112, section 7.1), so that a cli
 stream from one that broke off. A client that goes away cancels its request, unless the dialogue
 outlives it: then this goes on without a connection until the dialogue is over.
 
+The end of what a client sends is no sign that it has gone: it may have closed its half, and read on.
+What is written to one that has gone comes back as a reset, so something is written until there is an
+answer: interim responses (RFC 9110, section 15.2), which clients pass over, or comments in a stream.
+
 Flow control is that of a WebSocket: while the write buffer is full the session holds its text back. Who
 reads nothing for `STALLED_S` is cut off.
 """
@@ -18,6 +22,7 @@ from ramify.actors.gateway.dialogue_run import DialogueRun
 from ramify.actors.gateway.http import Response, stream_head
 from ramify.actors.gateway.hub import Hub
 from ramify.actors.gateway.shares import Share
+from ramify.actors.kit.clock import Timer
 from ramify.actors.kit.log import get_log
 from ramify.protocol.credentials import Credential
 from ramify.protocol.wire import ServerMessage
@@ -26,6 +31,10 @@ _LOG = get_log("ramify.gateway")
 
 STALLED_S = 60.0  # that a client may read nothing while there is something to read
 CLOSE_TIMEOUT_S = 5.0  # from the end of the response to that of the connection
+PROBES_S = (0.0, 0.05, 0.2)  # after the end of what a client sends; then each
+PROBE_S = 1.0  # ... until it has an answer
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+COMMENT = b"3\r\n:\n\n\r\n"  # a chunk: nothing, for who reads server-sent events
 SURPLUS = 64 << 10  # bytes that a client may send behind its request
 
 
@@ -52,6 +61,8 @@ class Exchange(DialogueRun, asyncio.Protocol):
         self._gone = False  # the connection
         self._deadline = 0.0  # 0: none
         self._surplus = 0
+        self._probing: Timer | None = None
+        self._heard_all = False  # the client sends nothing more
 
     def start(self) -> None:
         """Take the transport over and send the ops."""
@@ -66,10 +77,15 @@ class Exchange(DialogueRun, asyncio.Protocol):
             self.abort()
 
     def eof_received(self) -> bool | None:
-        return None  # who closes its side is gone: asyncio closes the transport
+        if self._answered:
+            return None  # asyncio closes the transport once its buffer is empty
+        self._heard_all = True
+        self._probe(0)
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone = True
+        self._stop_probing()
         self._out.clear()
         if not (self._over or (self._answered and self._dialogue.outlives)):
             self._over = True
@@ -111,6 +127,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
     def abort(self) -> None:
         """End the connection now; nothing more is sent."""
         self._over = True
+        self._stop_probing()
         self._transport.abort()
         if self._gone:
             self._leave()
@@ -130,8 +147,25 @@ class Exchange(DialogueRun, asyncio.Protocol):
 
     # ---
 
+    def _probe(self, count: int) -> None:
+        """See whether a client that sends nothing more is still there."""
+        self._probing = None
+        if self._answered or self._transport.is_closing():
+            return
+        if not self._deadline:  # else enough is written that it does not read
+            self._transport.write(COMMENT if self._streaming else CONTINUE)
+        pause = PROBES_S[count + 1] - PROBES_S[count] if count + 1 < len(PROBES_S) else PROBE_S
+        clock = self._hub.clock
+        self._probing = clock.call_at(clock.now() + pause, lambda: self._probe(count + 1))
+
+    def _stop_probing(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            self._probing = None
+
     def _ended(self) -> None:
         self._answered = True
+        self._stop_probing()
 
     def _queue(self, made: bytes | Response | None) -> None:
         if made is None or self._answered:
@@ -150,8 +184,12 @@ class Exchange(DialogueRun, asyncio.Protocol):
         if self._transport.is_closing() or self._half_closed:
             return
         self._half_closed = True
+        self._stop_probing()
         if self._streaming:
             self._transport.write(b"0\r\n\r\n")
+        if self._heard_all:
+            self._transport.close()
+            return
         with contextlib.suppress(OSError):  # the client has gone already
             self._transport.write_eof()
         if not self._deadline:  # else it has not read all yet: see `resume_writing`

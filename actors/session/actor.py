@@ -13,6 +13,7 @@ session that has much to say hands over after each message that it reads, and le
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ramify.actors.kit.clock import Clock, Timer
@@ -55,7 +56,14 @@ BEHIND_SECONDS = 0.002  # until a full mailbox is tried again
 
 T = TypeVar("T")
 log = get_log(__name__)
-SessionEvent = SessionMessage | Encoded
+
+
+@dataclass(frozen=True)
+class Displace:
+    """Make room for another session, unless somebody is here."""
+
+
+SessionEvent = SessionMessage | Encoded | Displace
 
 
 class SessionMailbox(Mailbox[T]):
@@ -119,6 +127,10 @@ class SessionActor:
         self._failure = reason
         self._broken = True
         self._mailbox.close()
+
+    def displace(self) -> None:
+        """End the session if nobody uses it, and nothing runs in it."""
+        self._tell(Displace())
 
     async def live(self, on_end: Callable[[int, str], None]) -> None:
         """`run`, whatever happens. `on_end` gets the close code and reason for the session's sockets.
@@ -192,6 +204,8 @@ class SessionActor:
                 core.encoded(ticket, prepared, error, now)
             case Tick():
                 core.tick(now)
+            case Displace():
+                core.displace(now)
             case Lost(reason):
                 raise RuntimeError(reason)  # a bug somewhere, which ends this session only
 

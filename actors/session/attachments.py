@@ -222,6 +222,11 @@ class Attachments:
             for branch in self._state.branches.values():
                 self._publisher.stream(subscriber, branch)
 
+    @property
+    def deserted(self) -> bool:
+        """True if nobody is here or on the way, and nothing runs."""
+        return not (self._publisher.subscribers or self._joining or self._runner.busy)
+
     def tick(self) -> bool:
         """Time has passed: flush what waited for `tick_ms`. True if the session has expired.
 

@@ -126,6 +126,12 @@ class SessionCore:
         if self._attachments.tick():
             self.ended = "expired"
 
+    def displace(self, now: float) -> None:
+        """End, if no socket is here and nothing runs."""
+        self.publisher.now = now
+        if self._attachments.deserted:
+            self.ended = "displaced"
+
     def frame(self, socket: int, ops: list[ClientMessage], now: float, place: int | None = 0) -> None:
         """Ops of one frame from a socket. `place`: see `messages.Frame`."""
         self.framed(Frame(socket, ops, place=place), now)

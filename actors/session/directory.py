@@ -29,6 +29,7 @@ from ramify.actors.session.actor import ENDS, SessionActor, SessionEvent, Sessio
 from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.displacement import Displacement
 from ramify.actors.session.encoder import Encoder
 from ramify.actors.session.meter import Holdings, Meter
 from ramify.actors.session.replies import error_message
@@ -76,10 +77,18 @@ class SessionMetrics(Protocol):
 class _Entry:
     """A live session."""
 
-    def __init__(self, identity: Identity, mailbox: Mailbox[SessionEvent], actor: SessionActor) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        mailbox: Mailbox[SessionEvent],
+        actor: SessionActor,
+        *,
+        displaceable: bool,
+    ) -> None:
         self.identity = identity
         self.mailbox = mailbox
         self.actor = actor
+        self.displaceable = displaceable
 
 
 class Directory:
@@ -139,6 +148,7 @@ class Directory:
         self._clock = clock
         self._metrics = metrics
         self._entries: dict[str, tuple[int, _Entry]] = {}
+        self._displacement = Displacement()
         self._numbers = numbers if numbers is not None else itertools.count(1)
         self._prefix = prefix
         self._draining: Shutdown | None = None
@@ -226,6 +236,8 @@ class Directory:
         if entry is not None:
             key = (opened.key or "").encode()
             if mine and hmac.compare_digest(key, entry.identity.key.encode()):
+                if entry.displaceable:
+                    self._displacement.use(owner, session)
                 return number, entry, True
             if hmac.compare_digest(key, entry.identity.view_key.encode()):
                 return number, entry, False
@@ -238,12 +250,19 @@ class Directory:
 
     def _create(self, message: OpenSession, group: TaskGroup) -> tuple[int, _Entry]:
         """A new session. Raises LimitExceeded."""
+        if message.displaceable:
+            budget = self._holdings.budget(message.owner)
+            for session in self._displacement.make_room(message.owner, budget, self._in_use):
+                self._entries[session][1].actor.displace()
         meter = self._holdings.open(message.owner)
         try:
             return self._begin(message, meter, group)
         except BaseException:
             self._holdings.close(message.owner, meter)
             raise
+
+    def _in_use(self, session: str) -> bool:
+        return bool(self._entries[session][1].actor.core.sockets)
 
     def _limits_of(self, message: OpenSession) -> Limits:
         if message.priority >= self._limits.priority:
@@ -289,7 +308,7 @@ class Directory:
             clock=self._clock,
             encoder=self._encoder,
         )
-        entry = _Entry(identity, mailbox, actor)
+        entry = _Entry(identity, mailbox, actor, displaceable=message.displaceable)
         with ExitStack() as undo:
             undo.callback(self._leave, identity.session)
             self._entries[identity.session] = (number, entry)
@@ -303,6 +322,8 @@ class Directory:
             log.info("session opened", session=identity.session, client=opened.who, **whose)
             group.start_soon(actor.live, partial(self._ended, number, entry))
             undo.pop_all()
+        if message.displaceable:
+            self._displacement.use(message.owner, identity.session)
         return number, entry
 
     def _leave(self, session: str) -> None:
@@ -315,6 +336,7 @@ class Directory:
         """A session has ended, however: give back what it held, close its sockets."""
         identity, core = entry.identity, entry.actor.core
         self._leave(identity.session)
+        self._displacement.drop(core.state.owner, identity.session)
         self._sessions.remove(number)
         self._metrics.sessions(-1)
         entry.mailbox.close()

@@ -119,14 +119,18 @@ class Holdings:
         """Bytes of all sessions."""
         return self.process.held
 
-    def open(self, owner: str) -> Meter:
-        """A new session's meter. Raises LimitExceeded."""
-        budget = self._owners.get(owner) or Budget(
+    def budget(self, owner: str) -> Budget:
+        """Of one credential; a new one where it has no session."""
+        return self._owners.get(owner) or Budget(
             "this client's sessions",
             "close some of them, or drop branches there",
             self._limits.client_bytes if owner else self.process.most,
             self._limits.client_sessions if owner else self.process.most_sessions,
         )
+
+    def open(self, owner: str) -> Meter:
+        """A new session's meter. Raises LimitExceeded."""
+        budget = self.budget(owner)
         budget.require_session()
         self.process.require_session()
         self._owners[owner] = budget

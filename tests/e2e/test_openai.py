@@ -230,3 +230,70 @@ async def test_an_answer_in_json_is_valid(serving: Any, openai_of: Any) -> None:
             await client.chat.completions.create(**settings)
         assert raised.value.code == "bad_constraint"
         await served.until_alone(sessions=0)
+
+
+def raw(served: Any, path: str, body: Any, **headers: str) -> bytes:
+    """A request as bytes."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{served.engine.port}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode() + data
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_closes_its_half_still_reads(serving: Any, openai_of: Any, stream: bool) -> None:
+    async with serving(fake={"step_seconds": 0.02}) as served, openai_of(served) as (_, model):
+        body = {"model": model, "messages": HELLO, "max_tokens": 16, "temperature": 0}
+        request = raw(served, "/v1/chat/completions", body | {"stream": stream})
+        answer = await served.tcp(request, half_close=True)
+        while answer.startswith(b"HTTP/1.1 100 "):  # as RFC 9110 has it
+            answer = answer.partition(b"\r\n\r\n")[2]
+        assert answer.startswith(b"HTTP/1.1 200 OK"), answer
+        assert answer.endswith(b"\r\n0\r\n\r\n") == stream
+        assert (b"[DONE]" in answer) == stream
+        await served.until_alone(sessions=0)
+
+
+async def test_who_goes_without_a_word_is_noticed(serving: Any, openai_of: Any) -> None:
+    """Nothing is written to it for long: the reset comes back all the same."""
+    async with serving(fake={"step_seconds": 0.05}) as served, openai_of(served) as (_, model):
+        body = {"model": model, "messages": HELLO, "max_tokens": 3000}
+        _, writer = await asyncio.open_connection("127.0.0.1", served.engine.port)
+        writer.write(raw(served, "/v1/chat/completions", body))
+        await writer.drain()
+        while not served.engine.metrics.running:
+            await asyncio.sleep(0.01)
+        writer.close()
+        await served.until_alone(sessions=0)
+        assert not served.engine.front.gateway._hub.connections
+
+
+async def test_a_body_that_is_too_long_is_told_so(serving: Any) -> None:
+    async with serving() as served:
+        answer = await served.tcp(raw(served, "/v1/chat/completions", b"x" * (5 << 20)))
+        head, _, body = answer.partition(b"\r\n\r\n")
+        error = json.loads(body)["error"]
+        assert head.startswith(b"HTTP/1.1 413 ")
+        assert (error["type"], error["code"]) == ("invalid_request_error", "limit")
+
+
+async def test_the_context_is_spoken_of_as_openai_does(serving: Any, openai_of: Any) -> None:
+    async with serving() as served, openai_of(served) as (client, model):
+        long: Any = [{"role": "user", "content": "x " * 9000}]
+        with pytest.raises(openai.BadRequestError) as raised:
+            await client.chat.completions.create(model=model, messages=long)
+        assert raised.value.code == "context_length_exceeded"
+        assert "This model's maximum context length is " in raised.value.message
+        assert "branch" not in raised.value.message
+
+
+async def test_what_a_schema_was_read_as_is_noted(serving: Any, openai_of: Any) -> None:
+    schema = {"type": "string", "maxLength": 3, "format": "colour"}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    async with serving() as served, openai_of(served) as (client, model):
+        settings: dict[str, Any] = {"model": model, "messages": HELLO, "response_format": form}
+        answer = await client.chat.completions.create(**settings, max_tokens=9)
+        assert isinstance(answer.notes, list), answer
+        stream = await client.chat.completions.create(**settings, max_tokens=9, stream=True)
+        noted = [chunk.notes async for chunk in stream if getattr(chunk, "notes", None)]
+        assert noted == [answer.notes]

@@ -156,3 +156,35 @@ async def test_a_response_is_its_owners(serving: Any, openai_of: Any) -> None:
                 await other.responses.retrieve(response.id)
             with pytest.raises(openai.BadRequestError, match="not kept here"):
                 await other.responses.create(**settings, input="And?", previous_response_id=response.id)
+
+
+async def test_the_oldest_conversation_makes_room(serving: Any, openai_of: Any) -> None:
+    """Stored responses are never too many: half of a key's sessions may be theirs."""
+    async with (
+        serving(server={"tokens": (SECRET,)}, limits={"client_sessions": 8}) as served,
+        openai_of(served, SECRET) as (client, model),
+    ):
+        made = [await client.responses.create(**greedy(model), input=f"{i}") for i in range(4)]
+        again = await client.responses.create(
+            **greedy(model), input="more", previous_response_id=made[0].id
+        )
+        made += [await client.responses.create(**greedy(model), input=f"{i}") for i in range(20)]
+        await served.until_alone(sessions=4)
+        for response in (*made[-4:],):
+            assert (await client.responses.retrieve(response.id)).id == response.id
+        for response in (*made[:-4], again):
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(response.id)
+
+
+async def test_a_stream_that_nobody_reads_to_its_end_leaves_no_branch(
+    serving: Any, openai_of: Any
+) -> None:
+    async with serving(fake={"step_seconds": 0.005}) as served, openai_of(served) as (client, model):
+        settings = greedy(model) | {"max_output_tokens": 3000}
+        stream = await client.responses.create(**settings, input="Hello.", stream=True)
+        async for _ in stream:
+            break
+        await stream.close()
+        await served.until_alone(sessions=0)
+        await served.quiet()

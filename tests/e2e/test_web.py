@@ -105,7 +105,9 @@ def node(modules: Path, script: str) -> Any:
 
 
 @needs_node
-@pytest.mark.parametrize("name", sorted(path.name for path in [*WEB.glob("*.js"), *LIBRARY.glob("*.js")]))
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in [*WEB.glob("*.js"), *LIBRARY.glob("*.js")])
+)
 def test_the_scripts_parse(modules: Path, name: str) -> None:
     result = subprocess.run(["node", "--check", name], cwd=modules, capture_output=True, check=False)
     assert result.returncode == 0, result.stderr.decode()

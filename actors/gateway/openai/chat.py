@@ -9,6 +9,7 @@ from ramify.actors.gateway.openai.dialogue import (
     Vocabulary,
     counted,
     event,
+    noted,
     ranked,
     text_parts,
 )
@@ -100,19 +101,23 @@ class ChatAnswers(Answers):
         )
 
     def ended(self, index: int, done: Done) -> bytes:
-        return self._chunk(index, {}, finish=FINISH.get(done.reason, "stop")) if self.streams else b""
+        if not self.streams:
+            return b""
+        return self._chunk(index, {}, finish=FINISH.get(done.reason, "stop"), more=noted([done]))
 
     def last(self) -> bytes:
         usage = b""
         if self._usage:
             head = self._heading.of("chat.completion.chunk")
-            usage = event({**head, "choices": [], "usage": counted(self.done)})
+            whole = {**head, "choices": [], "usage": counted(self.done), **noted(self.done)}
+            usage = event(whole)
         return usage + DONE
 
     def whole(self) -> Response:
         choices = [self._choice(i, done) for i, done in enumerate(self.done)]
         head = self._heading.of("chat.completion")
-        return json_response(200, {**head, "choices": choices, "usage": counted(self.done)})
+        body = {**head, "choices": choices, "usage": counted(self.done)}
+        return json_response(200, {**body, **noted(self.done)})
 
     def _choice(self, index: int, done: Done) -> JsonObject:
         said = self._choices[index]
@@ -141,6 +146,7 @@ class ChatAnswers(Answers):
         *,
         logprobs: list[JsonObject] | None = None,
         finish: str | None = None,
+        more: JsonObject | None = None,
     ) -> bytes:
         choice = self._choices[index]
         if not choice.introduced:
@@ -148,7 +154,8 @@ class ChatAnswers(Answers):
             delta = {"role": "assistant", "content": "", **delta}
         entry: JsonObject = {"index": index, "delta": delta, "finish_reason": finish}
         entry["logprobs"] = {"content": logprobs, "refusal": None} if logprobs else None
-        return event({**self._heading.of("chat.completion.chunk"), "choices": [entry]})
+        head = self._heading.of("chat.completion.chunk")
+        return event({**head, "choices": [entry], **(more or {})})
 
 
 def _call_piece(part: Part) -> JsonObject:

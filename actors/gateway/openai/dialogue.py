@@ -154,6 +154,12 @@ def count_tokens(prompt: int, cached: int, usages: Sequence[Usage]) -> dict[str,
     }
 
 
+def noted(done: Sequence[Done]) -> dict[str, Any]:
+    """What a constraint was read as, where that needs a word: `notes`, a field of ours."""
+    notes = list(dict.fromkeys(note for each in done for note in each.notes or ()))
+    return {"notes": notes} if notes else {}
+
+
 def spelled(vocabulary: Vocabulary, token: int) -> dict[str, Any]:
     """A token as `logprobs` name it: text, and the bytes where a token is only part of a character."""
     data = vocabulary[token] if token < len(vocabulary) else b""

@@ -91,7 +91,25 @@ def status_and_body(error: Error | RamifyError) -> tuple[int, dict[str, Any]]:
         status, code = error.status, error.named
     else:
         status, code = STATUS[error.code], _NAMED.get(error.code, error.code)
-    return status, error_body(status, error.message, param=param_of(error.details or {}), code=code)
+    message = _too_long(error) if error.code == "too_long" else error.message
+    return status, error_body(status, message, param=param_of(error.details or {}), code=code)
+
+
+def _too_long(error: Error | RamifyError) -> str:
+    """As OpenAI says it: branches are not known here."""
+    details = error.details or {}
+    most, tokens = details.get("max"), details.get("tokens", 0) + details.get("position", 0)
+    if most is None or not tokens:
+        return f"{error.message}: shorten the input or the output"
+    if "tokens" not in details:  # all fits, but nothing could be said
+        return (
+            f"This model's maximum context length is {most} tokens, and the input has {tokens}: "
+            "there is no room for an answer. Shorten the input."
+        )
+    return (
+        f"This model's maximum context length is {most} tokens. However, the input results in at least "
+        f"{tokens} tokens. Shorten the input; `max_tokens` of the answer come on top."
+    )
 
 
 def of_error(error: Error | RamifyError) -> Response:

@@ -14,7 +14,7 @@ import msgspec
 
 from ramify.actors.gateway.http import Response, json_response
 from ramify.actors.gateway.openai.chat import NO_LIMIT
-from ramify.actors.gateway.openai.dialogue import text_parts
+from ramify.actors.gateway.openai.dialogue import noted, text_parts
 from ramify.actors.gateway.openai.errors import Refused, error_body, of_error
 from ramify.actors.gateway.openai.response_output import (
     CallOutput,
@@ -363,6 +363,7 @@ class ResponseDialogue:
             "usage": _usage(done) if done is not None and done is not _FAILED else None,
             "user": request.user,
             "metadata": request.metadata or {},
+            **(noted([done]) if done is not None and done is not _FAILED else {}),
         }
 
 
