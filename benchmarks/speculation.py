@@ -2,10 +2,12 @@
 
     python benchmarks/speculation.py equal [--data DIR] [--prompts 1000] [--output 32]
         [--drafts ngram model] [--quantization int8 none] [--page-sizes 1 16] [--threads N] [--json FILE]
+        [--device cuda [--deterministic]]
     python benchmarks/speculation.py steps [--data DIR] [--drafts ngram model] [--most 0 1 2 4 8]
         [--batches 1 8] [--prompts 16] [--output 96] [--quantization int8] [--threads N] [--json FILE]
     python benchmarks/speculation.py speed [--data DIR] [--drafts none ngram model] [--streams 1 8]
-        [--prompts 16] [--output 96] [--repeat 3] [--json FILE]
+        [--prompts 16] [--output 96] [--repeat 3] [--json FILE] [--device cuda] [-- SERVER FLAGS]
+    python benchmarks/speculation.py texts [--data DIR] --texts FILE
 
 `equal` and `steps` drive the executor alone, with the bundled model. `equal`: every prompt greedily and
 in random numbers, a part of them with top-p, penalties and log-probabilities; 16 requests run at once,
@@ -18,7 +20,11 @@ way of drafting, which take turns; the scheduler decides how much is guessed.
 What is generated, up to its end: `own`, the model's likeliest answers to questions of the kinds that it
 was made for; `chat`, answers to held-out chats of people in random numbers; `calls`, the likeliest
 answers to prompts with functions; `repeat`, to "repeat this text". Texts come from --data, the folder of
-corpus/ and workloads/.
+corpus/ and workloads/; `texts` writes those that the others read to a file, which --texts reads on a
+machine without the folder.
+
+On CUDA outputs need not be equal to the bit, but with --deterministic they must be; `equal` has two
+steps in flight there.
 """
 
 import argparse
@@ -29,6 +35,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -45,6 +52,7 @@ from ramify.protocol.sampling import SamplingParams
 ROWS = 16
 ROOM = 640  # tokens of a row
 KINDS = ("own", "chat", "calls", "repeat")
+SAVED = 64  # prompts of a kind in a file
 
 
 # --- texts -------------------------------------------------------------------------------------
@@ -53,7 +61,10 @@ KINDS = ("own", "chat", "calls", "repeat")
 class Texts:
     """Prompts as the bundled model's chat template writes them."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, saved: Path | None = None) -> None:
+        self._saved = None if saved is None else json.loads(saved.read_text())
+        if self._saved is not None:
+            return
         import jinja2
         from tokenizers import Tokenizer
 
@@ -71,6 +82,23 @@ class Texts:
     def turn(self, text: str) -> str:
         messages = [{"role": "user", "content": text}]
         return str(self._template.render(messages=messages, add_generation_prompt=True))
+
+    def save(self, path: Path) -> None:
+        """What `of_kind` and `of_workloads` give, so many of each."""
+        kinds = {kind: self.of_kind(kind, SAVED) for kind in KINDS}
+        path.write_text(json.dumps(kinds | {"workloads": self.of_workloads(1000)}))
+
+    def of_kind(self, kind: str, count: int) -> list[list[int]]:
+        """Prompts of one of KINDS."""
+        if self._saved is not None:
+            return list(self._saved[kind][:count])
+        return [self.ids(text) for text in self.kind(kind, count)]
+
+    def of_workloads(self, count: int) -> list[list[int]]:
+        """Prompts of all workloads, of 128 tokens at most."""
+        if self._saved is not None:
+            return list(self._saved["workloads"][:count])
+        return [self.ids(text, 128) for text in self.workloads(count)]
 
     def kind(self, kind: str, count: int) -> list[str]:
         """Questions of one of KINDS."""
@@ -134,20 +162,33 @@ def longest_string(value: Any) -> str:
 
 @dataclass(slots=True)
 class Job:
-    """One request."""
+    """One request. `done`: what a step that was in flight then gives it is too much."""
 
     prompt: list[int]
     sampling: SamplingParams
     output: list[int] = field(default_factory=list)
+    done: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """Drafts of all steps."""
+
+    drafted: int = 0
+    accepted: int = 0
 
 
 def executor_of(options: argparse.Namespace, quantization: Any, draft: str, page_size: int = 1) -> Any:
     from ramify.gpu.startup.load import load_executor
     from ramify.protocol.config import ModelConfig
 
+    settings: dict[str, Any] = {"threads": options.threads}
+    if options.device == "cuda":
+        quantization = "none"
+        settings = {"deterministic": options.deterministic, "max_rows": 8 * ROWS}
     config = ModelConfig(
-        path=bundled("default_model"), device="cpu", quantization=quantization, draft=draft,
-        draft_tokens=8, kv_tokens=ROWS * ROOM, page_size=page_size, threads=options.threads,
+        path=bundled("default_model"), device=options.device, quantization=quantization, draft=draft,
+        draft_tokens=8, kv_tokens=ROWS * ROOM, page_size=page_size, **settings,
     )  # fmt: skip
     return load_executor(config, lambda what, done: None)
 
@@ -160,47 +201,60 @@ def run(
     rows: int = ROWS,
     clock: Callable[[], float] = time.perf_counter,
     stop: int = -1,
+    depth: int = 1,
+    tally: Tally | None = None,
 ) -> list[float]:
     """Run the jobs, `rows` at once, and give each `length` tokens. Seconds of the steps without prompts.
 
-    `most`: guesses of each row; None: 0 to 4 by chance. `stop`: a token that ends an output.
+    `most`: guesses of each row; None: 0 to 4 by chance. `stop`: a token that ends an output. `depth`:
+    steps in flight; with several the seconds mean little.
     """
-    draw, waiting = random.Random(1), list(jobs)[::-1]
+    draw, waiting, tally = random.Random(1), list(jobs)[::-1], tally or Tally()
     running: dict[int, Job] = {}
+    pending: deque[tuple[Any, dict[int, Job], float | None]] = deque()
     page_size, seconds, closes = executor.info.page_size, list[float](), list[int]()
-    while waiting or running:
-        free = [row for row in range(rows) if row not in running]
-        fresh = {row: waiting.pop() for row in free if waiting}
-        old = list(running)
-        running |= fresh
-        opens, extends = [], []
-        for row, job in fresh.items():
-            pages = range(row * ROOM // page_size, (row + 1) * ROOM // page_size)
-            prompt = pack(job.prompt)
-            opens.append(OpenRow(row, row, pack(pages), 0, job.sampling, 0, prompt))
-            extends.append(ExtendRow(row, 0, prompt, True))
-        drafts = b""
-        if executor.info.drafter and old:
-            planned = [draw.randint(0, 4) if most is None else most for _ in old]
-            drafts = pack(planned)
-        plan = StepPlan(0, pack(closes), opens, [], extends, pack(old), drafts)
-        begin = clock()
-        result = executor.launch(plan).result()
-        if not opens:
-            seconds.append(clock() - begin)
-        closes = []
-        counts = unpack(result.counts) if result.counts else [1] * (len(result.rows) // 4)
+    while waiting or running or pending:
+        if waiting or running:
+            free = [row for row in range(rows) if row not in running]
+            fresh = {row: waiting.pop() for row in free if waiting}
+            old = list(running)
+            running |= fresh
+            opens, extends = [], []
+            for row, job in fresh.items():
+                pages = range(row * ROOM // page_size, (row + 1) * ROOM // page_size)
+                prompt = pack(job.prompt)
+                opens.append(OpenRow(row, row, pack(pages), 0, job.sampling, 0, prompt))
+                extends.append(ExtendRow(row, 0, prompt, True))
+            drafts = b""
+            if executor.info.drafter and old:
+                planned = [draw.randint(0, 4) if most is None else most for _ in old]
+                drafts = pack(planned)
+            plan = StepPlan(0, pack(closes), opens, [], extends, pack(old), drafts)
+            begin, closes = clock(), []
+            pending.append((executor.launch(plan), dict(running), None if opens else begin))
+            if len(pending) < depth:
+                continue
+        step, owners, timed = pending.popleft()
+        result = step.result()
+        if timed is not None:
+            seconds.append(clock() - timed)
+        counts = list(unpack(result.counts)) or [1] * (len(result.rows) // 4)
+        tally.drafted += sum(unpack(result.drafted))
+        tally.accepted += sum(counts) - len(counts)
         tokens, first = list(unpack(result.tokens)), 0
         for row, count in zip(unpack(result.rows), counts, strict=True):
-            output = running[row].output
-            output += tokens[first : first + count]
+            job, output = owners[row], owners[row].output
             first += count
+            if job.done:
+                continue
+            output += tokens[first - count : first]
             if stop in output[-count:]:
                 del output[output.index(stop) + 1 :]
-            if len(output) >= length or output[-1] == stop:
+            job.done = len(output) >= length or output[-1] == stop
+            if job.done:
                 del output[length:], running[row]
                 closes.append(row)
-    executor.launch(StepPlan(0, pack(closes)))
+    executor.launch(StepPlan(0, pack(closes))).result()
     return seconds
 
 
@@ -216,21 +270,22 @@ def samplings(number: int) -> list[SamplingParams]:
 
 def equal(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Raises SystemExit if an output differs on the kernels, which compute the same bits."""
-    texts, results = Texts(options.data), []
-    prompts = [texts.ids(text, 128) for text in texts.workloads(options.prompts)]
-    for quantization in options.quantization:
+    results: list[dict[str, Any]] = []
+    prompts = Texts(options.data, options.texts).of_workloads(options.prompts)
+    on_gpu = options.device == "cuda"
+    for quantization in ["none"] if on_gpu else options.quantization:
         expected: list[list[int]] = []
         ways = [("none", 1), *((draft, size) for draft in options.drafts for size in options.page_sizes)]
         for draft, size in ways:
             jobs = [Job(p, sampling) for n, p in enumerate(prompts) for sampling in samplings(n)]
             executor = executor_of(options, quantization, draft, size)
             begin = time.perf_counter()
-            run(executor, jobs, options.output, None)
+            drafts = Tally()
+            run(executor, jobs, options.output, None, depth=2 if on_gpu else 1, tally=drafts)
             seconds = time.perf_counter() - begin
             outputs = [job.output for job in jobs]
             expected = expected or outputs
             unlike = sum(a != b for a, b in zip(outputs, expected, strict=True))
-            drafts = executor.drafts
             executor.close()
             results.append({
                 "quantization": quantization, "draft": draft, "page_size": size,
@@ -238,20 +293,20 @@ def equal(options: argparse.Namespace) -> list[dict[str, Any]]:
                 "drafted": drafts.drafted, "accepted": drafts.accepted, "seconds": round(seconds, 1),
             })  # fmt: skip
             print(json.dumps(results[-1]), flush=True)
-    if any(one["unlike"] for one in results if one["quantization"] == "int8"):
+    if any(one["unlike"] for one in results if one["quantization"] == "int8" or options.deterministic):
         sys.exit("outputs differ")
     return results
 
 
 def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Tokens a second of decoding, by guesses; variants in turn, of each step the best repetition."""
-    texts, results = Texts(options.data), []
+    texts, results = Texts(options.data, options.texts), list[dict[str, Any]]()
     quantization = options.quantization[0]
     clock = time.thread_time if options.threads == 1 else time.perf_counter
     executors = {draft: executor_of(options, quantization, draft) for draft in ["none", *options.drafts]}
     for kind in options.kinds:
         temperature = 1.0 if kind == "chat" else 0.0
-        prompts = [texts.ids(text) for text in texts.kind(kind, options.prompts)]
+        prompts = texts.of_kind(kind, options.prompts)
         for batch in options.batches:
             variants = [
                 ("none", 0),
@@ -267,16 +322,14 @@ def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
                         Job(prompt, SamplingParams(temperature=temperature, seed=number))
                         for number, prompt in enumerate(prompts)
                     ]
-                    counters = executor.drafts
-                    before = counters.drafted, counters.accepted
+                    tally = Tally()
                     end = executor.info.eos_token_ids[0]
-                    seconds = run(executor, jobs, options.output, most, batch, clock, end)
+                    seconds = run(executor, jobs, options.output, most, batch, clock, end, tally=tally)
                     known = best.get((draft, most), seconds)  # the same steps: all is repeatable
                     best[draft, most] = [min(a, b) for a, b in zip(known, seconds, strict=True)]
                     count[draft, most] = sum(len(job.output) for job in jobs)
-                    drafted = counters.drafted - before[0]
-                    share = (counters.accepted - before[1]) / drafted if drafted else 0.0
-                    accepted[draft, most] = f"{share:.0%} of {drafted}"
+                    share = tally.accepted / tally.drafted if tally.drafted else 0.0
+                    accepted[draft, most] = f"{share:.0%} of {tally.drafted}"
             rates = {variant: count[variant] / sum(seconds) for variant, seconds in best.items()}
             for (draft, most), rate in rates.items():
                 gain = rate / rates["none", 0]
@@ -326,18 +379,20 @@ async def serve_all(
 
 
 def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Raises SystemExit if an answer differs from that without guesses."""
+    """Raises SystemExit if an answer differs from that without guesses, which may be on CUDA alone."""
     from ramify.clients.bench.server import served
 
-    texts, results = Texts(options.data), []
-    flags = ["--quantization", options.quantization[0]]
+    texts, results = Texts(options.data, options.texts), list[dict[str, Any]]()
+    flags = ["--quantization", options.quantization[0], *options.flags]
+    if options.device == "cuda":
+        flags = ["--device", "cuda", *options.flags]
     if options.threads is not None:
         flags += ["--threads", str(options.threads)]
     with ExitStack() as stack:
         drafts = ["none", *(draft for draft in options.drafts if draft != "none")]
         urls = {d: stack.enter_context(served([*flags, "--draft", d], None)).url for d in drafts}
         for kind in options.kinds:
-            prompts = [texts.ids(text) for text in texts.kind(kind, options.prompts)]
+            prompts = texts.of_kind(kind, options.prompts)
             heat = 1.0 if kind == "chat" else 0.0
             for streams in options.batches:
                 found: dict[str, list[dict[str, Any]]] = {draft: [] for draft in drafts}
@@ -345,9 +400,13 @@ def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
                     for draft, url in urls.items():
                         one = serve_all(url, prompts, streams, options.output, heat)
                         found[draft].append(asyncio.run(one))
-                if any(
-                    one["texts"] != found["none"][0]["texts"] for all_ in found.values() for one in all_
-                ):
+                same = found["none"][0]["texts"]
+                unlike = sum(
+                    text != same[number]
+                    for records in found.values() for one in records
+                    for number, text in one["texts"].items()
+                )  # fmt: skip
+                if unlike and options.device != "cuda":
                     sys.exit("answers differ")
                 base = [record["tokens_per_s"] for record in found["none"]]
                 for draft, records in found.items():
@@ -359,6 +418,7 @@ def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
                         "gain": round(percentile(gains, 50), 2),
                         "gains": [round(gain, 2) for gain in gains],
                         "accepted_share": round(percentile([r["accepted"] for r in records], 50), 2),
+                        "unlike": unlike,
                     })  # fmt: skip
                     print(json.dumps(results[-1]), flush=True)
     return results
@@ -367,7 +427,7 @@ def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     """Parse, measure, print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=["equal", "steps", "speed"])
+    parser.add_argument("what", choices=["equal", "steps", "speed", "texts"])
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--prompts", type=int)
     parser.add_argument("--output", type=int)
@@ -379,8 +439,17 @@ def main() -> None:
     parser.add_argument("--batches", "--streams", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--deterministic", action="store_true", help="of `equal` on CUDA")
+    parser.add_argument("--texts", type=Path)
     parser.add_argument("--json")
-    options = parser.parse_args()
+    words = sys.argv[1:]
+    at = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:at])
+    options.flags = words[at + 1 :]  # of the servers of `speed`
+    if options.what == "texts":
+        Texts(options.data).save(options.texts)
+        return
     options.prompts = options.prompts or (1000 if options.what == "equal" else 16)
     options.output = options.output or (32 if options.what == "equal" else 96)
     about = machine()

@@ -36,6 +36,7 @@ from ramify.gpu.sampling.triton_random import uniform
 from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.startup import load
 from ramify.gpu.step.inputs import StepInputs
+from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import StepRows
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack
@@ -51,9 +52,14 @@ class Successor(DeviceDrafter):
 
     name, reads_tokens = "replay", False
 
-    def __init__(self, vocabulary: int) -> None:
-        self.vocabulary = vocabulary
+    def __init__(self, vocabulary: int, file: Path | None = None, cycle: int = 0) -> None:
+        """`file`: says the chance, if it is there; it may change. `cycle`: as of `turned`."""
+        self._vocabulary, self._cycle, self._file = vocabulary, cycle, file
         self._chance = torch.zeros(1)
+        self._read, self._steps = "", 0
+
+    def serve(self, table: RowTable, verifier: Verifier) -> None:
+        self._vocabulary = table.vocab_size
 
     def set(self, acceptance: float) -> None:
         with torch.inference_mode():
@@ -66,10 +72,17 @@ class Successor(DeviceDrafter):
 
     def warm(self, inputs: StepInputs[Tensor], verifier: Verifier) -> None:
         first, lines = inputs.extended, inputs.bucket.decodes
+        self._steps += 1
+        if self._file is not None and self._steps % 16 == 0:
+            text = self._file.read_text()
+            if text and text != self._read:
+                self._read = text
+                self.set(float(text))
         self._chance = self._chance.to(inputs.rows.device)
         _propose[(lines,)](
             inputs.input_ids[first:], inputs.rows[first:], inputs.positions[first:], verifier.inputs,
-            self._chance, lines, verifier.inputs.shape[1], self.vocabulary, MOST=8, num_warps=1,
+            self._chance, lines, verifier.inputs.shape[1], self._cycle or self._vocabulary, MOST=8,
+            num_warps=1,
         )  # fmt: skip
 
 
@@ -84,7 +97,9 @@ def _propose(ids, rows, positions, inputs, chance, lines, width, vocabulary, MOS
         return
     position = (tl.load(positions + line) + number).to(tl.int64)
     right = uniform(row.to(tl.int64) + tl.zeros([MOST], tl.int64), position) < tl.load(chance)
-    token = (tl.load(inputs + row) + number + tl.where(right, 0, 1)) % vocabulary
+    last = tl.load(inputs + row)
+    begin = last // vocabulary * vocabulary
+    token = begin + (last - begin + number + tl.where(right, 0, 1)) % vocabulary
     tl.store(inputs + number * width + row, token, mask=drafts)
 
 
@@ -192,13 +207,17 @@ class Bench:
         return OpenRow(row, row, pack(pages), cached, SamplingParams(temperature=0.0))
 
 
-def turned(fill: Any) -> Any:
-    """`fill_random` for a model whose likeliest token behind t is t + 1."""
+def turned(fill: Any, cycle: int = 0) -> Any:
+    """`fill_random` for a model whose likeliest token behind t is t + 1.
+
+    `cycle`: so many tokens go round, if it is not 0.
+    """
 
     def filled(views: dict[str, Tensor], seed: int = 0) -> None:
         fill(views, seed)
         embedding = views["model.embed_tokens.weight"]
-        views["lm_head.weight"].copy_(embedding.roll(1, 0))
+        each = embedding.view(-1, cycle or len(embedding), embedding.shape[1])
+        views["lm_head.weight"].copy_(each.roll(1, 1).view_as(embedding))
         embedding.mul_(LOUD)
 
     return filled

@@ -319,3 +319,46 @@ def test_undrafted_rows_cost_nothing(load: Any, folder: Path, monkeypatch: pytes
         engine.go_on(rows, [0, 0])
     assert ran == []
     assert np.array_equal(drafter._keys.missing[:2], [len(PROMPT) + 3, len(PROMPT) - 1 + 3])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_the_bundled_models(drive: Any, deterministic: bool, page_size: int) -> None:
+    """In CUDA graphs, in bfloat16: nothing is compiled while it serves, many guesses are right.
+
+    With deterministic kernels the outputs are those without drafts, bit by bit.
+    """
+    from triton import knobs  # type: ignore[import-untyped]
+
+    from ramify.gpu.startup.drafts import bundled
+
+    dice, outputs, compiled = random.Random(4), dict[str, list[list[int]]](), list[str]()
+    prompts = [[dice.randrange(8192) for _ in range(dice.randint(1, 300))] for _ in range(12)]
+    for draft in ("none", "model"):
+        executor = drive(
+            bundled("default_model"), device="cuda", draft=draft, draft_tokens=4, max_rows=64,
+            page_size=page_size, deterministic=deterministic, kv_tokens=12 * 512,
+        ).executor  # fmt: skip
+        engine, each = Engine(executor), 512 // page_size
+        rows = [
+            Row(i, prompt, list(range(i * each, (i + 1) * each))) for i, prompt in enumerate(prompts)
+        ]
+        knobs.runtime.jit_post_compile_hook = lambda **about: compiled.append(about["repr"])
+        try:
+            for row in rows:
+                engine.start(row, sampling=SEEDED if row.row % 2 else GREEDY)
+            while left := [row for row in rows if len(row.output) < 64]:
+                most = [dice.randint(0, 4) if draft != "none" else 0 for _ in left]
+                engine.go_on(left, most)
+            engine.finish()
+        finally:
+            knobs.runtime.jit_post_compile_hook = None
+        outputs[draft] = [row.output[:64] for row in rows]
+        assert not executor.rows.unsettled.any()
+        executor.close()
+    assert compiled == []
+    assert engine.drafted > engine.accepted > engine.drafted // 10
+    if deterministic:
+        assert outputs["none"] == outputs["model"]
