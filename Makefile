@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 SERVING := $(VENV)/.installed
 TESTING := $(VENV)/.installed-dev
 
-.PHONY: serve test check format clean
+.PHONY: serve test check check-web format clean
 
 # Serve a model (the bundled one, or MODEL=DIR) with the browser chat at http://HOST:PORT/
 serve: $(SERVING)
@@ -30,6 +30,17 @@ check: $(TESTING)
 	$(BIN)/mypy tests/clients/program/typed.py
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+# The JavaScript client: types, then tests. Needs Node 20 and npm, which fetches TypeScript
+check-web:
+	@if ! command -v npm > /dev/null; then \
+		echo "SKIPPED: the JavaScript client is not checked, there is no npm" >&2; \
+	elif ! (cd clients/web && npm ci --silent --no-audit --no-fund); then \
+		echo "SKIPPED: the types of the JavaScript client are not checked, npm cannot fetch TypeScript" >&2; \
+		cd clients/web && npm test; \
+	else \
+		cd clients/web && npm run check && npm test; \
+	fi
 
 format: $(TESTING)
 	$(BIN)/ruff check --fix .

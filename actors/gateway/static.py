@@ -48,7 +48,9 @@ class StaticFiles:
     def _add(self, path: str, body: bytes, kind: str) -> None:
         tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
         self._tags[path] = tag
-        self._files[path] = Response(200, body, kind, {"ETag": tag, "Cache-Control": "no-cache"})
+        # Pages of other origins may import the library; which origins may ask at all, `Routes` decides.
+        headers = {"ETag": tag, "Cache-Control": "no-cache", "Access-Control-Allow-Origin": "*"}
+        self._files[path] = Response(200, body, kind, headers)
 
 
 def browser_files() -> dict[str, Path]:

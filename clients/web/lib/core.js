@@ -1,328 +1,457 @@
 /**
- * The state of a `ramify.v1` client: messages in, ops and text out.
+ * The client half of `ramify.v1`, without sockets or timers: server messages in, frames out.
  *
- * Pure: no socket, no clock, no DOM. `session.js` is the shell that connects it to a WebSocket.
- * After a lost connection `openMessage` says what is here already and `unanswered` gives the ops to
- * send again, so that every op runs once and no text is lost or doubled (docs/protocol.md, rules 3, 6).
+ * `link.js` feeds it what it reads and sends what `nextFrame` gives. One object lives as long as the session,
+ * over as many connections as it takes. Ops get their ids when they are first sent, so ids rise in the order
+ * of sending; an op without a terminal reply is sent again, same id, after every resume, and the server runs
+ * it once (docs/protocol.md, rules 3 and 6). This file knows no time, no DOM, and nobody who waits.
  */
 
-import { RamifyError, Stream } from "./stream.js";
+import { Conflict, Internal, LimitExceeded, RamifyError, SessionLost, Skipped, failure, told } from "./errors.js";
+import { branchesOf, encoded, fitting, touches } from "./frames.js";
+import { Heads } from "./heads.js";
+import { Stream, Ticket } from "./stream.js";
 
-/** A sent op and the branches that still owe its terminal reply. */
-class Ticket {
-  /** @param {{error: RamifyError | null}} program  what the ops of its frame share: their first failure */
-  constructor(op, targets, frame, program = { error: null }) {
-    this.op = op;
-    this.frame = frame; // ops of a frame are sent again in a frame; null: adopted, never sent again
-    this.program = program;
-    this.waiting = new Set(targets);
-    this.replies = [];
-    this.error = null;
-    /** @type {Map<string, Stream>} */ this.streams = new Map();
-    this.onsettled = () => {};
-  }
+/** @import { BranchState, DeltaMessage, DoneMessage, ErrorMessage, EventMessage, OkMessage, Op, OpenFields,
+ *    ServerMessage, StateMessage } from "./protocol.js" */
 
-  /** @returns {boolean} whether this reply was still owed */
-  settle(branch, reply, error) {
-    const one = this.waiting.has(null) || branch === undefined;
-    if (!this.waiting.size || !(one || this.waiting.has(branch))) return false;
-    if (one) this.waiting.clear();
-    else this.waiting.delete(branch);
-    if (reply) this.replies.push(reply);
-    this.error ??= error ?? null;
-    if (error && error.code !== "skipped") this.program.error ??= error;
-    for (const stream of error ? this.streams.values() : []) {
-      if (!stream.settled && (branch === undefined || stream.branch === branch)) stream.fail(error);
-    }
-    if (!this.waiting.size) this.onsettled();
-    return true;
-  }
-}
+/** @typedef {Omit<Op, "id"> & Record<string, unknown>} NewOp  An op whose id is given when it is sent. */
+/** @typedef {Ticket & {json: string}} Sendable */
 
-/** The protocol state of one client in one session. */
+/** The state of one client in one session. */
 export class Core {
-  #program = { frame: null, error: null }; // of the frame that ops were submitted for last
+  /** @type {string | undefined} */ session;
+  /** @type {string | undefined} */ key;
+  /** @type {string | undefined} */ viewKey;
+  /** The last `state` that answered an `open`. @type {StateMessage | null} */ state = null;
+  /** The server's limits, once it told them. @type {Record<string, number>} */ limits = {};
+  heads = new Heads();
+  open = false; // the session is attached
+  /** Why it is over. @type {RamifyError | null} */ error = null;
+  #nextId = 1;
+  /** @type {Sendable[][]} frames that were not sent yet */ #queue = [];
+  /** @type {Sendable[][]} cancels, which overtake them */ #urgent = [];
+  /** @type {Sendable[][]} frames to send again */ #again = [];
+  /** @type {Map<number, Sendable>} by op id, in the order of ids */ #sent = new Map();
+  /** @type {Map<string, Ticket>} generations by branch that no op of this object started */ #adopted = new Map();
+  /** @type {Map<string, [Ticket, Stream][]>} by branch, in the order of ids */ #running = new Map();
+  /** @type {WeakSet<object>} frames that are not split */ #whole = new WeakSet();
+  /** @type {Map<string, number>} */ #credits = new Map();
+  /** @type {object[]} */ #posts = [];
+  /** @type {Set<string>} */ #guessed = new Set();
 
   /**
-   * @param {object} opening fields of `open` that stay the same: client, detach, tick_ms, template, ...
-   * @param {{session: string, key: string, op: number} | null} saved what `saved` gave before a page refresh
+   * @param {OpenFields & {client: string}} opening  fields of `open` that stay the same
+   * @param {{session?: string, key?: string}} [saved]  a session that exists
    */
-  constructor(opening, saved = null) {
+  constructor(opening, { session, key } = {}) {
     this.opening = opening;
-    this.session = saved?.session ?? null;
-    this.key = saved?.key ?? null;
-    this.nextId = (saved?.op ?? 0) + 1;
-    /** @type {number | undefined} the newest change that was told */ this.revision = undefined;
-    /** @type {number} the newest one that the last `state` included */ this.included = -1;
-    /** @type {object | null} the last `state` that answered an `open` */ this.state = null;
-    /** @type {Map<string, {position: number, received: number}>} */ this.heads = new Map();
-    /** @type {Map<number, Ticket>} */ this.tickets = new Map();
+    this.session = session;
+    this.key = key;
   }
 
-  /** What a refreshed page needs to come back to this session. */
-  get saved() {
-    return this.session && { session: this.session, key: this.key, op: this.nextId - 1 };
+  // --- the connection -----------------------------------------------------------------------------
+
+  /** A connection was made: the message to send first. @returns {Record<string, unknown>} */
+  connected() {
+    /** @type {Record<string, unknown>} */
+    const message = { type: "open", ...this.opening, session: this.session, key: this.key };
+    if (!this.state) return message;
+    const moving = this.#made((op) => (op.type === "prune" ? [op.into ?? []].flat() : []));
+    const unborn = this.#made((op) => (op.type === "fork" || op.as ? op.as ?? [] : op.type === "set" && op.name ? [op.name] : []));
+    const unknown = [...unborn, ...moving].filter((name) => !this.heads.byName.has(name));
+    this.#guessed = new Set([...unknown, ...moving]);
+    const have = { ...this.heads.have(), ...Object.fromEntries(unknown.map((name) => [name, 0])) };
+    return { ...message, have, revision: this.heads.revision };
   }
 
-  /** The message to connect with; resumes if there is a session. @param {string} [token] */
-  openMessage(token) {
-    const message = { type: "open", ...this.opening, ...(token && { token }) };
-    if (!this.session) return message;
-    Object.assign(message, { session: this.session, key: this.key, have: {} });
-    if (this.state) message.revision = this.revision;
-    for (const [name, head] of this.heads) message.have[name] = head.received;
-    for (const ticket of this.tickets.values()) { // children that no reply has named yet: all of their text
-      for (const name of ticket.streams.keys()) message.have[name] ??= 0;
-    }
-    return message;
+  /** Branches that ops without a reply make; the server may have made them already.
+   *  @param {(op: Op) => string[]} names */
+  #made(names) {
+    return [...this.#sent.values()].flatMap((ticket) => names(/** @type {Op} */ (ticket.op)));
   }
 
-  /** Ops without a terminal reply, in the frames they were sent in. @returns {object[][]} */
-  unanswered() {
-    const frames = new Map();
-    for (const ticket of this.tickets.values()) {
-      if (ticket.frame === null) continue;
-      if (!frames.has(ticket.frame)) frames.set(ticket.frame, []);
-      frames.get(ticket.frame).push(ticket.op);
-    }
-    return [...frames.values()];
+  /** The connection is gone. */
+  disconnected() {
+    this.open = false;
   }
 
-  /** Register an op that goes out with frame number `frame`. @returns {Ticket} */
-  submit(fields, frame) {
-    const op = { ...fields, id: this.nextId++ };
-    if (op.type === "generate" && op.n > 1) {
-      op.as ??= Array.from({ length: op.n }, (_, i) => `${op.branch ?? "main"}.${op.id}.${i}`);
+  /** A frame was too big for the path to the server: it fails, or it would loop for ever. @param {RamifyError} cause */
+  dropBiggest(cause) {
+    const frames = this.#frames([...this.#sent.values()]);
+    const weight = (/** @type {Sendable[]} */ frame) => frame.reduce((sum, { json }) => sum + json.length, 0);
+    const [biggest = []] = frames.sort((a, b) => weight(b) - weight(a));
+    for (const ticket of biggest) {
+      this.#fail(ticket, new LimitExceeded(`${cause.message}: send it in smaller pieces`, { details: cause.details }));
     }
-    if (this.#program.frame !== frame) this.#program = { frame, error: null };
-    const ticket = new Ticket(op, targets(op), frame, this.#program);
-    if (op.type === "generate" || op.type === "select") {
-      for (const name of ticket.waiting) ticket.streams.set(name, new Stream(name));
-    }
-    this.tickets.set(op.id, ticket);
+  }
+
+  /** The session is over here: every op without a reply fails. @param {RamifyError} error */
+  end(error) {
+    if (this.error) return;
+    this.open = false;
+    this.error = error;
+    this.#failAll(error);
+  }
+
+  /** The server does not know the session any more: start over with the next `connected`. @param {RamifyError} error */
+  forget(error) {
+    this.session = this.key = this.viewKey = undefined;
+    this.state = null;
+    this.heads = new Heads();
+    this.#credits.clear();
+    this.#failAll(error);
+  }
+
+  /** @param {RamifyError} error */
+  #failAll(error) {
+    const waiting = [...this.#adopted.values(), ...this.#sent.values(), ...this.#urgent.flat(), ...this.#queue.flat()];
+    this.#urgent = [];
+    this.#queue = [];
+    this.#again = [];
+    this.#adopted.clear();
+    for (const ticket of waiting) this.#fail(ticket, error);
+  }
+
+  // --- sending ------------------------------------------------------------------------------------
+
+  /** A ticket for an op, not queued yet. Throws BadRequest for values that JSON cannot say. @param {NewOp} op
+   *  @param {Ticket[]} frame  the tickets of its frame; it is added @returns {Sendable} */
+  ticket(op, frame) {
+    const ticket = Object.assign(new Ticket(op, frame), { json: encoded(op) });
+    frame.push(ticket);
     return ticket;
   }
 
-  /** Take an op back that was never sent. */
-  fail(ticket, error) {
-    ticket.settle(undefined, null, error);
-    this.tickets.delete(ticket.op.id);
+  /** Queue a frame. @param {Sendable[]} frame @param {boolean} [whole]  it goes out in one piece, or not at all */
+  submit(frame, whole = false) {
+    if (whole) this.#whole.add(frame);
+    if (this.error) {
+      for (const ticket of frame) ticket.fail(this.error);
+      return;
+    }
+    const urgent = frame.every(({ op }) => op.type === "cancel" || op.type === "close");
+    (urgent ? this.#urgent : this.#queue).push(frame);
   }
 
-  /** End: all that is under way fails with `error`. */
-  failAll(error) {
-    for (const ticket of [...this.tickets.values()]) this.fail(ticket, error);
+  /** Let the server deliver `branch` up to position `upto`; said again after a resume.
+   *  @param {string} branch @param {number} upto */
+  credit(branch, upto) {
+    this.#credits.set(branch, upto);
+    this.#posts.push({ type: "credit", branch, upto });
   }
 
-  /** The server does not know the session any more: start over with the next `openMessage`. */
-  forget(error) {
-    this.session = this.key = this.state = null;
-    this.revision = undefined;
-    this.heads.clear();
-    this.failAll(error);
+  /** What to say beside ops: credit. @returns {object[]} */
+  takePosts() {
+    return this.#posts.splice(0);
   }
 
   /**
+   * The next frame to send now; null: there is none, or too many ops wait for a reply. At most
+   * `limits.replies_kept` ops are under way: the server keeps that many replies, so after a resume none is
+   * missing. A frame over the server's limits is sent in several, unless it is to stay `whole`.
+   *
+   * @returns {Sendable[] | null}
+   */
+  nextFrame() {
+    if (!this.open) return null;
+    for (let frame = this.#again.shift(); frame; frame = this.#again.shift()) {
+      const left = frame.filter(({ id }) => this.#sent.has(/** @type {number} */ (id)));
+      if (left.length) return left;
+    }
+    const urgent = this.#urgent.shift();
+    if (urgent) return this.#number(urgent);
+    const { ops_in_flight: most = 256, replies_kept: kept = 256 } = this.limits;
+    for (let frame = this.#queue[0]; frame; frame = this.#queue[0]) {
+      const fit = fitting(frame, this.limits);
+      if (fit < frame.length && (!fit || this.#whole.has(frame))) {
+        this.#tooBig(frame, fit);
+        continue;
+      }
+      if (this.#sent.size && this.#sent.size + fit > Math.min(most, kept)) return null;
+      if (fit === frame.length) this.#queue.shift();
+      const now = frame.splice(0, fit);
+      for (const ticket of now) ticket.frame = now;
+      return this.#number(now);
+    }
+    return null;
+  }
+
+  /** The frame at the front cannot be sent. @param {Sendable[]} frame @param {number} fit */
+  #tooBig(frame, fit) {
+    const { ops_per_frame: ops = Infinity, frame_bytes: bytes = Infinity } = this.limits;
+    const most = frame.length > ops ? `${frame.length} ops in a frame; the server takes ${ops}` : `the server takes ${bytes} bytes in a frame`;
+    this.withdraw(fit ? [...frame] : frame.slice(0, 1), new LimitExceeded(`${most}: send it in smaller pieces`));
+  }
+
+  /**
+   * Take ops back that were not sent; later ones of their frame that touch their branches are skipped, as the
+   * server would. False: they were sent already.
+   *
+   * @param {Ticket[]} tickets @param {RamifyError} error
+   */
+  withdraw(tickets, error) {
+    const frame = this.#queue.find((each) => tickets.every((ticket) => each.includes(/** @type {Sendable} */ (ticket))));
+    if (!frame || !tickets.length) return false;
+    const names = new Set(tickets.flatMap(({ op }) => branchesOf(op)));
+    const first = Math.min(...tickets.map((ticket) => frame.indexOf(/** @type {Sendable} */ (ticket))));
+    const gone = frame.filter((ticket, i) => tickets.includes(ticket) || (i > first && touches(/** @type {Op} */ (ticket.op), names)));
+    const left = frame.filter((ticket) => !gone.includes(ticket));
+    frame.splice(0, frame.length, ...left);
+    if (!left.length) this.#queue.splice(this.#queue.indexOf(frame), 1);
+    for (const ticket of gone) {
+      ticket.fail(tickets.includes(ticket) ? error : new Skipped("an earlier op of the frame was not sent", { cause: error }));
+    }
+    return true;
+  }
+
+  /** @param {Sendable[]} frame */
+  #number(frame) {
+    for (const ticket of frame) {
+      ticket.id = this.#nextId++;
+      this.#sent.set(ticket.id, ticket);
+      for (const stream of ticket.streams.values()) this.#runs(ticket, stream);
+    }
+    return frame;
+  }
+
+  /** @param {Ticket} ticket @param {Stream} stream */
+  #runs(ticket, stream) {
+    const running = this.#running.get(stream.branch);
+    if (running) running.push([ticket, stream]);
+    else this.#running.set(stream.branch, [[ticket, stream]]);
+  }
+
+  /** The tickets in the frames that they were sent in. @param {Sendable[]} tickets */
+  #frames(tickets) {
+    /** @type {Map<object, Sendable[]>} */
+    const frames = new Map();
+    for (const ticket of tickets) frames.set(ticket.frame, [...(frames.get(ticket.frame) ?? []), ticket]);
+    return [...frames.values()];
+  }
+
+  // --- receiving ----------------------------------------------------------------------------------
+
+  /**
    * A frame from the server.
-   * @returns {object[]} the messages that the shell has to act on: state of an open, bye, pong, event,
-   *   and errors that answer no op
+   * @param {ServerMessage | ServerMessage[]} frame
+   * @returns {ServerMessage[]} what the shell has to act on: the state of an open, errors that answer no op, bye,
+   *   pong, events, and deltas of generations that were not started here
    */
   receive(frame) {
-    const messages = Array.isArray(frame) ? frame : [frame];
-    const notes = messages.filter((message) => this.#message(message));
+    const notes = [frame].flat().filter((message) => this.#message(message));
     if (notes.some((note) => note.type === "state")) this.#sweep();
     return notes;
   }
 
-  /** Generations that run and whose stream is here: after a refresh, those that were adopted. */
+  /** Generations that have not ended, with those that this object did not start. */
   running() {
-    const streams = [...this.tickets.values()].flatMap((ticket) =>
-      [...ticket.streams.values()].map((stream) => ({ ticket, stream })));
-    return streams.filter(({ stream }) => !stream.settled);
+    return [...this.#running.values()].flat().map(([ticket, stream]) => ({ ticket, stream }));
   }
 
+  /** @param {ServerMessage} message @returns {boolean} whether the shell is to act on it */
   #message(message) {
     switch (message.type) {
-      case "delta": this.#delta(message); return false;
+      case "delta": return this.#delta(message);
       case "done": this.#done(message); return false;
       case "ok": this.#ok(message); return false;
       case "error": return this.#error(message);
       case "event": this.#event(message); return true;
       case "state":
         if (message.id === undefined) this.#attached(message);
-        else this.#settle(message, message);
+        else this.#reply(message);
         return message.id === undefined;
       default: return true; // bye, pong; types of a newer server are the shell's to ignore
     }
   }
 
+  /** @param {StateMessage} state */
   #attached(state) {
-    const before = this.heads;
-    this.heads = new Map();
-    for (const { branch, position, started_at: start } of state.branches) {
-      const received = before.get(branch)?.received ?? (this.#awaited(branch) ? 0 : start ?? position);
-      this.heads.set(branch, { position, received });
+    if (this.state && state.session !== this.session) {
+      throw new SessionLost("the server answered with another session; this one is gone");
     }
-    for (const { branch, running, started_at: start } of state.branches) {
-      if (running === undefined) continue;
-      const stream = this.tickets.get(running)?.streams.get(branch);
-      if (stream) stream.beginAt(start);
-      else if (!before.has(branch)) this.#adopt(branch, running, start);
+    const before = new Set(this.heads.byName.keys());
+    this.state = state;
+    this.session = state.session;
+    this.key = state.key ?? this.key;
+    this.viewKey = state.view_key ?? this.viewKey;
+    this.limits = state.limits ?? this.limits;
+    this.open = true;
+    this.heads.attached(state.branches, state.revision, this.#guessed);
+    this.#nextId = Math.max(this.#nextId, state.op + 1);
+    for (const branch of state.branches) {
+      if (this.#guessed.has(branch.branch)) this.#place(branch, state.op);
+      else if (branch.running !== undefined && !before.has(branch.branch)) this.#adopt(branch, branch.running);
     }
-    Object.assign(this, { state, session: state.session, key: state.key });
-    this.revision = this.included = state.revision;
-    this.nextId = Math.max(this.nextId, state.op + 1);
+    this.#again = this.#frames([...this.#sent.values()]);
+    for (const ticket of this.#sent.values()) ticket.resumed = true;
+    this.#posts = [...this.#credits].map(([branch, upto]) => ({ type: "credit", branch, upto }));
   }
 
-  /** A generation that runs though no op of this object started it: the page was refreshed. */
-  #adopt(branch, id, start) {
-    const ticket = this.tickets.get(id) ?? new Ticket({ type: "generate", id, branch: [] }, [], null);
-    ticket.op.branch.push(branch);
-    ticket.waiting.add(branch);
-    ticket.streams.set(branch, new Stream(branch, start));
-    this.tickets.set(id, ticket);
+  /** Where generations start on a branch whose text comes with the text that it inherited.
+   *  @param {BranchState} branch @param {number} seen  the highest op id that the server has seen */
+  #place({ branch, position, running, started_at: start }, seen) {
+    for (const [ticket, stream] of this.#running.get(branch) ?? []) {
+      const id = /** @type {number} */ (ticket.id);
+      if (id > seen) stream.beginAt(position);
+      else if (id === running && start !== undefined) stream.beginAt(start);
+      else stream.held = true; // it has ended: `done` will tell
+    }
+  }
+
+  /** A generation that no op of this object started: the page was loaded again, or it is another client's.
+   *  @param {BranchState} branch @param {number} id */
+  #adopt({ branch, started_at: start }, id) {
+    if (this.#running.has(branch)) return;
+    const ticket = new Ticket({ type: "generate", branch }, []);
+    const stream = new Stream(branch, start);
+    ticket.id = id;
+    ticket.adopted = true;
+    ticket.streams.set(branch, stream);
+    this.#adopted.set(branch, ticket);
+    this.#runs(ticket, stream);
   }
 
   /** Adopted generations that neither run nor were answered right after `state`: they have ended. */
   #sweep() {
-    const running = new Map(this.state.branches.map((each) => [each.branch, each]));
-    for (const { ticket, stream } of this.running()) {
-      if (ticket.frame !== null || running.get(stream.branch)?.running === ticket.op.id) continue;
-      this.#ended(ticket, stream.branch, running.get(stream.branch)?.reason);
+    const branches = new Map(this.state?.branches.map((each) => [each.branch, each]));
+    for (const [name, ticket] of [...this.#adopted]) {
+      const now = branches.get(name);
+      if (now?.running !== ticket.id) this.#over(name, now?.reason);
     }
   }
 
-  #ended(ticket, branch, reason = "cancelled") {
-    const stream = ticket.streams.get(branch);
-    const position = stream.parts.at(-1)?.position ?? stream.start;
-    stream.done = { type: "done", id: ticket.op.id, branch, position, reason, usage: null };
+  /** An adopted generation has ended, and no `done` tells of it. @param {string} name
+   *  @param {import("./protocol.js").Reason} [reason] */
+  #over(name, reason = "cancelled") {
+    const ticket = this.#adopted.get(name);
+    const stream = ticket?.streams.get(name);
+    if (!ticket || !stream) return;
+    const position = stream.end || stream.start;
+    const usage = { prompt: stream.start, cached: 0, computed: 0, output: 0, forced: 0, hit: {}, queue_ms: 0, ttft_ms: null, total_ms: 0 };
+    stream.done = { type: "done", id: ticket.id ?? 0, branch: name, position, reason, usage };
+    ticket.settle();
+    this.#forgetTicket(ticket);
     stream.onchange();
-    this.#settle({ id: ticket.op.id, branch }, stream.done);
   }
 
-  #awaited(branch) {
-    return [...this.tickets.values()].some((ticket) => ticket.streams.has(branch));
-  }
-
-  #delta({ branch, position, text, truncate }) {
-    const head = this.heads.get(branch) ?? { position: 0, received: 0 };
-    head.position = head.received = position;
-    this.heads.set(branch, head);
-    for (const { stream } of this.running()) {
-      if (stream.branch !== branch) continue;
-      if (truncate !== undefined) stream.cutBack(truncate); // should another's text follow, `done` tells
-      if (position > stream.start) stream.parts.push({ position, text });
-      stream.onchange();
-      return;
-    }
-  }
-
-  #done(message) {
-    const stream = this.tickets.get(message.id)?.streams.get(message.branch);
-    if (!stream || stream.settled) return; // sent again after a resume
-    const error = failure(message);
-    const over = stream.finish(message, error);
-    if (error) error.done = { ...message, text: stream.text };
-    this.#news(message.revision);
-    const head = this.heads.get(message.branch);
-    if (head) {
-      const told = message.rebased === undefined ? head.received : 0; // else the choice begins with what was there
-      head.position = head.received = Math.max(told, message.position);
-    }
-    this.#settle(message, message, error);
-    const next = this.running().find((each) => each.stream.branch === message.branch);
-    if (over.length && next) next.stream.parts.push(...over);
-  }
-
-  #ok(message) {
-    const ticket = this.tickets.get(message.id);
-    if (!ticket) return;
-    if (this.#news(message.revision)) this.#applied(ticket.op, message);
-    this.#settle(message, message);
-  }
-
-  /** Whether a reply tells of something that the last `state` did not include. */
-  #news(revision) {
-    if (revision === undefined) return true;
-    this.revision = Math.max(this.revision ?? 0, revision);
-    return revision > this.included;
-  }
-
-  /** What an op changed in the table of branches. */
-  #applied(op, { branch, position, result }) {
-    const head = this.heads.get(branch ?? op.branch);
-    if (op.type === "fork") {
-      const at = position ?? 0;
-      for (const name of op.as) if (!this.heads.has(name)) this.heads.set(name, { position: at, received: at });
-    } else if (op.type === "drop") {
-      this.heads.delete(branch ?? op.branch);
-    } else if (op.type === "set" && op.name && head) {
-      this.heads.delete(op.branch);
-      this.heads.set(op.name, head);
-    } else if (op.type !== "prune" && head && position !== undefined) {
-      head.position = position;
-      head.received = Math.min(head.received, result?.rebased ?? position);
-    }
-    this.#placed(result ?? {});
-  }
-
-  /** Branches that a prune moved, whose text is known by another name; then those that are gone. */
-  #placed({ kept = [], dropped = [] }) {
-    for (const { from, into, position } of kept) {
-      if (into !== from) this.heads.set(into, { position, received: position });
-    }
-    for (const name of dropped) this.heads.delete(name);
-  }
-
-  #error({ id, code, message, branch, details, retry_ms: retryMs }) {
-    const error = new RamifyError(code, message, { branch, details, retryMs });
-    if (id === undefined) return true;
-    if (code === "skipped") error.cause = this.tickets.get(id)?.program.error ?? undefined;
-    this.#settle({ id, branch }, null, error);
+  /** @param {DeltaMessage} delta */
+  #delta(delta) {
+    const head = this.heads.get(delta.branch);
+    head.received = delta.position;
+    head.position = Math.max(head.position, delta.position); // after a resume `state` knew it already
+    const first = this.#running.get(delta.branch)?.[0];
+    if (!first) return true;
+    // Cut back or not, what comes now is its text; if it had ended and was rolled back while this client was
+    // away, its `done` is sent again and carries the whole text.
+    first[1].add(delta);
     return false;
   }
 
-  #event({ revision, op, branch, details = {} }) {
-    this.revision = Math.max(this.revision ?? 0, revision);
-    if (details.from !== undefined && this.heads.has(details.from)) { // renamed
-      this.heads.set(branch, this.heads.get(details.from));
-      this.heads.delete(details.from);
+  /** @param {OkMessage | StateMessage} message */
+  #reply(message) {
+    const ticket = this.#sent.get(/** @type {number} */ (message.id));
+    const branch = message.type === "ok" ? message.branch : undefined;
+    if (!ticket?.owes(branch)) return; // a stored reply that was received before
+    ticket.replies.push(message);
+    if (message.type === "ok") this.heads.applied(ticket.op, message);
+    ticket.settle(branch);
+    this.#forgetTicket(ticket);
+  }
+
+  /** @param {OkMessage} message */
+  #ok(message) {
+    if (this.#sent.get(message.id)?.streams.size) throw new Internal(`op ${message.id} generates: only \`done\` or \`error\` answers it`);
+    this.#reply(message);
+  }
+
+  /** @param {DoneMessage} done */
+  #done(done) {
+    const adopted = this.#adopted.get(done.branch);
+    const ticket = adopted?.id === done.id ? adopted : this.#sent.get(done.id);
+    const stream = ticket?.streams.get(done.branch);
+    if (!ticket || !stream || !ticket.owes(done.branch)) return; // sent again after a resume
+    ticket.replies.push(done);
+    this.heads.ended(done);
+    const running = this.#running.get(done.branch) ?? [];
+    const next = running[running.findIndex(([, each]) => each === stream) + 1];
+    const over = stream.finish(done);
+    const error = failure(done) ?? this.#lacks(ticket, stream, done);
+    if (error) {
+      error.done = { ...done, text: stream.text };
+      stream.error = error;
+      ticket.error ??= error;
     }
-    const head = this.heads.get(branch);
-    if (op === "drop") {
-      this.heads.delete(branch);
-    } else if (head && op !== "fork" && op !== "prune" && details.position !== undefined) {
-      head.position = details.position;
-      if (op === "rollback" || details.rebased !== undefined) {
-        head.received = Math.min(head.received, details.rebased ?? details.position);
-      }
-    }
-    for (const name of details.as ?? []) {
-      if (!this.heads.has(name)) this.heads.set(name, { position: details.position, received: details.position });
-    }
-    this.#placed(details);
-    if (op !== "generate") return;
-    for (const { ticket, stream } of this.running()) { // one of another client that was adopted
-      if (stream.branch === branch && ticket.frame === null) this.#ended(ticket, branch, details.reason);
+    ticket.settle(done.branch);
+    this.#forgetTicket(ticket);
+    stream.onchange();
+    if (over.length && next) {
+      next[1].pieces.push(...over);
+      next[1].onchange();
     }
   }
 
-  #settle({ id, branch }, reply, error) {
-    const ticket = this.tickets.get(id);
-    ticket?.settle(branch, reply, error);
-    if (ticket && !ticket.waiting.size) this.tickets.delete(id);
+  /**
+   * Whether text got lost with a connection, its branch being gone before the resume. The token that stops a
+   * generation need not be announced; after a stop string the count of sampled tokens says nothing.
+   *
+   * @param {Ticket} ticket @param {Stream} stream @param {DoneMessage} done
+   */
+  #lacks(ticket, stream, { text, stop, usage, reason, branch }) {
+    const silent = text !== undefined || ticket.op.hidden || typeof stop === "string" || !usage.output;
+    if (silent || !ticket.resumed) return null;
+    const announced = usage.output - (reason === "stop" || reason === "tool" ? 1 : 0);
+    if (stream.end >= usage.prompt + announced) return null;
+    const message = "the branch was cut back, renamed or dropped before this text was delivered";
+    return new Conflict(message, { branch, details: { branch, text: stream.text } });
   }
-}
 
-/** The branches that each send a terminal reply; [null] for ops that are answered once. */
-function targets(op) {
-  if (op.type === "generate" && op.as) return op.as;
-  if (!["generate", "select", "append", "drop"].includes(op.type)) return [null];
-  return [op.branch ?? "main"].flat();
-}
+  /** @param {ErrorMessage} message */
+  #error(message) {
+    if (message.id === undefined) return true;
+    const ticket = this.#sent.get(message.id);
+    if (!ticket?.owes(message.branch)) return false;
+    const error = told(message);
+    if (message.code === "skipped") error.cause = ticket.frame.find((each) => each.error && each.error.code !== "skipped")?.error;
+    for (const [name, stream] of ticket.streams) {
+      if (!stream.settled && (message.branch === undefined || message.branch === name)) this.#disown(stream);
+    }
+    this.#fail(ticket, error, message.branch);
+    return false;
+  }
 
-/** What a `done` with the reason "error" throws; null for the others. */
-function failure({ reason, error, message, branch }) {
-  if (reason !== "error") return null;
-  return new RamifyError(error ?? "internal", message ?? "the generation failed on the server", { branch });
+  /** A generation that ends with `error` has no text: what came is what its branch inherited, or a later one's.
+   *  @param {Stream} stream */
+  #disown(stream) {
+    const running = this.#running.get(stream.branch) ?? [];
+    const next = running[running.findIndex(([, each]) => each === stream) + 1];
+    next?.[1].pieces.push(...stream.cutBack(0));
+  }
+
+  /** @param {EventMessage} event */
+  #event(event) {
+    this.heads.noted(event);
+    const { op, branch, details = {} } = event;
+    if (op !== "generate" || branch === undefined) return;
+    if (this.#adopted.has(branch)) this.#over(branch, details.reason);
+    else if (details.position !== undefined) this.#running.get(branch)?.[0]?.[1].beginAt(details.position); // the text so far was another's
+  }
+
+  /** @param {Ticket} ticket @param {RamifyError} error @param {string} [branch] */
+  #fail(ticket, error, branch) {
+    ticket.fail(error, branch);
+    this.#forgetTicket(ticket);
+  }
+
+  /** Drop what is settled from the tables. @param {Ticket} ticket */
+  #forgetTicket(ticket) {
+    for (const [name, stream] of ticket.streams) {
+      if (!stream.settled) continue;
+      const left = (this.#running.get(name) ?? []).filter(([, each]) => each !== stream);
+      if (left.length) this.#running.set(name, left);
+      else this.#running.delete(name);
+      if (this.#adopted.get(name) === ticket) this.#adopted.delete(name);
+    }
+    if (ticket.settled && ticket.id !== undefined && !ticket.adopted) this.#sent.delete(ticket.id);
+  }
 }

@@ -1,412 +1,504 @@
 /**
- * The browser client of `ramify.v1`: sessions that outlive their connection and a page refresh.
+ * What a program holds of a session: `connect`, `Session`.
  *
  *     import { connect } from "ramify";
  *     const session = connect("ws://127.0.0.1:8765");
- *     session.append([{ role: "user", content: "Tell me a story." }]);
- *     for await (const { text } of session.generate({ max_tokens: 60 })) console.log(text);
+ *     for await (const { text } of session.main.chat("Tell me a story.")) console.log(text);
+ *     await session.close();
  *
- * Ops that are called in one turn of the event loop travel in one frame, so they are a program:
- * append, fork, generate on the children. This file is the shell (socket, timers, storage); what the
- * messages mean is in `core.js`. It knows nothing of chats.
+ * Ops that are called in one turn of the event loop travel in one frame, so they are a program: append, fork,
+ * generate on the children. What messages mean is in `core.js`, sockets are in `link.js`.
  */
 
+import { Branch } from "./branch.js";
 import { Core } from "./core.js";
-import { Generation, RamifyError } from "./stream.js";
+import { BadRequest, Cancelled, Conflict, ConnectionLost, Internal, RamifyError, errorOf } from "./errors.js";
+import { branchesOf } from "./frames.js";
+import { Generation } from "./generation.js";
+import { Link, websocketUrl } from "./link.js";
 import { wholeTree } from "./tree.js";
 
-export { Generation, RamifyError };
+/** @import { NewOp, Sendable } from "./core.js" */
+/** @import { LinkOptions, Status } from "./link.js" */
+/** @import { ChatMessage, DeltaMessage, ErrorMessage, EventMessage, GenerateFields, JoinFields, OkMessage, OpenFields,
+ *    PruneFields, SelectFields, ServerMessage, StateMessage } from "./protocol.js" */
+/** @import { Ticket, Stream } from "./stream.js" */
 
-const FIRST_DELAY_MS = 100;
-const LAST_DELAY_MS = 10_000;
-const RATE_DELAY_MS = 5_000; // at least this long after 4429
-const OPEN_TIMEOUT_MS = 10_000;
-const PING_EVERY_MS = 20_000;
 const TREE_TRIES = 5; // a tree that does not fit into one answer may change between two
-const PONG_WITHIN_MS = 10_000;
-
-/** Close codes after which connecting again cannot help, with what they mean. */
-const FINAL = {
-  1000: ["closed", "the session was closed"],
-  1002: ["bad_request", "the WebSocket protocol was violated"],
-  1003: ["bad_request", "the server refused a frame of this type"],
-  1007: ["bad_request", "the server read bad UTF-8"],
-  4400: ["bad_request", "the server cannot parse this client's frames"],
-  4401: ["unauthorized", "the token is missing, wrong or used up"],
-  4403: ["forbidden", "the server does not allow this"],
-  4409: ["replaced", "the same client connected again elsewhere"],
-};
+const MOST_PAGES = 1 << 14; // of one tree
+const CLOSE_MS = 5_000; // how long `close` waits for the server's answer
+const NOTES = 1024; // kept for a reader of `events`; older ones are dropped
+const KINDS = /** @type {const} */ (["regex", "json_schema", "choices", "grammar"]);
 
 /**
- * @typedef {object} Options
- * @property {string} [client]  name that stays the same across reconnects; default: a random one, stored
- * @property {string | (() => Promise<string>)} [token]  a function is asked again for each connection
- * @property {Storage | null} [storage]  where the session's id and key are kept; default sessionStorage,
- *   which a refresh keeps and another tab does not share
- * @property {object} [open]  more fields of `open`: detach, tick_ms, ttl_s, template, tools
- * @property {typeof WebSocket} [WebSocket]
+ * @typedef {object} SessionOptions
+ * @property {string} [client]  a name that stays the same across reconnects; default: a random one
+ * @property {string} [session]  with `key`: a session that exists
+ * @property {string} [key]  its key, or its view key
+ * @property {Storage | null} [storage]  where client, session and key are kept, so that a page that is loaded again
+ *   comes back (sessionStorage: another tab does not share them); default: nowhere
+ * @property {OpenFields} [open]  more fields of `open`: detach, tick_ms, ttl_s, template, tools, parts, tokens, model
+ *
+ * @typedef {SessionOptions & LinkOptions} Options
+ *
+ * @typedef {object} Abortable
+ * @property {AbortSignal} [signal]  cancels the op, which then rejects with the signal's reason
+ *
+ * @typedef {object} Short  A constraint in short: one of these.
+ * @property {string} [regex]
+ * @property {object | string} [json_schema]
+ * @property {string[]} [choices]
+ * @property {string} [grammar]
  */
 
-/** Connect, or come back to the stored session. Returns at once; ops wait for the connection.
- *  @param {string} url  `ws://host:port` or `http://host:port`; the path is `/v1/ws` unless there is one
- *  @param {Options} [options] */
+/**
+ * Connect: a new session, or with `session` and `key` (or what `storage` kept) one that exists. Returns at once; ops
+ * wait for the connection. `await session.ready` for the errors of connecting.
+ *
+ * @param {string} url  `ws://host:port` or `http://host:port`; the path is `/v1/ws` unless there is one
+ * @param {Options} [options]
+ */
 export function connect(url, options = {}) {
   return new Session(url, options);
 }
 
-/** The address of the WebSocket. @param {string} url @returns {string} */
-function websocketUrl(url) {
-  const parsed = new URL(url);
-  parsed.protocol = parsed.protocol.replace("http", "ws");
-  if (parsed.pathname === "/") parsed.pathname = "/v1/ws";
-  return parsed.href;
-}
-
-/** A single-use token for `connect`, minted with a long-lived one. @param {string} base `http(s)://host` */
+/** A single-use token for `connect`, minted with a long-lived one. Throws RamifyError.
+ *  @param {string | URL} base  `http(s)://host` @param {string} bearer @returns {Promise<string>} */
 export async function mintToken(base, bearer) {
-  const answer = await fetch(new URL("/v1/tokens", base), {
-    method: "POST",
-    headers: { Authorization: `Bearer ${bearer}` },
-  });
+  const answer = await fetch(new URL("/v1/tokens", base), { method: "POST", headers: { Authorization: `Bearer ${bearer}` } });
   const body = await answer.json();
-  if (!answer.ok) throw new RamifyError(body.code, body.message);
+  if (!answer.ok) throw errorOf(body.code, body.message);
   return body.token;
 }
 
 /**
- * A session. Events: `status` (detail: status, retryAt, error), `state` (the answer to an `open`),
- * `tree` (another client changed it), `lost` (the server has forgotten the session: all branches are
- * gone, a new one is being opened; ops called from the handler run in it).
+ * A session. Events, each with a `detail`: `status` ({status, retryAt, error}), `state` (the answer to an `open`),
+ * `tree` (another client changed it), `text` (a delta of a generation that was not started here), `lost` (the
+ * server has forgotten the session and `renew` is set: all branches are gone, a new one is being opened; ops called
+ * from the handler run in it).
  */
 export class Session extends EventTarget {
-  #url;
-  #options;
   #core;
+  #link;
   #storage;
-  #socket = null;
-  #open = false; // `state` is here: ops may be sent
-  #frame = 0;
-  #pending = null; // tickets of this turn of the event loop
-  #attempt = 0;
-  #floor = 0; // least delay before the next try
-  #refusal = null;
-  #timers = {};
-  #generations = new WeakMap(); // stream -> Generation
-  #stop = new AbortController();
-  status = "connecting";
+  #place;
+  /** @type {Sendable[] | null} ops of this turn of the event loop */ #pending = null;
+  /** @type {WeakMap<Stream, Generation>} */ #generations = new WeakMap();
+  /** @type {(EventMessage | DeltaMessage | ServerMessage)[]} */ #notes = [];
+  /** @type {(() => void)[]} */ #readers = [];
+  #made = 0; // names of branches
+  #settle = { resolve: () => {}, reject: (/** @type {RamifyError} */ _) => {} };
 
-  /** @param {string} url @param {Options} options */
-  constructor(url, options) {
+  /** See `connect`. @param {string} url @param {Options} options */
+  constructor(url, { client, session, key, storage = null, open = {}, ...options } = {}) {
     super();
-    this.#url = websocketUrl(url);
-    this.#options = options;
-    this.#storage = options.storage === undefined ? globalThis.sessionStorage : options.storage;
-    const saved = JSON.parse(this.#storage?.getItem(this.#place) ?? "null");
-    const client = options.client ?? saved?.client ?? randomName();
-    this.#core = new Core({ client, ...options.open }, saved?.client === client && saved.session ? saved : null);
-    const listen = (target, name, action) => target?.addEventListener?.(name, action, { signal: this.#stop.signal });
-    listen(globalThis, "online", () => this.reconnect());
-    listen(globalThis, "offline", () => this.#lost("offline"));
-    listen(globalThis.document, "visibilitychange", () => {
-      if (globalThis.document.visibilityState === "visible") this.#awake();
+    const address = websocketUrl(url);
+    this.#storage = storage;
+    this.#place = `ramify ${address}`;
+    const kept = JSON.parse(storage?.getItem(this.#place) ?? "null");
+    const same = kept && (client === undefined || kept.client === client);
+    const saved = session === undefined && same ? kept : { session, key };
+    this.#core = new Core({ client: client ?? kept?.client ?? randomName(), ...open }, saved);
+    /**
+     * Resolves with this session when it is attached for the first time; rejects with what prevented it.
+     * @type {Promise<this>}
+     */
+    this.ready = new Promise((resolve, reject) => {
+      this.#settle = { resolve: () => resolve(this), reject };
     });
-    this.#connect();
+    this.ready.catch(() => {}); // whoever awaits it is told
+    this.#link = new Link(address, this.#core, options, {
+      status: (status, more) => {
+        if (status === "closed") this.#ended(more?.error);
+        this.#emit("status", { status, ...more });
+      },
+      attached: (state) => {
+        this.#save();
+        this.#settle.resolve();
+        this.#emit("state", state);
+      },
+      noted: (message) => this.#note(message),
+      lost: (error) => this.#emit("lost", error),
+    });
+    /** The branch that every session has. */
+    this.main = this.branch("main");
+    queueMicrotask(() => this.#link.start());
   }
 
-  /** @returns {string} */
+  /** This client's name in the session: give it to `connect` to come back as the same client. */
   get client() { return this.#core.opening.client; }
+  /** With `key`, what another `connect` needs to attach to this session; undefined before it is attached. */
+  get id() { return this.#core.session; }
+  get key() { return this.#core.key; }
+  /** A key to give away: it opens the session for reading. */
+  get viewKey() { return this.#core.viewKey; }
   /** The last `state` that answered `open`; null before. */
   get state() { return this.#core.state; }
-  /** Branch name -> length in tokens. */
-  position(branch) { return this.#core.heads.get(branch)?.position; }
+  /** @returns {Status} */
+  get status() { return this.#link.status; }
+  /** Why it is over; null while it lives. */
+  get error() { return this.#core.error; }
+  /** The served model's name. */
+  get model() { return this.#core.state?.server?.model; }
+  /** The server's limits, by name. */
+  get limits() { return this.#core.limits; }
+  /** The branches that this client knows of. @returns {Branch[]} */
+  get branches() { return [...this.#core.heads.byName.keys()].map((name) => this.branch(name)); }
 
-  // --- ops ------------------------------------------------------------------------------------
+  /** A handle of a branch, whether it exists or not. @param {string} name */
+  branch(name) {
+    return new Branch(this, name);
+  }
 
-  /** @param {string | object[]} input raw text, chat messages or token ids */
-  append(input, { branch = "main", expect } = {}) {
+  /** A branch's length in tokens as far as this client has heard; undefined: it knows no such branch. @param {string} name */
+  position(name) {
+    return this.#core.heads.byName.get(name)?.position;
+  }
+
+  // --- ops ------------------------------------------------------------------------------------------
+
+  /**
+   * Add input: raw text, chat messages (through the model's template), or token ids. `expect`: only if the branch is
+   * that long. Of several branches the replies are a list.
+   *
+   * @overload
+   * @param {string | ChatMessage[] | number[]} input
+   * @param {{branch?: string, expect?: number} & Abortable} [options]
+   * @returns {Promise<OkMessage>}
+   *
+   * @overload
+   * @param {string | ChatMessage[] | number[]} input
+   * @param {{branch: string[], expect?: number} & Abortable} options
+   * @returns {Promise<OkMessage[]>}
+   *
+   * @param {string | ChatMessage[] | number[]} input
+   * @param {{branch?: string | string[], expect?: number} & Abortable} [options]
+   * @returns {Promise<OkMessage | OkMessage[]>}
+   */
+  append(input, { branch = "main", expect, signal } = {}) {
     const field = typeof input === "string" ? "text" : typeof input[0] === "number" ? "tokens" : "messages";
-    return this.#send({ type: "append", branch, [field]: input, expect });
+    return this.#send({ type: "append", branch, [field]: input, expect }, signal);
   }
 
   /**
-   * @param {object} options  fields of `generate`: branch, max_tokens, temperature, seed, n, as, ...
-   * @returns {Generation | Generation[]}  an array if `branch` is a list or `n` is given
+   * Generate. An array where `branch` is a list or `n` is given. Other options: the fields of `generate`, and a
+   * constraint in short (`regex`, `json_schema`, `choices` or `grammar`).
+   *
+   * @overload
+   * @param {Omit<GenerateFields, "n" | "as"> & Short & Abortable & {branch?: string}} [options]
+   * @returns {Generation}
+   *
+   * @overload
+   * @param {GenerateFields & Short & Abortable & ({branch: string[]} | {n: number, branch?: string})} options
+   * @returns {Generation[]}
+   *
+   * @param {GenerateFields & Short & Abortable & {branch?: string | string[]}} [options]
+   * @returns {Generation | Generation[]}
    */
-  generate(options = {}) {
-    const all = this.#start({ type: "generate", branch: "main", ...options });
-    return Array.isArray(options.branch) || options.n > 1 ? all : all[0];
+  generate({ branch = "main", signal, ...options } = {}) {
+    const many = Array.isArray(branch) || options.n !== undefined;
+    const names = options.n !== undefined && options.n > 1 && !options.as && !Array.isArray(branch);
+    const as = names ? { as: this.freshNames(/** @type {string} */ (branch), options.n ?? 0) } : {};
+    const all = this.#start({ type: "generate", branch, ...constrained(options), ...as }, signal);
+    return many ? all : /** @type {Generation} */ (all[0]);
   }
 
   /**
-   * Append the likeliest of several texts. Its result has `text`, `choice` (its index) and `scores`.
+   * Append the likeliest of several texts. Its result has `text`, `choice` (its index) and `scores`. An array where
+   * `branch` is a list.
+   *
+   * @overload
    * @param {string[]} choices
-   * @param {object} [options]  fields of `select`: branch, method, priority, deadline_ms, expect
-   * @returns {Generation | Generation[]}  an array if `branch` is a list
+   * @param {SelectFields & Abortable & {branch?: string}} [options]
+   * @returns {Generation}
+   *
+   * @overload
+   * @param {string[]} choices
+   * @param {SelectFields & Abortable & {branch: string[]}} options
+   * @returns {Generation[]}
+   *
+   * @param {string[]} choices
+   * @param {SelectFields & Abortable & {branch?: string | string[]}} [options]
+   * @returns {Generation | Generation[]}
    */
-  select(choices, options = {}) {
-    const all = this.#start({ type: "select", branch: "main", choices, ...options });
-    return Array.isArray(options.branch) ? all : all[0];
+  select(choices, { branch = "main", signal, ...options } = {}) {
+    const all = this.#start({ type: "select", branch, choices, ...options }, signal);
+    return Array.isArray(branch) ? all : /** @type {Generation} */ (all[0]);
   }
 
-  /** Children named `as` at the head of `branch` or at position `at`; `branch` null: new roots. */
-  fork(as, { branch = "main", at } = {}) {
-    return this.#send({ type: "fork", branch, as, at });
+  /** Children named `as` at the head of `branch`, or at position `at`; `branch` null: new roots.
+   *  @param {string[]} as @param {{branch?: string | null, at?: number} & Abortable} [options]
+   *  @returns {Promise<OkMessage>} */
+  fork(as, { branch = "main", at, signal } = {}) {
+    return this.#one({ type: "fork", branch, as, at }, signal);
   }
 
-  /** Move the head back: `to` a position, or by `turns` appended turns. */
-  rollback({ branch = "main", to, turns }) {
-    return this.#send({ type: "rollback", branch, to, turns });
+  /** Move the head back: `to` a position, or by `turns` appended turns.
+   *  @param {{branch?: string, to?: number, turns?: number} & Abortable} where @returns {Promise<OkMessage>} */
+  rollback({ branch = "main", to, turns, signal }) {
+    return this.#one({ type: "rollback", branch, to, turns }, signal);
   }
 
-  /** Stop generations on branches, or ops by id; without both: all of this session's. `subtree`: with all
-   * that was forked off the branches, and every op that waits there. */
+  /** Stop generations on branches, or ops by id; without both: all of this session's. `subtree`: with all that was
+   *  forked off the branches, and every op that waits there.
+   *  @param {{branch?: string | string[], ops?: number[], subtree?: boolean}} [what] @returns {Promise<OkMessage>} */
   cancel({ branch, ops, subtree } = {}) {
-    return this.#send({ type: "cancel", branch, ops, subtree });
+    return this.#one({ type: "cancel", branch, ops, subtree });
   }
 
-  /** What the branches `from` generated last becomes input of `branch`. Options: prefix, each, suffix, role, keep. */
-  join(from, { branch = "main", ...options } = {}) {
-    return this.#send({ type: "join", from, branch, ...options });
+  /** What the branches `from` generated last becomes input of `branch`; then they are dropped.
+   *  @param {string[]} from @param {JoinFields & Abortable & {branch?: string}} [options] @returns {Promise<OkMessage>} */
+  join(from, { branch = "main", signal, ...options } = {}) {
+    return this.#one({ type: "join", from, branch, ...options }, signal);
   }
 
-  /** Keep the best of the branches `from`. Options: into, by, k, score_from, keep. `result` says who that is. */
-  prune(from, options = {}) {
-    return this.#send({ type: "prune", from, ...options });
+  /** Keep the best of the branches `from`, once their generations have ended, and drop the others. The reply's
+   *  `result` has `kept`, `dropped` and `scores`. `into`: names for the winners, the best first.
+   *  @param {string[]} from
+   *  @param {PruneFields & Abortable & {into?: string | string[], score_from?: string[]}} [options]
+   *  @returns {Promise<OkMessage>} */
+  prune(from, { signal, ...options } = {}) {
+    return this.#one({ type: "prune", from, ...options }, signal);
   }
 
-  /** The branches, with `text` all turns of each. Resolves to a `state` message. */
-  async tree({ branch, text, tokens } = {}) {
+  /** The branches as the server sees them, or one; `text` and `tokens` add their turns.
+   *  @param {{branch?: string, text?: boolean, tokens?: boolean} & Abortable} [options]
+   *  @returns {Promise<StateMessage>} */
+  async tree({ branch, text, tokens, signal } = {}) {
+    const ask = (/** @type {object} */ more) =>
+      /** @type {Promise<StateMessage>} */ (/** @type {unknown} */ (this.#one({ type: "tree", branch, text, tokens, ...more }, signal)));
     for (let tries = 0; tries < TREE_TRIES; tries += 1) {
-      const pages = [await this.#send({ type: "tree", branch, text, tokens })];
-      while (pages.at(-1).next && pages.at(-1).revision === pages[0].revision) {
-        pages.push(await this.#send({ type: "tree", branch, text, tokens, after: pages.at(-1).next }));
+      let last = await ask({});
+      const pages = [last];
+      while (last.next && last.revision === pages[0]?.revision) {
+        if (pages.length > MOST_PAGES) throw new Internal("the server's answers to `tree` come to no end");
+        last = await ask({ after: last.next });
+        pages.push(last);
       }
-      if (pages.at(-1).revision === pages[0].revision) return wholeTree(pages);
+      if (last.revision === pages[0]?.revision) return wholeTree(pages);
     }
-    throw new RamifyError("conflict", "the tree changes faster than it can be shown: ask for one branch of it");
+    throw new Conflict("the tree changes faster than it can be shown: ask for one branch of it");
   }
 
-  /** Rename, retain or annotate: fields of `set`. */
-  set(fields) {
-    return this.#send({ type: "set", ...fields });
+  /** Rename a branch, keep its KV warm, or attach a JSON object; without `branch`: to the session.
+   *  @param {{branch?: string, name?: string, retain_s?: number, persist?: boolean, meta?: Record<string, unknown>}
+   *    & Abortable} fields @returns {Promise<OkMessage>} */
+  set({ signal, ...fields }) {
+    return this.#one({ type: "set", ...fields }, signal);
   }
 
-  /** Release a branch, or a list of them. */
-  drop(branch) {
-    return this.#send({ type: "drop", branch });
+  /** Release a branch, or a list of them. @param {string | string[]} branch @param {Abortable} [options]
+   *  @returns {Promise<OkMessage | OkMessage[]>} */
+  drop(branch, { signal } = {}) {
+    return this.#send({ type: "drop", branch }, signal);
   }
 
-  /** Generations under way; after a refresh, those that went on meanwhile. @returns {Generation[]} */
+  /** Flow control: let the server deliver text of a branch up to this position. @param {string} branch @param {number} upto */
+  credit(branch, upto) {
+    this.#core.credit(branch, upto);
+    queueMicrotask(() => this.#link.pump());
+  }
+
+  /**
+   * Ops that go out in one frame or not at all: those that `queue` calls. Without it, ops of one turn of the event
+   * loop go out together as far as the server's limits allow. Returns what `queue` returns.
+   *
+   * @template T @param {() => T} queue @returns {T}
+   */
+  frame(queue) {
+    this.#flush();
+    this.#pending = [];
+    try {
+      return queue();
+    } finally {
+      const frame = this.#pending;
+      this.#pending = null;
+      if (frame.length) this.#core.submit(frame, true);
+      queueMicrotask(() => this.#link.pump());
+    }
+  }
+
+  /**
+   * A program as it is on the wire: ops without ids, in one frame. For each: its Generation (a list for several
+   * branches), or the promise of its reply.
+   *
+   * @param {NewOp[]} ops
+   * @returns {(Promise<OkMessage | OkMessage[]> | Generation | Generation[])[]}
+   */
+  send(ops) {
+    return this.frame(() =>
+      ops.map((op) => {
+        if (op.type !== "generate" && op.type !== "select") return this.#send(op);
+        const all = this.#start(op);
+        return all.length === 1 ? /** @type {Generation} */ (all[0]) : all;
+      }));
+  }
+
+  /** Generations under way: those of this session, and those that went on while a page was loaded again.
+   *  @returns {Generation[]} */
   running() {
-    return this.#core.running().map((each) => this.#generation(each));
+    return this.#core.running().map(({ ticket, stream }) => this.#generation(ticket, stream));
   }
 
-  /** End the session on the server (`keep`: only leave it) and forget it here. */
+  /** What others do to the session, and their text, as it comes. The last 1,024 wait for the reader.
+   *  @returns {AsyncGenerator<ServerMessage>} */
+  async *events() {
+    for (;;) {
+      for (let note = this.#notes.shift(); note; note = this.#notes.shift()) yield note;
+      if (this.error) return;
+      await /** @type {Promise<void>} */ (new Promise((resolve) => this.#readers.push(resolve)));
+    }
+  }
+
+  /** End the session on the server (`keep`: only leave it), and here. Never rejects. @param {{keep?: boolean}} [options] */
   async close({ keep = false } = {}) {
     if (!keep) this.#storage?.removeItem(this.#place);
-    if (this.#open) await this.#send({ type: "close", keep }).catch(() => {});
-    this.#end(new RamifyError("closed", "the session was closed"));
+    if (this.#core.open) {
+      let timer;
+      const late = new Promise((resolve) => { timer = setTimeout(resolve, CLOSE_MS); });
+      await Promise.race([this.#one({ type: "close", keep }).catch(() => {}), late]);
+      clearTimeout(timer);
+    }
+    this.#link.end(new ConnectionLost("the session was closed"));
   }
 
   /** Try again now instead of waiting. */
   reconnect() {
-    if (this.status === "closed" || this.#socket) return;
-    this.#attempt = 0;
-    this.#connect();
+    this.#link.reconnect();
   }
 
-  #start(fields) {
-    const ticket = this.#submit(fields);
-    return [...ticket.streams.values()].map((stream) => this.#generation({ ticket, stream }));
+  /** Names for children that nobody has. The client's name is in them: others may fork the same branch.
+   *  @param {string} parent @param {number} count @returns {string[]} */
+  freshNames(parent, count) {
+    const tag = this.client.slice(-6).replaceAll(/[^A-Za-z0-9]/g, "");
+    const names = [];
+    while (names.length < count) {
+      const name = `${parent.slice(-40)}.${tag}${++this.#made}`;
+      if (this.position(name) === undefined) names.push(name);
+    }
+    return names;
   }
 
-  #generation({ ticket, stream }) {
-    if (!this.#generations.has(stream)) this.#generations.set(stream, new Generation(this, ticket, stream));
-    return this.#generations.get(stream);
+  /** For `Generation.cancel`. @param {Ticket} ticket @param {string} branch @returns {Promise<void>} */
+  async withdraw(ticket, branch) {
+    this.#flush();
+    if (this.#core.withdraw([ticket], new Cancelled("the generation was cancelled before it was sent"))) return;
+    const alone = ticket.streams.size === 1 && ticket.id !== undefined && !ticket.adopted;
+    await this.cancel(alone ? { ops: [/** @type {number} */ (ticket.id)] } : { branch });
   }
 
-  async #send(fields) {
-    const ticket = this.#submit(fields);
-    await new Promise((resolve) => { ticket.waiting.size ? (ticket.onsettled = resolve) : resolve(); });
+  // ---
+
+  /** @param {NewOp} fields @param {AbortSignal} [signal] */
+  #start(fields, signal) {
+    const ticket = this.#submit(fields, signal);
+    return [...ticket.streams.values()].map((stream) => this.#generation(ticket, stream));
+  }
+
+  /** @param {Ticket} ticket @param {Stream} stream */
+  #generation(ticket, stream) {
+    let generation = this.#generations.get(stream);
+    if (!generation) this.#generations.set(stream, (generation = new Generation(this, ticket, stream)));
+    return generation;
+  }
+
+  /** @param {NewOp} fields @param {AbortSignal} [signal] @returns {Promise<OkMessage>} */
+  async #one(fields, signal) {
+    return /** @type {OkMessage} */ (await this.#send(fields, signal));
+  }
+
+  /** @param {NewOp} fields @param {AbortSignal} [signal] @returns {Promise<OkMessage | OkMessage[]>} */
+  async #send(fields, signal) {
+    const ticket = this.#submit(fields, signal);
+    await /** @type {Promise<void>} */ (new Promise((resolve) => {
+      if (ticket.settled) resolve();
+      else ticket.onsettled = resolve;
+    }));
     if (ticket.error) throw ticket.error;
-    return ticket.replies.length > 1 ? ticket.replies : ticket.replies[0];
+    const replies = /** @type {OkMessage[]} */ (ticket.replies);
+    return replies.length > 1 ? replies : /** @type {OkMessage} */ (replies[0]);
   }
 
-  #submit(fields) {
+  /** @param {NewOp} fields @param {AbortSignal} [signal] */
+  #submit(fields, signal) {
+    if (signal?.aborted) {
+      const ticket = this.#core.ticket(fields, []);
+      ticket.fail(signal.reason);
+      return ticket;
+    }
     if (!this.#pending) {
       this.#pending = [];
-      this.#frame += 1;
-      queueMicrotask(() => this.#flush());
+      queueMicrotask(() => {
+        this.#flush();
+        this.#link.pump();
+      });
     }
-    const ticket = this.#core.submit(fields, this.#frame);
-    this.#pending.push(ticket);
-    if (this.status === "closed") this.#core.fail(ticket, new RamifyError("closed", "the session was closed"));
+    const ticket = this.#core.ticket(fields, this.#pending);
+    if (signal) {
+      const abort = () => this.#abort(ticket, signal.reason);
+      signal.addEventListener("abort", abort);
+      ticket.release = () => signal.removeEventListener("abort", abort);
+    }
     return ticket;
   }
 
+  /** @param {Sendable} ticket @param {unknown} reason */
+  #abort(ticket, reason) {
+    if (ticket.settled) return;
+    const error = /** @type {RamifyError} */ (reason); // what a signal is aborted with is what the caller wants to see
+    this.#flush();
+    if (this.#core.withdraw([ticket], error)) return;
+    const many = ticket.streams.size > 1;
+    const branch = branchesOf(ticket.op);
+    this.cancel(many ? { branch } : { ops: [/** @type {number} */ (ticket.id)] }).catch(() => {});
+    ticket.abandon(error);
+  }
+
   #flush() {
-    const tickets = this.#pending ?? [];
+    const frame = this.#pending;
     this.#pending = null;
-    this.#save();
-    if (this.#open && tickets.length) this.#transmit(tickets.map((ticket) => ticket.op));
+    if (frame?.length) this.#core.submit(frame);
   }
 
-  // --- connection -------------------------------------------------------------------------------
-
-  async #connect() {
-    clearTimeout(this.#timers.retry);
-    this.#status("connecting");
-    const marker = (this.#socket = {}); // so that nobody else connects while the token is fetched
-    let token;
-    try {
-      token = typeof this.#options.token === "function" ? await this.#options.token() : this.#options.token;
-    } catch (error) {
-      if (error instanceof RamifyError && error.code !== "overloaded") return this.#end(error);
-      return this.#lost("waiting");
-    }
-    if (this.#socket !== marker || this.status === "closed") return;
-    const socket = new (this.#options.WebSocket ?? WebSocket)(this.#url, ["ramify.v1+json"]);
-    this.#socket = socket;
-    socket.onopen = () => this.#transmit(this.#core.openMessage(token));
-    socket.onmessage = ({ data }) => this.#receive(JSON.parse(data));
-    socket.onclose = ({ code, reason }) => this.#closed(socket, code, reason);
-    this.#deadline(OPEN_TIMEOUT_MS);
+  /** @param {ServerMessage} message */
+  #note(message) {
+    this.#notes.push(message);
+    if (this.#notes.length > NOTES) this.#notes.shift();
+    for (const wake of this.#readers.splice(0)) wake();
+    if (message.type === "event") this.#emit("tree", message);
+    else if (message.type === "delta") this.#emit("text", message);
   }
 
-  #transmit(message) {
-    const text = JSON.stringify(message);
-    const most = this.state?.limits?.frame_bytes ?? Infinity;
-    if (text.length > most || new Blob([text]).size > most) {
-      const error = new RamifyError("limit", `${text.length} characters; the server takes ${most} bytes`);
-      for (const { id } of [message].flat()) this.#core.receive({ type: "error", id, ...error, message: error.message });
-      return;
-    }
-    this.#socket.send(text);
+  /** @param {RamifyError} [error] */
+  #ended(error) {
+    this.#flush();
+    for (const wake of this.#readers.splice(0)) wake();
+    if (error) this.#settle.reject(error);
   }
-
-  #receive(frame) {
-    clearTimeout(this.#timers.deadline);
-    for (const note of this.#core.receive(frame)) {
-      if (note.type === "state") this.#attached(note);
-      else if (note.type === "event") this.#emit("tree", note);
-      else if (note.type === "bye") this.#status("draining");
-      else if (note.type === "error" && !this.#open) this.#refused(note);
-    }
-  }
-
-  #attached(state) {
-    this.#open = true;
-    this.#attempt = this.#floor = 0;
-    this.#refusal = this.#pending = null; // what was pending is among the unanswered
-    for (const ops of this.#core.unanswered()) this.#transmit(ops);
-    this.#timers.ping = setInterval(() => this.#ping(PONG_WITHIN_MS), PING_EVERY_MS);
-    this.#save();
-    this.#status("open");
-    this.#emit("state", state);
-  }
-
-  #refused({ code, message, retry_ms: retryMs }) {
-    const error = new RamifyError(code, message);
-    if (code === "no_session" && this.#core.session) {
-      this.#core.forget(error);
-      this.#transmit(this.#core.openMessage());
-      this.#deadline(OPEN_TIMEOUT_MS);
-      this.#emit("lost", error);
-    } else if (["overloaded", "limit", "internal"].includes(code)) {
-      this.#floor = retryMs ?? FIRST_DELAY_MS;
-    } else {
-      this.#refusal = error; // a close code follows, or never will
-      if (code !== "unauthorized") this.#end(error);
-    }
-  }
-
-  #closed(socket, code, reason) {
-    if (socket !== this.#socket) return;
-    const final = FINAL[code];
-    const retry = code === 4401 && typeof this.#options.token === "function" && this.#attempt < 3;
-    if (final && !retry) {
-      return this.#end(this.#refusal ?? new RamifyError(final[0], reason ? `${final[1]}: ${reason}` : final[1]));
-    }
-    if (code === 4429) this.#floor = RATE_DELAY_MS;
-    if (code === 1009) this.#failLargest();
-    this.#lost("waiting");
-  }
-
-  /** A frame was too big for the server: sending it again would end the same way. */
-  #failLargest() {
-    const largest = this.#core.unanswered().sort((a, b) => JSON.stringify(b).length - JSON.stringify(a).length)[0];
-    for (const { id } of largest ?? []) {
-      this.#core.receive({ type: "error", id, code: "limit", message: "the frame was too big for the server" });
-    }
-  }
-
-  /** The connection is gone: try again later (`offline`: when the browser says so). */
-  #lost(status) {
-    if (this.status === "closed") return;
-    this.#dropSocket();
-    const ceiling = Math.min(LAST_DELAY_MS, FIRST_DELAY_MS * 2 ** Math.min(this.#attempt, 16));
-    const delay = this.#floor + ceiling * Math.random(); // full jitter
-    this.#attempt += 1;
-    if (status !== "offline") this.#timers.retry = setTimeout(() => this.#connect(), delay);
-    this.#status(status, { retryAt: Date.now() + delay });
-  }
-
-  #end(error) {
-    if (this.status === "closed") return;
-    this.#dropSocket();
-    this.#stop.abort();
-    this.#status("closed", { error });
-    this.#core.failAll(error);
-  }
-
-  #dropSocket() {
-    for (const timer of Object.values(this.#timers)) clearTimeout(timer); // intervals too
-    const socket = this.#socket;
-    this.#socket = null;
-    this.#open = false;
-    if (socket?.close) {
-      socket.onopen = socket.onmessage = socket.onclose = null;
-      socket.close();
-    }
-  }
-
-  /** Give up on this socket unless something arrives in `ms`. */
-  #deadline(ms) {
-    clearTimeout(this.#timers.deadline);
-    this.#timers.deadline = setTimeout(() => this.#lost("waiting"), ms);
-  }
-
-  #ping(within) {
-    this.#transmit({ type: "ping" });
-    this.#deadline(within);
-  }
-
-  /** The page is seen again: timers slept, and the connection may be dead without a word. */
-  #awake() {
-    if (this.#open) this.#ping(PONG_WITHIN_MS / 2);
-    else this.reconnect();
-  }
-
-  get #place() { return `ramify ${this.#url}`; }
 
   #save() {
-    if (this.#core.saved && this.status !== "closed") {
-      this.#storage?.setItem(this.#place, JSON.stringify({ client: this.client, ...this.#core.saved }));
-    }
+    const { session, key } = this.#core;
+    this.#storage?.setItem(this.#place, JSON.stringify({ client: this.client, session, key }));
   }
 
-  #status(status, more = {}) {
-    this.status = status;
-    this.#emit("status", { status, ...more });
-  }
-
+  /** @param {string} name @param {unknown} detail */
   #emit(name, detail) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
 }
 
+/** The fields of `generate`, where a constraint may be said in short. @param {GenerateFields & Short} options
+ *  @returns {GenerateFields} */
+function constrained({ regex, json_schema: schema, choices, grammar, ...fields }) {
+  const given = { regex, json_schema: schema, choices, grammar };
+  const kinds = KINDS.filter((kind) => given[kind] !== undefined);
+  if (!kinds.length) return fields;
+  if (kinds.length > 1 || fields.constraint) throw new BadRequest(`give one constraint, not ${[...kinds, ...(fields.constraint ? ["constraint"] : [])].join(", ")}`);
+  return { ...fields, constraint: Object.fromEntries(kinds.map((kind) => [kind, given[kind]])) };
+}
+
 /** 96 random bits; `crypto.randomUUID` is missing on pages without TLS. */
 function randomName() {
   const bytes = crypto.getRandomValues(new Uint8Array(12));
-  return `web-${Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+  return `js-${Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 }

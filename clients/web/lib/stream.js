@@ -1,25 +1,34 @@
 /**
- * The text of a generation: `Stream` collects it, `Generation` is what a program reads.
+ * A sent op and the text it brings back: `Ticket` and `Stream`. Pure state of the client's core.
  *
  * Text is kept in parts: after a part the branch is `position` tokens long. Deltas start and end where
- * text and tokens agree, so cutting between parts is exact. Knows neither messages nor sockets.
+ * text and tokens agree, and none spans two generations, so cutting between parts is exact.
  *
- * @typedef {{position: number, text: string}} Part  Text up to `position` (absolute, in tokens).
- * @typedef {{branch: string, position: number, text: string, cut: number}} TextDelta
- *   New text since the last read; `cut`: characters of earlier text to take back first.
+ *     branch    |---- prompt ----| gen 5                | input | gen 7
+ *     positions                  24     30        41    43      60      66
+ *     parts of stream 5          |"Paris"|" is the"|    |  stream 7: |"Yes"|
  */
 
-/** An error of the server, or of the connection. `code`: see docs/protocol.md. */
-export class RamifyError extends Error {
-  /** @param {string} code @param {string} message
-   *  @param {object} [more] branch, details, retryMs; `done`: of a generation that failed on its way */
-  constructor(code, message, more = {}) {
-    super(message);
-    this.name = "RamifyError";
-    this.code = code;
-    Object.assign(this, more);
-  }
-}
+/** @import { RamifyError } from "./errors.js" */
+/** @import { DeltaMessage, DoneMessage, OkMessage, Op, Part, StateMessage, TokenLogprob } from "./protocol.js" */
+
+/**
+ * @typedef {object} Piece  Text up to `position` (absolute, in tokens).
+ * @property {number} position
+ * @property {string} text
+ * @property {number[]} [tokens]
+ * @property {TokenLogprob[]} [logprobs]
+ * @property {Part[]} [parts]
+ *
+ * @typedef {object} TextDelta  New text of a generation: everything since the last read.
+ * @property {string} branch
+ * @property {number} position  the branch's length after it, in tokens
+ * @property {string} text
+ * @property {number} cut  characters of earlier text to take back first; 0 unless the branch was rolled back
+ * @property {number[]} [tokens]  where the session was opened with `tokens`
+ * @property {TokenLogprob[]} [logprobs]  where asked for
+ * @property {Part[]} [parts]  where the session was opened with `parts`
+ */
 
 /** The text of one generation on one branch. */
 export class Stream {
@@ -27,125 +36,172 @@ export class Stream {
   constructor(branch, start = 0) {
     this.branch = branch;
     this.start = start;
-    /** @type {Part[]} */ this.parts = [];
-    this.taken = 0;
-    this.cut = 0;
-    this.done = null;
-    this.error = null;
+    /** @type {Piece[]} */ this.pieces = [];
+    this.taken = 0; // pieces that the reader has read
+    this.cut = 0; // characters that the reader has to take back
+    this.held = false; // after a resume: whose text the pieces are is not settled yet
+    /** @type {DoneMessage | null} */ this.done = null;
+    /** @type {RamifyError | null} */ this.error = null;
     this.onchange = () => {};
   }
 
+  /** Whether it has ended, one way or the other. */
   get settled() {
     return this.done !== null || this.error !== null;
   }
 
+  /** The text so far. */
   get text() {
-    return this.parts.map((part) => part.text).join("");
+    return this.pieces.map((piece) => piece.text).join("");
   }
 
-  /** Take off the parts that end after `to`; returns them. */
-  cutBack(to) {
-    let kept = this.parts.length;
-    while (kept && this.parts[kept - 1].position > to) kept -= 1;
-    const over = this.parts.splice(kept);
-    this.cut += length(over.slice(0, Math.max(0, this.taken - kept)));
-    this.taken = Math.min(this.taken, kept);
-    return over;
+  /** The position its text reaches; 0 before the first delta. */
+  get end() {
+    return this.pieces.at(-1)?.position ?? 0;
   }
 
-  /** The generation starts at `start`: what came before it is not its text. */
+  /** @param {DeltaMessage} delta */
+  add({ position, text, tokens, logprobs, parts, truncate }) {
+    if (truncate !== undefined) this.cutBack(truncate);
+    if (position > this.start) this.pieces.push({ position, text, tokens, logprobs, parts });
+    this.onchange();
+  }
+
+  /** The generation starts at position `start`: what came before it is not its text. @param {number} start */
   beginAt(start) {
     this.start = start;
-    const early = this.parts.filter((part) => part.position <= start).length;
+    const early = this.pieces.filter((piece) => piece.position <= start).length;
     if (!early) return;
-    this.cut += length(this.parts.slice(0, this.taken));
+    this.cut += size(this.pieces.slice(0, this.taken));
     this.taken = 0; // the reader starts over
-    this.parts.splice(0, early);
+    this.pieces.splice(0, early);
   }
 
-  /** The generation ended, perhaps by an error. Returns parts past its end: text of a later generation. */
-  finish(done, error = null) {
+  /** Take off the pieces that end after position `to`, and return them. @param {number} to */
+  cutBack(to) {
+    const over = this.pieces.findIndex((piece) => piece.position > to);
+    if (over < 0) return [];
+    this.cut += size(this.pieces.slice(over, Math.max(over, this.taken)));
+    this.taken = Math.min(this.taken, over);
+    return this.pieces.splice(over);
+  }
+
+  /**
+   * The generation ended. Returns pieces past its end: text of a later generation. The text of `done`, where
+   * the server sent it, is the whole text and replaces what the deltas gave.
+   *
+   * @param {DoneMessage} done
+   */
+  finish(done) {
     const over = this.cutBack(done.position);
     this.beginAt(done.usage.prompt);
-    if (done.text !== undefined && done.text !== this.text) { // quiet, or repeated after a resume: this is all of it
-      this.cut += length(this.parts.slice(0, this.taken));
-      this.parts = [{ position: done.position, text: done.text }];
-      this.taken = 0;
+    this.done = done;
+    this.held = false;
+    if (done.text !== undefined && done.text !== this.text) {
+      const read = this.pieces.slice(0, this.taken).map((piece) => piece.text).join("");
+      const common = done.text.startsWith(read) ? read.length : 0;
+      const rest = { ...gathered(this.pieces), position: done.position, text: done.text.slice(common) };
+      this.cut += read.length - common;
+      this.pieces = common ? [{ position: done.position, text: read }, rest] : [rest];
+      this.taken = common ? 1 : 0;
     }
-    if (error) this.error = error;
-    else this.done = done;
-    this.onchange();
     return over;
   }
 
+  /** @param {RamifyError} error */
   fail(error) {
     this.error = error;
     this.onchange();
   }
 
-  /** Everything that was not read yet, as one delta. @returns {TextDelta | null} */
+  /** Everything that was not read yet, as one delta; null: nothing is new. @returns {TextDelta | null} */
   take() {
-    if (this.taken === this.parts.length && !this.cut) return null;
-    const fresh = this.parts.slice(this.taken);
+    if (this.held || (this.taken === this.pieces.length && !this.cut)) return null;
+    const fresh = this.pieces.slice(this.taken);
     const delta = {
       branch: this.branch,
-      position: this.parts.at(-1)?.position ?? this.start,
-      text: fresh.map((part) => part.text).join(""),
+      position: this.pieces.at(-1)?.position ?? this.start,
+      text: fresh.map((piece) => piece.text).join(""),
       cut: this.cut,
+      ...gathered(fresh),
     };
-    this.taken = this.parts.length;
+    this.taken = this.pieces.length;
     this.cut = 0;
     return delta;
   }
 }
 
-/** One generation: iterate for the text as it comes, `await .result` for the end. */
-export class Generation {
-  #ticket;
-  #stream;
-  #wake = () => {};
-
-  constructor(session, ticket, stream) {
-    this.session = session;
-    this.#ticket = ticket;
-    this.#stream = stream;
-    /** @type {Promise<object>} the `done` message with the whole `text` ("" if it was hidden); rejects with
-     *  RamifyError where the op failed, was skipped (`cause`: what failed), or ended with the reason "error" */
-    this.result = new Promise((resolve, reject) => {
-      stream.onchange = () => {
-        this.#wake();
-        if (stream.done) resolve({ ...stream.done, text: stream.text });
-        else if (stream.error) reject(stream.error);
-      };
-    });
-    this.result.catch(() => {}); // whoever awaits it is told; nobody has to
-    stream.onchange(); // it may have ended before anybody looked
+/** A sent op, with the branches that still owe its terminal reply. */
+export class Ticket {
+  /** @param {Omit<Op, "id">} op @param {Ticket[]} frame the tickets that go out with it, and it */
+  constructor(op, frame) {
+    this.op = op;
+    this.frame = frame;
+    /** Given when it is sent. @type {number | undefined} */ this.id = undefined;
+    /** A generation of an earlier page: never sent again. */ this.adopted = false;
+    /** A connection was lost while it was under way. */ this.resumed = false;
+    /** @type {(OkMessage | DoneMessage | StateMessage)[]} */ this.replies = [];
+    /** @type {RamifyError | null} */ this.error = null;
+    const branches = answering(op);
+    /** @type {Set<string | null>} null: it is answered once */
+    this.waiting = new Set(branches.length ? branches : [null]);
+    const brings = op.type === "generate" || op.type === "select";
+    /** @type {Map<string, Stream>} */
+    this.streams = new Map(brings ? branches.map((name) => [name, new Stream(name)]) : []);
+    this.onsettled = () => {};
+    this.release = () => {}; // what was set up for the time that it is under way
   }
 
-  get id() { return this.#ticket.op.id; }
-  get branch() { return this.#stream.branch; }
-  /** The text so far. */
-  get text() { return this.#stream.text; }
-  get ended() { return this.#stream.settled; }
+  get settled() {
+    return !this.waiting.size;
+  }
 
-  /** @returns {AsyncGenerator<TextDelta>} */
-  async *[Symbol.asyncIterator]() {
-    for (;;) {
-      const delta = this.#stream.take();
-      if (delta) yield delta;
-      else if (this.#stream.error) throw this.#stream.error;
-      else if (this.#stream.done) return;
-      else await new Promise((resolve) => { this.#wake = resolve; });
+  /** Whether a reply that names `branch` is the first one for it. @param {string} [branch] */
+  owes(branch) {
+    return !this.settled && (branch === undefined || this.waiting.has(null) || this.waiting.has(branch));
+  }
+
+  /** The reply for `branch` is in (undefined: for all that are left). @param {string} [branch] */
+  settle(branch) {
+    if (branch === undefined || this.waiting.has(null)) this.waiting.clear();
+    else this.waiting.delete(branch);
+    if (!this.settled) return;
+    this.release();
+    this.onsettled();
+  }
+
+  /** Nobody waits for it any more: it is over for the reader, and still under way. @param {RamifyError} error */
+  abandon(error) {
+    this.error ??= error;
+    for (const stream of this.streams.values()) if (!stream.settled) stream.fail(error);
+    this.onsettled();
+  }
+
+  /** The op failed on `branch` (undefined: on all that are left). @param {RamifyError} error @param {string} [branch] */
+  fail(error, branch) {
+    this.error ??= error;
+    for (const stream of this.streams.values()) {
+      if (!stream.settled && (branch === undefined || stream.branch === branch)) stream.fail(error);
     }
-  }
-
-  /** Stop it; it then ends with reason "cancelled" and keeps its text. */
-  cancel() {
-    return this.session.cancel({ branch: this.branch });
+    this.settle(branch);
   }
 }
 
-/** Characters of some parts. @param {Part[]} parts */
-function length(parts) {
-  return parts.reduce((sum, part) => sum + part.text.length, 0);
+/** The branches that each send a terminal reply; none for ops that are answered once. @param {Omit<Op, "id">} op */
+function answering(op) {
+  if (op.type === "generate" && op.as) return op.as;
+  return ["generate", "select", "append", "drop"].includes(op.type) ? [op.branch ?? "main"].flat() : [];
+}
+
+/** Characters of some pieces. @param {Piece[]} pieces */
+function size(pieces) {
+  return pieces.reduce((sum, piece) => sum + piece.text.length, 0);
+}
+
+/** What pieces carry beside their text. @param {Piece[]} pieces @returns {Pick<Piece, "tokens" | "logprobs" | "parts">} */
+export function gathered(pieces) {
+  const tokens = pieces.flatMap((piece) => piece.tokens ?? []);
+  const logprobs = pieces.flatMap((piece) => piece.logprobs ?? []);
+  const parts = pieces.flatMap((piece) => piece.parts ?? []);
+  return { ...(tokens.length && { tokens }), ...(logprobs.length && { logprobs }), ...(parts.length && { parts }) };
 }

@@ -40,7 +40,13 @@ function keep() {
 // --- connection --------------------------------------------------------------------------------------
 
 function start() {
-  session = connect(location.origin, { token: bearer ? token : undefined, open: { tick_ms: 30 } });
+  session = connect(location.origin, {
+    token: bearer ? token : undefined,
+    storage: sessionStorage,
+    retry: "always",
+    renew: true,
+    open: { tick_ms: 30 },
+  });
   const mine = session;
   const on = (name, action) => session.addEventListener(name, ({ detail }) => { if (session === mine) action(detail); });
   on("status", showStatus);
