@@ -222,8 +222,8 @@ class Play:
                 generation.cancel()
             case "result":
                 done = await generation
-                told = {"reason": done.reason, "position": done.position}
-                return told | ({"text": done.text} if given.get("whole") else {})
+                whole = {"position": done.position, "text": done.text} if given.get("whole") else {}
+                return {"reason": done.reason, **whole}  # where it was stopped is a matter of time
         return None
 
     async def handle(self, handle: Any) -> Any:

@@ -101,7 +101,7 @@ class Play {
       case "stop": await this.started.get(as).cancel(); return null;
       case "result": {
         const { text: whole, reason, position } = await this.started.get(as).result;
-        return { reason, position, ...(fields.whole && { text: whole }) };
+        return { reason, ...(fields.whole && { position, text: whole }) };
       }
       case "select": {
         const { choices, ...options } = fields;
