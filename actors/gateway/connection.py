@@ -18,6 +18,7 @@ from typing import cast
 from websockets.frames import Frame, Opcode
 from websockets.typing import BytesLike
 
+from ramify.actors.gateway.apis import Api, api_at
 from ramify.actors.gateway.auth import bearer_header
 from ramify.actors.gateway.binding import SessionBinding, Stage
 from ramify.actors.gateway.door import Door
@@ -33,8 +34,6 @@ from ramify.actors.gateway.hub import Hub
 from ramify.actors.gateway.inflow import Inflow
 from ramify.actors.gateway.intake import receive
 from ramify.actors.gateway.limits import SocketLimits
-from ramify.actors.gateway.openai.errors import reshaped
-from ramify.actors.gateway.openai.routes import respond, spoken_at
 from ramify.actors.gateway.pump import FRAME_WORK
 from ramify.actors.gateway.shares import Share
 from ramify.actors.gateway.upgrade import Upgrade, upgrade
@@ -287,8 +286,8 @@ class Connection(asyncio.Protocol):
                 self._respond(answer)
             else:
                 self._go_live(answer)
-        elif spoken_at(request.path):
-            self._exchange(request)
+        elif (api := api_at(request.path)) is not None:
+            self._exchange(request, api)
         else:
             send = partial(self._respond, head_only=request.method == "HEAD")
             self._hub.routes.respond(request, self._hub.clock.now(), send)
@@ -296,7 +295,8 @@ class Connection(asyncio.Protocol):
     @staticmethod
     def _shaped(fault: Response, parser: RequestParser | None) -> Response:
         """An error as the API has it that is asked for."""
-        return reshaped(fault) if parser is not None and spoken_at(parser.path) else fault
+        api = api_at(parser.path) if parser is not None else None
+        return api.reshaped(fault) if api is not None else fault
 
     def _respond(self, response: Response, *, head_only: bool = False) -> None:
         if self._phase is not Phase.HEAD:  # it took too long, or the peer has gone
@@ -308,13 +308,13 @@ class Connection(asyncio.Protocol):
     def _body_bytes(self, head: HttpRequest) -> int:
         """A chat may be as long as a frame, if it comes with something like a key."""
         known = not self._hub.tokens.required or bool(bearer_header(head.headers.get("authorization")))
-        return self._hub.limits.frame_bytes if known and spoken_at(head.path) else BODY_BYTES
+        return self._hub.limits.frame_bytes if known and api_at(head.path) is not None else BODY_BYTES
 
-    def _exchange(self, request: HttpRequest) -> None:
-        """A request that speaks OpenAI's API: answered here, or by a session."""
-        answer = respond(request, self._hub)
+    def _exchange(self, request: HttpRequest, api: Api) -> None:
+        """A request to an API that sessions answer: answered here, or by a session."""
+        answer = api.respond(request, self._hub)
         if isinstance(answer, Response):
-            self._respond(answer)
+            self._respond(answer, head_only=request.method == "HEAD")
             return
         self._phase = Phase.CLOSING  # nothing more comes here
         Exchange(
@@ -325,6 +325,7 @@ class Connection(asyncio.Protocol):
             answer.credential,
             answer.share,
             len(request.body),
+            answer.media,
         ).start()
 
     def _go_live(self, accepted: Upgrade) -> None:

@@ -16,6 +16,7 @@ reads nothing for `STALLED_S` is cut off.
 import asyncio
 import contextlib
 
+from ramify.actors.gateway.accepted import EVENTS
 from ramify.actors.gateway.binding import Stage
 from ramify.actors.gateway.dialogue import Dialogue
 from ramify.actors.gateway.dialogue_run import DialogueRun
@@ -50,11 +51,13 @@ class Exchange(DialogueRun, asyncio.Protocol):
         credential: Credential,
         share: Share,
         size: int,
+        media: str = EVENTS,
     ) -> None:
         super().__init__(hub, number, dialogue, credential, size)
         self._transport = transport
         self._share = share
         self._streaming = False
+        self._media = media
         self._out: list[bytes] = []
         self._answered = False  # the last byte of the response is written or queued
         self._half_closed = False
@@ -152,8 +155,12 @@ class Exchange(DialogueRun, asyncio.Protocol):
         self._probing = None
         if self._answered or self._transport.is_closing():
             return
-        if not self._deadline:  # else enough is written that it does not read
-            self._transport.write(COMMENT if self._streaming else CONTINUE)
+        if not self._streaming:
+            self._transport.write(CONTINUE)
+        elif (
+            self._media == EVENTS and not self._deadline
+        ):  # else enough is written that it does not read
+            self._transport.write(COMMENT)
         pause = PROBES_S[count + 1] - PROBES_S[count] if count + 1 < len(PROBES_S) else PROBE_S
         clock = self._hub.clock
         self._probing = clock.call_at(clock.now() + pause, lambda: self._probe(count + 1))
@@ -176,7 +183,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
             return
         if not self._streaming:
             self._streaming = True
-            self._out.append(stream_head("text/event-stream; charset=utf-8"))
+            self._out.append(stream_head(self._media))
         self._out.append(b"%x\r\n%b\r\n" % (len(made), made))
 
     def _half_close(self) -> None:

@@ -3,13 +3,12 @@
 import msgspec
 from websockets.http11 import Request as Handshake
 
+from ramify.actors.gateway.apis import api_at
 from ramify.actors.gateway.auth import bearer_header, bearer_subprotocol
 from ramify.actors.gateway.door import DoorKind
 from ramify.actors.gateway.doors import DOORS
 from ramify.actors.gateway.http import HttpRequest, RequestParser, Response, error_response
 from ramify.actors.gateway.hub import Hub
-from ramify.actors.gateway.openai.errors import reshaped
-from ramify.actors.gateway.openai.routes import spoken_at
 from ramify.actors.gateway.routes import WEBSOCKET_PATH
 from ramify.actors.gateway.shares import Share
 from ramify.actors.gateway.websocket import WebSocket
@@ -36,9 +35,8 @@ class Upgrade(msgspec.Struct, frozen=True):
 def upgrade(request: HttpRequest, parser: RequestParser, hub: Hub) -> Upgrade | Response:
     """Accept or refuse a handshake."""
     answer = _upgrade(request, parser, hub)
-    if isinstance(answer, Response) and spoken_at(request.path):
-        return reshaped(answer)
-    return answer
+    api = api_at(request.path) if isinstance(answer, Response) else None
+    return api.reshaped(answer) if api is not None and isinstance(answer, Response) else answer
 
 
 def _upgrade(request: HttpRequest, parser: RequestParser, hub: Hub) -> Upgrade | Response:

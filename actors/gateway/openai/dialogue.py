@@ -110,6 +110,14 @@ class Answers(ABC):
     def whole(self) -> Response:
         """The response that is no stream."""
 
+    def refusal(self, error: Error | RamifyError) -> Response:
+        """An error before anything was said."""
+        return of_error(error)
+
+    def broken(self, error: Error | RamifyError) -> bytes:
+        """An error in a stream that has begun."""
+        return event(event_of_error(error))
+
     # ---
 
     def _pieces(self, out: list[bytes]) -> bytes | None:
@@ -121,8 +129,8 @@ class Answers(ABC):
         """An error: a response of its own as long as nothing was sent, else an event."""
         self._over = True
         if self.streams and (self._pieces(out) is not None or self._began):
-            return b"".join(out) + event(event_of_error(error))
-        return of_error(error)
+            return b"".join(out) + self.broken(error)
+        return self.refusal(error)
 
 
 def _failure(done: Done) -> Error:

@@ -85,14 +85,18 @@ def unknown_model(asked: str, served: str) -> Refused:
     return Refused(404, message, param="model", named="model_not_found")
 
 
+def told(error: Error | RamifyError) -> str:
+    """The message, as clients of these APIs can read it."""
+    return _too_long(error) if error.code == "too_long" else error.message
+
+
 def status_and_body(error: Error | RamifyError) -> tuple[int, dict[str, Any]]:
     """The HTTP status and the JSON object for an error of a session, or one that was raised here."""
     if isinstance(error, Refused):
         status, code = error.status, error.named
     else:
         status, code = STATUS[error.code], _NAMED.get(error.code, error.code)
-    message = _too_long(error) if error.code == "too_long" else error.message
-    return status, error_body(status, message, param=param_of(error.details or {}), code=code)
+    return status, error_body(status, told(error), param=param_of(error.details or {}), code=code)
 
 
 def _too_long(error: Error | RamifyError) -> str:

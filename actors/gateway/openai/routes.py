@@ -4,9 +4,7 @@ import secrets
 import time
 from typing import Any
 
-import msgspec
-
-from ramify.actors.gateway.auth import bearer_header
+from ramify.actors.gateway.accepted import Accepted, accept, credential_of
 from ramify.actors.gateway.dialogue import Dialogue
 from ramify.actors.gateway.http import HttpRequest, Response, json_response
 from ramify.actors.gateway.hub import Hub
@@ -18,8 +16,6 @@ from ramify.actors.gateway.openai.requests import ChatRequest, CompletionRequest
 from ramify.actors.gateway.openai.response_requests import ResponseRequest, Stored
 from ramify.actors.gateway.openai.responses import ResponseDialogue
 from ramify.actors.gateway.openai.stored_responses import StoredDialogue, not_found
-from ramify.actors.gateway.shares import Share
-from ramify.protocol.credentials import NOBODY, Credential
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Cancel, Drop
 
@@ -27,14 +23,6 @@ MODELS = "/v1/models"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, CANCEL = "/v1/responses", "/cancel"
 _METHODS = {CHAT: "POST", COMPLETIONS: "POST", MODELS: "GET", RESPONSES: "POST"}
-
-
-class Accepted(msgspec.Struct, frozen=True):
-    """A request that a session is going to answer. `share` counts its connection."""
-
-    dialogue: Dialogue
-    credential: Credential
-    share: Share
 
 
 def spoken_at(path: str) -> bool:
@@ -55,7 +43,7 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
         phase = "draining" if hub.draining else hub.status.phase
         return error_answer(503, f"not ready: {phase}", code="overloaded", retry_ms=1000)
     now = hub.clock.now()
-    credential = _credential(request, hub, now, spends=not request.path.startswith(MODELS))
+    credential = credential_of(request, hub, now, spends=not request.path.startswith(MODELS))
     if credential is None:
         return error_answer(401, "the API key is missing or wrong", code="invalid_api_key")
     info = hub.status.info()
@@ -64,29 +52,15 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
         return _models(request.path, model, info["started"])
     try:
         dialogue = _dialogue(request, model["model"], hub.vocabulary)
-        share = hub.shares.of(credential, now)
-        share.received(len(request.body), 1, now)
-        share.admit(len(dialogue.ops), now)
-        share.enter(now)
+        return accept(hub, dialogue, credential, request, now)
     except RamifyError as error:
         return of_error(error)
-    return Accepted(dialogue, credential, share)
 
 
 def _methods(path: str) -> tuple[str, ...]:
     if path.startswith(f"{RESPONSES}/"):
         return ("POST",) if path.endswith(CANCEL) else ("GET", "DELETE")
     return (_METHODS.get(path, "GET"),)
-
-
-def _credential(request: HttpRequest, hub: Hub, now: float, *, spends: bool) -> Credential | None:
-    """Who asks; None: nobody may. `spends`: a minted token is used up."""
-    if not hub.tokens.required:
-        return NOBODY
-    token = bearer_header(request.headers.get("authorization"))
-    if not token:
-        return None
-    return hub.tokens.admit(token, now) if spends else hub.tokens.configured(token)
 
 
 def _models(path: str, model: dict[str, Any], started: float) -> Response:

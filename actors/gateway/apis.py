@@ -1,0 +1,34 @@
+"""The APIs over HTTP whose requests a session may answer: which paths are theirs, what they say."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from ramify.actors.gateway.accepted import Accepted
+from ramify.actors.gateway.http import HttpRequest, Response
+from ramify.actors.gateway.hub import Hub
+from ramify.actors.gateway.ollama import routes as ollama
+from ramify.actors.gateway.openai import errors as openai_errors
+from ramify.actors.gateway.openai import routes as openai
+
+
+class Api(msgspec.Struct, frozen=True):
+    """`reshaped`: an error of the gateway itself as this API has it."""
+
+    spoken_at: Callable[[str], bool]
+    respond: Callable[[HttpRequest, Hub], Response | Accepted]
+    reshaped: Callable[[Response], Response]
+
+
+APIS = (
+    Api(openai.spoken_at, openai.respond, openai_errors.reshaped),
+    Api(ollama.spoken_at, ollama.respond, ollama.reshaped),
+)
+
+
+def api_at(path: str) -> Api | None:
+    """The API that is spoken there; None: the path is none of theirs."""
+    for api in APIS:
+        if api.spoken_at(path):
+            return api
+    return None
