@@ -274,8 +274,8 @@ def equal(options: argparse.Namespace) -> list[dict[str, Any]]:
     prompts = Texts(options.data, options.texts).of_workloads(options.prompts)
     on_gpu = options.device == "cuda"
     for quantization in ["none"] if on_gpu else options.quantization:
-        expected: list[list[int]] = []
-        ways = [("none", 1), *((draft, size) for draft in options.drafts for size in options.page_sizes)]
+        expected: dict[int, list[list[int]]] = {}  # by page size
+        ways = [(draft, size) for size in options.page_sizes for draft in ("none", *options.drafts)]
         for draft, size in ways:
             jobs = [Job(p, sampling) for n, p in enumerate(prompts) for sampling in samplings(n)]
             executor = executor_of(options, quantization, draft, size)
@@ -284,8 +284,8 @@ def equal(options: argparse.Namespace) -> list[dict[str, Any]]:
             run(executor, jobs, options.output, None, depth=2 if on_gpu else 1, tally=drafts)
             seconds = time.perf_counter() - begin
             outputs = [job.output for job in jobs]
-            expected = expected or outputs
-            unlike = sum(a != b for a, b in zip(outputs, expected, strict=True))
+            wanted = expected.setdefault(size, outputs)
+            unlike = sum(a != b for a, b in zip(outputs, wanted, strict=True))
             executor.close()
             results.append({
                 "quantization": quantization, "draft": draft, "page_size": size,

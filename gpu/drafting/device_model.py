@@ -77,8 +77,9 @@ class DeviceModelDrafter(DeviceDrafter):
         most = 4 * frame_bytes(layout(_first_pass(rows), {}))
         self._uploads = Upload(device, fixed=most)
         self._longest = Bucket(CATCH_UP, min(CATCH_UP, self._spare), 0, 0)
-        most = frame_bytes(layout(self._longest, self._attention.room(self._longest)))
-        self._frames = Upload(device, fixed=most)
+        self._frames = Upload(device)
+        # made large here, because later it might become a tensor of inference mode
+        self._frames.frame(0, layout(self._longest, self._attention.room(self._longest)))
         self._graphs = StepGraphs(self._warm_pass, self._pass, device)
 
     # --- the host's part ---

@@ -323,8 +323,7 @@ def test_undrafted_rows_cost_nothing(load: Any, folder: Path, monkeypatch: pytes
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("deterministic", "page_size"), [(False, 1), (True, 16)])
 def test_the_bundled_models(drive: Any, deterministic: bool, page_size: int) -> None:
     """In CUDA graphs, in bfloat16: nothing is compiled while it serves, many guesses are right.
 
