@@ -34,6 +34,7 @@ from ramify.actors.front.interface import Core, Front, Runner
 from ramify.actors.front.local import LocalFront
 from ramify.actors.front.processes import ProcessFront
 from ramify.actors.grammar.actor import GrammarActor
+from ramify.actors.grammar.counts import counts_of
 from ramify.actors.grammar.pool import CompilePool, PoolLimits
 from ramify.actors.grammar.vocabulary import vocabulary_of
 from ramify.actors.kit.clock import Clock, MonotonicClock
@@ -208,6 +209,7 @@ class Engine:
             self.front.spread,
             unable=None if info.constrains else f"its executor on {info.device} cannot",
         )
+        self.metrics.watch_constraints(partial(counts_of, pool, grammar.shelf))
         await group.start(self._core("cache", cache.run))
         await group.start(self._core("scheduler", scheduler.run))
         await group.start(self._core("compile pool", pool.run))

@@ -321,7 +321,19 @@ class Compile(Base, frozen=True):
     owner: str = ""
 
 
-GrammarMessage = Compile
+class Abandon(Base, frozen=True):
+    """Nobody waits any more for the constraint that `request` asked for: it gets no answer."""
+
+    request: int
+
+
+class AbandonSession(Base, frozen=True):
+    """The session has ended, and all its requests with it."""
+
+    session: int
+
+
+GrammarMessage = Compile | Abandon | AbandonSession
 
 # --- session mailbox --------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ from ramify.actors.kit.mailbox import Address, MailboxClosed
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.kit.relay import Relay
 from ramify.protocol.messages import (
+    Abandon,
+    AbandonSession,
     Cancel,
     CancelSession,
     Compile,
@@ -72,6 +74,7 @@ class Dispatcher:
         if process.live and self.core is not None:
             for session in process.live:
                 self._must(self.core.scheduler, CancelSession(session))
+                self._must(self.core.grammar, AbandonSession(session))
             self._must(self.core.cache, DropSessions(sorted(process.live)))
 
     def take(self, process: GatewayProcess, message: CoreMessage | Callable[[], None]) -> None:
@@ -102,7 +105,7 @@ class Dispatcher:
                 self._metrics.scrape(lambda text: process.tell(MetricsText(ident, text)))
             case Submit() | Cancel() | CancelSession():
                 self._core.scheduler.tell(message)
-            case Compile():
+            case Compile() | Abandon() | AbandonSession():
                 self._core.grammar.tell(message)
             case OpenBranch(branch):
                 self._core.cache.tell(message)

@@ -1,23 +1,26 @@
 """The grammar actor: what clients constrain their outputs to, compiled off the event loop.
 
-A session asks with `Compile` and gets one answer. The scheduler hears of a constraint before the session
-does, so a request can name it at once. Compiling is the pool's business; this file knows neither
-regexes nor schemas, nor what is in a body.
+A session asks with `Compile` and gets one answer, unless it says meanwhile that nobody waits for that
+(`Abandon`). The scheduler hears of a constraint before the session does, so a request can name it at
+once. Compiling is the pool's business; this file knows neither regexes nor schemas, nor what is in a
+body.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import anyio
 from anyio.abc import TaskStatus
 
-from ramify.actors.grammar.shelf import Shelf
+from ramify.actors.grammar.shelf import Shelf, Shelved
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import (
+    Abandon,
+    AbandonSession,
     Compile,
     Compiled,
     Constrain,
@@ -63,7 +66,8 @@ class GrammarActor:
         self._scheduler = scheduler
         self._sessions = sessions
         self._unable = unable
-        self._shelf = Shelf()
+        self.shelf = Shelf()
+        self._waiting: dict[int, anyio.CancelScope] = {}  # by request
         self._reading = anyio.Lock()
         self._read = False  # the vocabulary
 
@@ -77,10 +81,32 @@ class GrammarActor:
                 except MailboxClosed:
                     break
                 for message in messages:
-                    tasks.start_soon(self._compile, message)
+                    match message:
+                        case Compile(request):
+                            self._waiting[request] = scope = anyio.CancelScope()
+                            tasks.start_soon(self._compile, message, scope)
+                        case Abandon(request):
+                            self._abandon([request])
+                        case AbandonSession(session):
+                            self._abandon(
+                                [each for each in self._waiting if session_of(each) == session]
+                            )
             tasks.cancel_scope.cancel()
 
-    async def _compile(self, message: Compile) -> None:
+    def _abandon(self, requests: Iterable[int]) -> None:
+        for request in requests:
+            scope = self._waiting.get(request)
+            if scope is not None:
+                scope.cancel()
+
+    async def _compile(self, message: Compile, scope: anyio.CancelScope) -> None:
+        with scope:
+            try:
+                await self._answer(message)
+            finally:
+                del self._waiting[message.request]
+
+    async def _answer(self, message: Compile) -> None:
         answer: Compiled | NotCompiled
         try:
             answer = await self._compiled(message)
@@ -98,14 +124,21 @@ class GrammarActor:
         await self._vocabulary_read()
         # Who comes without a credential shares with others as a session of its own.
         owner = message.owner or f"session {session_of(message.request)}"
-        compiled = await self._compiler.compile(message.spec, owner)
-        number = self._shelf.find(message.spec)
-        if number is None:
-            number, retired = self._shelf.put(message.spec, compiled)
-            self._scheduler.tell(Constrain(number, compiled.body))
+        found = self.shelf.find(message.spec, owner)
+        if found is None:
+            compiled = await self._compiler.compile(message.spec, owner)
+            found = self._shelved(message.spec, compiled, owner)
+        return Compiled(message.request, found.number, list(found.notes))
+
+    def _shelved(self, spec: ConstraintSpec, compiled: CompiledConstraint, owner: str) -> Shelved:
+        """Its place on the shelf, of which the scheduler has heard."""
+        found = self.shelf.peek(spec)
+        if found is None:
+            found, retired = self.shelf.put(spec, compiled, owner)
+            self._scheduler.tell(Constrain(found.number, compiled.body))
             for each in retired:
                 self._scheduler.tell(Unconstrain(each))
-        return Compiled(message.request, number, list(compiled.notes))
+        return found
 
     async def _vocabulary_read(self) -> None:
         async with self._reading:

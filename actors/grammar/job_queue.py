@@ -40,6 +40,17 @@ class JobQueue(Generic[T]):
         self._waiting.setdefault(owner, deque()).append(job)
         self._count += 1
 
+    def withdraw(self, owner: str, job: T) -> bool:
+        """Take a job back that nobody wants any more. False if it does not wait here."""
+        jobs = self._waiting.get(owner)
+        if jobs is None or job not in jobs:
+            return False
+        jobs.remove(job)
+        self._count -= 1
+        if not jobs:
+            del self._waiting[owner]
+        return True
+
     def take(self) -> tuple[str, T] | None:
         """The next job and its owner, who then is behind all others; None if no job may run now."""
         for owner, jobs in self._waiting.items():

@@ -2,7 +2,9 @@
 
 `CompilePool.compile` answers from what is known, or waits for a worker. The same constraint is compiled
 once however many ask for it. A worker that takes too long or too much memory is killed, and another one
-is started; its job fails with a message for the client.
+is started; its job fails with a message for the client. A job for which nobody waits any more is taken
+from the queue; one that runs goes on, as its result may be asked for again, unless others wait for its
+worker.
 
 It does not know what a constraint means, nor who asks.
 """
@@ -36,6 +38,8 @@ from ramify.protocol.errors import ConstraintError, Overloaded
 
 WORKER = "ramify.actors.grammar.child"
 START_SECONDS = 30.0
+SOON_SECONDS = 0.02
+GRACE_SECONDS = 0.25  # that a job may run though nobody wants it and others wait
 FORGET_SECONDS = 60.0  # after which a constraint whose worker was killed may be tried again
 
 log = get_log(__name__)
@@ -58,7 +62,9 @@ class PoolLimits:
 
 @dataclass
 class PoolCounters:
-    """Since the start. `hits`: answered from what was known; `joined`: waited for a job of another."""
+    """Since the start. `hits`: answered from what was known; `joined`: waited for a job of another;
+    `abandoned`: jobs that were withdrawn, or ended, because nobody waited for them.
+    """
 
     compiled: int = 0
     failed: int = 0
@@ -66,13 +72,18 @@ class PoolCounters:
     refused: int = 0
     hits: int = 0
     joined: int = 0
+    abandoned: int = 0
     seconds: float = 0.0  # of workers
 
 
 @dataclass(eq=False)
 class _Task:
     spec: ConstraintSpec
+    owner: str
     done: "asyncio.Future[Result]" = field(repr=False)
+    waiters: int = 0
+    worker: "_Worker | None" = None  # that has it
+    begun: float = 0.0
 
 
 class CompilePool:
@@ -86,7 +97,7 @@ class CompilePool:
             self.limits.workers, self.limits.waiting, self.limits.waiting_each
         )
         self._results = Results(self.limits.kept_bytes)
-        self._under_way: dict[ConstraintSpec, asyncio.Future[Result]] = {}
+        self._under_way: dict[ConstraintSpec, _Task] = {}
         self._news = asyncio.Event()
 
     @property
@@ -94,32 +105,71 @@ class CompilePool:
         """Jobs that wait for a worker."""
         return len(self._queue)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of results."""
+        return self._results.bytes
+
     async def compile(self, spec: ConstraintSpec, owner: str = "") -> CompiledConstraint:
         """Raises ConstraintError, and Overloaded if too many wait. `owner`: who is treated fairly."""
         result = self._results.get(spec, self._clock.now())
         if result is not None:
             self.counters.hits += 1
         else:
-            result = await asyncio.shield(self._job(spec, owner))
+            task = self._task(spec, owner)
+            task.waiters += 1
+            try:
+                result = await asyncio.shield(task.done)
+            finally:
+                task.waiters -= 1
+                if not task.waiters and not task.done.done():
+                    self._abandon(task)
         if isinstance(result, ConstraintError):
             raise ConstraintError(result.message, **(result.details or {}))
         return result
 
-    def _job(self, spec: ConstraintSpec, owner: str) -> "asyncio.Future[Result]":
-        """The result to come of a job for `spec`."""
-        job = self._under_way.get(spec)
-        if job is not None:
+    def _task(self, spec: ConstraintSpec, owner: str) -> _Task:
+        """The job for `spec`, an old or a new one."""
+        task = self._under_way.get(spec)
+        if task is not None:
             self.counters.joined += 1
-            return job
-        job = asyncio.get_running_loop().create_future()
+            return task
+        task = _Task(spec, owner, asyncio.get_running_loop().create_future())
         try:
-            self._queue.add(owner, _Task(spec, job))
+            self._queue.add(owner, task)
         except Overloaded:
             self.counters.refused += 1
             raise
-        self._under_way[spec] = job
+        self._under_way[spec] = task
         self._news.set()
-        return job
+        # an idle worker may take it at once
+        asyncio.get_running_loop().call_later(SOON_SECONDS, self._make_way)
+        return task
+
+    def _abandon(self, task: _Task) -> None:
+        """Nobody waits for it."""
+        if self._queue.withdraw(task.owner, task):
+            self.counters.abandoned += 1
+            del self._under_way[task.spec]
+            task.done.cancel()
+        else:
+            self._make_way()
+
+    def _make_way(self) -> None:
+        """End jobs that nobody wants, if others wait for their workers."""
+        if not len(self._queue):
+            return
+        now = self._clock.now()
+        for task in list(self._under_way.values()):
+            if task.worker is None or task.waiters:
+                continue
+            left = task.begun + GRACE_SECONDS - now
+            if left > 0:
+                asyncio.get_running_loop().call_later(left, self._make_way)
+            elif task.worker.alive:
+                self.counters.abandoned += 1
+                del self._under_way[task.spec]  # who asks for it now begins anew
+                task.worker.kill()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Keep the workers; until it is cancelled, which ends them. Jobs that wait then are refused."""
@@ -155,19 +205,20 @@ class CompilePool:
             return
         assert taken is not None
         owner, task = taken
-        begun = self._clock.now()
+        task.worker, task.begun = worker, self._clock.now()
         try:
-            result, until = await self._done(worker, task.spec)
+            result, until = await self._done(worker, task)
             self._settle(task, result, until)
         finally:
-            self.counters.seconds += self._clock.now() - begun
+            self.counters.seconds += self._clock.now() - task.begun
             self._queue.finished(owner)
             self._news.set()  # the owner may have been waiting for this one to end
             if not task.done.done():  # cancelled
                 self._settle(task, ConstraintError("the server is stopping"), self._clock.now())
 
-    async def _done(self, worker: "_Worker", spec: ConstraintSpec) -> tuple[Result, float | None]:
-        """What becomes of `spec`, and until when that is worth keeping."""
+    async def _done(self, worker: "_Worker", task: _Task) -> tuple[Result, float | None]:
+        """What becomes of `task`, and until when that is worth keeping."""
+        spec = task.spec
         try:
             message = await worker.work(spec, self.limits.seconds)
         except TimeoutError:
@@ -180,13 +231,16 @@ class CompilePool:
                 return message.compiled, None
             self.counters.failed += 1
             return message.exception(), None
+        if self._under_way.get(spec) is not task:  # it was abandoned
+            return ConstraintError(why), self._clock.now()
         self.counters.killed += 1
         log.warning("a compile worker was ended", reason=why, kind=spec.kind, bytes=len(spec.text))
         return ConstraintError(f"{why}: make the constraint smaller"), self._clock.now() + FORGET_SECONDS
 
     def _settle(self, task: _Task, result: Result, until: float | None) -> None:
-        self._under_way.pop(task.spec, None)
-        self._results.put(task.spec, result, until)
+        if self._under_way.get(task.spec) is task:
+            del self._under_way[task.spec]
+            self._results.put(task.spec, result, until)
         if not task.done.done():
             task.done.set_result(result)
 
@@ -262,13 +316,13 @@ class _Worker:
             self._process.link.tell(Job(spec))
             message = await self._next(seconds)
         except MailboxClosed:
-            self._end()
+            self.kill()
             raise _Lost(self._why()) from None
         except BaseException:
-            self._end()
+            self.kill()
             raise
         if isinstance(message, Waiting):
-            self._end()
+            self.kill()
             raise _Lost("it talks nonsense")
         return message
 
@@ -289,7 +343,7 @@ class _Worker:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(message)
 
-    def _end(self) -> None:
+    def kill(self) -> None:
         self._killed = True
         self._process.kill()
 

@@ -10,6 +10,7 @@ This file does not know who calls it, or what serves the text.
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -56,6 +57,38 @@ class Histogram:
         return HistogramMetricFamily(self.name, self.help, buckets=buckets, sum_value=self._sum)
 
 
+@dataclass(slots=True)
+class ConstraintCounts:
+    """What became of constraints that clients asked for, since the start, by how it ended.
+
+    `seconds`: of compile workers; `kept`, `kept_bytes`: what requests may name now, and its memory where
+    it is followed; `waiting`: to be compiled.
+    """
+
+    results: dict[str, int]
+    seconds: float
+    waiting: int
+    kept: int
+    kept_bytes: int
+
+    def families(self) -> Iterator[Metric]:
+        asked = CounterMetricFamily(
+            "ramify_constraints", "Constraints that were asked for.", labels=["result"]
+        )
+        for result, count in self.results.items():
+            asked.add_metric([result], count)
+        yield asked
+        yield CounterMetricFamily(
+            "ramify_constraint_compile_seconds", "Time of compile workers.", value=self.seconds
+        )
+        for name, help, value in (
+            ("constraints_waiting", "Constraints that wait to be compiled.", self.waiting),
+            ("constraints_kept", "Constraints that requests may name.", self.kept),
+            ("constraints_kept_bytes", "Their memory where they are followed.", self.kept_bytes),
+        ):
+            yield GaugeMetricFamily(f"ramify_{name}", help, value=value)
+
+
 class Metrics:
     """All metrics of one engine. Used from its event loop's thread only."""
 
@@ -72,6 +105,7 @@ class Metrics:
         self._lag = self._worst_lag = 0.0
         self._steps = self._executor_tokens = self._sampled = 0
         self._drafter = ""
+        self._constraints: Callable[[], ConstraintCounts | None] = lambda: None
         self._drafted = self._accepted = 0
         self._cached = self._computed = self._output = 0
         self._ends: Counter[str] = Counter()
@@ -88,6 +122,10 @@ class Metrics:
     def drafter(self, name: str) -> None:
         """What guesses tokens; "": nothing does, and nothing is said of it."""
         self._drafter = name
+
+    def watch_constraints(self, counts: "Callable[[], ConstraintCounts]") -> None:
+        """Where to look what became of constraints."""
+        self._constraints = counts
 
     def step(self, result: StepResult, plan_seconds: float) -> None:
         """A step has come back. `plan_seconds`: until the next plan had left."""
@@ -290,6 +328,9 @@ class Metrics:
             ("computed_twice_tokens", "Tokens that retractions made the model run again.", self._twice),
         ):
             yield CounterMetricFamily(f"ramify_{name}", help, value=value)
+        counts = self._constraints()
+        if counts is not None:
+            yield from counts.families()
         if self._drafter:
             for name, help, value in (
                 ("draft_tokens", "Guessed tokens that went through the model.", self._drafted),

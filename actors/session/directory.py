@@ -40,6 +40,7 @@ from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Forbidden, NoSession, Overloaded, RamifyError
 from ramify.protocol.messages import (
+    AbandonSession,
     Attach,
     CacheMessage,
     CancelSession,
@@ -143,6 +144,7 @@ class Directory:
         self._gateway = gateway
         self._must_cache: Relay[CacheMessage] = _relay(cache)
         self._must_scheduler: Relay[RequestMessage] = _relay(scheduler)
+        self._must_grammar: Relay[GrammarMessage] = _relay(grammar)
         self._must_gateway: Relay[GatewayMessage] = _relay(gateway)
         self._sessions = sessions
         self._clock = clock
@@ -344,6 +346,7 @@ class Directory:
         for socket in [*core.sockets, *late]:
             self._must_gateway.tell(CloseSocket(socket, code, reason))
         self._must_scheduler.tell(CancelSession(number))
+        self._must_grammar.tell(AbandonSession(number))
         self._must_cache.tell(DropSessions([number]))
         self._holdings.close(core.state.owner, core.state.meter)
         log.info("session ended", session=identity.session, reason=core.ended or "stopped")

@@ -35,6 +35,7 @@ from ramify.protocol.errors import (
     Unsupported,
 )
 from ramify.protocol.messages import (
+    Abandon,
     Cancel,
     Compile,
     Compiled,
@@ -213,6 +214,7 @@ class Generations:
         if generation.compiling:
             generation.compiling = False
             del self._by_request[generation.request]
+            self._state.out.grammar.append(Abandon(generation.request))
 
     def _sampling(self, op: Generate, index: int, scored: bool) -> SamplingParams:
         given = self._writer.tokenizer.generation_defaults

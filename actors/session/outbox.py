@@ -12,6 +12,7 @@ import msgspec
 from ramify.actors.session.choices import Choices
 from ramify.actors.session.pending_appends import Prepared
 from ramify.protocol.messages import (
+    Abandon,
     Cancel,
     Compile,
     DropBranches,
@@ -27,7 +28,7 @@ from ramify.protocol.wire import ServerMessage
 
 ToCache = OpenBranch | ExtendBranch | ForkBranch | MoveBranch | RetainBranches | DropBranches | Inspect
 ToScheduler = Submit | Cancel
-ToGrammar = Compile
+ToGrammar = Compile | Abandon
 
 
 class EncodeText(msgspec.Struct, frozen=True):

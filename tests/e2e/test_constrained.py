@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import ramify
-from ramify.clients.bench.server import served
+from ramify.clients.bench.server import get, http_url, served
 from ramify.clients.errors import BadConstraint
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Constraint
@@ -63,6 +63,22 @@ async def test_outputs_obey_and_stream(url: str) -> None:
         assert set(json.loads(listed.text)) <= {"a", 1, None}
         chosen = session.main.generate(choices=["yes", "no"], n=3, temperature=1.0)
         assert {(await each).text for each in chosen} <= {"yes", "no"}
+
+
+async def test_what_became_of_constraints_is_counted(url: str) -> None:
+    async with ramify.connect(url) as session:
+        await session.main.append("hello")
+        for _ in range(2):
+            await session.main.generate(regex="[xyz]{2}")
+        with pytest.raises(BadConstraint):
+            await session.main.generate(regex="(xyz")
+    text = get(http_url(url) + "/metrics", None).decode()
+    found = dict(re.findall(r'^ramify_constraints_total\{result="(\w+)"\} (\S+)$', text, re.M))
+    assert float(found["compiled"]) >= 1
+    assert float(found["failed"]) >= 1
+    assert float(found["hit"]) >= 1
+    assert "ramify_constraint_compile_seconds_total" in text
+    assert re.search(r"^ramify_constraints_kept_bytes [1-9]", text, re.M)
 
 
 async def test_what_does_not_compile_changes_nothing(url: str) -> None:

@@ -1,13 +1,13 @@
 """Who a constraint is compiled for. What becomes of it: `e2e/test_constrained.py`."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
 from ramify.actors.grammar.actor import GrammarActor
+from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
-from ramify.protocol.messages import Compile, Compiled, Constrain
-
-SPEC = ConstraintSpec("regex", "a")
+from ramify.protocol.messages import Abandon, AbandonSession, Compile, Compiled, Constrain
 
 
 class Compiler:
@@ -27,8 +27,49 @@ async def test_who_has_no_credential_takes_turns_as_a_session() -> None:
     none = cast(Any, None)
     actor = GrammarActor(none, compiler, lambda: b"words", cast(Any, scheduler), none)
     for session, owner in ((1, ""), (2, ""), (3, "ann"), (4, "ann")):
-        answer = await actor._compiled(Compile(session << 32 | 7, SPEC, owner))
-        assert isinstance(answer, Compiled)
-        assert answer.constraint == 1
+        spec = ConstraintSpec("regex", "a" * session)
+        for _ in range(2):  # the second time it is known
+            answer = await actor._compiled(Compile(session << 32 | 7, spec, owner))
+            assert isinstance(answer, Compiled)
+            assert answer.constraint == session
     assert compiler.owners == ["session 1", "session 2", "ann", "ann"]
-    assert told == [Constrain(0, b"words"), Constrain(1, b"body")]
+    assert told == [Constrain(0, b"words"), *(Constrain(i, b"body") for i in range(1, 5))]
+
+
+async def test_who_has_left_is_not_compiled_for() -> None:
+    """Withdrawn by request and by session; the others get their answers."""
+    asked, left, gate = list[str](), list[str](), asyncio.Event()
+
+    class Waiting:
+        async def compile(self, spec: ConstraintSpec, owner: str = "") -> CompiledConstraint:
+            asked.append(spec.text)
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                left.append(spec.text)
+                raise
+            return CompiledConstraint(b"body", "automaton")
+
+    mailbox: Mailbox[Any] = Mailbox("grammar", 64)
+    told = list[Any]()
+    sessions = SimpleNamespace(put=lambda session, answer: told.append(answer), start=lambda: None)
+    scheduler = cast(Any, SimpleNamespace(tell=lambda message: None))
+    actor = GrammarActor(mailbox, Waiting(), lambda: b"", scheduler, cast(Any, sessions))
+    task = asyncio.create_task(actor.run())
+    for request in (1 << 32 | 1, 1 << 32 | 2, 2 << 32 | 3, 2 << 32 | 4, 3 << 32 | 5):
+        mailbox.tell(Compile(request, ConstraintSpec("regex", str(request & 7)), ""))
+    while len(asked) < 5:
+        await asyncio.sleep(0.001)
+    mailbox.tell(Abandon(1 << 32 | 2))
+    mailbox.tell(Abandon(9 << 32 | 9))  # has been answered, perhaps
+    mailbox.tell(AbandonSession(2))
+    while len(left) < 3:
+        await asyncio.sleep(0.001)
+    gate.set()
+    while len(told) < 2:
+        await asyncio.sleep(0.001)
+    assert sorted(left) == ["2", "3", "4"]
+    assert sorted(answer.request & 7 for answer in told) == [1, 5]
+    assert not actor._waiting
+    mailbox.close()
+    await task

@@ -62,12 +62,58 @@ async def test_a_constraint_is_compiled_once() -> None:
         assert (counters.compiled, counters.failed, counters.joined, counters.hits) == (1, 1, 1, 2)
 
 
-async def test_a_caller_that_leaves_stops_nothing() -> None:
+async def test_a_caller_that_leaves_stops_nobody_else() -> None:
     async with running() as pool:
         with anyio.move_on_after(0):
             await pool.compile(regex("ab"))
         assert (await pool.compile(regex("ab"))).backend == "automaton"
         assert pool.counters.compiled == 1
+        staying = asyncio.create_task(pool.compile(regex("abc")))
+        leaving = asyncio.create_task(pool.compile(regex("abc")))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        assert (await staying).backend == "automaton"
+
+
+async def held_up(pool: CompilePool, pids: list[int]) -> "asyncio.Task[object]":
+    """The only worker has a job that will not end: its process is stopped."""
+    await pool.compile(regex("ready"))
+    os.kill(pids[0], signal.SIGSTOP)
+    job = asyncio.create_task(pool.compile(regex("slow"), "a"))
+    while not any(task.worker for task in pool._under_way.values()):
+        await asyncio.sleep(0.01)
+    return job
+
+
+async def test_what_nobody_waits_for_is_withdrawn(pids: list[int]) -> None:
+    """A worker goes on with it only as long as nobody else needs that worker."""
+    async with running(PoolLimits(workers=1)) as pool:
+        under_way = await held_up(pool, pids)
+        waiting = asyncio.create_task(pool.compile(regex("x{3}"), "a"))
+        await asyncio.sleep(0)
+        assert pool.waiting == 1
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert (pool.waiting, pool.counters.abandoned) == (0, 1)
+        under_way.cancel()
+        await asyncio.sleep(0.3)
+        assert len(pids) == 1  # it runs on
+        assert (await pool.compile(regex("y"), "b")).backend == "automaton"
+        assert (len(pids), pool.counters.abandoned, pool.counters.killed) == (2, 2, 0)
+        assert (await pool.compile(regex("slow"), "b")).backend == "automaton"
+
+
+async def test_a_job_that_is_asked_for_again_in_time_is_not_ended(pids: list[int]) -> None:
+    async with running(PoolLimits(workers=1)) as pool:
+        first = await held_up(pool, pids)
+        first.cancel()
+        await asyncio.wait([first])
+        again = asyncio.create_task(pool.compile(regex("slow"), "b"))
+        other = asyncio.create_task(pool.compile(regex("z"), "c"))
+        await asyncio.sleep(0.4)
+        os.kill(pids[0], signal.SIGCONT)
+        await asyncio.gather(again, other)
+        assert (len(pids), pool.counters.abandoned, pool.counters.joined) == (1, 0, 1)
 
 
 async def test_a_job_that_takes_too_long_is_killed(pids: list[int]) -> None:

@@ -12,12 +12,25 @@ def body(size: int) -> CompiledConstraint:
     return CompiledConstraint(b"x" * size, "automaton")
 
 
+def put(shelf: Shelf, text: str, compiled: CompiledConstraint, owner: str = "") -> tuple[int, list[int]]:
+    entry, retired = shelf.put(spec(text), compiled, owner)
+    return entry.number, retired
+
+
+def number(shelf: Shelf, text: str, owner: str = "") -> int | None:
+    found = shelf.find(spec(text), owner)
+    return None if found is None else found.number
+
+
 def test_each_is_numbered_once() -> None:
     shelf = Shelf()
     assert shelf.find(spec("a")) is None
-    assert shelf.put(spec("a"), body(1)) == (1, [])
-    assert shelf.put(spec("b"), body(1)) == (2, [])
-    assert (shelf.find(spec("a")), shelf.find(spec("b")), len(shelf)) == (1, 2, 2)
+    assert put(shelf, "a", body(1)) == (1, [])
+    assert put(shelf, "b", body(1)) == (2, [])
+    assert (number(shelf, "a"), number(shelf, "b"), len(shelf)) == (1, 2, 2)
+    assert (shelf.hits, shelf.retired, shelf.bytes) == (2, 0, 2)
+    assert shelf.peek(spec("a")) is not None
+    assert shelf.hits == 2
 
 
 def test_the_least_recently_named_gives_way() -> None:
@@ -25,20 +38,47 @@ def test_the_least_recently_named_gives_way() -> None:
     for text in "ab":
         shelf.put(spec(text), body(1))
     shelf.find(spec("a"))
-    assert shelf.put(spec("c"), body(1)) == (3, [2])
+    assert put(shelf, "c", body(1)) == (3, [2])
     assert shelf.find(spec("b")) is None
-    assert shelf.put(spec("b"), body(1)) == (4, [1])  # never a number twice
+    assert put(shelf, "b", body(1)) == (4, [1])  # never a number twice
 
 
 def test_bytes_are_bounded_and_the_newest_stays() -> None:
     shelf = Shelf(most_bytes=10)
     shelf.put(spec("a"), body(6))
-    assert shelf.put(spec("b"), body(6)) == (2, [1])
-    assert shelf.put(spec("c"), body(100)) == (3, [2])
-    assert shelf.find(spec("c")) == 3
+    assert put(shelf, "b", body(6)) == (2, [1])
+    assert put(shelf, "c", body(100)) == (3, [2])
+    assert number(shelf, "c") == 3
+    assert (shelf.retired, shelf.bytes) == (2, 100)
 
 
 def test_what_the_executor_holds_counts_though_its_body_is_small() -> None:
     shelf = Shelf(most_bytes=10)
     shelf.put(spec("a"), CompiledConstraint(b"x", "automaton", (), 6))
-    assert shelf.put(spec("b"), CompiledConstraint(b"x", "automaton", (), 6)) == (2, [1])
+    assert put(shelf, "b", CompiledConstraint(b"x", "automaton", (), 6)) == (2, [1])
+
+
+def test_who_has_most_gives_way_first() -> None:
+    """One client asks for more and more; what others have stays."""
+    shelf = Shelf(most_bytes=100)
+    for text in "abc":
+        put(shelf, text, body(10), "ann")
+    for i in range(50):
+        put(shelf, f"x{i}", body(10), "bob")
+    assert [number(shelf, text, "ann") for text in "abc"] == [1, 2, 3]
+    assert (len(shelf), shelf.bytes) == (10, 100)
+    shelf = Shelf(most=10)
+    put(shelf, "a", body(1), "ann")
+    for i in range(50):
+        put(shelf, f"x{i}", body(1), "bob")
+    assert number(shelf, "a", "ann") == 1
+
+
+def test_what_another_asks_for_counts_for_that_one() -> None:
+    shelf = Shelf(most=4)
+    for text in "abc":
+        put(shelf, text, body(1), "ann")
+    assert number(shelf, "a", "bob") == 1
+    put(shelf, "d", body(1), "bob")
+    assert put(shelf, "e", body(1), "bob") == (5, [1])  # bob has three, "a" among them
+    assert [number(shelf, text, "ann") for text in "bc"] == [2, 3]

@@ -360,18 +360,20 @@ class SimEngine:
             self._mail[number].append(tokens)
 
     def _compile(self, message: Any) -> None:
-        """As the grammar actor and its pool."""
+        """As the grammar actor and its pool, who answer at once: nobody can leave before."""
+        if not isinstance(message, m.Compile):
+            return
         try:
             compiled = compile_constraint(message.spec)
         except ConstraintError as error:
             answer: Any = m.NotCompiled(message.request, error.code, error.message, error.details)
         else:
-            number = self.shelf.find(message.spec)
-            if number is None:
-                number, retired = self.shelf.put(message.spec, compiled)
-                self._mail["scheduler"].append(m.Constrain(number, compiled.body))
+            entry = self.shelf.find(message.spec)
+            if entry is None:
+                entry, retired = self.shelf.put(message.spec, compiled)
+                self._mail["scheduler"].append(m.Constrain(entry.number, compiled.body))
                 self._mail["scheduler"].extend(map(m.Unconstrain, retired))
-            answer = m.Compiled(message.request, number, list(compiled.notes))
+            answer = m.Compiled(message.request, entry.number, list(compiled.notes))
         self._mail[m.session_of(message.request)].append(answer)
 
     def _cached(self, message: Any) -> None:
