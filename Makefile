@@ -13,13 +13,18 @@ BIN := $(VENV)/bin
 SERVING := $(VENV)/.installed
 TESTING := $(VENV)/.installed-dev
 
-.PHONY: serve test check check-web format clean
+# the chat page's tools: for its tests, and to build it
+PAGE := clients/web/page
+PAGE_TOOLS := $(if $(shell command -v npm 2>/dev/null),$(PAGE)/node_modules/.package-lock.json)
+
+.PHONY: serve test check check-web format clean page
 
 # Serve a model (the bundled one, or MODEL=DIR) with the browser chat at http://HOST:PORT/
 serve: $(SERVING)
 	$(BIN)/ramify serve $(if $(MODEL),--model "$(MODEL)") --host $(HOST) --port $(PORT) $(ARGS)
 
-test: $(TESTING)
+test: $(TESTING) $(PAGE_TOOLS)
+	$(if $(PAGE_TOOLS),,@echo "No npm here: the chat page is not tested, nor compared with its sources.")
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 # What CI runs after the tests: lint, format, types, import rules
@@ -42,6 +47,10 @@ check-web:
 		cd clients/web && npm run check && npm test; \
 	fi
 
+# Build the chat page from its sources (clients/web/page) to what the server gives out (clients/web/site)
+page: $(PAGE)/node_modules/.package-lock.json
+	cd $(PAGE) && npm run build
+
 format: $(TESTING)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -56,6 +65,9 @@ $(SERVING): pyproject.toml
 $(TESTING): $(SERVING)
 	$(BIN)/python -m pip install --editable '.[dev]'
 	touch $@
+
+$(PAGE)/node_modules/.package-lock.json: $(PAGE)/package-lock.json
+	cd $(PAGE) && npm ci --silent && touch node_modules/.package-lock.json || echo "SKIPPED: the chat page is not tested, npm cannot fetch its tools" >&2
 
 clean:
 	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

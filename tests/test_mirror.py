@@ -12,7 +12,7 @@ SOURCES = sorted(
     path.relative_to(ROOT)
     for top in ("actors", "protocol", "clients", "gpu")
     for path in (ROOT / top).rglob("*.py")
-    if path.name != "__init__.py"
+    if path.name != "__init__.py" and "node_modules" not in path.parts
 )
 
 

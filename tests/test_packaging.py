@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LINKS = ROOT / "src" / "ramify"
 TOP = ("actors", "clients", "gpu", "protocol")
 WEB = ROOT / "clients/web"  # an npm package: of it the wheel holds what a server serves
-SERVED = ("lib", "page")
+SERVED = ("lib", "site")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,8 @@ def test_every_package_is_found(project: dict[str, Any]) -> None:
 def test_every_folder_with_code_is_a_package() -> None:
     for top in TOP:
         for module in (ROOT / top).rglob("*.py"):
+            if "node_modules" in module.parts:  # packages of the npm registry
+                continue
             assert (module.parent / "__init__.py").is_file(), module
 
 

@@ -18,6 +18,7 @@ _TYPES = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
     ".ico": "image/x-icon",
+    ".txt": "text/plain; charset=utf-8",
     ".woff2": "font/woff2",
 }
 
@@ -59,5 +60,5 @@ def browser_files() -> dict[str, Path]:
     for location in (spec.submodule_search_locations or []) if spec is not None else []:
         web = Path(location) / "web"
         if web.is_dir():
-            return {"/": web / "page", "/ramify/": web / "lib"}
+            return {"/": web / "site", "/ramify/": web / "lib"}
     return {}

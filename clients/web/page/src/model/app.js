@@ -1,0 +1,244 @@
+/**
+ * What the page knows: the list of chats, the one that is shown, the server, and which panels are open.
+ * Components read signals; what a click does is a function here or a method of the chat.
+ */
+
+import { batch, signal } from "@preact/signals";
+import { Replaced, mintToken } from "../../../lib/index.js";
+import { Chat } from "./chat.js";
+import { set, settings, toolsOf } from "./settings.js";
+import { Store } from "./store.js";
+import { download, fromJson, toJson, toMarkdown } from "./transfer.js";
+import { unique } from "./tree.js";
+
+const UNDO_MS = 10_000;
+const BEARER = "ramify chat token";
+
+/** @type {import("@preact/signals").Signal<import("./store.js").Record[]>} */ export const chats = signal([]);
+/** @type {import("@preact/signals").Signal<Chat | null>} */ export const current = signal(null);
+/** The answer of /v1/info; null before. */ export const server = signal(null);
+/** @type {import("@preact/signals").Signal<{text: string, action?: [string, () => void], mild?: boolean} | null>} */
+export const toast = signal(null);
+/** Which panel or dialog is open. */
+export const panels = { sidebar: signal(false), tree: signal(false), palette: signal(false), settings: signal(false), format: signal(false), token: signal(null) };
+
+let store;
+let bearer = recall(BEARER);
+/** Chats that are connected, also those that are not shown while something runs in them. @type {Map<string, Chat>} */
+const open = new Map();
+
+export async function start() {
+  store = await Store.open();
+  store.onchange(changedElsewhere);
+  chats.value = (await store.chats()).filter(({ deleted }) => !deleted);
+  for (const { id } of (await store.chats()).filter(({ deleted }) => deleted)) store.remove(id);
+  navigator.storage?.persist?.().catch(() => {});
+  if (!store.durable) toast.value = { mild: true, text: "This browser keeps nothing for this page (a private window?): chats are gone when the tab is closed. Export what you need." };
+  const id = new URLSearchParams(location.hash.slice(1)).get("chat");
+  const found = chats.value.find((each) => each.id === id);
+  await (found ? openChat(found.id) : newChat());
+  addEventListener("pagehide", () => { for (const chat of open.values()) chat.flush(); });
+  askServer();
+}
+
+// --- the server ----------------------------------------------------------------------------------------
+
+export async function askServer() {
+  const headers = bearer ? { Authorization: `Bearer ${bearer}` } : {};
+  const answer = await fetch("/v1/info", { headers }).catch(() => null);
+  if (answer?.ok) server.value = await answer.json();
+  else if (answer?.status === 401) panels.token.value = { error: bearer ? "The server does not take this token." : "" };
+}
+
+/** Single-use, so that the long-lived token stays out of URLs and frames. */
+async function token() {
+  try {
+    return await mintToken(location.origin, bearer);
+  } catch (error) {
+    if (error.code === "unsupported") return undefined; // the server has no tokens
+    throw error;
+  }
+}
+
+export function connection() {
+  return { url: location.origin, ...(bearer && { token }) };
+}
+
+/** A token was typed in. */
+export function login(text) {
+  bearer = text;
+  try { sessionStorage.setItem(BEARER, text); } catch { /* it is asked for again */ }
+  panels.token.value = null;
+  askServer();
+  const chat = current.value;
+  if (chat?.session) openChat(chat.id, { again: true });
+}
+
+function recall(name) {
+  try { return sessionStorage.getItem(name) ?? ""; } catch { return ""; }
+}
+
+// --- chats -------------------------------------------------------------------------------------------------
+
+export async function newChat() {
+  const { tools } = toolsOf(settings.value.tools);
+  const now = Date.now();
+  const record = { id: unique(), title: "New chat", created: now, updated: now, client: `page-${unique()}`, epoch: 0, names: 1, ...(tools?.length && { tools }) };
+  await show(make({ record }));
+  location.hash = "";
+}
+
+/** Show a chat. `again`: read it from the store and connect anew (it was open in another tab, or needs a token). */
+export async function openChat(id, { again = false } = {}) {
+  let chat = open.get(id);
+  if (chat && again) {
+    open.delete(id);
+    await chat.leave();
+    chat = null;
+  }
+  if (!chat) {
+    const record = await store.chat(id) ?? current.value?.record;
+    if (!record) return;
+    chat = make({ record, messages: await store.messages(id) });
+  }
+  await show(chat);
+  chat.open();
+  history.replaceState(null, "", `#chat=${id}`);
+}
+
+function make(parts) {
+  const chat = new Chat({ ...parts, store, connection: connection() });
+  open.set(chat.id, chat);
+  chat.status.subscribe(({ status, error }) => { if (status === "closed") closed(chat, error); });
+  chat.version.subscribe(() => noted(chat));
+  return chat;
+}
+
+async function show(chat) {
+  const before = current.value;
+  batch(() => {
+    current.value = chat;
+    panels.sidebar.value = false;
+    toast.value = toast.value?.action ? toast.value : null;
+  });
+  if (before && before !== chat) release(before);
+}
+
+/** A chat that is not shown needs no connection, unless something runs in it. */
+async function release(chat) {
+  if (chat.tree.size === 0) {
+    open.delete(chat.id);
+    await chat.end();
+    return;
+  }
+  if (chat.busy) {
+    const stop = chat.version.subscribe(() => {
+      if (chat.busy) return;
+      setTimeout(() => stop());
+      if (current.value !== chat) release(chat);
+    });
+    return;
+  }
+  open.delete(chat.id);
+  await chat.leave();
+}
+
+/** The list shows what a chat is called now. */
+function noted(chat) {
+  if (!chat.tree.size) return;
+  const others = chats.value.filter(({ id }) => id !== chat.id);
+  chats.value = [{ ...chat.record, busy: chat.busy }, ...others].sort((a, b) => b.updated - a.updated);
+  if (current.value === chat && !location.hash.includes(chat.id)) history.replaceState(null, "", `#chat=${chat.id}`);
+}
+
+async function changedElsewhere(id) {
+  if (open.has(id)) return;
+  const record = await store.chat(id);
+  const others = chats.value.filter((each) => each.id !== id);
+  chats.value = (record && !record.deleted ? [record, ...others] : others).sort((a, b) => b.updated - a.updated);
+}
+
+function closed(chat, error) {
+  if (current.value !== chat || !error) return;
+  if (error.code === "unauthorized") panels.token.value = { error: bearer ? error.message : "" };
+  else if (error instanceof Replaced) {
+    toast.value = { mild: true, text: "This chat is open in another tab, which has taken it over.", action: ["Use it here", () => openChat(chat.id, { again: true })] };
+  } else {
+    toast.value = { text: `The connection ended: ${error.message}.`, action: ["Connect again", () => openChat(chat.id, { again: true })] };
+  }
+}
+
+export function rename(id, title) {
+  const chat = open.get(id);
+  if (chat) return chat.rename(title);
+  return change(id, { title: title.trim().slice(0, 200) || "New chat", named: true });
+}
+
+async function change(id, changes) {
+  const record = { ...await store.chat(id), ...changes };
+  await store.save(record);
+  const others = chats.value.filter((each) => each.id !== id);
+  chats.value = (record.deleted ? others : [record, ...others]).sort((a, b) => b.updated - a.updated);
+}
+
+/** Delete a chat; for a while it can be had back. */
+export async function remove(id) {
+  const chat = open.get(id);
+  const { title } = chats.value.find((each) => each.id === id);
+  if (chat) {
+    chat.stop();
+    await chat.leave();
+    open.delete(id);
+  }
+  await change(id, { deleted: Date.now() });
+  if (current.value?.id === id) await newChat();
+  const timer = setTimeout(() => { store.remove(id); if (toast.value?.id === id) toast.value = null; }, UNDO_MS);
+  toast.value = {
+    id, mild: true, text: `“${title}” was deleted.`,
+    action: ["Undo", async () => { clearTimeout(timer); await change(id, { deleted: undefined }); await openChat(id); }],
+  };
+}
+
+/** Chats whose title or messages hold some words. @returns {Promise<import("./store.js").Record[]>} */
+export async function search(words) {
+  const wanted = words.trim().toLowerCase();
+  if (!wanted) return chats.value;
+  const within = await store.search(wanted);
+  return chats.value.filter(({ id, title }) => within.has(id) || title.toLowerCase().includes(wanted));
+}
+
+// --- files ---------------------------------------------------------------------------------------------------
+
+async function whole(id) {
+  await open.get(id)?.flush();
+  return { record: await store.chat(id), messages: await store.messages(id) };
+}
+
+export async function exportChat(id, format) {
+  const chat = await whole(id);
+  if (!chat.record) return;
+  if (format === "markdown") download(`${chat.record.title}.md`, toMarkdown(chat), "text/markdown");
+  else download(`${chat.record.title}.json`, toJson([chat]), "application/json");
+}
+
+export async function exportAll() {
+  const all = await Promise.all(chats.value.map(({ id }) => whole(id)));
+  download(`Ramify chats ${new Date().toISOString().slice(0, 10)}.json`, toJson(all), "application/json");
+}
+
+export async function importFile(file) {
+  try {
+    const found = fromJson(await file.text());
+    for (const { record, messages } of found) {
+      const complete = { ...record, id: unique(), client: `page-${unique()}`, epoch: 0, names: 1 };
+      await store.save(complete, messages);
+      chats.value = [complete, ...chats.value];
+    }
+    if (found.length === 1) await openChat(chats.value[0].id);
+    toast.value = { mild: true, text: found.length === 1 ? `“${found[0].record.title}” was imported.` : `${found.length} chats were imported.` };
+  } catch (error) {
+    toast.value = { text: error.message };
+  }
+}
+
+export { set, settings };

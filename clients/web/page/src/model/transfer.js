@@ -1,0 +1,94 @@
+/** Chats as files: JSON that can be imported again, and Markdown to read. Pure. */
+
+import { Tree, contentOf, unique } from "./tree.js";
+
+const FORMAT = "ramify chats 1";
+const MOST_BYTES = 64 << 20;
+const ROLES = ["user", "assistant", "tool"];
+
+/** @param {{record: object, messages: object[]}[]} chats */
+export function toJson(chats) {
+  const plain = chats.map(({ record, messages }) => ({
+    title: record.title, created: record.created, updated: record.updated, chosen: record.chosen, system: record.system,
+    messages: messages.filter(({ gone }) => !gone).map(({ place, op, start, ...rest }) => ({ ...rest, state: "done" })),
+  }));
+  return JSON.stringify({ format: FORMAT, chats: plain }, null, 1);
+}
+
+/**
+ * Chats of a file, with new ids, so that importing twice changes nothing that is there.
+ * @returns {{record: object, messages: object[]}[]}
+ * @throws {Error} which says what is wrong with the file
+ */
+export function fromJson(text) {
+  if (text.length > MOST_BYTES) throw new Error(`The file has ${text.length} characters; ${MOST_BYTES} can be imported.`);
+  let file;
+  try { file = JSON.parse(text); } catch (error) { throw new Error(`This is no JSON file (${error.message}).`); }
+  if (file?.format !== FORMAT || !Array.isArray(file.chats)) throw new Error("This file was not exported from a Ramify chat page: its field `format` says otherwise.");
+  return file.chats.map(imported);
+}
+
+function imported(chat, i) {
+  const wrong = (what) => new Error(`Chat ${i + 1} of the file cannot be read: ${what}.`);
+  if (!Array.isArray(chat?.messages)) throw wrong("it has no list of messages");
+  const ids = new Map(chat.messages.map((each) => [each?.id, unique()]));
+  const messages = chat.messages.map((each, at) => {
+    if (typeof each?.text !== "string" || !ROLES.includes(each.role)) throw wrong(`message ${at + 1} has no text, or an unknown role`);
+    if (each.parent != null && !ids.has(each.parent)) throw wrong(`message ${at + 1} answers one that is not there`);
+    return { ...fields(each), id: ids.get(each.id), parent: ids.get(each.parent) ?? null, chosen: ids.get(each.chosen), state: "done", place: null };
+  });
+  if (looped(messages)) throw wrong("its messages answer each other in a circle");
+  const now = Date.now();
+  const record = { title: String(chat.title ?? "Imported chat").slice(0, 200), named: true, created: Number(chat.created) || now, updated: now, chosen: ids.get(chat.chosen) };
+  if (typeof chat.system === "string") record.system = chat.system;
+  return { record, messages };
+}
+
+function fields({ role, text, created, system, files, calls, results, usage, reason, thoughtMs, merged }) {
+  const known = { role, text, created: Number(created) || 0, reason, thoughtMs: Number(thoughtMs) || undefined };
+  if (typeof system === "string") known.system = system;
+  if (Array.isArray(files)) known.files = files.map(({ name, text: body }) => ({ name: String(name), text: String(body) }));
+  if (Array.isArray(calls)) known.calls = calls.map(({ id, name, arguments: args }) => ({ ...(id && { id: String(id) }), name: String(name), arguments: String(args) }));
+  if (role === "tool") known.results = (Array.isArray(results) ? results : []).map(({ id, name, text: body }) => ({ ...(id && { id: String(id) }), name: String(name), text: String(body) }));
+  if (usage && typeof usage === "object") known.usage = Object.fromEntries(Object.entries(usage).filter(([, value]) => Number.isFinite(value)));
+  if (Array.isArray(merged)) known.merged = [];
+  return known;
+}
+
+function looped(messages) {
+  const parents = new Map(messages.map(({ id, parent }) => [id, parent]));
+  const good = new Set([null]);
+  for (const { id } of messages) {
+    const way = new Set();
+    for (let at = id; !good.has(at); at = parents.get(at)) {
+      if (way.has(at)) return true;
+      way.add(at);
+    }
+    for (const each of way) good.add(each);
+  }
+  return false;
+}
+
+/** What is shown of a chat, as Markdown. */
+export function toMarkdown({ record, messages }) {
+  const path = new Tree(messages, record.chosen).path();
+  const parts = [`# ${record.title}`];
+  if (path[0]?.system) parts.push(`> ${path[0].system.replaceAll("\n", "\n> ")}`);
+  for (const each of path) {
+    const who = { user: "You", assistant: "Answer", tool: "Tools" }[each.role];
+    const body = each.role === "tool" ? each.results.map(({ name, text }) => `\`${name}\`: ${text}`).join("\n\n") : contentOf(each);
+    parts.push(`## ${who}`, body);
+    for (const { name, arguments: args } of each.calls ?? []) parts.push(`Calls \`${name}\`:\n\n\`\`\`json\n${args}\n\`\`\``);
+  }
+  return `${parts.join("\n\n")}\n`;
+}
+
+/** Offer a text as a file. */
+export function download(name, text, type) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = name.replace(/[\\/:*?"<>|\u0000-\u001f]+/g, " ").trim().slice(0, 100);
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}

@@ -1,0 +1,83 @@
+/** Markdown to sanitised DOM: markdown-it parses, DOMPurify lets through what is listed here. Raw HTML stays text. */
+
+import { tasklist } from "@mdit/plugin-tasklist";
+import { tex } from "@mdit/plugin-tex";
+import DOMPurify from "dompurify";
+import MarkdownIt from "markdown-it";
+
+const TAGS = [
+  "p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "pre", "code", "em", "strong", "s", "a",
+  "table", "thead", "tbody", "tr", "th", "td", "input", "span", "div",
+];
+const ATTRIBUTES = ["href", "title", "class", "start", "align", "type", "checked", "disabled", "data-tex", "data-display"];
+const SAFE = { ALLOWED_TAGS: TAGS, ALLOWED_ATTR: ATTRIBUTES, ALLOW_DATA_ATTR: false, RETURN_DOM_FRAGMENT: true };
+
+export const markdown = new MarkdownIt({ html: false, linkify: true, maxNesting: 40 })
+  .use(tasklist, { disabled: true, label: false })
+  .use(tex, { delimiters: "all", render: (content, display) => formula(content, display) });
+
+markdown.validateLink = (url) => /^(https?:|mailto:|#)/i.test(url.trim());
+markdown.renderer.rules.image = (tokens, i) => { // nothing is loaded from outside: a picture is a link to it
+  const url = tokens[i].attrGet("src");
+  const { escapeHtml } = markdown.utils;
+  return `<a href="${escapeHtml(url)}">${escapeHtml(tokens[i].content || url)}</a>`;
+};
+markdown.renderer.rules.table_open = () => "<div class=\"table\"><table>";
+markdown.renderer.rules.table_close = () => "</table></div>";
+for (const cell of ["th_open", "td_open"]) { // a strict policy takes no style attributes
+  markdown.renderer.rules[cell] = (tokens, i, options, _, self) => {
+    const align = /text-align:(\w+)/.exec(tokens[i].attrGet("style") ?? "")?.[1];
+    tokens[i].attrs = align ? [["align", align]] : null;
+    return self.renderToken(tokens, i, options);
+  };
+}
+
+function formula(content, display) {
+  const { escapeHtml } = markdown.utils;
+  const code = escapeHtml(content);
+  return `<span class="math" data-display="${display ? "1" : ""}" data-tex="${code}"><code>${code}</code></span>`;
+}
+
+/** Top-level blocks of a text: their tokens, and where they begin and end (characters).
+ *  @returns {{tokens: object[], begin: number, end: number}[]} */
+export function blocks(text, env) {
+  const lines = [0];
+  for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) lines.push(at + 1);
+  const place = (line) => lines[line] ?? text.length;
+  const found = [];
+  let group = [];
+  for (const token of markdown.parse(text, env)) {
+    group.push(token);
+    if (token.level !== 0 || token.nesting > 0) continue;
+    const { map } = group[0];
+    found.push({ tokens: group, begin: map ? place(map[0]) : found.at(-1)?.end ?? 0, end: map ? place(map[1]) : text.length });
+    group = [];
+  }
+  return found;
+}
+
+/** @returns {DocumentFragment} */
+export function fragment(tokens, env) {
+  return sanitised(markdown.renderer.render(tokens, markdown.options, env));
+}
+
+/** @returns {DocumentFragment} */
+export function sanitised(html) {
+  const clean = DOMPurify.sanitize(html, SAFE);
+  for (const link of clean.querySelectorAll("a[href]")) {
+    link.target = "_blank";
+    link.rel = "noopener noreferrer nofollow";
+  }
+  for (const box of clean.querySelectorAll("input")) {
+    box.type = "checkbox";
+    box.disabled = true;
+    box.ariaLabel = box.checked ? "done" : "to do";
+  }
+  for (const each of clean.querySelectorAll("p, li, h1, h2, h3, h4, h5, h6, blockquote, th, td")) each.dir = "auto";
+  return clean;
+}
+
+/** Formulas as MathML; of KaTeX's output nothing but that is taken. @returns {DocumentFragment} */
+export function mathml(html) {
+  return DOMPurify.sanitize(html, { USE_PROFILES: { mathMl: true }, ADD_TAGS: ["semantics", "annotation"], FORBID_ATTR: ["style", "href"], RETURN_DOM_FRAGMENT: true });
+}

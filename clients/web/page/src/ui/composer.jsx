@@ -1,0 +1,119 @@
+/** Where messages are written: text, files, how many answers, and their format. */
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { panels, server, toast } from "../model/app.js";
+import { options, schemaOf, set, settings } from "../model/settings.js";
+import { contentOf } from "../model/tree.js";
+import { Icon, IconButton } from "./icons.jsx";
+
+const MOST_FILE = 512 << 10; // bytes of an attached file
+const MOST_FILES = 16;
+const CHARACTERS_A_TOKEN = 4; // a guess, until the server has counted
+const COUNTS = [1, 2, 3, 4, 6, 8];
+
+export function Composer({ chat }) {
+  chat.version.value; // read, to be told of changes
+  const [text, setText] = useState(chat.record.draft ?? "");
+  const [files, setFiles] = useState([]);
+  const [over, setOver] = useState(false);
+  const area = useRef(null);
+  const picker = useRef(null);
+  const { count, format } = settings.value;
+  const writing = chat.tree.path().some(({ id }) => chat.live.has(id)) || chat.tree.drafts(chat.tree.path().findLast(({ role }) => role === "user")).some(({ id }) => chat.live.has(id));
+  const schema = schemaOf(format);
+
+  useEffect(() => { area.current.focus({ preventScroll: true }); grow(area.current); }, []);
+  useEffect(() => { grow(area.current); }, [text]);
+
+  const typed = (value) => {
+    setText(value);
+    chat.keepDraft(value);
+    if (value) chat.open();
+  };
+  const submit = (event) => {
+    event?.preventDefault();
+    const said = text.trim();
+    if ((!said && !files.length) || writing) return;
+    if (schema.error) { panels.format.value = true; return; }
+    chat.open();
+    chat.notice.value = null;
+    const system = chat.tree.size ? undefined : settings.value.system.trim();
+    const question = chat.tree.path().findLast(({ role }) => role === "user");
+    if (question?.compare) chat.compare(question, false);
+    chat.send({ text: said, files, system, count, options: options() });
+    setText("");
+    setFiles([]);
+    chat.keepDraft("");
+  };
+  const attach = async (list) => {
+    const added = [];
+    for (const file of list) {
+      if (files.length + added.length >= MOST_FILES) { toast.value = { text: `A message can have ${MOST_FILES} files.` }; break; }
+      if (file.size > MOST_FILE) { toast.value = { text: `“${file.name}” has ${Math.round(file.size / 1024).toLocaleString()} KB; ${MOST_FILE >> 10} KB can be attached. Paste the part that matters.` }; continue; }
+      const body = await file.text();
+      if (body.includes("\u0000") || body.includes("\ufffd")) { toast.value = { text: `“${file.name}” is no text file (UTF-8). Only text can be attached.` }; continue; }
+      added.push({ name: file.name, text: body });
+    }
+    if (added.length) { setFiles([...files, ...added]); chat.open(); }
+    area.current.focus();
+  };
+  const keys = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+    if (event.key === "ArrowUp" && !text) {
+      const last = [...document.querySelectorAll(".message.user")].at(-1)?.querySelector("button[aria-label^=Edit]");
+      if (last) { event.preventDefault(); last.click(); }
+    }
+  };
+  return (
+    <form class={`composer${over ? " over" : ""}`} onSubmit={submit}
+      onDragOver={(event) => { if (event.dataTransfer.types.includes("Files")) { event.preventDefault(); setOver(true); } }}
+      onDragLeave={() => setOver(false)} onDrop={(event) => { event.preventDefault(); setOver(false); attach(event.dataTransfer.files); }}>
+      {files.length > 0 && (
+        <ul class="attached" aria-label="Attached files">
+          {files.map((file, i) => (
+            <li key={i}><Icon name="file" />{file.name}<IconButton name="close" label={`Remove ${file.name}`} onClick={() => setFiles(files.filter((each) => each !== file))} /></li>
+          ))}
+        </ul>
+      )}
+      <label class="unseen" for="input">Message</label>
+      <textarea id="input" ref={area} rows={1} dir="auto" value={text} placeholder="Send a message" autocomplete="off" enterKeyHint="send"
+        onInput={(event) => typed(event.target.value)} onKeyDown={keys} onPaste={(event) => { if (event.clipboardData.files.length) { event.preventDefault(); attach(event.clipboardData.files); } }} />
+      <div class="tools">
+        <IconButton name="attach" label="Attach text files" onClick={() => picker.current.click()} />
+        <input type="file" ref={picker} multiple hidden aria-label="Files to attach" onChange={(event) => { attach([...event.target.files]); event.target.value = ""; }} />
+        <label class="count" title="How many drafts to write side by side"><Icon name="columns" /><span class="unseen">Drafts side by side</span>
+          <select id="count" value={count} onChange={(event) => set({ count: Number(event.target.value) })}>
+            {COUNTS.map((each) => <option key={each} value={each}>{each === 1 ? "1 answer" : `${each} drafts`}</option>)}
+          </select>
+        </label>
+        <IconButton name="braces" label={format.trim() ? "Answer format: a JSON schema is set" : "Answer format"} class={format.trim() ? "on" : ""} onClick={() => { panels.format.value = true; }} />
+        <Counter chat={chat} text={contentOf({ text, files })} />
+        {writing
+          ? <button type="button" class="primary round" aria-label="Stop" title="Stop (Escape)" onClick={() => chat.stop()}><Icon name="stop" /></button>
+          : <button type="submit" class="primary round" aria-label="Send" title="Send (Enter); Shift+Enter starts a new line" disabled={!text.trim() && !files.length}><Icon name="send" /></button>}
+      </div>
+    </form>
+  );
+}
+
+/** Tokens of the chat so far and about those of what is typed, beside what the model can hold. */
+function Counter({ chat, text }) {
+  chat.version.value; // read, to be told of changes
+  const context = server.value?.model?.context;
+  const last = chat.tree.path().findLast(({ place, usage }) => place?.at || usage);
+  const used = last?.place?.at ?? (last ? last.usage.prompt + last.usage.output : 0);
+  const more = Math.ceil(text.length / CHARACTERS_A_TOKEN);
+  if (!used && !more) return <span class="counter" />;
+  const full = context && used + more > 0.9 * context;
+  return (
+    <span class={`counter${full ? " full" : ""}`} title={`This branch has ${used} tokens${more ? `, the message about ${more}` : ""}${context ? `; the model can hold ${context}` : ""}`}>
+      {used.toLocaleString()}{more ? ` + ~${more.toLocaleString()}` : ""}{context ? ` / ${context.toLocaleString()}` : ""}
+    </span>
+  );
+}
+
+function grow(area) {
+  if (!area) return;
+  area.style.height = "auto";
+  area.style.height = `${area.scrollHeight}px`;
+}

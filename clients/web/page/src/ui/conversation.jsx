@@ -1,0 +1,113 @@
+/** The messages that are shown, from the first to the last, and the place to start where there are none. */
+
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { server } from "../model/app.js";
+import { options, settings } from "../model/settings.js";
+import { Drafts } from "./drafts.jsx";
+import { Icon } from "./icons.jsx";
+import { AnswerMessage, ToolMessage, UserMessage } from "./message.jsx";
+import { about, nameOf } from "./sidebar.jsx";
+
+const EXAMPLES = [
+  ["Tell me a short story about a fox.", 1],
+  ["Tell me a story about a dragon.", 3],
+  ["What is 27 + 48?", 1],
+];
+const NEAR_END = 60; // pixels
+
+export function Conversation({ chat }) {
+  chat.version.value; // read, to be told of changes
+  const path = chat.tree.path();
+  const log = useRef(null);
+  const { following, toEnd } = useFollowing(log, chat);
+  const wide = path.some((message) => message.compare && chat.tree.drafts(message).length > 1);
+  return (
+    <>
+      <div class="log" ref={log} role="log" aria-live="off" aria-label="Conversation" tabIndex={0}>
+        {path.length === 0 ? <Welcome chat={chat} /> : (
+          <div class={`messages${wide ? " wide" : ""}`}>{shown(chat, path)}</div>
+        )}
+        <Announcer path={path} />
+      </div>
+      {!following && <button type="button" class="latest" onClick={toEnd}><Icon name="down" /> Latest</button>}
+    </>
+  );
+}
+
+function shown(chat, path) {
+  return path.map((message, i) => {
+    const last = i === path.length - 1;
+    const key = message.id;
+    if (message.role === "user") return <UserMessage key={key} chat={chat} message={message} last={last} />;
+    if (message.role === "tool") return <ToolMessage key={key} message={message} />;
+    const question = path[i - 1];
+    if (last && question?.compare && chat.tree.drafts(question).length > 1) return <Drafts key={`drafts ${question.id}`} chat={chat} question={question} />;
+    return <AnswerMessage key={key} chat={chat} message={message} last={last} />;
+  });
+}
+
+function Welcome({ chat }) {
+  const model = server.value?.model;
+  const demo = model?.model === "default_model";
+  const ask = ([text, count]) => chat.send({ text, count, options: options(), system: settings.value.system.trim() });
+  return (
+    <section class="welcome">
+      <h2>What would you like to ask?</h2>
+      {model && <p>{demo
+        ? `This is the small demonstration model that comes with Ramify (${about(model)}). It tells stories and does small sums; do not trust its facts.`
+        : `${nameOf(model)}: ${about(model)}.`}</p>}
+      <div class="examples">
+        {EXAMPLES.map((each) => (
+          <button type="button" key={each[0]} onClick={() => { chat.open(); ask(each); }}>
+            {each[0]}{each[1] > 1 && <small>{each[1]} drafts side by side</small>}
+          </button>
+        ))}
+        <a class="button" href="game24.html">Watch a tree of thought<small>the game of 24, every branch at once</small></a>
+      </div>
+    </section>
+  );
+}
+
+/** Screen readers hear an answer when it is complete, not in pieces. */
+function Announcer({ path }) {
+  const [said, setSaid] = useState("");
+  const last = path.at(-1);
+  const running = last?.state === "running";
+  const was = useRef(running);
+  useEffect(() => {
+    if (was.current && !running && last) setSaid(`Answer: ${last.text.slice(0, 2000)}`);
+    was.current = running;
+  }, [running]);
+  return <p class="unseen" aria-live="polite">{said}</p>;
+}
+
+/** Stay at the end while answers grow, until the reader scrolls up. */
+function useFollowing(log, chat) {
+  const [following, setFollowing] = useState(true);
+  const state = useRef({ following: true, seen: 0 });
+  const toEnd = () => {
+    state.current.following = true;
+    setFollowing(true);
+    log.current.scrollTop = log.current.scrollHeight;
+  };
+  useEffect(() => {
+    const element = log.current;
+    const scrolled = () => {
+      const { scrollTop, scrollHeight, clientHeight } = element;
+      const near = scrollHeight - scrollTop - clientHeight < NEAR_END;
+      state.current.following = near || (state.current.following && scrollTop >= state.current.seen); // only a reader scrolls up
+      state.current.seen = scrollTop;
+      setFollowing(state.current.following);
+    };
+    element.addEventListener("scroll", scrolled, { passive: true });
+    const grown = new ResizeObserver(() => { if (state.current.following) element.scrollTop = element.scrollHeight; });
+    grown.observe(element);
+    const watch = new MutationObserver(() => { if (element.firstElementChild) grown.observe(element.firstElementChild); });
+    watch.observe(element, { childList: true });
+    if (element.firstElementChild) grown.observe(element.firstElementChild);
+    return () => { element.removeEventListener("scroll", scrolled); grown.disconnect(); watch.disconnect(); };
+  }, []);
+  const count = chat.tree.size;
+  useLayoutEffect(() => { if (log.current) toEnd(); }, [count]); // a message more: show it
+  return { following, toEnd };
+}

@@ -1,0 +1,93 @@
+/** The page: list of chats, the conversation, the tree beside it, and dialogs. */
+
+import { useEffect } from "preact/hooks";
+import { current, newChat, panels, toast } from "../model/app.js";
+import { Composer } from "./composer.jsx";
+import { Conversation } from "./conversation.jsx";
+import { FormatDialog, SettingsDialog, TokenDialog } from "./dialogs.jsx";
+import { Header } from "./header.jsx";
+import { IconButton } from "./icons.jsx";
+import { Palette } from "./palette.jsx";
+import { Sidebar } from "./sidebar.jsx";
+import { TreePanel } from "./tree.jsx";
+
+export function Page() {
+  useEffect(() => {
+    document.addEventListener("keydown", shortcuts);
+    return () => document.removeEventListener("keydown", shortcuts);
+  }, []);
+  const chat = current.value;
+  const shown = panels.sidebar.value ? " drawer" : "";
+  return (
+    <div class={`page${shown}${panels.tree.value ? " with-tree" : ""}`}>
+      <a class="skip" href="#input" onClick={(event) => { event.preventDefault(); document.getElementById("input")?.focus(); }}>Skip to the message box</a>
+      <Sidebar />
+      <div class="shade" onClick={() => { panels.sidebar.value = false; }} />
+      {chat && (
+        <main key={chat.id}>
+          <Header chat={chat} />
+          <Connection chat={chat} />
+          <Conversation chat={chat} />
+          <Notices chat={chat} />
+          <Composer chat={chat} />
+        </main>
+      )}
+      {chat && panels.tree.value && <TreePanel key={chat.id} chat={chat} />}
+      <SettingsDialog />
+      <FormatDialog />
+      <TokenDialog />
+      <Palette />
+    </div>
+  );
+}
+
+/** A bar while the connection is away. */
+function Connection({ chat }) {
+  const { status } = chat.status.value;
+  if (!["waiting", "offline", "draining"].includes(status)) return null;
+  const words = { waiting: "Connection lost.", offline: "No network.", draining: "The server is restarting." }[status];
+  return (
+    <div class="bar" role="status">
+      <span>{words} Nothing is lost: answers go on, and will be here when it is back.</span>
+      <button type="button" class="small" onClick={() => chat.reconnect()}>Try now</button>
+    </div>
+  );
+}
+
+function Notices({ chat }) {
+  return (
+    <>
+      <Notice what={chat.notice.value} dismiss={() => { chat.notice.value = null; }} />
+      <Notice what={toast.value} dismiss={() => { toast.value = null; }} />
+    </>
+  );
+}
+
+function Notice({ what, dismiss }) {
+  if (!what) return null;
+  const { text, action, mild } = what;
+  return (
+    <div class={`notice${mild ? " mild" : ""}`} role={mild ? "status" : "alert"}>
+      <span>{text}</span>
+      {action && <button type="button" class="small" onClick={() => { dismiss(); action[1](); }}>{action[0]}</button>}
+      <IconButton name="close" label="Dismiss" onClick={dismiss} />
+    </div>
+  );
+}
+
+/** Keys that work everywhere. */
+function shortcuts(event) {
+  const control = event.ctrlKey || event.metaKey;
+  const key = event.key.toLowerCase();
+  const does = (action) => { event.preventDefault(); action(); };
+  if (control && key === "k") return does(() => { panels.palette.value = !panels.palette.value; });
+  if (control && event.shiftKey && key === "o") return does(newChat);
+  if (event.altKey && key === "t") return does(() => { panels.tree.value = !panels.tree.value; });
+  if (control && key === ",") return does(() => { panels.settings.value = true; });
+  if (key === "escape" && !document.querySelector("dialog[open]")) {
+    if (panels.sidebar.value) panels.sidebar.value = false;
+    else if (!event.target.closest?.("form.edit, [role=menu]")) current.value?.stop();
+  }
+  if (key === "/" && !event.target.closest?.("input, textarea, select, dialog")) return does(() => document.getElementById("input")?.focus());
+}
+

@@ -1,0 +1,127 @@
+/** The whole chat as a tree: every edit, retry and draft, what each cost, and the way to it. */
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { panels } from "../model/app.js";
+import { brief } from "../model/tree.js";
+import { IconButton } from "./icons.jsx";
+import { costOf, discard } from "./message.jsx";
+
+export function TreePanel({ chat }) {
+  chat.version.value; // read, to be told of changes
+  const path = new Set(chat.tree.path().map(({ id }) => id));
+  const all = rows(chat.tree);
+  const end = chat.tree.path().at(-1)?.id;
+  const [focus, setFocus] = useState(end);
+  const list = useRef(null);
+  const at = all.some(({ message }) => message.id === focus) ? focus : end;
+  useEffect(() => {
+    if (list.current?.contains(document.activeElement)) list.current.querySelector(`[data-id="${at}"]`)?.focus();
+  }, [at]);
+  const keys = (event) => {
+    const i = all.findIndex(({ message }) => message.id === at);
+    const { message } = all[i] ?? {};
+    if (!message) return;
+    const to = {
+      ArrowDown: all[i + 1]?.message, ArrowUp: all[i - 1]?.message, ArrowLeft: chat.tree.parent(message),
+      ArrowRight: chat.tree.children(message)[0], Home: all[0].message, End: all.at(-1).message,
+    }[event.key];
+    if (to) setFocus(to.id);
+    else if (event.key === "Enter" || event.key === " ") chat.choose(message);
+    else if (event.key === "Delete") discard(chat, message);
+    else return;
+    event.preventDefault();
+  };
+  return (
+    <aside class="tree-panel" aria-label="Tree of this chat">
+      <div class="tree-head"><h2>Tree</h2><span class="space" /><IconButton name="close" label="Close the tree (Alt+T)" onClick={() => { panels.tree.value = false; }} /></div>
+      <Totals chat={chat} />
+      {all.length === 0 ? <p class="soft">Every edit, retry and draft becomes a branch here; nothing is overwritten.</p> : (
+        <ul role="tree" ref={list} aria-label="Messages" onKeyDown={keys}>
+          {all.map(({ message, depth, first }) => (
+            <Row key={message.id} {...{ chat, message, depth, first }} shown={path.has(message.id)} current={message.id === end} focusable={message.id === at}
+              pick={() => { setFocus(message.id); chat.choose(message); }} />
+          ))}
+        </ul>
+      )}
+      <Legend />
+    </aside>
+  );
+}
+
+/** Messages in the order of the tree. A chain stays at its depth; where it forks, its branches go one deeper. */
+function rows(tree) {
+  const found = [];
+  const todo = tree.children(null).map((message, _, { length }) => ({ message, depth: length > 1 ? 1 : 0, first: length > 1 })).reverse();
+  while (todo.length) {
+    const row = todo.pop();
+    found.push(row);
+    const children = tree.children(row.message);
+    const forks = children.length > 1;
+    todo.push(...children.map((message) => ({ message, depth: row.depth + (forks ? 1 : 0), first: forks })).reverse());
+  }
+  return found;
+}
+
+function Row({ chat, message, depth, first, shown, current, focusable, pick }) {
+  chat.version.value; // read, to be told of changes
+  const live = chat.live.get(message.id);
+  live?.drawn.value;
+  const text = brief(live ? live.text : message.text || message.files?.[0]?.name || "", 90) || (live ? "…" : "No text");
+  const who = { user: "You", assistant: "Answer", tool: "Tools" }[message.role];
+  return (
+    <li role="treeitem" data-id={message.id} tabIndex={focusable ? 0 : -1} aria-level={depth + 1} aria-selected={current} aria-label={`${who}: ${text}`}
+      class={`${message.role}${shown ? " shown" : ""}${current ? " current" : ""}${first ? " first" : ""}${live ? " live" : ""}`}
+      style={{ "--depth": Math.min(depth, 12) }} onClick={pick}>
+      <span class="knot" aria-hidden="true" />
+      <span class="row-text" dir="auto">{text}</span>
+      <Cost live={live} message={message} />
+    </li>
+  );
+}
+
+/** What an answer cost: the tokens of its prompt that were cached and computed, and those it wrote. */
+function Cost({ live, message }) {
+  if (live) return <span class="cost">{live.tokens}{live.rate ? ` · ${Math.round(live.rate)}/s` : ""}</span>;
+  const { usage, score } = message;
+  if (!usage) return null;
+  const forced = usage.forced ?? 0;
+  const accepted = usage.accepted ?? 0;
+  const sampled = Math.max(0, usage.output - forced - accepted);
+  return (
+    <span class="cost" title={costOf(message)}>
+      {score != null && <b>{score}/9 </b>}{usage.output}
+      <span class="bar-of" aria-hidden="true">
+        {[["cached", usage.cached], ["computed", usage.computed], ["forced", forced], ["accepted", accepted], ["sampled", sampled]].map(([kind, amount]) =>
+          amount > 0 && <i key={kind} class={kind} style={{ flexGrow: amount }} />)}
+      </span>
+    </span>
+  );
+}
+
+function Totals({ chat }) {
+  chat.version.value; // read, to be told of changes
+  const { tree } = chat;
+  const sums = { cached: 0, computed: 0, output: 0 };
+  let ends = 0;
+  for (const each of tree.messages.values()) {
+    if (each.gone) continue;
+    if (!tree.children(each).length) ends += 1;
+    for (const name of Object.keys(sums)) sums[name] += each.usage?.[name] ?? 0;
+  }
+  if (!tree.size) return null;
+  const total = sums.cached + sums.computed;
+  return (
+    <p class="totals">
+      {ends} {ends === 1 ? "branch" : "branches"} · {sums.output.toLocaleString()} tokens written
+      {total > 0 && <> · <b>{Math.round((100 * sums.cached) / total)} %</b> of all prompts came from the cache</>}
+    </p>
+  );
+}
+
+function Legend() {
+  return (
+    <p class="legend" aria-hidden="true">
+      {["cached", "computed", "sampled", "forced", "accepted"].map((kind) => <span key={kind}><i class={kind} />{kind}</span>)}
+    </p>
+  );
+}

@@ -1,0 +1,78 @@
+/**
+ * One Chromium for a file of tests, and a page with storage of its own for each test.
+ * The server's address is the first argument. See `test_page.py`.
+ */
+
+import assert from "node:assert/strict";
+import { after, test } from "node:test";
+import { chromium } from "../../../clients/web/page/node_modules/playwright-core/index.mjs";
+
+export const URL_OF_SERVER = process.argv[2];
+const CHROMIUM = process.argv[3];
+const QUIET = [
+  "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+  "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+];
+const PATIENCE_MS = 15_000;
+export const SETTINGS = { temperature: 0, max_tokens: 60 };
+
+const browser = await chromium.launch({ executablePath: CHROMIUM, args: QUIET });
+after(() => browser.close());
+
+/** A visit: a browser context, whose storage nobody shares. `problems`: what the page complained of. */
+export async function visit({ settings = {}, ...options } = {}) {
+  const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, reducedMotion: "reduce", ...options });
+  context.setDefaultTimeout(PATIENCE_MS);
+  context.problems = [];
+  context.on("page", (page) => {
+    page.on("pageerror", (error) => context.problems.push(error.stack));
+    page.on("console", (message) => { if (message.type() === "error" && !/ERR_INTERNET_DISCONNECTED/.test(message.text())) context.problems.push(message.text()); });
+  });
+  const page = await context.newPage();
+  await page.addInitScript((kept) => { localStorage["ramify chat settings"] ??= JSON.stringify(kept); }, { ...SETTINGS, ...settings });
+  await page.goto(URL_OF_SERVER);
+  await page.locator("#input").waitFor();
+  return page;
+}
+
+/** A test with a page of its own, which must not complain. */
+export function scene(name, play, options) {
+  test(name, async () => {
+    const page = await visit(options);
+    try {
+      await play(page);
+      assert.deepEqual(page.context().problems, []);
+    } catch (error) {
+      await page.screenshot({ path: `${process.env.SHOTS ?? "/tmp"}/failed.png` }).catch(() => {});
+      throw error;
+    } finally {
+      await page.context().close();
+    }
+  });
+}
+
+export async function send(page, text, { count = 1 } = {}) {
+  await page.locator("#count").selectOption(String(count));
+  await page.locator("#input").fill(text);
+  await page.locator("#input").press("Enter");
+}
+
+/** Wait until nothing is being written. */
+export async function settled(page) {
+  await page.waitForFunction(() => !document.querySelector(".writing") && document.querySelector(".answer"));
+}
+
+/** Wait until an answer has some text. */
+export async function streaming(page, least = 20) {
+  await page.waitForFunction((length) => document.querySelector(".writing .text")?.textContent.length >= length, least);
+}
+
+export const answers = (page) => page.locator(".answer .text").allTextContents();
+export const last = async (page) => (await answers(page)).at(-1);
+
+/** Retry, which at temperature 0 writes the same again. */
+export async function again(page) {
+  await page.getByRole("button", { name: /^Retry/ }).last().click();
+  await page.waitForFunction(() => document.querySelector(".writing"));
+  await settled(page);
+}

@@ -1,0 +1,125 @@
+"""The chat page in a real browser: Chromium, driven by playwright-core from Node (`page/*.mjs`).
+
+Each file of scenes has a server and a browser of its own, which its scenes share. Needs Chromium,
+Node, and `npm ci` in clients/web/page, which `make test` does where npm is there.
+"""
+
+import asyncio
+import re
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.actors.engine import running_engine
+from ramify.actors.executor.spec import FakeSpec
+from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "clients/web/page"
+SITE = ROOT / "clients/web/site"
+LIBRARY = ROOT / "clients/web/lib"
+SCENES = Path(__file__).parent / "page"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+INSTALLED = shutil.which("node") is not None and (PAGE / "node_modules").is_dir()
+MOST_S = 120
+MOST_BYTES = 300_000  # of a built file
+TYPES = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
+
+needs_packages = pytest.mark.skipif(not INSTALLED, reason="needs node, and `npm ci`")
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None or not INSTALLED, reason="needs chromium, node, and `npm ci`"
+)
+
+
+def fetch(url: str) -> tuple[int, dict[str, str], bytes]:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read()
+
+
+def config(folder: Path, **server: Any) -> EngineConfig:
+    return EngineConfig(model=ModelConfig(path=folder), server=ServerConfig(port=0, **server))
+
+
+def fake(step_seconds: float) -> FakeSpec:
+    """A model whose answers end only where they are cut."""
+    return FakeSpec(
+        settings={"step_seconds": step_seconds},
+        model={"vocab_size": 384, "eos": 2, "first": 3, "eos_every": 9999},
+    )
+
+
+async def test_every_file_is_served_with_its_type_and_a_strict_policy(tokenizer_folder: Path) -> None:
+    async with running_engine(config(tokenizer_folder), spec=FakeSpec()) as engine:
+        base = f"http://127.0.0.1:{engine.port}/"
+        for path in sorted([*SITE.iterdir(), *LIBRARY.iterdir()]):
+            place = "ramify/" if path.parent == LIBRARY else ""
+            status, headers, body = await asyncio.to_thread(fetch, base + place + path.name)
+            assert status == 200
+            assert headers["content-type"].startswith(TYPES[path.suffix]), path.name
+            assert "default-src 'self'" in headers["content-security-policy"]
+            assert headers["x-content-type-options"] == "nosniff"
+            assert body == path.read_bytes()
+        _, _, body = await asyncio.to_thread(fetch, base)
+        assert body == (SITE / "index.html").read_bytes()
+
+
+def test_built_files_are_small() -> None:
+    assert [path.name for path in SITE.iterdir() if path.stat().st_size > MOST_BYTES] == []
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SITE.glob("*.html")))
+def test_a_page_has_no_code_of_its_own_and_needs_nothing_from_elsewhere(name: str) -> None:
+    text = (SITE / name).read_text()
+    assert "<style" not in text
+    assert not re.search(r"<script(?![^>]*src=)", text)
+    assert not re.search(r"\son\w+=|\sstyle=", text)
+    assert "//" not in text.replace("<!doctype", "")
+
+
+def test_our_sources_never_make_markup_of_text() -> None:
+    for path in (PAGE / "src").rglob("*.js*"):
+        code = re.sub(r"/\*.*?\*/|//[^\n]*", "", path.read_text(), flags=re.DOTALL)
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", code), path
+
+
+@needs_packages
+def test_the_built_page_is_what_its_sources_make() -> None:
+    done = subprocess.run(
+        ["node", "build.mjs", "--check"], cwd=PAGE, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("scenes", "step_seconds"),
+    [("chats", 0.004)],
+)
+async def test_scenes(scenes: str, step_seconds: float, tokenizer_folder: Path, tmp_path: Path) -> None:
+    async with running_engine(config(tokenizer_folder), spec=fake(step_seconds)) as engine:
+        url = f"http://127.0.0.1:{engine.port}"
+        process = await asyncio.create_subprocess_exec(
+            "node",
+            f"{scenes}.mjs",
+            url,
+            str(CHROMIUM),
+            cwd=SCENES,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            said, _ = await asyncio.wait_for(process.communicate(), MOST_S)
+        finally:
+            if process.returncode is None:
+                process.kill()
+        assert process.returncode == 0, said.decode()
