@@ -64,6 +64,10 @@ class ForcedText:
         found = self._step(state)
         return None if found is None else found[0]
 
+    def states(self) -> NDArray[np.int64]:
+        """Those with one byte to go on with."""
+        return np.flatnonzero(self._one)
+
     def plan(self, state: int) -> Plan:
         """All that is forced from `state`, up to `MOST_FORCED` tokens, and drafts."""
         found = self._plans.get(state)

@@ -136,6 +136,10 @@ class ConstrainedRows:
         """Whether the row's output may be asked and moved now."""
         return self._of[row].ready
 
+    def wait(self, row: int, until: float) -> bool:
+        """Until the row's output is ready, or that time (of `time.monotonic`); whether it is."""
+        return self._of[row].wait(until)
+
     def absent(self, rows: Ints, alone: bool = False) -> Flags | None:
         """bool [R], which of the decodes of `rows` cannot be in the step that begins now; None: all can.
 

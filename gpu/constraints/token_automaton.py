@@ -7,7 +7,6 @@ It knows nothing of rows, steps or devices. Every method may be called from any 
 """
 
 from array import array
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +22,6 @@ ALIKE_FROM = 512  # states from which on it is worth looking which are alike
 _MARKS = 0xFE  # bytes from here on stand in the names of tokens that are no text
 QUICK_NODES = 120_000  # of a token tree; a mask of fewer is made in less than 0.3 ms
 _UNKNOWN = -2
-
-
-class Tables(NamedTuple):
-    """A whole constraint as two tables, so that a device can follow it without the host.
-
-    `class_of`: int32 [vocabulary]. `next`: int32 [states + 1, classes], the state behind a token of that
-    class or -1 if it is not legal; the last state is the end.
-    """
-
-    class_of: NDArray[np.int32]
-    next: NDArray[np.int32]
 
 
 class TokenAutomaton:
@@ -131,40 +119,28 @@ class TokenAutomaton:
         """What must follow in `state`: see `forced`. `mask` agrees with it, token by token."""
         return NOTHING if state == self.end else self._forced.plan(state)
 
-    def tables(self, most_cells: int) -> Tables | None:
-        """The whole as tables; None if they would have more than `most_cells` cells.
+    @property
+    def transitions(self) -> NDArray[np.int32]:
+        """int32 [states, classes] without the end: the state behind a byte of that class, or -1."""
+        return self._next
 
-        Takes a walk for each state: milliseconds each, for large vocabularies.
-        """
-        states, size = self.end + 1, self.vocabulary.size
-        random = np.random.default_rng(0x5851F42D4C957F2D)
-        hashes = np.zeros(size, np.uint64)
-        for state in range(states):
-            targets = self._targets(state)
-            hashes += (targets + 2).astype(np.uint64) * random.integers(0, 1 << 64, 1, np.uint64)
-        _, first, class_of = np.unique(hashes, return_index=True, return_inverse=True)
-        if len(first) * states > most_cells:
-            return None
-        following = np.empty((states, len(first)), np.int32)
-        for state in range(states):
-            targets = self._targets(state)
-            following[state] = targets[first]
-            if (following[state][class_of] != targets).any():
-                return None  # two hashes of 64 bits were equal
-        return Tables(class_of.astype(np.int32), following)
+    @property
+    def classes(self) -> NDArray[np.uint8]:
+        """uint8 [256]: the class of each byte."""
+        return self._classes
 
-    def _targets(self, state: int) -> NDArray[np.int32]:
-        """For each id the state behind it, -1 where it is not legal."""
-        found = np.full(self.vocabulary.size, -1, np.int32)
-        if state != self.end:
-            token = self._forced.token(state)
-            if token is not None:
-                found[token] = self.advance(state, token)
-            else:
-                found = self._walker.targets(state)
-        if self.is_final(state):
-            found[list(self.vocabulary.stop_ids)] = self.end
-        return found
+    @property
+    def finals(self) -> NDArray[np.bool_]:
+        """bool [states] without the end: whether the output may end there."""
+        return self._final
+
+    def forced_states(self) -> NDArray[np.int64]:
+        """The states in which a token may be forced."""
+        return self._forced.states()
+
+    def forced_token(self, state: int) -> int | None:
+        """The only token that is legal in `state`, which is not the end, if its text is forced."""
+        return self._forced.token(state)
 
     def _remember(self, state: int) -> NDArray[np.int32]:
         row = self._make(state)

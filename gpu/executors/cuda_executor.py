@@ -17,7 +17,8 @@ from torch import Tensor
 from ramify.gpu.attention.registry import Choice
 from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.executors.base import Counters
-from ramify.gpu.executors.launched_step import Drafted, LaunchedStep
+from ramify.gpu.executors.cuda_constraints import CudaConstraints
+from ramify.gpu.executors.launched_step import Drafted, LaunchedStep, Obeyed
 from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.gluon_check import gluon_works
@@ -27,6 +28,7 @@ from ramify.gpu.ops.triton_linear import Products
 from ramify.gpu.ops.triton_ops import LazyStream, TritonOps
 from ramify.gpu.programmatic_launch import overlaps
 from ramify.gpu.progress import Progress
+from ramify.gpu.sampling.automata import Constrained
 from ramify.gpu.sampling.cuda_sampler import CudaSampler, Drafts
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.triton_sampling import sample_into
@@ -73,11 +75,15 @@ class CudaExecutor:
             drafter.serve(table, self._verifier)
         self._in_flight = 0  # steps with drafts whose end the host does not know
         self._last = self._verifier.last
-        # of each line that samples: its token, and whether that is output (only of steps with drafts)
+        # of each line that samples: its token, whether that is output (only of steps with drafts),
+        # and whether its constraint allowed no other (only of lines that have one)
         self._results = torch.zeros(
-            (2, -(-info.max_rows // 4) * 4), dtype=torch.int32, device=self._device
+            (3, -(-info.max_rows // 4) * 4), dtype=torch.int32, device=self._device
         )
-        self._tokens, self._kept = self._results
+        self._tokens, self._kept, self._forced = self._results
+        self.constraints: CudaConstraints | None = None
+        if info.constrains:
+            self.constraints = CudaConstraints(info, table, self._device)
         # of whatever step runs: were each graph to keep its own, they would fill a gigabyte
         self._logits = torch.empty(
             (info.max_rows, info.vocab_size), dtype=model.dtype, device=self._device
@@ -99,6 +105,7 @@ class CudaExecutor:
         self._frames: dict[tuple[int, Bucket], StepFrame] = {}  # by ring entry, into `_steps`
         self._extras = Upload(self._device)
         self._page_uploads = Upload(self._device)
+        self._unsampled = Upload(self._device)
         self._targets = Upload(self._device)
         self._slice = min(info.max_rows, slice_lines(info.vocab_size))
         self._download = Download(self._results.view(-1))
@@ -147,15 +154,20 @@ class CudaExecutor:
         step = self._apply(entry, plan)
         rows = step.rows[step.sampling]
         scored = step.rows[:0] if step.scored is None else step.scored.rows
-        more = None
+        more = obeyed = None
         clock.start()
         self._upload_pages(entry)
         if len(step.rows):
             late = self._is_late()
             frame, final = self._run(entry, step, late)
-            more = self._resample(entry, step, frame, late)
+            constrained = None if self.constraints is None else self.constraints.lines(step)
+            more = self._resample(entry, step, frame, late, constrained)
             if step.lines is not None:
                 self._accept(step, frame)
+            if self.constraints is not None and constrained is not None:
+                kept = None if step.lines is None else self._kept
+                self._sampler.follow(self.constraints.automata, self._tokens, kept, self._forced)
+                obeyed = np.flatnonzero(constrained.kinds >= 0)
             if step.scored is not None and final is not None:
                 scores = self._score(entry, step.scored, final)
                 more = scores if more is None else torch.cat((more, scores))
@@ -166,11 +178,12 @@ class CudaExecutor:
             results, fetched = self._download.fetch(entry, clock, more)
         asked = self._sampler.logprobs_asked(rows)
         requests = {row: int(self.rows.requests[row]) for row in {*rows.tolist(), *scored.tolist()}}
-        launched = LaunchedStep(
-            plan.step, step.computed, rows, requests, clock, asked, scored, results, fetched
-        )
+        launched = LaunchedStep(plan.step, step, rows, requests, clock, asked, scored, results, fetched)
         if step.lines is not None:
             launched.drafted = self._drafted(step, results[len(self._tokens) :])
+        settled = None if self.constraints is None else self.constraints.watch(step)
+        if settled is not None and obeyed is not None:
+            launched.constrained = Obeyed(obeyed, results[2 * len(self._tokens) :], settled)
         self._ring[entry] = launched
         return launched
 
@@ -244,6 +257,8 @@ class CudaExecutor:
 
     def close(self) -> None:
         """Drop the weights, the pool and the graphs."""
+        if self.constraints is not None:
+            self.constraints.close()
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         del self._graphs, self._model, self._ops, self._attention, self._pages, self._logits
@@ -262,6 +277,11 @@ class CudaExecutor:
 
     def _apply(self, entry: int, plan: StepPlan) -> StepRows:
         step = self.rows.apply(plan)
+        if self.constraints is not None:
+            plan, step = self.constraints.begin(plan, step)
+            self.constraints.automata.upload(entry)
+            if step.asked is not None:
+                self._remember(entry, step)
         if self._drafter is not None:
             step = self._drafter.begin(plan, step)
         step = step.with_short_extends_as_decodes()
@@ -271,6 +291,13 @@ class CudaExecutor:
             self._verifier.opened([opened.row for opened in plan.opens])
         self.counters.count(step.computed)
         return step
+
+    def _remember(self, entry: int, step: StepRows) -> None:
+        """Let rows whose extends were to sample, and do not, run their last token next."""
+        rows, tokens = step.last_extended
+        if len(rows):
+            sent = self._unsampled.send(entry, rows=rows, tokens=tokens)
+            self._last.index_copy_(0, sent["rows"], sent["tokens"])
 
     def _upload_pages(self, entry: int) -> None:
         """Write what the plan added to the page tables into the one on the device."""
@@ -380,8 +407,9 @@ class CudaExecutor:
     def _warm_sampler(self) -> None:
         """Launch what no bucket does: what some rows ask for, and what steps with drafts need."""
         self._sampler.warm(
-            self._logits.dtype, self._spare, self._last, self._tokens, self._kept, self._verifier
-        )
+            self._logits.dtype, self._spare, self._last, self._tokens, self._kept, self._forced,
+            self._verifier, None if self.constraints is None else self.constraints.automata,
+        )  # fmt: skip
         for bucket in (Bucket(0, 0, 1, 1), Bucket(16, 1, 0, 1)):
             self._pad(bucket)
             inputs = self._frame(0, bucket).device
@@ -430,7 +458,14 @@ class CudaExecutor:
             return self._logits[:0]
         return self._model.logits(final, lines, self._ops, self._logits[:count])
 
-    def _resample(self, entry: int, step: StepRows, frame: StepFrame, late: bool) -> Tensor | None:
+    def _resample(
+        self,
+        entry: int,
+        step: StepRows,
+        frame: StepFrame,
+        late: bool,
+        constrained: Constrained | None = None,
+    ) -> Tensor | None:
         """Sample again the lines that ask for more than a temperature; their log-probabilities."""
         drafts = None
         if step.lines is not None:
@@ -440,7 +475,8 @@ class CudaExecutor:
             drafts = Drafts(numbers, inputs[: len(step.sampling)], self._verifier.inputs)
         return self._sampler.resample(
             entry, self._logits, step.rows[step.sampling], step.draws, self._last, self._tokens,
-            self._verifier if late else None, drafts,
+            self._verifier if late else None, drafts, constrained,
+            None if self.constraints is None else self.constraints.automata,
         )  # fmt: skip
 
     def _score(self, entry: int, scored: Scored, final: LazyStream) -> Tensor:

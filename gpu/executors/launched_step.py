@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ramify.gpu.executors.base import BadLogits
+from ramify.gpu.sampling.acceptance import packed_rows
 from ramify.gpu.sampling.cuda_sampler import token_logprobs
 from ramify.gpu.sampling.triton_logprobs import WORDS
-from ramify.gpu.step.rows import Ints
+from ramify.gpu.step.rows import Ints, StepRows
 from ramify.gpu.step.staging import Int32s, StepClock
 from ramify.protocol.plan import StepResult
 
@@ -35,11 +36,20 @@ class Drafted:
 
 
 @dataclass(slots=True)
+class Obeyed:
+    """What constraints have to do with a step's S lines."""
+
+    lines: Ints  # which have one
+    forced: Int32s  # [>= S] 1 where one token only was legal, of the ring entry
+    settled: Callable[[Int32s, Int32s | None], None]  # is told the tokens, and which of them are output
+
+
+@dataclass(slots=True)
 class LaunchedStep:
     """What a step was launched with, and where its results arrive."""
 
     number: int
-    computed: int
+    step: StepRows
     rows: Ints  # [S] that sample, a row with drafts several times
     requests: dict[int, int]  # by row, of those that sample or score
     clock: StepClock
@@ -49,6 +59,7 @@ class LaunchedStep:
     tokens: Int32s  # [>= S]
     more: Int32s | None  # lines of `logprobs_into`, of the rows that asked; then float32[K] scores
     drafted: Drafted | None = None
+    constrained: "Obeyed | None" = None
     _elapsed_us: int | None = None
 
     def ready(self) -> bool:
@@ -65,6 +76,9 @@ class LaunchedStep:
             if drafted is not None:
                 drafted.kept = drafted.kept[: len(self.rows)].copy()
                 drafted.settled(drafted.lines - np.add.reduceat(drafted.kept, drafted.firsts))
+            if self.constrained is not None:
+                self.constrained.forced = self.constrained.forced[: len(self.rows)].copy()
+                self.constrained.settled(self.tokens, None if drafted is None else drafted.kept)
         return self._elapsed_us
 
     def result(self) -> StepResult:
@@ -72,26 +86,28 @@ class LaunchedStep:
         more = np.empty(0, dtype=np.int32) if self.more is None else self.more
         words, scores = np.split(more, [len(more) - len(self.scored)])
         words, tokens, rows, asked = words.reshape(-1, WORDS), self.tokens, self.rows, self.asked
-        counts = drafts = b""
+        each = np.ones(len(rows), dtype=np.int64)
+        forced = np.zeros(len(tokens), dtype=np.uint8)
+        if self.constrained is not None:
+            own = self.constrained.lines
+            forced[own] = self.constrained.forced[own]
         last: Ints | slice = slice(None)  # which of the tokens are their rows' last
         if self.drafted is not None:
-            kept, lines = self.drafted.kept > 0, self.drafted.lines
-            each = np.add.reduceat(self.drafted.kept, self.drafted.firsts)
-            counts, drafts = each.astype(np.int32).tobytes(), (lines - 1).astype(np.int32).tobytes()
+            kept = self.drafted.kept > 0
+            each = np.add.reduceat(kept, self.drafted.firsts, dtype=np.int64)
             if len(words):
                 words = words[kept[asked > 0]]
-            tokens, asked = tokens[kept], asked[kept]
+            tokens, asked, forced = tokens[kept], asked[kept], forced[kept]
             rows, last = rows[self.drafted.firsts], np.cumsum(each) - 1
         result = StepResult(
             step=self.number,
-            rows=rows.astype(np.int32).tobytes(),
             tokens=tokens.tobytes(),
-            computed=self.computed,
+            computed=self.step.computed,
             elapsed_us=elapsed_us,
             logprobs=token_logprobs(words, asked) if len(words) else [],
             scores=scores.tobytes(),
-            counts=counts,
-            drafted=drafts,
+            forced=forced.tobytes() if forced.any() else b"",
+            **packed_rows(self.step, each),
         )
         unscored = np.unique(self.scored[np.isnan(scores.view(np.float32))])
         bad = np.concatenate([rows[tokens[last] < 0], unscored])

@@ -6,12 +6,14 @@ launches nothing more. Nothing here waits for the device.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ramify.gpu.sampling.automata import Constrained, DeviceAutomata, Followed, lines_without
 from ramify.gpu.sampling.settings import RowSettings
 from ramify.gpu.sampling.token_counts import TokenCounts
 from ramify.gpu.sampling.triton_logprobs import WORDS, logprobs_into, read_logprobs
@@ -19,7 +21,7 @@ from ramify.gpu.sampling.triton_truncation import ASK, EVERY_KEY, Before, resamp
 from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.step.inputs import Draws
 from ramify.gpu.step.rows import Ints
-from ramify.gpu.step.staging import Upload
+from ramify.gpu.step.staging import Array, Upload
 from ramify.gpu.step.step_rows import within
 from ramify.protocol.plan import OpenRow
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
@@ -49,10 +51,11 @@ class CudaSampler:
         self._settings = RowSettings(max_rows, vocab_size)
         # the settings once more, as the kernels read them
         self._rows = np.zeros(max_rows, dtype=ASK)
-        self._rows["counted"] = -1
+        self._rows["counted"] = self._rows["kind"] = -1
         self._kinds: npt.NDArray[np.uint8] = np.zeros(max_rows, dtype=np.uint8)
         self._counts = TokenCounts(vocab_size, device)
         self._upload = Upload(device)
+        self._followed: Followed | None = None  # asks of the last step, some with a constraint
         self._undecided: Tensor | None = None  # asks of the last step, whose tokens are not counted yet
         self._words = torch.zeros((max_rows, WORDS), dtype=torch.int32, device=device)
 
@@ -90,15 +93,20 @@ class CudaSampler:
         tokens: Tensor,
         verifier: Verifier | None = None,
         drafts: Drafts | None = None,
+        constrained: Constrained | None = None,
+        automata: DeviceAutomata | None = None,
     ) -> Tensor | None:
         """Replace the tokens int32[S] (and last[rows]) of the rows that need more than a temperature.
 
         logits [S or more, V] of `rows` int64[S]. Returns int32[N * WORDS], the log-probabilities of
         the N rows that ask for them, in order; None if none does. `verifier`: knows how many draws were
         refused before this step. `drafts`: if the step has any; `record` comes behind accepting.
+        `constrained`: if some lines have a constraint, which `automata` follow; `follow` comes last.
         """
-        self._undecided = None
+        self._undecided = self._followed = None
         kinds = self._kinds[rows]
+        if constrained is not None:
+            kinds = np.where(constrained.kinds >= 0, kinds | _RESAMPLED, kinds)
         if not kinds.any():
             return None
         lines = np.flatnonzero(kinds & _RESAMPLED)
@@ -114,8 +122,13 @@ class CudaSampler:
         if drafts is not None and len(counted):
             number, followed = drafts.before(lines[counted])
             asks["drafts"][counted], asks["first"][counted] = number, np.cumsum(number) - number
-        words = asks.view(np.int32).reshape(-1, ASK.itemsize // 4)
-        sent = self._upload.send(entry, words=words, asked=asked.astype(np.int32), followed=followed)
+        arrays: dict[str, Array] = {"asked": asked.astype(np.int32), "followed": followed}
+        if constrained is not None:
+            asks["kind"] = constrained.kinds[lines]
+            arrays["states"], arrays["legal"] = constrained.states[lines], constrained.words
+            arrays["counts"] = np.zeros(len(lines), dtype=np.int32)
+        arrays["words"] = asks.view(np.int32).reshape(-1, ASK.itemsize // 4)
+        sent = self._upload.send(entry, **arrays)
         if len(lines):
             truncated = bool((kinds & _TRUNCATED).any())
             if verifier is not None:
@@ -124,7 +137,12 @@ class CudaSampler:
             if drafts is not None:
                 before = Before(sent["followed"], drafts.table)
                 self._undecided = sent["words"] if len(counted) else None
-            resample_into(logits, sent["words"], truncated, self._counts.table, last, tokens, before)
+            masks = None
+            if constrained is not None and automata is not None:
+                self._followed = Followed(sent["words"], sent["states"], sent["counts"])
+                masks = automata.masks(self._followed, sent["legal"])
+            table = self._counts.table
+            resample_into(logits, sent["words"], truncated, table, last, tokens, before, masks)
         if not len(asked):
             return None
         output = self._words[: len(asked)]
@@ -135,6 +153,13 @@ class CudaSampler:
         """Count what a step with drafts gave to penalised rows: the tokens of lines that were `kept`."""
         if self._undecided is not None:
             verifier.record(self._undecided, tokens, kept, self._counts.table)
+
+    def follow(
+        self, automata: DeviceAutomata, tokens: Tensor, kept: Tensor | None, forced: Tensor
+    ) -> None:
+        """Behind accepting: move constraints on by what their lines sampled, see `triton_automata`."""
+        if self._followed is not None:
+            automata.advance(self._followed, tokens, kept, forced)
 
     def logprobs_asked(self, rows: Ints) -> Ints:
         """int64[S]: how many of the best tokens each row wants, 0: no log-probabilities."""
@@ -147,20 +172,31 @@ class CudaSampler:
         last: Tensor,
         tokens: Tensor,
         kept: Tensor,
+        forced: Tensor,
         verifier: Verifier,
+        automata: DeviceAutomata | None,
     ) -> None:
         """Compile every kernel, by sampling into `row`, which is closed, and tokens[0]."""
         logits = torch.zeros((1, self._vocab_size), dtype=dtype, device=tokens.device)
         rows, draws = np.array([row]), np.array([0])
+        held: list[Constrained | None] = [None]
+        if automata is not None:
+            line = lines_without(1, -(-self._vocab_size // 32))
+            line.kinds[0] = 0
+            held.append(line)
         for settings in (
             SamplingParams(top_k=2, top_p=0.9, logprobs=1),
             SamplingParams(repetition_penalty=1.1),
         ):
             self.apply(0, [], [OpenRow(row, 0, b"", 0, settings)])
-            for drafts in (None, Drafts(draws, np.zeros(1, dtype=np.int32), verifier.inputs)):
+            both = None, Drafts(draws, np.zeros(1, dtype=np.int32), verifier.inputs)
+            for drafts, constrained in product(both, held):
+                own = verifier if drafts else None
                 verifier.track(0, rows, self.seeds)
-                self.resample(0, logits, rows, draws, last, tokens, verifier if drafts else None, drafts)
+                self.resample(0, logits, rows, draws, last, tokens, own, drafts, constrained, automata)
                 self.record(verifier, tokens, kept)
+                if automata is not None:
+                    self.follow(automata, tokens, kept if drafts else None, forced)
                 if logits.is_cuda:
                     torch.cuda.synchronize()  # the ring entry is used again
             verifier.opened([row])

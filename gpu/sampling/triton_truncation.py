@@ -1,4 +1,4 @@
-"""Penalties, top-k, top-p and min-p on the device, without a sort and without waiting.
+"""Masks, penalties, top-k, top-p and min-p on the device, without a sort and without waiting.
 
 The rules are those of `torch_sampler` and `truncation`: tokens are kept down to one logit of the row,
 ties included, and drawn by inversion of the CDF in the order of their ids. To find that logit, each
@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ramify.gpu.sampling.triton_automata import Masks
 from ramify.gpu.sampling.triton_bisection import bisect, mass_below, range_of, weights_of
 
 _BLOCK = 4096  # logits of one program
@@ -31,14 +32,15 @@ EVERY_KEY = 0x7F800000  # the bits of infinity: keeps all tokens
 # What one line of a step's logits asks for. The kernels read it as 16 words of 32 bits.
 ASK = np.dtype({
     "names": ["line", "row", "counted", "top_k", "key", "temperature", "repetition", "frequency",
-              "presence", "drafts", "top_p", "uniform", "first"],
-    "formats": [np.int32] * 5 + [np.float32] * 4 + [np.int32] + [np.float64] * 2 + [np.int32],
-    "offsets": [0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56],
+              "presence", "drafts", "top_p", "uniform", "first", "kind"],
+    "formats": [np.int32] * 5 + [np.float32] * 4 + [np.int32] + [np.float64] * 2 + [np.int32] * 2,
+    "offsets": [0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 60],
     "itemsize": 64,
 })  # fmt: skip
 """line: of the logits; counted: line of the token counts, -1: not penalised; top_k, 0: off; key: the
 last that min-p keeps, EVERY_KEY: off; temperature, 0: greedy; repetition and top_p, 1: off; uniform
-in [0, 1); drafts: how many of them a penalised line follows, the first at `first` of `Before.ids`."""
+in [0, 1); drafts: how many of them a penalised line follows, the first at `first` of `Before.ids`;
+kind: which mask, see `triton_automata`."""
 
 
 @dataclass(slots=True)
@@ -60,10 +62,12 @@ def resample_into(
     last: Tensor,
     tokens: Tensor,
     before: Before | None = None,
+    masks: Masks | None = None,
 ) -> None:
     """Write the lines' tokens to tokens int32[S] and to last[rows], and count them.
 
-    With `before`, a step has drafts: what of it is output, and so counts, is found out later.
+    With `before`, a step has drafts: what of it is output, and so counts, is found out later. `masks`:
+    of the asks, those without a mask included.
 
     logits [S, V]; asks int32[N, 16], each an ASK; `truncated`: whether any of them wants top-k or
     top-p; counts int32[rows, V]: twice how often the row sampled a token, plus 1 if the token
@@ -78,7 +82,8 @@ def resample_into(
     lows, best = torch.empty_like(tops), torch.empty_like(tops, dtype=torch.int32)
     masses = torch.empty_like(tops, dtype=torch.float64)
     ids, inputs = (None, None) if before is None else (before.ids, before.inputs)
-    source = (logits, asks, counts, ids, inputs, tops, vocabulary, blocks)
+    words, places, wide = (None, None, 0) if masks is None else (masks.words, masks.places, masks.width)
+    source = (logits, asks, counts, ids, inputs, words, places, wide, tops, vocabulary, blocks)
     grid, bins = (n, blocks), {"BINS": _BINS, "REACH": _REACH}
     _best[grid](*source, lows, best, **shapes)
     kept = best  # not read unless truncated
@@ -108,8 +113,8 @@ def _double(ask, word: tl.constexpr):
 
 
 @triton.jit
-def _penalised(logits, ask, counts, drafts, inputs, vocabulary, columns):
-    """An ask's line at `columns`, after penalties, as float32; -inf outside."""
+def _penalised(logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary, columns):
+    """An ask's line at `columns`, after penalties and its mask, as float32; -inf outside."""
     inside = columns < vocabulary
     source = tl.load(ask).to(tl.int64) * vocabulary
     x = tl.load(logits + source + columns, mask=inside, other=-float("inf")).to(tl.float32)
@@ -129,13 +134,20 @@ def _penalised(logits, ask, counts, drafts, inputs, vocabulary, columns):
         times = (count >> 1).to(tl.float32)
         x = x - _float(ask, 7) * times
         x = x - _float(ask, 8) * (times > 0).to(tl.float32)
+    if words is not None:  # noqa: SIM102  # known when it is compiled
+        if tl.load(ask + 15) >= 0:
+            place = tl.load(places + columns, mask=inside, other=0)
+            word = tl.load(words + n * wide + (place >> 5), mask=inside, other=0)
+            legal = ((word >> (place & 31)) & 1) > 0
+            # logits that are no numbers are found, legal or not
+            x = tl.where(legal | (x != x) | (x == float("inf")), x, -float("inf"))
     return x
 
 
 @triton.jit
-def _keys(logits, ask, counts, drafts, inputs, vocabulary, columns, best):
+def _keys(logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary, columns, best):
     """An ask's line at `columns`: bits that order as (best - logit) / temperature does."""
-    x = _penalised(logits, ask, counts, drafts, inputs, vocabulary, columns)
+    x = _penalised(logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary, columns)
     return tl.abs(tl.div_rn(x - best, _float(ask, 5))).to(tl.int32, bitcast=True)
 
 
@@ -175,7 +187,8 @@ def _scale(lows, n, ask, blocks, best, BLOCKS: tl.constexpr, BINS: tl.constexpr,
 
 @triton.jit
 def _best(
-    logits, asks, counts, drafts, inputs, tops, vocabulary, blocks, lows, ids,
+    logits, asks, counts, drafts, inputs, words, places, wide,
+    tops, vocabulary, blocks, lows, ids,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Of each block: the best logit (inf if one is no number), its id, the lowest finite logit."""
@@ -183,7 +196,7 @@ def _best(
     ask = asks + n * 16
     block = tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
-    x = _penalised(logits, ask, counts, drafts, inputs, vocabulary, columns)
+    x = _penalised(logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary, columns)
     broken = tl.max(((x != x) | (x == float("inf"))).to(tl.int32), 0)
     x = tl.where(x == x, x, -float("inf"))
     top = tl.max(x, 0)
@@ -195,7 +208,8 @@ def _best(
 
 @triton.jit
 def _bins(
-    logits, asks, counts, drafts, inputs, tops, vocabulary, blocks, lows, sizes, weights,
+    logits, asks, counts, drafts, inputs, words, places, wide,
+    tops, vocabulary, blocks, lows, sizes, weights,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr,
     REACH: tl.constexpr,
 ):  # fmt: skip
@@ -205,20 +219,22 @@ def _bins(
     block = tl.program_id(1)
     if cut:
         scale = _scale(lows, n, ask, blocks, best, BLOCKS, BINS, REACH)
-        places = tl.arange(0, BINS)
+        own = tl.arange(0, BINS)
         size = tl.zeros([BINS], tl.int32)
         mass = tl.zeros([BINS], tl.float64)
         for start in range(0, BLOCK, TILE):
             columns = block * BLOCK + start + tl.arange(0, TILE)
-            keys = _keys(logits, ask, counts, drafts, inputs, vocabulary, columns, best)
+            keys = _keys(
+                logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary, columns, best
+            )
             bins = tl.where(columns < vocabulary, _bin(keys, scale, BINS), BINS)
             weight = weights_of(keys)
             for index in tl.static_range(BINS):
                 here = bins == index
-                size += tl.where(places == index, tl.sum(here.to(tl.int32), 0), 0)
+                size += tl.where(own == index, tl.sum(here.to(tl.int32), 0), 0)
                 some = tl.sum(tl.where(here, weight, 0.0), 0)
-                mass += tl.where(places == index, some, 0.0).to(tl.float64)
-        at = (n * blocks + block) * BINS + places
+                mass += tl.where(own == index, some, 0.0).to(tl.float64)
+        at = (n * blocks + block) * BINS + own
         tl.store(sizes + at, size)
         tl.store(weights + at, mass)
 
@@ -259,7 +275,8 @@ def _interval(sizes, weights, n, blocks, k, p, BLOCKS: tl.constexpr, BINS: tl.co
 
 @triton.jit
 def _gather(
-    logits, asks, counts, drafts, inputs, tops, vocabulary, blocks, lows, sizes, weights, found,
+    logits, asks, counts, drafts, inputs, words, places, wide,
+    tops, vocabulary, blocks, lows, sizes, weights, found,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr, REACH: tl.constexpr,
 ):  # fmt: skip
     """Write the keys of those bins one after another to found int32[N, vocabulary]."""
@@ -273,7 +290,9 @@ def _gather(
             before = tl.sum(tl.where(index < block, own, 0), 0)
             scale = _scale(lows, n, ask, blocks, best, BLOCKS, BINS, REACH)
             columns = block * BLOCK + tl.arange(0, BLOCK)
-            keys = _keys(logits, ask, counts, drafts, inputs, vocabulary, columns, best)
+            keys = _keys(
+                logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary, columns, best
+            )
             bins = _bin(keys, scale, BINS)
             wanted = (columns < vocabulary) & (bins >= first) & (bins <= last)
             place = before + tl.cumsum(wanted.to(tl.int32), 0) - 1
@@ -282,7 +301,8 @@ def _gather(
 
 @triton.jit
 def _search(
-    logits, asks, counts, drafts, inputs, tops, vocabulary, blocks, sizes, weights, found, kept,
+    logits, asks, counts, drafts, inputs, words, places, wide,
+    tops, vocabulary, blocks, sizes, weights, found, kept,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """The last key of each line that is kept."""
@@ -308,17 +328,18 @@ def _search(
 
 
 @triton.jit
-def _kept(logits, ask, counts, drafts, inputs, vocabulary, columns, best, kept,
+def _kept(logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary, columns, best, kept,
           TRUNCATED: tl.constexpr):  # fmt: skip
     """The weights at `columns`, in float64: 0 behind the key that was found, or that min-p says."""
     limit = tl.load(kept if TRUNCATED else ask + 4)
-    keys = _keys(logits, ask, counts, drafts, inputs, vocabulary, columns, best)
+    keys = _keys(logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary, columns, best)
     return tl.where(keys <= limit, weights_of(keys), 0.0).to(tl.float64)
 
 
 @triton.jit
 def _masses(
-    logits, asks, counts, drafts, inputs, tops, vocabulary, blocks, kept, masses,
+    logits, asks, counts, drafts, inputs, words, places, wide,
+    tops, vocabulary, blocks, kept, masses,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
     """The mass of each block's tokens that are kept."""
@@ -326,14 +347,15 @@ def _masses(
     block = tl.program_id(1)
     if drawn:
         columns = block * BLOCK + tl.arange(0, BLOCK)
-        weight = _kept(logits, ask, counts, drafts, inputs, vocabulary, columns, best, kept + n,
-                       TRUNCATED)  # fmt: skip
+        weight = _kept(logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary,
+                       columns, best, kept + n, TRUNCATED)  # fmt: skip
         tl.store(masses + n * blocks + block, tl.sum(weight, 0))
 
 
 @triton.jit
 def _draw(
-    logits, asks, counts, drafts, inputs, tops, vocabulary, blocks, ids, kept, masses, last, tokens,
+    logits, asks, counts, drafts, inputs, words, places, wide,
+    tops, vocabulary, blocks, ids, kept, masses, last, tokens,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, TRUNCATED: tl.constexpr,
 ):  # fmt: skip
     """Of each line: the token at its random number, or the best one; and what becomes of it."""
@@ -350,8 +372,8 @@ def _draw(
         if block < BLOCKS:
             before = tl.sum(tl.where(index < block, mass, 0.0), 0)
             columns = block * BLOCK + tl.arange(0, BLOCK)
-            weight = _kept(logits, ask, counts, drafts, inputs, vocabulary, columns, best, kept + n,
-                       TRUNCATED)  # fmt: skip
+            weight = _kept(logits, ask, counts, drafts, inputs, words, places, wide, n, vocabulary,
+                           columns, best, kept + n, TRUNCATED)  # fmt: skip
             passed = (before + tl.cumsum(weight, 0) > point) & (weight > 0)
             chosen = tl.min(tl.where(passed, columns, 2147483647), 0)
             # rounding may leave the point just past the end of its block: then its last token

@@ -22,7 +22,6 @@ from ramify.gpu.sampling.triton_random import uniform
 from ramify.gpu.step.inputs import StepInputs
 from ramify.gpu.step.rows import Ints, StepRows
 from ramify.gpu.step.staging import Array, Upload
-from ramify.gpu.step.step_rows import within
 
 _BLOCK = 128
 
@@ -82,14 +81,9 @@ class Verifier:
 
     def lay(self, inputs: StepInputs[Array], step: StepRows) -> None:
         """Let the lines that a drafter fills read its drafts."""
-        if step.lines is None:
-            return
-        begin = inputs.extended + len(step.given)
-        end = inputs.extended + len(step.rows) - step.extends
-        if begin < end:
-            number = within(step.lines)[begin - end :]
-            rows = step.rows[step.extends + len(step.given) :]
-            inputs.input_ids[begin:end] = -1 - rows - number * self._rows
+        found, numbers = step.left_to_guess()
+        lines = found - step.extends + inputs.extended
+        inputs.input_ids[lines] = -1 - step.rows[found] - numbers * self._rows
 
     def assume(self, inputs: StepInputs[Array], step: StepRows) -> None:
         """Let positions and draws be those of rows whose drafts were all accepted: see `correct`.

@@ -74,7 +74,7 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
         info,
         quantization=quantization.name,
         quantization_reason=quantization.reason,
-        constrains=quantization.isa is not None or attention.extend == "torch",
+        constrains=True,
     )
     if info.constrains and config.jump_forward:
         info = msgspec.structs.replace(info, max_forced=MOST_FORCED_DRAFTS)

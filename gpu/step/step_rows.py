@@ -99,6 +99,16 @@ class StepRows:
         n = self.extends
         return self.rows[:n], self.tokens[np.cumsum(self.counts[:n]) - 1]
 
+    def left_to_guess(self) -> tuple[Ints, Ints]:
+        """The sequences that run a draft which is not given, and its number in its row, from 1 on."""
+        numbers = np.zeros(len(self.rows), dtype=np.int64)
+        if self.lines is not None:
+            numbers[self.sampling] = within(self.lines)
+            given = numbers[self.extends : self.extends + len(self.given)]
+            given[self.given >= 0] = 0
+        found = np.flatnonzero(numbers)
+        return found, numbers[found]
+
     def drafted(self, drafts: Ints) -> "StepRows":
         """The same step with `drafts` [R] for each row that samples, as a decode each.
 

@@ -195,19 +195,6 @@ def test_what_is_known_without_work(vocabulary: Vocabulary) -> None:
     assert machine.knows(0)
 
 
-@pytest.mark.parametrize("pattern", list(PATTERNS))
-def test_tables_say_the_same_as_masks(pattern: str, vocabulary: Vocabulary) -> None:
-    machine = compiled(pattern, vocabulary)
-    tables = machine.tables(1 << 20)
-    assert tables is not None
-    for state in range(machine.end + 1):
-        following = tables.next[state][tables.class_of]
-        assert set(np.flatnonzero(following >= 0).tolist()) == legal(machine, state)
-        for token in legal(machine, state):
-            assert following[token] == machine.advance(state, token)
-    assert machine.tables(10) is None
-
-
 def test_a_vocabulary_that_cannot_spell_the_constraint() -> None:
     small = Vocabulary([b"a", b"b", b""], [2], lambda text: [])
     with pytest.raises(ConstraintError, match="0x63"):

@@ -55,9 +55,13 @@ def run(kernel, *args, grid, warmup, **options):
 
 JITFunction.run = run
 
+import numpy as np
 import ramify.gpu.programmatic_launch as programmatic_launch
 programmatic_launch.overlaps = lambda device: True  # before anybody imports it
 from ramify.gpu.attention.registry import Choice
+from ramify.gpu.constraints.matcher import Automaton
+from ramify.gpu.constraints.token_automaton import TokenAutomaton
+from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.attention.triton_paged import TritonPaged
 from ramify.gpu.drafting.device_model import DeviceModelDrafter
 from ramify.gpu.drafting.triton_ngram import NgramDrafter
@@ -107,11 +111,17 @@ def executor_for(config, dtype, sinks, deterministic, draft):
         model="", architecture="", parameters=0, vocab_size=shape.vocab_size, context=512,
         page_size=PAGE, pages=64, max_rows=ROWS, step_tokens=TOKENS, device="cpu", dtype="",
         attention="", attention_reason="", eos_token_ids=[], kv_bytes_per_token=1, load_seconds=0.0,
-        max_drafts=3,
+        max_drafts=3, constrains=True, max_forced=4,
     )
     pool = shape.kv_layout(dtype).allocate(info.pages, PAGE, CPU)
     drafter = drafter_for(draft, model, info)
     return cuda_executor.CudaExecutor(model, pool, RowTable(info), info, choice, drafter)
+
+text = Vocabulary([b"a", b"b"], [2], lambda text: [0] * len(text), 128)
+following = np.concatenate([np.arange(1, 40), [-1]]).astype(np.int32)[:, None]  # a forty times
+machine = TokenAutomaton(text, np.append(following, np.full_like(following, -1), 1),
+                         (np.arange(256) != 97).astype(np.uint8), following[:, 0] < 0)
+constraint = Automaton(machine)
 
 config = json.loads(sys.argv[1])
 sinks, deterministic, draft = sys.argv[3] == "sinks", sys.argv[4] == "1", sys.argv[5]
@@ -132,6 +142,16 @@ with torch.inference_mode():
     last = [ExtendRow(3, 0, pack([1, 2, 3]), True, drafts=2)]
     opens = [OpenRow(3, 3, pack([9]), 0, asks[1])]
     executor.launch(StepPlan(3, opens=opens, extends=last, decodes=pack([0, 1]), drafts=pack([2, 3])))
+    executor._ring = [None] * len(executor._ring)  # nothing was computed
+    executor.constraints.rows.put(1, constraint)
+    opens = [
+        OpenRow(row, row, pack([10 + row]), 0, ask, 0, pack([1]), 1)
+        for row, ask in enumerate([*asks, SamplingParams(temperature=0.9)], 4)
+    ]
+    extends = [ExtendRow(row, 0, pack([1]), True) for row in range(4, 8)]
+    executor.launch(StepPlan(4, opens=opens, extends=extends))
+    rows, drafts = pack([4, 5, 6, 7]), pack([2, 2, 0, 3])
+    assert executor.launch(StepPlan(5, decodes=rows, drafts=drafts)).drafted is not None
 assert not made, made
 """
 
@@ -161,12 +181,13 @@ DECODES = {"_attend", "_decode", "_merge", "_shared"}
 SAMPLING = {"_gather", "_search", "_masses", "_draw"}
 DRAFTS = {"_correct", "_correct_draws", "_track", "_accept", "_record"}
 PLAIN = STEP | DECODES | {"_linear", "_divide_rows"}
+CONSTRAINTS = {"_masks", "_follow"}
 
 
 @pytest.mark.parametrize(
     ("config", "dtype", "sinks", "deterministic", "draft", "kernels"),
     [
-        (LLAMA, "bfloat16", "", False, "ngram", PLAIN | SAMPLING | DRAFTS | {"_propose"}),
+        (LLAMA, "bfloat16", "", False, "ngram", PLAIN | SAMPLING | DRAFTS | CONSTRAINTS | {"_propose"}),
         (LLAMA, "bfloat16", "", False, "model", PLAIN | DRAFTS | {"_begin", "_advance", "_fill"}),
         (GEMMA, "bfloat16", "", False, "ngram", STEP | DECODES | {"_gate_mul"}),
         (LLAMA, "float32", "sinks", False, "model", STEP | DECODES | {"_gate_mul"}),

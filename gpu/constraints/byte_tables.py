@@ -1,0 +1,83 @@
+"""What a device needs to follow automata on its own: tables of int32 and of bytes. Pure; numpy only.
+
+A device does not need the masks of all states, which take a walk down the token tree each and far more
+memory than the automaton: it makes those that a step asks for, by sending the bytes of all tokens
+through the automaton at once. So a constraint is here what it is as bytes: its transitions, and the
+token of each state whose text is forced (see `forced`).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramify.gpu.constraints.token_automaton import TokenAutomaton
+from ramify.gpu.constraints.vocabulary import Vocabulary
+
+HEADER = 4  # words: classes, states without the end, and two that are not used
+MOST_FORCED_STATES = 16_384  # each takes tens of microseconds to spell
+
+
+class TokenBytes(NamedTuple):
+    """The bytes of all tokens, so that neighbours have equally many of them.
+
+    Tokens have *places*: first the stop ids, then ids that no text has, then the others by length and
+    bytes. `ids` int32 [size]: the token at each place; `places` int32 [size]: where each is.
+    Byte d of the token at place p is `bytes`[base[d] + p], if `first`[d] <= p < size; `first` and `base`
+    int32 [longest + 1], and first[longest] = size.
+    """
+
+    ids: NDArray[np.int32]
+    places: NDArray[np.int32]
+    first: NDArray[np.int32]
+    base: NDArray[np.int32]
+    bytes: NDArray[np.uint8]
+    stops: int
+
+
+def token_bytes(vocabulary: Vocabulary) -> TokenBytes:
+    """The tables of a vocabulary."""
+    size, stops = vocabulary.size, set(vocabulary.stop_ids)
+    texts = [b"" if i in stops else data for i, data in enumerate(vocabulary.tokens[:size])]
+    texts += [b""] * (size - len(texts))
+    order = sorted(range(size), key=lambda i: (len(texts[i]), i not in stops, texts[i], i))
+    lengths = np.array([len(texts[i]) for i in order], dtype=np.int64)
+    longest = int(lengths.max(initial=0))
+    first = np.searchsorted(lengths, np.arange(longest + 1), side="right")
+    columns = [bytes(texts[i][d] for i in order[first[d] :]) for d in range(longest)]
+    counts = np.array([0, *map(len, columns)], dtype=np.int64)
+    ids = np.array(order, dtype=np.int32)
+    places = np.empty(size, dtype=np.int32)
+    places[ids] = np.arange(size, dtype=np.int32)
+    base = np.cumsum(counts)[: longest + 1] - first
+    text = np.frombuffer(b"".join(columns) or b"\0", np.uint8)
+    return TokenBytes(ids, places, first.astype(np.int32), base.astype(np.int32), text, len(stops))
+
+
+def words_of(machine: TokenAutomaton) -> int:
+    """int32 words of `byte_tables`."""
+    states, columns = machine.transitions.shape
+    return int(HEADER + 256 + (states + 1) * (1 + columns))
+
+
+def byte_tables(machine: TokenAutomaton) -> NDArray[np.int32] | None:
+    """An automaton as one array: the header, the class of each byte, then for each state, and the end, a
+    word 2 * (its forced token + 1) + (whether the output may end there), then the transitions of each,
+    with -1 for none. None: too much of its text is forced to spell that beforehand.
+    """
+    following, classes = machine.transitions, machine.classes
+    states, columns = following.shape
+    one = machine.forced_states()
+    if len(one) > MOST_FORCED_STATES:
+        return None
+    known = np.empty(states + 1, dtype=np.int32)
+    known[:states] = machine.finals
+    known[states] = 1
+    for state in one.tolist():
+        token = machine.forced_token(state)
+        if token is not None:
+            known[state] += 2 * (token + 1)
+    table = np.full((states + 1, columns), -1, dtype=np.int32)
+    table[:states] = following
+    header = np.array([columns, states, 0, 0], dtype=np.int32)
+    return np.concatenate([header, classes.astype(np.int32), known, table.ravel()])

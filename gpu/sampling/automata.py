@@ -1,0 +1,169 @@
+"""Constraints that the device follows without the host: their tables there, and each row's state.
+
+The tables of all of them lie in one piece of memory of a fixed size. One that nobody uses stays until
+its place is needed. Those that find no place, and grammars, are followed on the host: see
+`executors.cuda_constraints`, which also knows what plans say.
+"""
+
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ramify.gpu.constraints.arena import Arena
+from ramify.gpu.constraints.byte_tables import TokenBytes, byte_tables, token_bytes, words_of
+from ramify.gpu.constraints.token_automaton import TokenAutomaton
+from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.gpu.sampling.triton_automata import Masks, Tokens, advance, masks_into
+from ramify.gpu.step.staging import Upload
+
+ARENA_BYTES = 128 << 20  # of the device, for the tables of all constraints
+_ALIGN = 32  # words
+
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class Constrained:
+    """The S lines of a step that sample, of which some have a constraint.
+
+    kinds int32 [S]: see `triton_automata`; states int32 [S]: of a line behind drafts, -1: its row's own;
+    words int32 [K, W]: the masks that the host made, by token.
+    """
+
+    kinds: Int32s
+    states: Int32s
+    words: Int32s
+
+
+@dataclass(slots=True)
+class Followed:
+    """N asks of a step on the device, as `DeviceAutomata.masks` left them for `advance`."""
+
+    asks: Tensor
+    states: Tensor
+    counts: Tensor
+
+
+class DeviceAutomata:
+    """The automata that rows follow. `put` may be called from any thread, the rest by the executor's."""
+
+    def __init__(self, rows: int, vocab_size: int, device: torch.device, size: int) -> None:
+        """`size`: bytes of all tables."""
+        self._device = device
+        self._places = Arena(size // (4 * _ALIGN))
+        self._arena = torch.zeros(size // 4, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._states = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._words = torch.zeros((rows, -(-vocab_size // 32)), dtype=torch.int32, device=device)
+        self._vocabulary: Vocabulary | None = None
+        # until a vocabulary is known, for the masks of the host: no token has bytes
+        ids = np.arange(vocab_size, dtype=np.int32)
+        none, base = ids[-1:] + 1, ids[:1]
+        self._tokens = self._on_device(TokenBytes(ids, ids, none, base, np.zeros(1, np.uint8), 0))
+        self._lock = Lock()
+        self._made: dict[int, Tensor | None] = {}  # on the host, pinned; None: too large
+        self._of: dict[int, int] = {}  # rows' constraints
+        self._fresh: dict[int, tuple[int, int]] = {}  # rows that the device does not know: place, state
+        self._upload = Upload(device)
+
+    @property
+    def used_bytes(self) -> int:
+        """What tables take on the device."""
+        return self._places.used * 4 * _ALIGN
+
+    def put(self, ident: int, machine: TokenAutomaton) -> bool:
+        """Make the tables of a constraint, unless they are there. False: they are too large."""
+        if ident in self._made:
+            return self._made[ident] is not None
+        with self._lock:
+            if self._vocabulary is not machine.vocabulary:
+                self._tokens = self._on_device(token_bytes(machine.vocabulary))
+                self._vocabulary = machine.vocabulary
+        made: Tensor | None = None
+        if -(-words_of(machine) // _ALIGN) <= self._places.size:
+            table = byte_tables(machine)
+            if table is not None:
+                padded = np.zeros(-(-len(table) // _ALIGN) * _ALIGN, dtype=np.int32)
+                padded[: len(table)] = table
+                made = self._pinned(padded)
+        self._made[ident] = made
+        return made is not None
+
+    def forget(self, ident: int) -> None:
+        """No row has the constraint."""
+        self._made.pop(ident, None)
+        self._places.forget(ident)
+
+    def open(self, row: int, ident: int, state: int) -> bool:
+        """Whether `row` follows constraint `ident` here, from `state` on; it was closed."""
+        table = self._made.get(ident)
+        if table is None:
+            return False
+        start = self._places.find(ident)
+        if start is None:
+            start = self._places.take(ident, len(table) // _ALIGN)
+            if start is None:
+                return False
+            self._arena[start * _ALIGN : start * _ALIGN + len(table)].copy_(table, non_blocking=True)
+        self._places.use(ident)
+        self._of[row] = ident
+        self._fresh[row] = start * _ALIGN, state
+        return True
+
+    def close(self, row: int) -> None:
+        """The row follows nothing any more."""
+        ident = self._of.pop(row, None)
+        if ident is not None:
+            self._places.leave(ident)
+            self._fresh.pop(row, None)
+
+    def upload(self, entry: int) -> None:
+        """Tell the device of the rows that were opened, through ring entry `entry`."""
+        if not self._fresh:
+            return
+        tables, states = np.array(list(self._fresh.values()), dtype=np.int32).T
+        rows = np.array(list(self._fresh), dtype=np.int64)
+        sent = self._upload.send(entry, rows=rows, tables=tables, states=states)
+        self._tables.index_copy_(0, sent["rows"], sent["tables"])
+        self._states.index_copy_(0, sent["rows"], sent["states"])
+        self._fresh.clear()
+
+    def masks(self, followed: Followed, words: Tensor) -> Masks:
+        """The masks of the asks; `words` int32 [K, W]: those of the host. Counts become their sizes."""
+        masks = Masks(self._words[: len(followed.asks)], self._tokens.places)
+        masks_into(
+            followed.asks, self._tokens, self._arena, self._tables, self._states, followed.states, words,
+            masks.words, followed.counts,
+        )  # fmt: skip
+        return masks
+
+    def advance(self, followed: Followed, tokens: Tensor, kept: Tensor | None, forced: Tensor) -> None:
+        """Move the rows on by what was sampled: see `triton_automata.advance`."""
+        advance(
+            followed.asks, self._tokens, self._arena, self._tables, self._states, followed.states,
+            followed.counts, tokens, kept, forced,
+        )  # fmt: skip
+
+    def _on_device(self, tables: TokenBytes) -> Tokens:
+        def moved(array: npt.NDArray[Any]) -> Tensor:
+            return torch.from_numpy(array.copy()).to(self._device)
+
+        return Tokens(
+            moved(tables.ids), moved(tables.places), moved(tables.first), moved(tables.base),
+            moved(tables.bytes), tables.stops,
+        )  # fmt: skip
+
+    def _pinned(self, array: Int32s) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory() if self._device.type == "cuda" else tensor
+
+
+def lines_without(count: int, words: int) -> Constrained:
+    """So many lines, none with a constraint."""
+    none = np.full(count, -1, dtype=np.int32)
+    return Constrained(none, none.copy(), np.zeros((1, words), dtype=np.int32))

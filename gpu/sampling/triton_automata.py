@@ -1,0 +1,182 @@
+"""Constraints followed on the device: the legal tokens of each line, and where what it sampled leads.
+
+`masks_into` sends the bytes of every token of the vocabulary through the automaton from the line's
+state: a thread for each token, and neighbours have equally many bytes (see `constraints.byte_tables`).
+So no state's mask has to be known beforehand, and none is kept. `advance` does the same for the one
+token that was sampled. Neither waits for the host, so steps stay in flight.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, import-untyped, import-not-found"
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ramify.gpu.constraints.byte_tables import HEADER
+
+_BLOCK = 1024  # places of one program
+_ROWS = 16  # lines of one program that advances
+FREE, AUTOMATON = -1, 0  # kinds of a line, in its ask; n > 0: the host gave mask n - 1
+
+
+@dataclass(slots=True)
+class Tokens:
+    """`constraints.byte_tables.TokenBytes` on the device."""
+
+    ids: Tensor
+    places: Tensor
+    first: Tensor
+    base: Tensor
+    bytes: Tensor
+    stops: int
+
+
+@dataclass(slots=True)
+class Masks:
+    """Of N asks: `words` int32 [N, words], bit p % 32 of word p // 32 says whether the token at place p
+    is legal. `places` int32 [V]: of each token.
+    """
+
+    words: Tensor
+    places: Tensor
+
+    @property
+    def width(self) -> int:
+        return self.words.shape[1]
+
+
+def masks_into(
+    asks: Tensor, tokens: Tokens, arena: Tensor, tables: Tensor, states: Tensor,
+    given: Tensor, host: Tensor, words: Tensor, counts: Tensor,
+) -> None:  # fmt: skip
+    """Write the masks of asks int32 [N, 16] to words int32 [N, W]; add their sizes to counts int32 [N].
+
+    arena int32: `byte_tables` of the automata; tables, states int32 [rows]: where each row's begin, and
+    its state; given int32 [N]: the state of a line if it is another, else -1; host int32 [K, W']: masks
+    by token.
+    """
+    n, size = len(asks), len(tokens.ids)
+    block = min(_BLOCK, max(32, triton.next_power_of_2(size)))
+    _masks[(n, triton.cdiv(size, block))](
+        asks, arena, tables, states, given, host, tokens.ids, tokens.places, tokens.first, tokens.base,
+        tokens.bytes, words, counts, size, tokens.stops, host.shape[1], words.shape[1],
+        HEADER=HEADER, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+
+
+def advance(
+    asks: Tensor, tokens: Tokens, arena: Tensor, tables: Tensor, states: Tensor, given: Tensor,
+    counts: Tensor, sampled: Tensor, kept: Tensor | None, forced: Tensor,
+) -> None:  # fmt: skip
+    """Move states int32 [rows] on by what the asks' lines sampled, and tell which had no choice.
+
+    sampled int32 [S]; kept int32 [S]: 1 for lines whose token is output, None: all are, and there is one
+    of each row; counts as of `masks_into`. forced int32 [S] is written: 1 where one token was legal.
+    """
+    n = len(asks)
+    _follow[(triton.cdiv(n, _ROWS),)](
+        asks, arena, tables, states, given, tokens.places, tokens.first, tokens.base, tokens.bytes,
+        counts, sampled, kept, forced, n, tokens.stops, HEADER=HEADER, BLOCK=_ROWS, num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _start(arena, table, HEADER: tl.constexpr):
+    """Of the automata at `table`: classes, states without the end, and where the three parts begin."""
+    columns = tl.load(arena + table)
+    end = tl.load(arena + table + 1)
+    classes = table + HEADER
+    known = classes + 256
+    return columns, end, classes, known, known + end + 1
+
+
+@triton.jit(do_not_specialize=["size", "stops", "host_words", "own_words"])
+def _masks(
+    asks, arena, tables, states, given, host, ids, places, first, base, bytes, words, counts, size,
+    stops, host_words, own_words, HEADER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    ask = asks + n * 16
+    kind = tl.load(ask + 15)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    legal = at < 0
+    if kind > 0:
+        id = tl.load(ids + at, mask=inside, other=0)
+        word = tl.load(host + (kind - 1).to(tl.int64) * host_words + (id >> 5), mask=inside, other=0)
+        legal = inside & (((word >> (id & 31)) & 1) > 0)
+    if kind == 0:
+        row = tl.load(ask + 1)
+        state = tl.load(given + n)
+        if state < 0:
+            state = tl.load(states + row)
+        columns, _last, classes, known, table = _start(arena, tl.load(tables + row), HEADER)
+        own = tl.load(arena + known + state)
+        token = (own >> 1) - 1
+        if token >= 0:
+            legal = at == tl.load(places + token)
+        else:
+            begin = tl.load(first)
+            alive = (at >= begin) & inside
+            here = tl.where(alive, state, -1)
+            depth = 0
+            while tl.max(alive.to(tl.int32), 0) > 0:
+                byte = tl.load(bytes + tl.load(base + depth) + at, mask=alive, other=0).to(tl.int32)
+                column = tl.load(arena + classes + byte, mask=alive, other=0)
+                moved = tl.load(arena + table + here * columns + column, mask=alive, other=-1)
+                here = tl.where(alive, moved, here)
+                depth += 1
+                alive = alive & (here >= 0) & (at >= tl.load(first + depth))
+            legal = (here >= 0) | ((at < stops) & ((own & 1) > 0))
+    if kind >= 0:
+        bits = tl.where(legal, 1, 0).to(tl.uint32) << (tl.arange(0, BLOCK) & 31).to(tl.uint32)
+        packed = tl.sum(tl.reshape(bits, [BLOCK // 32, 32]), 1).to(tl.uint32).to(tl.int32, bitcast=True)
+        place = block * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
+        tl.store(words + n * own_words + place, packed, mask=place < own_words)
+        some = tl.sum(tl.where(legal, 1, 0), 0)
+        if some > 0:
+            tl.atomic_add(counts + n, some)
+
+
+@triton.jit(do_not_specialize=["n", "stops"])
+def _follow(
+    asks, arena, tables, states, given, places, first, base, bytes, counts, sampled, kept, forced, n,
+    stops, HEADER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    kind = tl.load(asks + at * 16 + 15, mask=inside, other=-1)
+    line = tl.load(asks + at * 16, mask=inside, other=0)
+    row = tl.load(asks + at * 16 + 1, mask=inside, other=0)
+    held = inside & (kind >= 0)
+    one = tl.load(counts + at, mask=held, other=0) == 1
+    tl.store(forced + line, one.to(tl.int32), mask=held)
+    final = inside & (kind == 0)
+    if kept is not None:  # the last of the row's lines that are output
+        final = final & (tl.load(kept + line, mask=final, other=0) > 0)
+        behind = at + 1
+        other = tl.load(asks + behind * 16 + 1, mask=behind < n, other=-1) != row
+        following = tl.load(kept + line + 1, mask=final & ~other, other=0)
+        final = final & (other | (following == 0))
+    state = tl.load(given + at, mask=final, other=-1)
+    state = tl.where(final & (state < 0), tl.load(states + row, mask=final, other=0), state)
+    token = tl.load(sampled + line, mask=final, other=-1)
+    final = final & (token >= 0)  # -1: the logits were not finite, and the row is given up
+    columns, end, classes, _known, table = _start(
+        arena, tl.load(tables + row, mask=final, other=0), HEADER
+    )
+    place = tl.load(places + token, mask=final, other=0)
+    here = tl.where(place < stops, end, state)
+    alive = final & (place >= tl.load(first))
+    depth = 0
+    while tl.max(alive.to(tl.int32), 0) > 0:
+        byte = tl.load(bytes + tl.load(base + depth) + place, mask=alive, other=0).to(tl.int32)
+        column = tl.load(arena + classes + byte, mask=alive, other=0)
+        moved = tl.load(arena + table + here * columns + column, mask=alive, other=-1)
+        here = tl.where(alive, moved, here)
+        depth += 1
+        alive = alive & (here >= 0) & (place >= tl.load(first + depth))
+    tl.store(states + row, here, mask=final & (here >= 0))

@@ -1,0 +1,221 @@
+"""Constraints on the CUDA executor, two steps in flight: against torch's, with and without jump-forward.
+
+In Triton's interpreter, or on a GPU.
+"""
+
+import json
+import re
+from concurrent.futures import Future
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+import torch
+
+from ramify.actors.grammar.automaton import Automaton as Machine
+from ramify.gpu.constraints.matcher import Automaton
+from ramify.gpu.constraints.token_automaton import TokenAutomaton
+from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.protocol.plan import NO_TOKEN, ExtendRow, OpenRow, StepPlan, pack, unpack
+from ramify.protocol.sampling import SamplingParams
+
+CUDA = torch.cuda.is_available()
+pytest.importorskip("triton", minversion=None if CUDA else "3.7")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's: garbage in padding
+    pytest.mark.usefixtures("ordered_dots"),
+]
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+PAGE, ROWS, MOST, STOP = 16, 32, 5, 2
+PATTERN = r'\{"name": "[a-z]", "job": "(cook|pilot)"\}'
+WORDS = [b'{"name": "', b'"job": "', b"pilot", b"co", b"ok", b'", "', b"na", b"ab"]
+SETTINGS = [
+    SamplingParams(temperature=1.0, seed=7),
+    SamplingParams(temperature=0.7, frequency_penalty=0.5, repetition_penalty=1.3, seed=3),
+    SamplingParams(temperature=0.9, seed=4),  # without a constraint
+]
+FREE = 2
+
+
+def vocabulary(size: int) -> Vocabulary:
+    tokens = [b"", b"", b"", *[bytes([i]) for i in range(32, 127)], *WORDS]
+    known = {data: i for i, data in enumerate(tokens) if data}
+
+    def encode(text: str) -> list[int]:
+        data, ids = text.encode(), []
+        while data:
+            longest = max((w for w in known if data.startswith(w)), key=len)
+            ids.append(known[longest])
+            data = data[len(longest) :]
+        return ids
+
+    return Vocabulary(tokens, [STOP], encode, size)
+
+
+@pytest.fixture
+def make(tmp_path: Path, tiny_config: dict[str, Any], drive: Any) -> Any:
+    config = tiny_config | {
+        "head_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def executor(attention: str = "triton", **more: Any) -> Any:
+        made = drive(
+            tmp_path, device=DEVICE.type, dtype="float32", load_format="dummy", attention=attention,
+            max_rows=ROWS, step_tokens=256, kv_tokens=64 * PAGE, page_size=PAGE, **more,
+        ).executor  # fmt: skip
+        if attention == "triton":
+            made.capture([], lambda what, done: None)
+        return made
+
+    return executor
+
+
+class Run:
+    """A row for each way of sampling. The first `cut` outputs over, all rows are opened again."""
+
+    def __init__(self, executor: Any, drafts: int, most: int, cut: int = 0, behind: int = 1) -> None:
+        words = vocabulary(executor.info.vocab_size)
+        machine = Machine.from_regex(PATTERN)
+        constraints = executor.constraints
+        rows = getattr(constraints, "rows", constraints)
+        rows.put(1, Automaton(TokenAutomaton(words, machine.next, machine.classes, machine.final)))
+        self.words, self.executor, self.drafts = words, executor, drafts
+        self.outputs: dict[int, list[int]] = {row: [] for row in range(len(SETTINGS))}
+        self.forced: dict[int, list[int]] = {row: [] for row in range(len(SETTINGS))}
+        self.steps = 0  # until all rows with a constraint have ended
+        prompt = [5, 9, 40, 7, 31, 100]
+        plan, pending = self.opening(prompt, b""), []
+        while True:
+            pending.append(executor.launch(plan))
+            self.steps += not all(STOP in self.outputs[row] for row in range(FREE))
+            while pending and (len(pending) > behind or self.done(most)):
+                self.take(pending.pop(0).result())
+            if self.done(most):
+                break
+            if cut and min(map(len, self.outputs.values())) >= cut:
+                for step in pending:
+                    self.take(step.result())
+                pending, cut = [], 0
+                plan = self.opening(prompt, pack(self.outputs))
+                continue
+            live = [row for row, out in self.outputs.items() if len(out) < most + 4]
+            asked = [drafts if row != FREE else 0 for row in live]
+            plan = StepPlan(1, decodes=pack(live), drafts=pack(asked) if drafts else b"")
+        executor.launch(StepPlan(1, closes=pack(self.outputs))).result()
+        for row, out in self.outputs.items():
+            size = out.index(STOP) + 1 if STOP in out and row != FREE else most
+            self.outputs[row] = out[:size]
+            self.forced[row] = self.forced[row][:size]
+
+    def done(self, most: int) -> bool:
+        return all(
+            (row != FREE and STOP in out) or len(out) >= most for row, out in self.outputs.items()
+        )
+
+    def opening(self, prompt: list[int], closes: bytes) -> StepPlan:
+        opens, extends = [], []
+        for row, sampling in enumerate(SETTINGS):
+            out = self.outputs[row]
+            history = pack([*prompt, *out])
+            pages = pack(range(10 * row, 10 * row + 10))
+            opens.append(OpenRow(row, row, pages, 0, sampling, len(out), history, int(row != FREE)))
+            extends.append(ExtendRow(row, 0, history, True))
+        return StepPlan(0, closes, opens, extends=extends)
+
+    def take(self, result: Any) -> None:
+        rows, tokens = unpack(result.rows), list(unpack(result.tokens))
+        counts = list(unpack(result.counts)) or [1] * len(rows)
+        forced = list(result.forced) or [0] * len(tokens)
+        assert len(tokens) == sum(counts) == len(forced)
+        at = 0
+        for row, count in zip(rows, counts, strict=True):
+            self.outputs[row] += tokens[at : at + count]
+            self.forced[row] += forced[at : at + count]
+            at += count
+        assert NO_TOKEN not in tokens
+
+    def text(self, row: int) -> str:
+        tokens = [token for token in self.outputs[row] if token != STOP]
+        return b"".join(self.words.tokens[token] for token in tokens).decode()
+
+
+def same(one: Run, other: Run) -> None:
+    assert one.outputs == other.outputs
+    assert one.forced == other.forced
+
+
+def test_it_obeys_and_jumps(make: Any) -> None:
+    """The same as on torch, with and without drafts, one step in flight or two."""
+    most = 18
+    executor = make()
+    plain = Run(executor, 0, most)
+    for row in range(FREE):
+        assert re.fullmatch(PATTERN, plain.text(row)), plain.text(row)
+        assert plain.outputs[row][-1] == STOP
+    assert sum(map(sum, plain.forced.values())) > 10
+    same(Run(make("torch"), 0, most, behind=0), plain)
+    jumped = Run(executor, MOST, most)
+    same(plain, jumped)
+    assert jumped.steps < plain.steps
+    assert not executor.rows.unsettled.any()
+    same(plain, Run(executor, MOST, most, cut=3))
+    assert executor.constraints.automata._places.used > 0
+    executor.launch(StepPlan(2, forgets=pack([1]))).result()
+    assert executor.constraints.automata._places.used == 0
+
+
+def test_followed_on_the_host(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What finds no room on the device has the same output."""
+    plain = Run(make(), 0, 18)
+    monkeypatch.setattr("ramify.gpu.executors.cuda_constraints.ARENA_BYTES", 1 << 10)
+    executor = make()
+    same(plain, Run(executor, 0, 18))
+    assert executor.constraints.automata.used_bytes == 0
+    same(plain, Run(executor, MOST, 18))
+
+
+def test_a_late_constraint_delays_its_rows_alone(make: Any) -> None:
+    """Their prompts are computed; they sample when the constraint is there, as if it had always been."""
+    plain = Run(make(), 0, 18)
+    executor = make()
+    rows = executor.constraints.rows
+    loaded = Future[Any]()
+    put, launch = rows.put, executor.launch
+    rows.put = lambda ident, constraint: rows._known.update({ident: loaded})
+    launches = 0
+
+    def late(plan: StepPlan) -> Any:
+        nonlocal launches
+        launches += 1
+        if launches == 4:
+            words = vocabulary(executor.info.vocab_size)
+            machine = Machine.from_regex(PATTERN)
+            loaded.set_result(
+                Automaton(TokenAutomaton(words, machine.next, machine.classes, machine.final))
+            )
+            for row in range(FREE):
+                assert rows.wait(row, monotonic() + 5)
+        step = launch(plan)
+        if launches < 4 and plan.decodes:
+            step.settle()
+            assert unpack(step.result().rows).tolist() == [0, 1, 2]
+            assert unpack(step.result().counts).tolist() == [0, 0, 1]
+        return step
+
+    executor.launch = late
+    delayed = Run(executor, 0, 18)
+    same(plain, delayed)
+    assert rows.put is not put
+    assert delayed.steps == plain.steps + 3
+    assert rows.counters.sat_out == 3 * FREE
+    assert not executor.rows.unsettled.any()
+
+
+def test_beside_a_drafter(make: Any) -> None:
+    """Its guesses are for rows without a constraint."""
+    plain = Run(make(), 0, 18)
+    executor = make(draft="ngram", draft_tokens=3)
+    constrained = Run(executor, 3, 18)
+    same(plain, constrained)
