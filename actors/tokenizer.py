@@ -147,6 +147,15 @@ class Tokenizer:
                 table[i] = b"\xff%b\xfe" % name.encode()
         return table, sorted(self.eos_ids), self._continuing.to_str()
 
+    def marks_in(self, text: str) -> list[str]:
+        """The names of tokens that are no text which occur in `text`, but those that end an output."""
+        found = {each[0] for each in self._added.finditer(text)} - {GUARD}
+        return sorted(found - {self._contents.get(i) for i in self.eos_ids})
+
+    def ends_output(self, name: str) -> bool:
+        """Whether a token of this name ends an output."""
+        return any(self._contents.get(i) == name for i in self.eos_ids)
+
     @property
     def template_source(self) -> str:
         """The chat template as it was written; "" without one."""

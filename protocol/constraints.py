@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["regex", "choices", "json_schema", "lark"]
+Kind = Literal["regex", "choices", "json_schema", "lark", "structure"]
 Backend = Literal["automaton", "grammar"]
 
 
@@ -16,7 +16,8 @@ class ConstraintSpec(msgspec.Struct, frozen=True, array_like=True):
     """What the output has to be.
 
     `text`: a regex, which must match the whole output; a JSON array of the texts to choose from; a JSON
-    Schema as JSON; or a grammar in Lark's form. `spaced`: JSON has a space behind each comma and colon.
+    Schema as JSON; a grammar in Lark's form; or a `structure.Structure` as JSON. `spaced`: JSON has a
+    space behind each comma and colon.
     """
 
     kind: Kind

@@ -32,6 +32,7 @@ from ramify.protocol.tools import check_calls, check_tools
 MOST_PRIORITY = 8
 MAX_NAMES = 1024  # branches that one op names
 MAX_TEXT = 1 << 16  # characters of what is no conversation: schemas, separators, choices
+MAX_TAGS = 128  # of one structural tag, and its triggers
 MAX_CHOICES = 1 << 17  # bytes of all choices of one op: what is scored is a tree of their tokens
 _INT31 = 2**31 - 1
 _INT53 = 2**53 - 1  # what every JSON reader keeps exactly
@@ -73,13 +74,43 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
             check_calls(self.tool_calls, "tool_calls")
 
 
+class Tag(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A part of an output that is no free text: between `begin` and `end`, exactly one of the others."""
+
+    begin: Annotated[str, Meta(min_length=1, max_length=1024)]
+    end: Annotated[str, Meta(max_length=1024)] = ""
+    regex: LongText | None = None
+    json_schema: JsonObject | LongText | None = None
+    choices: Choices | None = None
+
+    def __post_init__(self) -> None:
+        if self.json_schema is not None:
+            check_json(self.json_schema, "json_schema")
+
+
+class StructuralTag(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Free text in which each of `triggers` begins one of the tags. See docs/protocol.md."""
+
+    tags: Annotated[list[Tag], Meta(min_length=1, max_length=MAX_TAGS)]
+    triggers: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(max_length=MAX_TAGS)
+    ] = []
+    at_least_one: bool = False
+    stop_after_first: bool = False
+
+
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What an output must be: exactly one of the fields. See docs/protocol.md."""
+    """What an output must be: exactly one of the fields but the last. See docs/protocol.md.
+
+    `after_thought`: where the model thinks, what it thinks first is free.
+    """
 
     regex: LongText | None = None
     json_schema: JsonObject | LongText | None = None
     choices: Choices | None = None
     grammar: LongText | None = None
+    structural_tag: StructuralTag | None = None
+    after_thought: bool = False
 
     def __post_init__(self) -> None:
         if self.json_schema is not None:
@@ -208,6 +239,7 @@ class Generate(Op, kw_only=True, frozen=True):
     keep_open: bool = False
     expect: Position | None = None
     tool_choice: Annotated[str, Meta(min_length=1, max_length=256)] = "auto"
+    parallel_tool_calls: bool = True
 
     def __post_init__(self) -> None:
         ClientBase.__post_init__(self)

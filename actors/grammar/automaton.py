@@ -50,10 +50,10 @@ class Automaton:
     @classmethod
     def from_expression(cls, expression: Expression, *, search: bool = False) -> "Automaton":
         """The texts of `expression`; `search`: those that hold one. Raises ConstraintError."""
-        return cls._made(*compile_expression(expression, search=search))
+        return cls.of(*compile_expression(expression, search=search))
 
     @classmethod
-    def _made(cls, part: Fragment, classes: NDArray[np.uint8]) -> "Automaton":
+    def of(cls, part: Fragment, classes: NDArray[np.uint8]) -> "Automaton":
         """With equal columns of the table merged."""
         if not part.final.any():
             part = nothing(part.table.shape[1])
@@ -141,5 +141,5 @@ class Automaton:
             _, first, classes = np.unique(codes, return_index=True, return_inverse=True)
             left = Fragment(found.next[:, found.classes[first]], found.final)
             right = Fragment(other.next[:, other.classes[first]], other.final)
-            found = Automaton._made(reduce(product(left, right, mode)), classes.astype(np.uint8))
+            found = Automaton.of(reduce(product(left, right, mode)), classes.astype(np.uint8))
         return found

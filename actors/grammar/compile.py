@@ -1,7 +1,7 @@
 """From what a client asks for to what the executor follows: one call, in a worker's process. Pure.
 
-Regexes and choices become byte automata, JSON Schemas too where they can (`route`); other schemas and
-grammars in Lark's form go to llguidance.
+Regexes, choices and structures become byte automata, JSON Schemas too where they can (`route`); other
+schemas and grammars in Lark's form go to llguidance.
 """
 
 import json
@@ -13,8 +13,9 @@ import numpy as np
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.expression import literal, union
 from ramify.actors.grammar.grammars import lark_grammar
-from ramify.actors.grammar.limits import MAX_BYTES, MAX_CELLS, MAX_CHOICES
+from ramify.actors.grammar.limits import MAX_BYTES, MAX_CELLS, MAX_CHOICES, MAX_STRUCTURE_BYTES
 from ramify.actors.grammar.route import route
+from ramify.actors.grammar.structure import structure_automaton
 from ramify.protocol.constraints import (
     AutomatonBody,
     CompiledConstraint,
@@ -23,6 +24,7 @@ from ramify.protocol.constraints import (
     encode_body,
 )
 from ramify.protocol.errors import ConstraintError
+from ramify.protocol.structure import decode_structure
 
 
 def compile_constraint(spec: ConstraintSpec) -> CompiledConstraint:
@@ -31,8 +33,9 @@ def compile_constraint(spec: ConstraintSpec) -> CompiledConstraint:
         size = len(spec.text.encode())
     except UnicodeEncodeError:
         raise ConstraintError("the constraint holds half a surrogate pair, which is no text") from None
-    if size > MAX_BYTES:
-        raise ConstraintError(f"the constraint has {size} bytes: at most {MAX_BYTES}")
+    most = MAX_STRUCTURE_BYTES if spec.kind == "structure" else MAX_BYTES
+    if size > most:
+        raise ConstraintError(f"the constraint has {size} bytes: at most {most}")
     match spec.kind:
         case "regex":
             return _ready(Automaton.from_regex(spec.text))
@@ -42,6 +45,8 @@ def compile_constraint(spec: ConstraintSpec) -> CompiledConstraint:
             return _schema(spec)
         case "lark":
             return _grammar(*lark_grammar(spec.text))
+        case "structure":
+            return _ready(*structure_automaton(decode_structure(spec.text)))
 
 
 def _choices(text: str) -> Automaton:

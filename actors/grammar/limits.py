@@ -4,6 +4,7 @@ A constraint comes from a client. Each number here is checked before the work th
 """
 
 MAX_BYTES = 65_536  # of a pattern or a schema, as UTF-8
+MAX_STRUCTURE_BYTES = 262_144  # of a structure: the schemas of all tools are in it
 MAX_NESTING = 32  # groups inside groups
 MAX_REPEAT = 1_000  # of one counted repetition: {m,n}
 MAX_REPEAT_PRODUCT = 10_000  # of counted repetitions inside each other

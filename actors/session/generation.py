@@ -7,6 +7,7 @@ request, or as several in turn when it is paused.
 from collections.abc import Sequence
 
 from ramify.actors.session.branch import Branch
+from ramify.actors.session.constraints import Held
 from ramify.actors.session.detokenizer import OutputText
 from ramify.actors.session.meter import LOGPROB
 from ramify.actors.session.segments import OutputSegment
@@ -56,6 +57,7 @@ class GenerationState:
         self.exhausted = False  # the session has no more memory: it is being cut here
         self.first: Finished | None = None  # of the first request: prompt, cached, computed
         self.first_token = 0.0
+        self.held: Held | None = None  # what it has to be
         self.compiling = False  # its request waits for its constraint
         self.notes: list[str] = []  # on its constraint
         self.accepted = 0  # drafts

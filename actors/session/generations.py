@@ -16,7 +16,8 @@ import msgspec
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.branch_writer import BranchWriter
-from ramify.actors.session.calls.reader import Reader
+from ramify.actors.session.calls.reader import Place, Reader
+from ramify.actors.session.constraints import Constraints
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.generation import GenerationState
 from ramify.actors.session.meter import SEGMENT
@@ -24,7 +25,6 @@ from ramify.actors.session.segments import OutputSegment, Tail
 from ramify.actors.session.sizes import json_bytes
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
-from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import (
     BadRequest,
     ConstraintError,
@@ -46,7 +46,7 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.plan import unpack
 from ramify.protocol.sampling import SamplingParams
-from ramify.protocol.wire import Constraint, Done, Generate
+from ramify.protocol.wire import Done, Generate
 
 PREFILL_PRIORITY = -8
 FULL = "the session holds more than it may: drop branches or roll back, then generate on"
@@ -79,6 +79,7 @@ class Generations:
         self._state = state
         self._writer = writer
         self._detokenizer = detokenizer
+        self._constraints = Constraints(writer.speech, writer.tokenizer)
         self._random_seed = random_seed
         self._on_output = on_output
         self._on_done = on_done
@@ -114,7 +115,8 @@ class Generations:
         self._writer.check_stops(op.stop_token_ids)
         self._state.meter.require(SEGMENT)
         speech, tools = self._writer.speech, task.frame.tools
-        opening = speech.opening(op.tool_choice, tools, chat=chat)
+        begun = branch.tail is Tail.OPEN
+        opening = speech.opening(op.tool_choice, tools, chat=chat, begun=begun)
         opened = self._writer.open_turn(branch, task.frame.opened, opening, known=task.frame.prompts)
         segment = OutputSegment(branch.position, op=op.id, client=task.frame.client)
         segment.quiet = op.quiet or op.hidden
@@ -137,6 +139,10 @@ class Generations:
             now=task.arrived,
             opened=opened,
         )
+        place = reading.reader.place if reading is not None else Place("answer", "")
+        generation.held = self._constraints.held(op, tools, place, opening, chat=chat)
+        if op.ignore_eos and tools and op.tool_choice != "none":
+            generation.notes = ["with `ignore_eos`, calls are not held to the tools' schemas"]
         branch.segments.append(segment)
         self._by_task[id(task)] = generation
         away = self._paused.get(task.frame.client)
@@ -163,14 +169,13 @@ class Generations:
         generation.request = self._state.next_id()
         generation.before = len(generation.segment.tokens)
         self._by_request[generation.request] = (generation, task)
-        constraint = generation.op.constraint
-        if constraint is None:
+        held = generation.held
+        spec = None if held is None else self._constraints.spec(held, generation.op, task.frame.tools)
+        if held is None or spec is None:
             self._tell_scheduler(generation)
             return
         generation.compiling = True
-        self._state.out.grammar.append(
-            Compile(generation.request, spec_of(constraint), self._state.owner)
-        )
+        self._state.out.grammar.append(Compile(generation.request, spec, self._state.owner))
 
     def _tell_scheduler(self, generation: GenerationState, constraint: int = 0) -> None:
         self._state.out.scheduler.append(
@@ -206,6 +211,12 @@ class Generations:
         if entry is None:
             return
         generation, task = entry
+        if generation.held is not None and not generation.held.refuses(message.code):
+            self._by_request[message.request] = entry
+            generation.compiling = False
+            generation.notes = [f"calls are not held to the tools' schemas: {message.message}"]
+            self._tell_scheduler(generation)
+            return
         generation.compiling, generation.refusal = False, refused_constraint(message)
         self._close(generation, task, _ended_here(generation, now, generation.refusal))
 
@@ -502,19 +513,6 @@ def refusal(finished: Finished) -> RamifyError:
             return LimitExceeded(finished.message)
         case _:
             return RamifyError(finished.message or "the engine failed")
-
-
-def spec_of(constraint: Constraint) -> ConstraintSpec:
-    """What is compiled. JSON is spaced as most models write it: `{"a": 1, "b": 2}`."""
-    if constraint.regex is not None:
-        return ConstraintSpec("regex", constraint.regex)
-    if constraint.choices is not None:
-        return ConstraintSpec("choices", msgspec.json.encode(constraint.choices).decode())
-    if constraint.grammar is not None:
-        return ConstraintSpec("lark", constraint.grammar)
-    schema = constraint.json_schema
-    text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
-    return ConstraintSpec("json_schema", text, spaced=True)
 
 
 def refused_constraint(message: NotCompiled) -> RamifyError:

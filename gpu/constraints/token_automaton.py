@@ -186,7 +186,7 @@ class TokenAutomaton:
         """
         takes = self._next >= 0
         free = takes[:, np.unique(self._classes[:_MARKS])].all(axis=1)
-        used = takes[~free].any(axis=0)[self._classes[:_MARKS]]
+        used = np.any(takes[~free], axis=0, keepdims=True)[0, self._classes[:_MARKS]]
         missing = np.flatnonzero(used & ~self.vocabulary.alone[:_MARKS])
         if len(missing):
             raise ConstraintError(

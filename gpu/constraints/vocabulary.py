@@ -30,13 +30,19 @@ class Preorder(NamedTuple):
     token: NDArray[np.int32]
 
 
+def _is_known(data: bytes) -> bool:
+    """Whether it is what text can have, or a mark: not a byte 0xFE or 0xFF alone."""
+    mark = data[0] == MARK and data[-1] == MARK - 1 and len(data) > 1
+    return mark or not (b"\xfe" in data or b"\xff" in data)
+
+
 class Vocabulary:
     """The token tree of a model.
 
     `size`: ids in a mask (the model's padded vocabulary); `words`: int32 words of a packed mask.
     `stop_ids`: what ends an output; they have no bytes. `encode`: how the tokenizer spells a text that
-    stands behind other tokens. `tokens`: the bytes of each id. A token that is no text (`<tool_call>`) has
-    a name between 0xFF and 0xFE, so that an automaton can tell it from the same text, spelled.
+    stands behind other tokens. `tokens`: the bytes of each id. A token that is no text (`<tool_call>`)
+    has a name between 0xFF and 0xFE, so that an automaton can tell it from the same text, spelled.
     `everything`: the mask of all ids, this very object wherever all are legal.
 
     Arrays, one entry a node, the root is 0: `byte` uint8, `parent`, `child` (the first one; the children
@@ -52,9 +58,9 @@ class Vocabulary:
         encode: Callable[[str], list[int]],
         size: int | None = None,
     ) -> None:
-        """`tokens`: the bytes of each id; b"" for ids without text or name, which free text alone has."""
+        """`tokens`: the bytes of each id; b"" for ids without text or name: free text alone has them."""
         self.size = max(len(tokens), size or 0)
-        self.tokens = [data or NAMELESS for data in tokens]
+        self.tokens = [data if data and _is_known(data) else NAMELESS for data in tokens]
         self.tokens += [NAMELESS] * (self.size - len(tokens))
         self.stop_ids = tuple(sorted(set(stop_ids)))
         self.encode = encode

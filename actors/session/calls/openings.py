@@ -6,10 +6,12 @@ behind its prompt, the dialect knows how they begin.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from os.path import commonprefix
 from typing import Any, TypeAlias
 
 from ramify.actors.session.calls.dialects import Dialect
+from ramify.actors.session.calls.exact import CALL_ID, Written
 from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import ChatMessage, JsonObject
@@ -59,6 +61,27 @@ class Openings:
             return opening.rstrip(' "')
         return opening + choice + argument.rstrip(" ")
 
+    def written(self) -> Written:
+        """How the template writes a call: with the space that JSON has behind a colon."""
+        opening, argument = self._both()
+        places = [at for mark in self._dialect.openings if (at := opening.find(mark)) >= 0]
+        if places and not self._dialect.tags:  # without the end of a thought that the prompt began
+            opening = opening[min(places) :]
+        return Written(opening, f"{argument} " if argument.endswith(":") else argument)
+
+    @cached_property
+    def thinks_first(self) -> bool:
+        """Whether the generation prompt begins a thought that the opening does not end."""
+        thought = self._dialect.thought
+        if thought is None or self._dialect.tags:
+            return False
+        try:
+            prompt = self._render([_QUESTION], generate=True)
+        except BadRequest:
+            return False
+        prompt += self._both()[0]
+        return prompt.rfind(thought.begin) > prompt.rfind(thought.end)
+
     def _both(self) -> tuple[str, str]:
         if self._known is None:
             self._known = self._rendered() or (self._dialect.opening, self._dialect.argument)
@@ -96,7 +119,7 @@ class Openings:
 
 def _call(name: str) -> ChatMessage:
     function: dict[str, Any] = {"name": name, "arguments": {_PARAMETER: _VALUE}}
-    call = {"id": "call00001", "type": "function", "function": function}
+    call = {"id": CALL_ID, "type": "function", "function": function}
     return ChatMessage(role="assistant", tool_calls=[call])
 
 

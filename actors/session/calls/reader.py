@@ -19,6 +19,7 @@ text is long (and some), then the rest is text.
 from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -38,6 +39,15 @@ class _State(Enum):
     AFTER = auto()  # blanks behind a thought
     TEXT = auto()
     CALL = auto()
+
+
+class Place(NamedTuple):
+    """`part` of a turn in which an output begins. `pending`: what is begun there already: a call, or
+    what may become its mark.
+    """
+
+    part: Literal["start", "thought", "answer"]
+    pending: str
 
 
 class Reader:
@@ -127,6 +137,14 @@ class Reader:
                 return ""
         self._state = _State.TEXT
         return said[-PRIMED_MOST:]
+
+    @property
+    def place(self) -> Place:
+        """Where the output stands, before it begins: after `prime`."""
+        pending = self._call.text if self._call is not None else self._held
+        if self._state is _State.START:
+            return Place("start", "")  # blanks and what may become a tag may stand there
+        return Place("thought" if self._state is _State.THOUGHT else "answer", pending)
 
     def plain(self, text: str) -> PartKind | None:
         """Read `text` if it is of one kind, whatever follows; None if that takes a closer look."""

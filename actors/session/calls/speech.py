@@ -1,7 +1,10 @@
 """How one model speaks: what its outputs are read with, and how a call is forced. Sessions share it."""
 
+from collections.abc import Callable
+
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.calls.dialects import Dialect
+from ramify.actors.session.calls.exact import Calls, exact_calls
 from ramify.actors.session.calls.labels import Labels
 from ramify.actors.session.calls.openings import Openings, Render
 from ramify.actors.session.calls.reader import PRIMED_MOST, Reader
@@ -21,10 +24,36 @@ class Speech:
         self._control = control
         self._openings = Openings(render, dialect)
 
-    def opening(self, choice: str, tools: Toolbox, *, chat: bool) -> str:
-        """What `tool_choice` forces the answer to begin with; "" for nothing. Raises BadRequest."""
+    def opening(self, choice: str, tools: Toolbox, *, chat: bool, begun: bool = False) -> str:
+        """What `tool_choice` forces the answer to begin with; "" for nothing. Raises BadRequest.
+
+        Nothing where the prompt begins a thought: the call comes behind it. `begun`: the turn is older.
+        """
         self._openings.check(choice, tools, chat=chat)
-        return "" if choice in ("auto", "none") else self._openings.text(choice)
+        if choice in ("auto", "none") or (self._openings.thinks_first and not begun):
+            return ""
+        return self._openings.text(choice)
+
+    def calls(
+        self,
+        choice: str,
+        tools: Toolbox,
+        *,
+        parallel: bool,
+        ends_output: Callable[[str], bool],
+    ) -> Calls | None:
+        """What a call of one of the tools (`choice`: that one, "auto" or "required") has to be."""
+        named = [tool for tool in tools.tools if choice in ("auto", "required", tool.name)]
+        if not named or choice == "none":
+            return None
+        return exact_calls(
+            self.dialect,
+            self._openings.written(),
+            named,
+            demanded=choice != "auto",
+            parallel=parallel and choice in ("auto", "required"),
+            ends_output=ends_output,
+        )
 
     def labels(self, branch: Branch, choice: str, tools: Toolbox) -> Labels | None:
         """For an output that begins at the end of `branch`; None if there is nothing to tell apart."""

@@ -21,15 +21,35 @@ class Call(NamedTuple):
     arguments: str
 
 
+class Tool(NamedTuple):
+    """A tool that was declared. `schema`: of its arguments, an object's; `place`: where it was given.
+
+    `strict`: as the client says, in OpenAI's way: true: calls have to be exact; false: need not be.
+    """
+
+    name: str
+    schema: Any
+    place: str
+    strict: bool | None
+
+
 class Toolbox:
     """The tools that `open` declared, as `protocol.tools` allows them. `size`: of their JSON text."""
 
     def __init__(self, tools: Sequence[JsonObject] | None) -> None:
         self.size = json_size(tools)
         self._properties: dict[str, Mapping[str, Any]] = {}
-        for tool in tools or ():
+        self.tools: list[Tool] = []
+        for i, tool in enumerate(tools or ()):
             function = tool.get("function", tool)
-            self._properties[function["name"]] = _properties(function.get("parameters"))
+            parameters = function.get("parameters")
+            self._properties[function["name"]] = _properties(parameters)
+            place = f"tools[{i}].parameters of {function['name']!r}"
+            strict = function.get("strict", tool.get("strict"))
+            schema = {"type": "object", **(parameters or {})}
+            self.tools.append(
+                Tool(function["name"], schema, place, strict if isinstance(strict, bool) else None)
+            )
 
     def __bool__(self) -> bool:
         return bool(self._properties)

@@ -38,7 +38,7 @@ def _check(op: Generate, faults: Faults) -> None:
 
 
 def _check_constraint(op: Generate, constraint: Constraint, faults: Faults) -> None:
-    kinds = ("regex", "json_schema", "choices", "grammar")
+    kinds = ("regex", "json_schema", "choices", "grammar", "structural_tag")
     given = [kind for kind in kinds if getattr(constraint, kind) is not None]
     if len(given) != 1:
         faults.fail("constraint", f"Give exactly one of {', '.join(f'`{kind}`' for kind in kinds)}")
@@ -52,9 +52,15 @@ def _check_constraint(op: Generate, constraint: Constraint, faults: Faults) -> N
         "json_schema": json_size(constraint.json_schema),
         "grammar": _bytes(constraint.grammar or ""),
         "choices": sum(map(_bytes, constraint.choices or ())),
+        "structural_tag": json_size(constraint.structural_tag),
     }
     most = limits.regex_bytes if given[0] == "regex" else limits.schema_bytes
     faults.limit(f"constraint.{given[0]}", sizes[given[0]], most, "bytes")
+    for i, tag in enumerate(constraint.structural_tag.tags if constraint.structural_tag else ()):
+        contents = ("regex", "json_schema", "choices")
+        if sum(getattr(tag, each) is not None for each in contents) != 1:
+            where = f"constraint.structural_tag.tags[{i}]"
+            faults.fail(where, "Give a tag exactly one of `regex`, `json_schema`, `choices`")
     faults.limit("constraint.choices", len(constraint.choices or ()), limits.choices, "texts")
 
 

@@ -20,6 +20,7 @@ from anyio.abc import TaskGroup
 from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
+from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.actors.grammar.shelf import Shelf
 from ramify.actors.grammar.vocabulary import packed
@@ -254,6 +255,8 @@ class SimEngine:
         self._mail["scheduler"].append(m.Constrain(0, packed(tokenizer)))
         self._pending: deque[PendingStep] = deque()
         self.integrity = True
+        self.unheld: set[tuple[str, int]] = set()  # (client, op id) of generations that call nothing
+        self.calls: Automaton | None = None  # free text with calls, where the sessions have tools
 
     # --- building ------------------------------------------------------------------------------
 
@@ -442,21 +445,31 @@ class SimEngine:
 
     # --- checking ------------------------------------------------------------------------------
 
+    def in_call(self, turn: bytes) -> bool:
+        """Whether what was said in a turn holds a call, as far as it goes, of the tools in `calls`."""
+        begun = turn.find(b"<tool_call>")
+        return begun >= 0 and self.calls is not None and self.calls.walk(turn[begun:]) >= 0
+
     def check_outputs(self, number: int, chosen: Container[tuple[str | None, int | None]] = ()) -> None:
         """Every complete greedy output is what the model says, whatever happened around it.
 
         `chosen`: (client, op id) of each `select`, whose output is a client's text.
         """
-        from ramify.actors.session.segments import OutputSegment
+        from ramify.actors.session.segments import OutputSegment, Tail
 
+        table = self.tokenizer.token_bytes
         for branch in self.cores[number].state.branches.values():
             tokens: list[int] = []
+            turn = b""  # what the assistant has said in its turn
             for segment in branch.segments:
-                if (
-                    isinstance(segment, OutputSegment)
-                    and segment.ended
-                    and (segment.client, segment.op) not in chosen
-                ):
+                said = b"".join(table[token] for token in segment.tokens)
+                before, output = turn, isinstance(segment, OutputSegment)
+                turn = turn + said if output or segment.tail is Tail.OPEN else b""
+                if not output:
+                    pass
+                elif self.in_call(before) and (segment.client, segment.op) not in self.unheld:
+                    assert self.in_call(turn), (branch.name, turn)
+                elif segment.ended and (segment.client, segment.op) not in chosen:
                     out = list(segment.tokens)
                     expected = self.model.expected(tokens, len(out) + 4)
                     if out != expected[: len(out)]:  # cut inside a token by a stop string

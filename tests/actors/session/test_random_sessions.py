@@ -13,13 +13,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.actors.grammar.structure import structure_automaton
 from ramify.actors.session.segments import OutputSegment
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
+from ramify.protocol.structure import JsonPart, Structure, Tag, TagsPart
 
 NAMES = ["main", "a", "b", "c"]
+ARGUMENTS = {
+    "properties": {"q": {"type": "string", "maxLength": 4}, "n": {"enum": [1, 22, None]}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+CALLS = structure_automaton(
+    Structure(
+        TagsPart(
+            [
+                Tag(
+                    '<tool_call>\n{"name": "f", "arguments": ',
+                    JsonPart({"type": "object", **ARGUMENTS}),
+                    "}\n</tool_call>",
+                )
+            ],
+            ["<tool_call>"],
+        )
+    )
+)[0]
 KINDS = {
     "append": 3, "message": 3, "generate": 6, "select": 2, "fork": 3, "rollback": 2, "drop": 1,
     "cancel": 2, "root": 1, "list": 1, "join": 1, "prune": 2,
@@ -43,6 +64,9 @@ def random_op(rng: random.Random, client: Any) -> w.Op:
             message = w.ChatMessage(role=role, content=rng.choice(["hi", "one two three", "café"]))
             return w.Append(id=ident, branch=name, messages=[message])
         case "generate":
+            choice = rng.choice(["auto", "auto", "auto", "none", "required", "f"])
+            if choice == "none":
+                client.engine.unheld.add((client.name, ident))
             return w.Generate(
                 id=ident,
                 branch=name,
@@ -50,7 +74,7 @@ def random_op(rng: random.Random, client: Any) -> w.Op:
                 temperature=0,
                 stop=rng.choice([[], [], ["e"], ["ab", "th"]]),
                 quiet=rng.random() < 0.1,
-                tool_choice=rng.choice(["auto", "auto", "auto", "none", "required", "f"]),
+                tool_choice=choice,
             )
         case "select":
             return w.Select(
@@ -149,11 +173,12 @@ def test_random_sessions(
         drafts=drafts,
         acceptance=acceptance,
     )
+    engine.calls = CALLS
     clients = [
         engine.session(
             detach=rng.choice(["run", "pause", "cancel"]),
             parts=rng.random() < 0.5,
-            tools=rng.choice([None, [{"name": "f"}]]),
+            tools=rng.choice([None, [{"name": "f", "parameters": ARGUMENTS}]]),
         )
         for _ in range(3)
     ]

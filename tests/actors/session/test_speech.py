@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ramify.actors.grammar.compile import compile_constraint
+from ramify.actors.grammar.vocabulary import packed
 from ramify.actors.session.calls.dialects import THOUGHTS, dialect_of
+from ramify.actors.session.calls.reader import Place
 from ramify.actors.session.calls.speech import _turn_so_far
 from ramify.actors.session.calls.toolbox import Toolbox
+from ramify.actors.session.constraints import Constraints, Held
 from ramify.actors.session.segments import Tail
 from ramify.actors.session.template import ChatTemplate
+from ramify.gpu.constraints.bodies import constraint_of
+from ramify.gpu.constraints.grammar import GrammarVocabulary
+from ramify.gpu.constraints.loads import read_vocabulary
 from ramify.gpu.executors.fake import FakeModel
 from ramify.protocol import wire as w
 
@@ -46,6 +53,14 @@ class Scripted(FakeModel):
             tokens[i] = LINES.get(int(each), tokens[i])
         return tokens
 
+    def choose_among(self, chain: Any, salts: Any, legal: Any) -> Any:
+        tokens = super().choose_among(chain, salts, legal)
+        for i, each in enumerate(chain):
+            said = LINES.get(int(each))
+            if said is not None and legal[i, said]:
+                tokens[i] = said
+        return tokens
+
 
 LINES: dict[int, int] = {}
 
@@ -73,6 +88,25 @@ class Told:
         encode = self.engine.tokenizer.encode
         before = [*self.branch.tokens(), *encode(opening)]
         self.engine.model.script(before, [*encode(text), *([EOS] if ends else [])])
+
+    def calls(self, text: str, opening: str, choice: str) -> None:
+        """The same under the constraint of a forced call: forced tokens are spelled as that wants."""
+        constraints = Constraints(self.engine.template.speech, self.engine.tokenizer)
+        op = w.Generate(id=1, tool_choice=choice)
+        spec = constraints.spec(Held("required", Place("answer", ""), opening), op, BOX)
+        assert spec is not None
+        words = read_vocabulary(packed(self.engine.tokenizer), self.engine.tokenizer.vocab_size)
+        body = compile_constraint(spec).body
+        matcher = constraint_of(body, words, lambda: GrammarVocabulary(words)).matcher()
+        data, tokens = text.encode(), list[int]()
+        while data:
+            forced = matcher.plan().forced
+            tokens.append(forced[0] if forced else words.encode(data.decode())[0])
+            assert matcher.advance(tokens[-1])
+            assert data.startswith(words.tokens[tokens[-1]])
+            data = data[len(words.tokens[tokens[-1]]) :]
+        before = [*self.branch.tokens(), *self.engine.tokenizer.encode(opening)]
+        self.engine.model.script(before, [*tokens, EOS])
 
     def generate(self, ident: int, **options: Any) -> Any:
         self.client.send(w.Generate(id=ident, temperature=0, **{"max_tokens": 400} | options))
@@ -142,10 +176,10 @@ def test_what_may_be_a_mark_waits_for_those_who_want_parts_alone(told: Callable[
 def test_a_call_is_forced(told: Callable[..., Told], choice: str) -> None:
     chat = told()
     opening = chat.engine.template.speech.opening(choice, BOX, chat=True)
-    rest = ' "weather", "arguments": {"city": "Rom"}}</tool_call>'
+    rest = ' "weather", "arguments": {"city": "Rom"}}\n</tool_call>'
     if choice == "weather":
-        rest = ' {"city": "Rom"}}</tool_call>'
-    chat.says(rest, opening)
+        rest = ' {"city": "Rom"}}\n</tool_call>'
+    chat.calls(rest, opening, choice)
     before = chat.branch.position
     done = chat.generate(2, tool_choice=choice)
     assert (done.reason, names(done)) == ("tool", ["weather"])
@@ -251,7 +285,7 @@ def test_a_strict_session_thinks_and_calls(told: Callable[..., Told]) -> None:
 def test_children_are_forced_each(told: Callable[..., Told]) -> None:
     chat = told()
     opening = chat.engine.template.speech.opening("add", BOX, chat=True)
-    chat.says(" {}}</tool_call>", opening)
+    chat.calls(" {}}\n</tool_call>", opening, "add")
     chat.client.send(
         w.Generate(id=2, n=2, as_=["a", "b"], temperature=0, tool_choice="add", max_tokens=60),
         replies={2: 2},

@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.structure import structure_automaton
 from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.errors import ConstraintError
+from ramify.protocol.structure import RegexPart, Structure, Tag, TagsPart, TextPart
+from tests.gpu.constraints.conftest import byte_level
 
 STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])*"'
 PATTERNS = {
@@ -200,3 +203,39 @@ def test_a_vocabulary_that_cannot_spell_the_constraint() -> None:
     with pytest.raises(ConstraintError, match="0x63"):
         compiled("abc", small)
     assert compiled("[ab]*", small).mask(0)[0] == 0b111
+
+
+def test_free_text_needs_no_mask_and_marks_are_tokens() -> None:
+    """Free text is every id; a trigger is a token or spelled; what closes a tag must be the token."""
+    tokenizer = byte_level()
+    vocabulary = Vocabulary(tokenizer.words[0], tokenizer.eos_ids, tokenizer.encode, size=450)
+    tags = TagsPart([Tag("<tool_call>", RegexPart('"(a|b)"'), "\n<tool_call>")])
+    automaton, _ = structure_automaton(Structure(tags, ["<tool_call>"]))
+    machine = TokenAutomaton(vocabulary, automaton.next, automaton.classes, automaton.final)
+    assert machine.mask(0) is vocabulary.everything
+    (mark,) = (i for i, data in enumerate(vocabulary.tokens) if data == b"\xff<tool_call>\xfe")
+    for token in (*vocabulary.encode("well <tool"), 449, mark - 2):
+        assert machine.mask(machine.advance(0, token)) is vocabulary.everything
+    inside = machine.advance(0, mark)
+    state = 0
+    for byte in b"<tool_call>":  # spelled
+        (token,) = vocabulary.encode(chr(byte))
+        state = machine.advance(state, token)
+    assert legal(machine, inside) == legal(machine, state) != set(range(450))
+    for text in ('"', "a", '"'):
+        (token,) = vocabulary.encode(text)
+        inside = machine.advance(inside, token)
+    plan = machine.plan(inside)
+    assert [vocabulary.tokens[i] for i in plan.forced] == [b"\n", b"\xff<tool_call>\xfe"]
+    for token in plan.forced:
+        assert legal(machine, inside) == {token}
+        inside = machine.advance(inside, token)
+    assert machine.mask(inside) is vocabulary.everything
+
+
+def test_a_mark_that_the_model_has_not_is_refused() -> None:
+    tokenizer = byte_level()
+    vocabulary = Vocabulary(tokenizer.words[0], tokenizer.eos_ids, tokenizer.encode)
+    automaton, _ = structure_automaton(Structure(TextPart("<mark>"), ["<mark>"]))
+    with pytest.raises(ConstraintError, match="no token for a mark"):
+        TokenAutomaton(vocabulary, automaton.next, automaton.classes, automaton.final)

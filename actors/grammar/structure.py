@@ -1,0 +1,217 @@
+"""Structures (`protocol.structure`) to automata: free text, tags, calls of tools. Pure.
+
+Free text is an automaton that searches for the triggers, so the whole of a structure is one automaton,
+and runs as any other. Schemas inside are lowered; what no automaton can hold is refused, or where it may
+be, any object is allowed instead, and a note says so.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.characters import SPACE
+from ramify.actors.grammar.expression import (
+    Chars,
+    Concat,
+    Embedded,
+    Expression,
+    Literal,
+    Repeat,
+    concat,
+    literal,
+    union,
+)
+from ramify.actors.grammar.fragment import Fragment, reduce
+from ramify.actors.grammar.free_text import free_text
+from ramify.actors.grammar.marks import Marks
+from ramify.actors.grammar.network import Exit, ends, network
+from ramify.actors.grammar.schema.errors import Unsupported
+from ramify.actors.grammar.values import any_parameters, json_value, until, xml_parameters
+from ramify.protocol.errors import ConstraintError
+from ramify.protocol.structure import (
+    JsonPart,
+    ListPart,
+    Part,
+    RegexPart,
+    SequencePart,
+    Structure,
+    Tag,
+    TagsPart,
+    TextPart,
+    ThoughtPart,
+    UnionPart,
+    UnlessPart,
+    UntilPart,
+    XmlPart,
+)
+
+T = TypeVar("T")
+
+BLANKS = Repeat(Chars(SPACE), 0, None)
+ANYTHING = Automaton.of(  # any bytes, tokens that are no text too
+    Fragment(np.zeros((1, 1), np.int32), np.ones(1, np.bool_)), np.zeros(256, np.uint8)
+)
+ANY_OBJECT = {"type": "object"}
+
+
+def structure_automaton(structure: Structure) -> tuple[Automaton, tuple[str, ...]]:
+    """The automaton, and notes. Raises ConstraintError that says where."""
+    builder = _Builder(Marks(structure.marks))
+    whole = builder.automaton(structure.root)
+    return builder.behind(whole, structure.after), tuple(dict.fromkeys(builder.notes))
+
+
+class _Builder:
+    """Builds the parts of one structure."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+        self.notes: list[str] = []
+
+    def automaton(self, part: Part) -> Automaton:
+        """The texts of `part`."""
+        found = self._expression(part)
+        return found.automaton if isinstance(found, Embedded) else Automaton.from_expression(found)
+
+    def behind(self, whole: Automaton, after: str) -> Automaton:
+        """What may follow where the text `after` of `whole` stands already."""
+        if not after:
+            return whole
+        for data in (self._marks.encode(after), after.encode()):
+            state = whole.walk(data)
+            if state >= 0:
+                rest = reduce(Fragment(whole.next, whole.final, state))
+                return Automaton.of(rest, whole.classes)
+        raise ConstraintError(f"what stands there already cannot be gone on with: {after[-80:]!r}")
+
+    def _expression(self, part: Part) -> Expression:
+        match part:
+            case TextPart(text):
+                return Literal(self._marks.encode(text))
+            case RegexPart(regex, at):
+                return Embedded(_at(at, lambda: Automaton.from_regex(regex)))
+            case JsonPart() | XmlPart():
+                return Embedded(self._value(part))
+            case SequencePart(parts):
+                return Concat(tuple(map(self._expression, parts)))
+            case UnionPart(parts):
+                return union(*map(self._expression, parts))
+            case ListPart(inner, separator):
+                return Embedded(self._list(self.automaton(inner), separator))
+            case UntilPart(marks):
+                return Embedded(self._until(marks))
+            case UnlessPart(inner, openings):
+                return Embedded(self._unless(self.automaton(inner), openings))
+            case ThoughtPart():
+                return Embedded(self._thought(part))
+            case TagsPart():
+                return Embedded(self._tags(part))
+
+    def _value(self, part: JsonPart | XmlPart) -> Automaton:
+        make = json_value if isinstance(part, JsonPart) else xml_parameters
+        try:
+            found, notes = _at(part.at, lambda: make(part.schema))
+        except ConstraintError as error:
+            if part.strict:
+                raise
+            self.notes.append(f"{error.message}: any object is allowed there")
+            return json_value(ANY_OBJECT)[0] if isinstance(part, JsonPart) else any_parameters()
+        self.notes += [f"{part.at}: {note}" if part.at else note for note in notes]
+        return found
+
+    def _list(self, inner: Automaton, separator: str) -> Automaton:
+        if not separator:
+            return network([inner], [Exit(0, ends(inner), [0])], [0])
+        between = Automaton.from_expression(Literal(self._marks.encode(separator)))
+        exits = [Exit(0, ends(inner), [1]), Exit(1, ends(between), [0])]
+        return network([inner, between], exits, [0])
+
+    def _until(self, marks: list[str]) -> Automaton:
+        spellings = [data for mark in marks for data, _ in self._marks.triggers(mark, mark)]
+        return until(spellings)
+
+    def _unless(self, inner: Automaton, openings: list[str]) -> Automaton:
+        begins = union(
+            *(literal(each) for each in openings),
+            *(Literal(self._marks.encode(each)) for each in openings),
+        )
+        return inner.minus(Automaton.from_expression(concat(BLANKS, begins, Embedded(ANYTHING))))
+
+    def _thought(self, part: ThoughtPart) -> Automaton:
+        begin = Literal(self._marks.encode(part.begin))
+        thought = Automaton.from_expression(
+            concat(BLANKS, begin, Embedded(self._until([part.end])), BLANKS)
+        )
+        answer = self._unless(self.automaton(part.part), [part.begin])
+        return network([answer, thought], [Exit(1, ends(thought), [0, 1])], [0], [0, 1])
+
+    def _tags(self, part: TagsPart) -> Automaton:
+        triggers = part.triggers or [tag.begin for tag in part.tags]
+        rests: dict[bytes, list[Expression]] = {}
+        contents: list[Expression] = []
+        for i, tag in enumerate(part.tags):
+            own = [each for each in triggers if tag.begin.startswith(each) and each]
+            if not own:
+                raise ConstraintError(f"tag {i} begins with none of the triggers: {tag.begin[:64]!r}")
+            contents.append(self._content(tag))
+            for trigger in own:
+                for head, rest in self._marks.triggers(trigger, tag.begin):
+                    rests.setdefault(head, []).append(concat(Literal(rest), contents[-1]))
+        unused = [each for each in triggers if not any(t.begin.startswith(each) for t in part.tags)]
+        if unused:
+            raise ConstraintError(f"no tag begins with the trigger {unused[0][:64]!r}")
+        return _searching(rests, part)
+
+    def _content(self, tag: Tag) -> Expression:
+        content = self._expression(tag.content)
+        return concat(content, Literal(self._marks.encode(tag.end)))
+
+
+def _searching(rests: dict[bytes, list[Expression]], part: TagsPart) -> Automaton:
+    """Free text, in which each trigger goes on with one of its rests."""
+    free = free_text(list(rests))
+    alike: dict[tuple[int, ...], list[bytes]] = {}  # triggers that go on in the same way share it
+    for trigger, each in rests.items():
+        alike.setdefault(tuple(map(_key, each)), []).append(trigger)
+    parts = [free.automaton]
+    exits = []
+    order = list(rests)
+    last = [0] if not part.at_least_one else []  # where the text may end
+    behind = 0  # the free text behind a tag
+    if part.at_least_one and not part.stop_after_first:
+        parts.append(free.automaton)
+        last, behind = [1], 1
+    for triggers in alike.values():
+        at = len(parts)
+        parts.append(Automaton.from_expression(union(*rests[triggers[0]])))
+        states = np.array([free.ends[order.index(each)] for each in triggers])
+        exits += [Exit(each, states, [at]) for each in {0, behind}]
+        if part.stop_after_first:
+            last.append(at)
+        else:
+            exits.append(Exit(at, ends(parts[at]), [behind]))
+    return network(parts, exits, last)
+
+
+def _key(rest: Expression) -> int:
+    """The same for rests that are put together of the same parts."""
+    assert isinstance(rest, Concat)
+    head, content = rest.parts
+    assert isinstance(head, Literal)
+    return hash((head.data, id(content)))
+
+
+def _at(place: str, make: Callable[[], T]) -> T:
+    """What `make` makes; its error says where."""
+    try:
+        return make()
+    except Unsupported as error:
+        raise ConstraintError(
+            f"{place}: {error}" if place else str(error), pointer=error.pointer
+        ) from None
+    except ConstraintError as error:
+        if not place:
+            raise
+        raise ConstraintError(f"{place}: {error.message}", **(error.details or {})) from None

@@ -1,0 +1,146 @@
+"""What an output is made of, part by part: free text, tags, calls of tools. Data only.
+
+A session makes a `Structure` of what a client asks for; the compile workers make one automaton of it.
+Texts may hold *marks*: names of tokens that are no text (`<tool_call>` is one in many vocabularies).
+Where `Structure.marks` names them, the token is meant; where free text is searched for them, the same
+text spelled by other tokens counts too.
+"""
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+
+class _Part(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="is"):
+    """Base of the parts."""
+
+
+class TextPart(_Part, frozen=True, tag="text"):
+    """Exactly this."""
+
+    text: str
+
+
+class RegexPart(_Part, frozen=True, tag="regex"):
+    """What a regex matches as a whole. `at`: where it was given, for errors."""
+
+    regex: str
+    at: str = ""
+
+
+class JsonPart(_Part, frozen=True, tag="json"):
+    """A value that is valid under a JSON Schema.
+
+    `at`: where the schema was given, for errors and notes. `strict`: it is an error if the schema cannot
+    be kept; else any object is allowed then, and a note says so.
+    """
+
+    schema: Any
+    at: str = ""
+    strict: bool = True
+
+
+class XmlPart(_Part, frozen=True, tag="xml"):
+    """The parameters of a call, each between tags of its own, as Qwen3-Coder writes them."""
+
+    schema: Any
+    at: str = ""
+    strict: bool = True
+
+
+class SequencePart(_Part, frozen=True, tag="sequence"):
+    """The parts one behind the other."""
+
+    parts: "list[Part]"
+
+
+class UnionPart(_Part, frozen=True, tag="union"):
+    """Any of the parts."""
+
+    parts: "list[Part]"
+
+
+class ListPart(_Part, frozen=True, tag="list"):
+    """`part` once or more often, with `separator` between."""
+
+    part: "Part"
+    separator: str
+
+
+class UntilPart(_Part, frozen=True, tag="until"):
+    """Free text up to the first of `marks`, which belongs to it."""
+
+    marks: list[str]
+
+
+class UnlessPart(_Part, frozen=True, tag="unless"):
+    """The texts of `part` that do not begin with one of `openings`, behind any blanks."""
+
+    part: "Part"
+    openings: list[str]
+
+
+class ThoughtPart(_Part, frozen=True, tag="thought"):
+    """`part`, or first free text between `begin` and `end`, with blanks around it, and then `part`."""
+
+    begin: str
+    end: str
+    part: "Part"
+
+
+class Tag(msgspec.Struct, frozen=True):
+    """What follows a trigger: `begin` (which begins with the trigger), `content`, `end`."""
+
+    begin: str
+    content: "Part"
+    end: str
+
+
+class TagsPart(_Part, frozen=True, tag="tags"):
+    """Free text in which each trigger begins one of the tags; behind its end, text is free again.
+
+    `triggers`: empty for the whole `begin` of each tag. `at_least_one`: the text may not end before a
+    tag. `stop_after_first`: it ends behind it.
+    """
+
+    tags: list[Tag]
+    triggers: list[str] = []
+    at_least_one: bool = False
+    stop_after_first: bool = False
+
+
+Part: TypeAlias = (
+    TextPart
+    | RegexPart
+    | JsonPart
+    | XmlPart
+    | SequencePart
+    | UnionPart
+    | ListPart
+    | UntilPart
+    | UnlessPart
+    | ThoughtPart
+    | TagsPart
+)
+
+
+class Structure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`after`: a beginning that stands there already; what is allowed is what may follow it."""
+
+    root: Part
+    marks: list[str] = []
+    after: str = ""
+
+
+def encode_structure(structure: Structure) -> str:
+    """As JSON."""
+    return msgspec.json.encode(structure).decode()
+
+
+def decode_structure(text: str) -> Structure:
+    """Raises msgspec.DecodeError."""
+    found: Structure = _DECODER.decode(text)
+    return found
+
+
+_DECODER = msgspec.json.Decoder(Structure)
