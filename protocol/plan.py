@@ -168,7 +168,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     `elapsed_us`: from the step's start to its end on the device. `scores`: float32, the log-
     probabilities of the extends' targets in plan order: the model's raw ones; NaN where the logits were
     not finite. `forced`: a byte for each of `tokens`, 1 where the row's constraint allowed no other;
-    empty: nowhere.
+    empty: nowhere. `late_us`: of `elapsed_us`, what went into the drafter's computing what it had missed
+    of rows, a prompt for example: once for each row, not step by step.
     """
 
     step: int
@@ -181,6 +182,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     counts: bytes = b""
     drafted: bytes = b""
     forced: bytes = b""
+    late_us: int = 0
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):

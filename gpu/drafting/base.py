@@ -22,15 +22,19 @@ from ramify.protocol.plan import OpenRow
 
 @dataclass(slots=True)
 class Guesses:
-    """`counts` [R]: how many for each row; `tokens` [sum(counts)]: row by row."""
+    """`counts` [R]: how many for each row; `tokens` [sum(counts)]: row by row.
+
+    `late`: seconds that went into computing what the drafter had missed of rows, once for each.
+    """
 
     counts: Ints
     tokens: Tokens
+    late: float = 0.0
 
 
-def no_guesses(rows: int) -> Guesses:
+def no_guesses(rows: int, late: float = 0.0) -> Guesses:
     """For so many rows."""
-    return Guesses(np.zeros(rows, dtype=np.int64), np.empty(0, dtype=np.int32))
+    return Guesses(np.zeros(rows, dtype=np.int64), np.empty(0, dtype=np.int32), late)
 
 
 class Drafter(Protocol):
@@ -49,7 +53,7 @@ class Drafter(Protocol):
     def propose(self, rows: Ints, most: Ints) -> Guesses:
         """Up to `most` [R] tokens that may follow each row's last one.
 
-        The plan was applied: the rows' pages hold the drafts. Each row was open and has sampled.
+        The rows' pages hold the drafts. Each row was open and has sampled.
         """
         ...
 

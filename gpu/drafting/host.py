@@ -11,7 +11,7 @@ from ramify.gpu.constraints.rows import ConstrainedRows
 from ramify.gpu.drafting.base import Drafter, Guesses, no_guesses
 from ramify.gpu.sampling.acceptance import Accepted, accept
 from ramify.gpu.step.rows import RowTable
-from ramify.gpu.step.step_rows import Ints, StepRows
+from ramify.gpu.step.step_rows import Flags, Ints, StepRows
 from ramify.protocol.plan import StepPlan
 
 
@@ -25,61 +25,68 @@ class HostDrafts:
         constraints: ConstrainedRows | None = None,
     ) -> None:
         self.drafted = self.accepted = 0  # since the start
+        self._late = 0.0  # `Guesses.late` of the step under way
         self._table = table
         if constraints is None:
             constraints = ConstrainedRows(len(table.requests), table.vocab_size)
         self._constraints = constraints
         self._drafter = drafter
-        self._planned: Ints | None = None  # lines of the step under way
 
-    def begin(self, plan: StepPlan, step: StepRows) -> StepRows:
-        """The step that the table made of `plan`, with the drafts that were found."""
-        self._planned = step.lines
+    @property
+    def late_us(self) -> int:
+        """See `StepResult`."""
+        return int(self._late * 1e6)
+
+    def begin(self, plan: StepPlan) -> StepRows:
+        """Apply `plan` to the table: what it runs, with the drafts that were found, without the decodes
+        whose constraints are not ready.
+
+        Raises PlanError if the plan contradicts the rows.
+        """
+        table, drafter = self._table, self._drafter
+        self._late = 0.0
+        table.change(plan)
         self._constraints.begin(plan)
-        drafter = self._drafter
-        if drafter is None:
-            return self._guess(plan, self._present(step))
-        if plan.closes:
+        if drafter is not None:
             for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
                 drafter.close(row)
-        for opened in plan.opens:
-            drafter.open(opened)
-        step = self._guess(plan, self._present(step))
-        drafter.runs(step)
+            for opened in plan.opens:
+                drafter.open(opened)
+        decodes = np.frombuffer(plan.decodes, dtype=np.int32).astype(np.int64)
+        absent = self._constraints.absent(decodes, alone=not plan.extends)
+        if plan.drafts:
+            guesses = self._guess(plan, decodes, absent)
+            self._late = guesses.late
+            step = table.advance(plan, guesses.counts).guessed(guesses.tokens)
+        else:
+            step = table.advance(plan)
+        if absent is not None:
+            step = self._present(step, absent)
+        if drafter is not None:
+            drafter.runs(step)
         return step
 
-    def _present(self, step: StepRows) -> StepRows:
-        """`step` without the decodes whose constraints are not ready."""
-        rows = step.sampled_rows
-        extends = int((step.sampling < step.extends).sum())  # that sample
-        gone = self._constraints.absent(rows[extends:], alone=not step.extends)
-        if gone is None:
-            return step
-        absent = np.concatenate([np.zeros(extends, dtype=np.bool_), gone])
-        lines = np.ones_like(rows) if step.lines is None else step.lines
-        self._table.sat_out(rows[absent], lines[absent])
-        step = step.without(absent)
-        self._planned = step.lines
-        return step
-
-    def _guess(self, plan: StepPlan, step: StepRows) -> StepRows:
-        if step.lines is None or not plan.drafts:
-            return step
-        extends = int((step.sampling < step.extends).sum())
-        rows, most = step.sampled_rows[extends:], step.lines[extends:] - 1
-        if not len(rows):
-            return step
+    def _guess(self, plan: StepPlan, rows: Ints, absent: Flags | None) -> Guesses:
+        """For the decodes of `plan`, which are `rows`, but for those that are `absent`."""
+        most = np.frombuffer(plan.drafts, dtype=np.int32).astype(np.int64)
+        if absent is not None:
+            most[absent] = 0
         must = self._constraints.propose(rows, most)
         most = np.where(self._constraints.active[rows], 0, most)
         drafter = self._drafter
         guesses = no_guesses(len(rows)) if drafter is None else drafter.propose(rows, most)
-        if must:
-            guesses = _with(guesses, must)
-        return step.guessed(guesses.counts, guesses.tokens)
+        return _with(guesses, must) if must else guesses
+
+    def _present(self, step: StepRows, gone: Flags) -> StepRows:
+        """`step` without the decodes that are `gone`, none of which has a draft."""
+        rows = step.sampled_rows
+        absent = np.concatenate([np.zeros(len(rows) - len(gone), dtype=np.bool_), gone])
+        self._table.sat_out(rows[absent], np.ones(int(gone.sum()), dtype=np.int64))
+        return step.without(absent)
 
     def end(self, step: StepRows, tokens: Ints) -> Accepted:
         """Settle what the step sampled: `tokens` [S], NO_TOKEN where logits were not finite."""
-        accepted, planned = accept(step, tokens), self._planned
+        accepted = accept(step, tokens)
         rows = step.sampled_rows
         if self._constraints.late:
             self._leave_out(step, accepted)
@@ -87,10 +94,11 @@ class HostDrafts:
         if step.lines is None and self._drafter is None:
             return accepted
         some = accepted.counts > 0
-        if step.lines is not None and planned is not None:
-            self._table.settle(rows[some], planned[some] - 1, (planned - accepted.counts)[some])
-            self.drafted += int(step.lines.sum()) - len(rows)
-            self.accepted += int(accepted.counts.sum()) - int(some.sum())
+        if step.lines is not None:
+            lines, counts = step.lines[some], accepted.counts[some]
+            self._table.settle(rows[some], lines - 1, lines - counts)
+            self.drafted += len(tokens) - len(rows)
+            self.accepted += int(counts.sum()) - len(counts)
         if self._drafter is not None:
             kept = tokens[accepted.kept].astype(np.int32)
             self._drafter.observe(rows[some], accepted.counts[some], kept)
@@ -98,12 +106,12 @@ class HostDrafts:
 
     def _leave_out(self, step: StepRows, accepted: Accepted) -> None:
         """Rows whose masks were not there in time sat the step out, whatever their lines sampled."""
-        rows, planned = step.sampled_rows, self._planned
+        rows, lines = step.sampled_rows, step.lines
         late = np.isin(rows, list(self._constraints.late))
         accepted.counts[late] = 0
-        accepted.kept[late if step.lines is None else np.repeat(late, step.lines)] = False
-        planned = np.ones_like(rows) if planned is None else planned
-        self._table.sat_out(rows[late], planned[late])
+        accepted.kept[late if lines is None else np.repeat(late, lines)] = False
+        lines = np.ones_like(rows) if lines is None else lines
+        self._table.sat_out(rows[late], lines[late])
 
 
 def _with(guesses: Guesses, must: dict[int, list[int]]) -> Guesses:

@@ -4,14 +4,15 @@ Its keys and values lie in pages of the same numbers, under a layout of their ow
 and shared prefixes are its own as well, and nobody has to tell it of them.
 
 It computes only what it needs: a row that is not drafted costs nothing, and one that is drafted again
-first catches up, all missing tokens in one go. Which slots hold its keys of what the slot's owner
-holds now is kept slot by slot: the model's writes make them stale, its own make them fresh. A new
-row finds what an earlier one left for the same prefix.
+first catches up, in a run of its own, whose time is reported apart (`Guesses.late`). Which slots hold
+its keys of what the slot's owner holds now is kept slot by slot: the model's writes make them stale, its
+own make them fresh. A new row finds what an earlier one left for the same prefix.
 
 Knows rows, tokens and slots; a `DraftRunner` knows the model. Where the row is longer than the drafter's
 context, it guesses nothing.
 """
 
+import time
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from ramify.gpu.step.step_rows import Ints, StepRows, Tokens, within
 from ramify.protocol.plan import OpenRow
 
 CATCH_UP = 512  # tokens in a step at most: longer prompts are caught up with in several
+FEW = 8  # missing tokens that run beside the last one, at next to no cost; more are caught up with first
 
 
 class DraftRunner(Protocol):
@@ -67,30 +69,59 @@ class ModelDrafter:
 
     def propose(self, rows: Ints, most: Ints) -> Guesses:
         lengths = self._histories.lengths[rows]  # the last token included, whose KV nobody has
-        most = np.where(lengths > 0, np.clip(most, 0, self._context - lengths + 1), 0)
-        asked = np.flatnonzero(most > 0)
+        most = np.where(lengths > 0, np.clip(self._context - lengths + 1, 0, most), 0)
+        missing = lengths - self._ready[rows]
+        late = 0.0
+        behind = (missing > FEW) & (most > 0)
+        if behind.any():
+            begin = time.perf_counter()
+            self._catch_up(rows[behind])
+            late = time.perf_counter() - begin
+            missing = lengths - self._ready[rows]
+            most[missing > FEW] = 0
+        if FEW * len(rows) > CATCH_UP:
+            most[np.cumsum(np.where(most > 0, missing, 0)) > CATCH_UP] = 0
+        asked = np.flatnonzero(most)
         if not len(asked):
-            return no_guesses(len(rows))
+            return no_guesses(len(rows), late)
         asked = asked[np.argsort(-most[asked], kind="stable")]
-        missing = lengths[asked] - self._ready[rows[asked]]
-        counts = np.minimum(missing, np.maximum(0, CATCH_UP - (np.cumsum(missing) - missing)))
-        begun = counts > 0
-        asked, missing, counts = asked[begun], missing[begun], counts[begun]
-        found = np.flatnonzero(counts == missing)
-        complete = asked[found]
-        step = self._step(rows[asked], counts, found)
-        guesses = self._runner.run(step, most[complete])
+        own = rows[asked]
+        step = self._step(own, missing[asked], np.arange(len(asked)))
+        guesses = self._runner.run(step, most[asked])
         if step.extends:  # else only the last tokens ran, whose slots the model is going to write
-            self._mark(step.rows, step.starts, counts)
-        self._ready[step.rows] = step.starts + counts
-        self._ran[rows[complete]] = most[complete]
-        result = np.zeros(len(rows), dtype=np.int64)
-        result[complete] = most[complete]
+            self._mark(step.rows, step.starts, step.counts)
+        self._ready[own] = lengths[asked]
+        self._ran[own] = most[asked]
         place = np.empty(len(rows), dtype=np.int64)
-        place[complete] = np.arange(len(complete))
-        tokens = guesses[place[np.repeat(np.arange(len(rows)), result)], within(result)]
+        place[asked] = np.arange(len(asked))
+        tokens = guesses[np.repeat(place, most), within(most)]
         limit = self._table.vocab_size - 1
-        return Guesses(result, np.minimum(tokens, limit).astype(np.int32))
+        return Guesses(most, np.minimum(tokens, limit).astype(np.int32), late)
+
+    def _catch_up(self, rows: Ints) -> None:
+        """Compute what `rows` miss before their last tokens, `CATCH_UP` tokens in all at most.
+
+        Rows that miss the same tokens of a common prefix: the first of them computes it, the others
+        find it in the next step.
+        """
+        ends = self._histories.lengths[rows] - 1
+        for row, end in zip(rows.tolist(), ends.tolist(), strict=True):  # others may have left something
+            first = int(self._ready[row])
+            fresh = self._fresh[self._table.slots(row, first, end)]
+            self._ready[row] = end if fresh.all() else first + int(np.argmin(fresh))
+        starts = self._ready[rows]
+        _, firsts = np.unique(self._table.slots_at(rows, starts), return_index=True)
+        firsts = np.sort(firsts)
+        rows, missing = rows[firsts], (ends - starts)[firsts]
+        counts = np.minimum(missing, np.maximum(0, CATCH_UP - (np.cumsum(missing) - missing)))
+        rows, counts = rows[counts > 0], counts[counts > 0]
+        if not len(rows):
+            return
+        none = np.empty(0, dtype=np.int64)
+        step = self._step(rows, counts, none)
+        self._runner.run(step, none)
+        self._mark(step.rows, step.starts, counts)
+        self._ready[rows] = step.starts + counts
 
     def runs(self, step: StepRows) -> None:
         self._histories.runs(step)

@@ -83,6 +83,7 @@ class CpuExecutor:
             elapsed_us=int((time.perf_counter() - begin) * 1e6),
             logprobs=logprobs,
             scores=scores,
+            late_us=self.drafts.late_us,
             **packed_rows(step, counts),
             forced=forced,
         )
@@ -104,7 +105,7 @@ class CpuExecutor:
         del self._ops, self._layers, self._head, self._choose, self._whole
 
     def _run(self, plan: StepPlan) -> StepRows:
-        step = self.drafts.begin(plan, self.rows.apply(plan))
+        step = self.drafts.begin(plan)
         for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
             self._sampler.close(row)
         for opened in plan.opens:

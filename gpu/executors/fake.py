@@ -201,14 +201,13 @@ class FakeDrafter:
         executor, model = self._executor, self._executor.model
         table, one = executor.rows, np.array([row])
         token, found = executor.last(row), []
-        # the table counts what the step will run: the last token and the drafts
-        begin = table.lengths[one] - 1 - most
+        begin = table.lengths[one]  # where the last token will run
         chain = executor.chain_before(one, begin)
         for i in range(most):
             chain = model.advance(chain, np.array([token], dtype=np.uint64))
             if self._dice(chain, 1) >= self._generous:
                 break
-            draw = table.drawn[one] - 1 - most + i
+            draw = table.drawn[one] + i
             token = int(model.choose(chain, executor.salts(one, draw))[0])
             if self._dice(chain, 2) >= self._acceptance:
                 token = token + 1 if token + 1 < model.vocab_size else model.first
@@ -288,7 +287,7 @@ class FakeExecutor:
     def launch(self, plan: StepPlan) -> FakePendingStep:
         """Run the plan. Raises PlanError if it contradicts the rows."""
         begin = time.perf_counter()
-        step = self.drafts.begin(plan, self.rows.apply(plan))
+        step = self.drafts.begin(plan)
         for opened in plan.opens:
             self._seeds[opened.row] = opened.sampling.seed
             self._greedy[opened.row] = opened.sampling.greedy
@@ -436,6 +435,7 @@ class FakeExecutor:
             logprobs=logprobs,
             scores=self._score(step, step.scored) if step.scored is not None else b"",
             forced=forced,
+            late_us=self.drafts.late_us,
             **packed_rows(step, accepted.counts),
         )
 

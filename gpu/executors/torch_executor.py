@@ -105,6 +105,7 @@ class TorchExecutor:
             elapsed_us=int((time.perf_counter() - begin) * 1e6),
             logprobs=logprobs,
             scores=scores,
+            late_us=self.drafts.late_us,
             **packed_rows(step, counts),
             forced=forced,
         )
@@ -148,7 +149,7 @@ class TorchExecutor:
 
     def _run(self, plan: StepPlan) -> tuple[StepRows, Stream, Tensor | None]:
         """What ran, the model's output, the lines of it that sample (None: all)."""
-        step = self.drafts.begin(plan, self.rows.apply(plan))
+        step = self.drafts.begin(plan)
         for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
             self._sampler.close(row)
         for opened in plan.opens:

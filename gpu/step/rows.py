@@ -5,6 +5,8 @@ a bug elsewhere stops here with a name and never writes into another request's p
 numpy only: this file does not know tensors, models or what a page holds.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -65,21 +67,42 @@ class RowTable:
         return int((self.requests >= 0).sum())
 
     def apply(self, plan: StepPlan) -> StepRows:
-        """Apply closes, opens and grows, check extends and decodes, and advance the lengths.
+        """`change`, then `advance`."""
+        self.change(plan)
+        return self.advance(plan)
+
+    def change(self, plan: StepPlan) -> None:
+        """Apply closes, opens and grows, check the decodes.
 
         Raises PlanError, after which every later call raises as well.
         """
-        if self._broken is not None:
-            raise PlanError(f"step {plan.step}: an earlier plan failed: {self._broken}")
-        self.updates = []
-        try:
+        with self._checked(plan):
+            self.updates = []
             if plan.closes:
                 self._close(np.frombuffer(plan.closes, dtype=np.int32))
             for opened in plan.opens:
                 self._open(opened)
             for grow in plan.grows:
                 self._grow(grow)
-            return self._advance(plan)
+            decodes = np.frombuffer(plan.decodes, dtype=np.int32)
+            self._check_decodes(decodes)
+            if plan.drafts:
+                self._check_guesses(np.frombuffer(plan.drafts, dtype=np.int32), len(decodes))
+
+    def advance(self, plan: StepPlan, found: "Ints | None" = None) -> StepRows:
+        """Check the extends, and advance the lengths. Raises as `change` does.
+
+        `found`: the drafts that there are for each decode, at most as many as planned; None: all.
+        """
+        with self._checked(plan):
+            return self._advance(plan, found)
+
+    @contextmanager
+    def _checked(self, plan: StepPlan) -> Iterator[None]:
+        if self._broken is not None:
+            raise PlanError(f"step {plan.step}: an earlier plan failed: {self._broken}")
+        try:
+            yield
         except PlanError as error:
             self._broken = f"step {plan.step}: {error}"
             raise PlanError(self._broken) from None
@@ -188,7 +211,7 @@ class RowTable:
         wider[:, :old] = self.pages
         self.pages = wider
 
-    def _advance(self, plan: StepPlan) -> StepRows:
+    def _advance(self, plan: StepPlan, found: "Ints | None") -> StepRows:
         extends = plan.extends
         decodes = np.frombuffer(plan.decodes, dtype=np.int32).astype(np.int64)
         if not extends:
@@ -204,8 +227,10 @@ class RowTable:
         if len(rows) > 1 and len(set(rows.tolist())) != len(rows):
             raise PlanError("a row stands twice among the extends and decodes")
         if plan.drafts or any(extend.drafts for extend in extends):
-            step = step.drafted(self._drafts(plan, step))
-            rows, ends = step.rows, step.starts + step.counts
+            drafts = self._drafts(plan, step, found)
+            if found is None or drafts.any():
+                step = step.drafted(drafts)
+                rows, ends = step.rows, step.starts + step.counts
         beyond = ends > self._limits[rows]
         if beyond.any():
             row = int(rows[np.argmax(beyond)])
@@ -232,18 +257,12 @@ class RowTable:
         self.drawn[sampled] += step.lines
         self.unsettled[sampled] += step.lines - 1
 
-    def _drafts(self, plan: StepPlan, step: StepRows) -> Ints:
-        """[R] the drafts of each row that samples, checked."""
+    def _drafts(self, plan: StepPlan, step: StepRows, found: "Ints | None") -> Ints:
+        """[R] the drafts of each row that samples; what was planned is checked."""
         decodes = len(step.rows) - step.extends
         drafts = np.frombuffer(plan.drafts, dtype=np.int32).astype(np.int64)
         if not plan.drafts:
             drafts = np.zeros(decodes, dtype=np.int64)
-        if len(drafts) != decodes:
-            raise PlanError(f"{len(drafts)} numbers of drafts for {decodes} decodes")
-        if decodes and (drafts.min() < 0 or drafts.max() > self.max_drafts):
-            raise PlanError(
-                f"{drafts.min()} to {drafts.max()} drafts: a decode has 0 to {self.max_drafts}"
-            )
         for extend in plan.extends:
             self._check_drafts(extend)
         given = [extend.drafts for extend in plan.extends if extend.sample]
@@ -253,7 +272,17 @@ class RowTable:
             raise PlanError(
                 f"{lines} lines sample, drafts included: at most {len(self.requests)} a step"
             )
+        if found is not None:
+            drafts[len(given) :] = found
         return drafts
+
+    def _check_guesses(self, drafts: Tokens, decodes: int) -> None:
+        if len(drafts) != decodes:
+            raise PlanError(f"{len(drafts)} numbers of drafts for {decodes} decodes")
+        if decodes and (drafts.min() < 0 or drafts.max() > self.max_drafts):
+            raise PlanError(
+                f"{drafts.min()} to {drafts.max()} drafts: a decode has 0 to {self.max_drafts}"
+            )
 
     def _check_drafts(self, extend: ExtendRow) -> None:
         row, tokens = extend.row, len(extend.tokens) // 4
@@ -267,7 +296,6 @@ class RowTable:
             raise PlanError(f"row {row} has targets and drafts in one extend")
 
     def _decode_rows(self, decodes: Ints) -> StepRows:
-        self._check_decodes(decodes)
         n = len(decodes)
         return StepRows(
             rows=decodes,
@@ -280,7 +308,6 @@ class RowTable:
         )
 
     def _mixed_rows(self, extends: list[ExtendRow], decodes: Ints) -> StepRows:
-        self._check_decodes(decodes)
         runs = [np.frombuffer(extend.tokens, dtype=np.int32) for extend in extends]
         for extend, run in zip(extends, runs, strict=True):
             self._check_extend(extend, run)
@@ -349,7 +376,7 @@ class RowTable:
             raise PlanError(f"row {extend.row} is extended by tokens {run.min()} to {run.max()}: "
                             f"the vocabulary has {self.vocab_size}")  # fmt: skip
 
-    def _check_decodes(self, decodes: Ints) -> None:
+    def _check_decodes(self, decodes: Tokens) -> None:
         if not len(decodes):
             return
         if decodes.min() < 0 or decodes.max() >= len(self.requests):

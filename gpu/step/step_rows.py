@@ -159,18 +159,18 @@ class StepRows:
             lines=lines,
         )
 
-    def guessed(self, counts: Ints, drafts: Tokens) -> "StepRows":
-        """The same step, with the drafts that were found for its decodes.
-
-        `counts` [decodes of the plan]: at most as many as planned; `drafts` [sum(counts)]: row by row.
-        """
-        step = self.fewer(counts)
-        if step.lines is None:
-            return step
-        found = step.lines[len(step.lines) - len(counts) :]
-        every = np.full(int(found.sum()), NO_TOKEN, dtype=np.int32)
-        every[within(found) > 0] = drafts
-        return replace(step, given=np.concatenate([self.given, every]) if len(self.given) else every)
+    def guessed(self, drafts: Tokens) -> "StepRows":
+        """The same step with what its decodes' drafts are, row by row: `drafts` [of the decodes]."""
+        if self.lines is None:
+            return self
+        held = len(self.given)  # drafts of the extends
+        lines = self.rows[self.extends + held :]
+        first = np.ones(len(lines), dtype=np.bool_)  # lines of one row follow each other
+        np.not_equal(lines[1:], lines[:-1], out=first[1:])
+        inputs = np.full(len(lines), NO_TOKEN, dtype=np.int32)
+        inputs[~first] = drafts
+        self.given = np.concatenate([self.given, inputs]) if held else inputs
+        return self
 
     def fewer(self, counts: Ints) -> "StepRows":
         """The same step with only the first `counts` [decodes of the plan] drafts of its decodes."""

@@ -54,8 +54,9 @@ def test_drafts_of_decodes_are_decodes_behind_them(table: RowTable) -> None:
 
 
 def test_fewer_drafts_than_planned(table: RowTable) -> None:
-    step = table.apply(StepPlan(step=2, decodes=pack([1, 0]), drafts=pack([2, 3])))
-    found = step.guessed(np.array([1, 0]), np.array([9], dtype=np.int32))
+    plan = StepPlan(step=2, decodes=pack([1, 0]), drafts=pack([2, 3]))
+    table.change(plan)
+    found = table.advance(plan, np.array([1, 0])).guessed(np.array([9], dtype=np.int32))
     assert found.rows.tolist() == [1, 1, 0]
     assert found.starts.tolist() == [2, 3, 3]
     assert found.given.tolist() == [NO_TOKEN, 9, NO_TOKEN]
@@ -65,9 +66,26 @@ def test_fewer_drafts_than_planned(table: RowTable) -> None:
     assert found.lines.tolist() == [2, 1]
     assert found.sampled_rows.tolist() == [1, 0]
     assert found.computed == 3
-    every = step.guessed(np.array([2, 3]), np.array([9, 8, 7, 6, 5], dtype=np.int32))
-    assert every.rows.tolist() == step.rows.tolist()
+    assert table.lengths[:2].tolist() == [4, 4]
+    assert table.unsettled[:2].tolist() == [0, 1]
+
+
+def test_all_drafts_that_were_planned(table: RowTable) -> None:
+    step = table.apply(StepPlan(step=2, decodes=pack([1, 0]), drafts=pack([2, 3])))
+    every = step.guessed(np.array([9, 8, 7, 6, 5], dtype=np.int32))
     assert every.given.tolist() == [NO_TOKEN, 9, 8, NO_TOKEN, 7, 6, 5]
+
+
+def test_no_draft_was_found(table: RowTable) -> None:
+    """The step is the one without drafts."""
+    plan = StepPlan(step=2, decodes=pack([1, 0]), drafts=pack([2, 3]))
+    table.change(plan)
+    step = table.advance(plan, np.array([0, 0])).guessed(np.array([], dtype=np.int32))
+    assert step.lines is None
+    assert step.given.tolist() == []
+    assert step.rows.tolist() == [1, 0]
+    assert table.lengths[:2].tolist() == [4, 3]
+    assert table.unsettled[:2].tolist() == [0, 0]
 
 
 def test_an_extend_that_ends_in_drafts(table: RowTable) -> None:
@@ -98,11 +116,23 @@ def test_an_extend_that_ends_in_drafts(table: RowTable) -> None:
     assert step.scored is not None
     assert step.scored.lines.tolist() == [2, 3]
     assert table.lengths[:4].tolist() == [5, 6, 4, 1]
-    found = step.guessed(np.array([0]), np.array([], dtype=np.int32))
-    assert found.rows.tolist() == [1, 2, 3, 1, 1, 0]
+    found = step.guessed(np.array([9], dtype=np.int32))
+    assert found.given.tolist() == [12, 13, NO_TOKEN, 9]
+
+
+def test_drafts_of_an_extend_and_none_of_the_decodes(table: RowTable) -> None:
+    plan = StepPlan(
+        step=2,
+        extends=[ExtendRow(1, 2, pack([10, 11, 12, 13]), True, drafts=2)],
+        decodes=pack([0]),
+        drafts=pack([1]),
+    )
+    table.change(plan)
+    found = table.advance(plan, np.array([0])).guessed(np.array([], dtype=np.int32))
+    assert found.rows.tolist() == [1, 1, 1, 0]
     assert found.given.tolist() == [12, 13, NO_TOKEN]
-    assert found.sampling.tolist() == [0, 3, 4, 2, 5]
-    assert found.draws.tolist() == [1, 2, 3, 5, 1]
+    assert found.sampling.tolist() == [0, 1, 2, 3]
+    assert found.draws.tolist() == [1, 2, 3, 1]
 
 
 def test_short_extends_of_a_step_with_drafts(table: RowTable) -> None:
@@ -218,3 +248,16 @@ def test_a_row_is_not_extended_before_its_drafts_are_settled(table: RowTable) ->
     table.apply(StepPlan(step=2, decodes=pack([0]), drafts=pack([1])))
     with pytest.raises(PlanError, match="before its drafts were settled"):
         table.apply(StepPlan(step=3, extends=[ExtendRow(0, 5, pack([1]), True)]))
+
+
+def test_a_step_that_runs_fewer_drafts(table: RowTable) -> None:
+    """For executors whose rows were advanced by all that was planned."""
+    step = table.apply(StepPlan(step=2, decodes=pack([1, 0]), drafts=pack([2, 3])))
+    found = step.fewer(np.array([1, 0]))
+    assert found.rows.tolist() == [1, 1, 0]
+    assert found.starts.tolist() == [2, 3, 3]
+    assert found.draws.tolist() == [1, 2, 1]
+    assert found.sampling.tolist() == [0, 1, 2]
+    assert found.lines is not None
+    assert found.lines.tolist() == [2, 1]
+    assert step.fewer(np.array([2, 3])) is step
