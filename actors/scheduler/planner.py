@@ -38,6 +38,7 @@ from ramify.protocol.plan import (
     unpack,
 )
 
+FEW_FORCED = 8  # drafts that are asked for where a constraint said nothing the last time
 Chunk = tuple[Run, int, int]  # of a prefill: the run, its length after it, how many targets it has
 
 
@@ -47,7 +48,7 @@ class Step:
     Once it landed, `counts`: how many tokens each of them got; None: one each.
     """
 
-    __slots__ = ("asked", "bound", "chunks", "counts", "firsts", "rows", "step", "work")
+    __slots__ = ("asked", "bound", "chunks", "counts", "firsts", "missing", "rows", "step", "work")
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class Step:
         firsts: int,
         work: int,
         asked: list[int] | None = None,
+        missing: int = 0,
     ) -> None:
         self.step = step
         self.bound = bound
@@ -66,6 +68,7 @@ class Step:
         self.firsts = firsts  # so many leading entries of `bound` completed their prompt
         self.work = work  # of all chunks, in prompt tokens: see `Pace.work`
         self.asked = asked  # drafts for each decode; None: no draft for any
+        self.missing = missing  # tokens that the drafter has to compute first, of rows that it begins
         self.counts: array[int] | None = None
 
 
@@ -87,7 +90,9 @@ class Planner:
         self._decode_rows = b""
         self._changed = False  # the decode set is not what `_decoding` says
         self._speculation = Speculation(info.max_drafts) if info.drafter and info.max_drafts else None
-        self._records: list[Record] = []  # of `_decoding`, if there is a drafter
+        # of `_decoding`, if there is a drafter; None: a run with a constraint, for which nobody guesses
+        self._records: list[Record | None] = []
+        self._missing = 0  # see `Step`, of the one that is planned
         self._rebuilt = False  # it is not what `_speculation` has seen
         if self._speculation is not None:  # slots for what may be drafted until more are here
             self._watermark = max(self._watermark, min(config.lookahead // 2, 2 * (1 + info.max_drafts)))
@@ -146,6 +151,8 @@ class Planner:
         Its row can be handed out at once: a plan closes rows before it opens any.
         """
         run.live = False
+        if self._speculation is not None and run.out:
+            self._speculation.ended(len(run.out))
         self._prompts.forget(run)
         if run.decoding:
             run.decoding = False
@@ -177,6 +184,7 @@ class Planner:
             self._rebuild()
         bound, rows = self._decoding, self._decode_rows
         asked: list[int] | None = None
+        self._missing = 0
         lines = len(bound)
         if bound and (self._speculation is not None or self._jumping):
             asked = self._draft()
@@ -207,7 +215,9 @@ class Planner:
         self._step += 1
         self._tick += 1
         self.processed += prompts + lines
-        self.in_flight.append(Step(self._step, bound, rows, chunks, len(firsts), work, asked))
+        self.in_flight.append(
+            Step(self._step, bound, rows, chunks, len(firsts), work, asked, self._missing)
+        )
         grows, self._grows = self._grows, []
         closes = b""
         if self._closes:
@@ -246,10 +256,15 @@ class Planner:
         behind = min(2, self._limit)
         some = False
         asked = [0] * len(wanted)
+        tick, records = self._tick, self._records
         for i, (run, count) in enumerate(zip(self._decoding, wanted, strict=True)):
             if count:
-                count = min(count, run.stop_at - self._tick - run.offset - behind)
+                count = min(count, run.stop_at - tick - run.offset - behind)
                 if count > 0:
+                    if records and (record := records[i]) is not None:
+                        length = run.prompt + tick + run.offset
+                        self._missing += max(0, length - record.known)
+                        record.known = length
                     run.offset += count
                     asked[i] = count
                     some = True
@@ -258,20 +273,19 @@ class Planner:
     def _jump(self, wanted: list[int] | None, room: int) -> list[int]:
         """`wanted` with as many drafts for runs with constraints as there is room for.
 
-        What a constraint says must follow is accepted, so it goes ahead of guesses; where it says
-        nothing, the row runs no draft.
+        What a constraint says must follow is accepted, so it goes ahead of guesses. Where it said
+        nothing the last time, few are asked for, until it says so many.
         """
         wanted = [0] * len(self._decoding) if wanted is None else wanted.copy()
-        for i in self._jumping:
-            wanted[i] = 0
-        share = min(self._max_forced, room // len(self._jumping))
-        guessed, most = sum(wanted), room - share * len(self._jumping)
-        if guessed > most:
-            for i, count in enumerate(wanted):
-                wanted[i] = min(count, most)
-                most -= wanted[i]
-        for i in self._jumping:
-            wanted[i] = share
+        left = room
+        for place, i in enumerate(self._jumping):
+            wanted[i] = min(self._decoding[i].jump, left // (len(self._jumping) - place))
+            left -= wanted[i]
+        if sum(wanted) > room:
+            for i, run in enumerate(self._decoding):
+                if not run.jump:
+                    wanted[i] = min(wanted[i], left)
+                    left -= wanted[i]
         return wanted
 
     def _can_wait(self) -> bool:
@@ -310,7 +324,7 @@ class Planner:
         self.pace.learn(step.work, decodes - absent + drafted, result.elapsed_us * 1e-6)
         if step.asked is not None or step.counts is not None:
             self._settle(step, result)
-        if self._speculation is not None and decodes and not step.chunks:
+        if self._speculation is not None and decodes:
             self._measure(self._speculation, step, result)
         return step, unpack(result.tokens)
 
@@ -331,20 +345,33 @@ class Planner:
 
     @staticmethod
     def _measure(speculation: Speculation, step: Step, result: StepResult) -> None:
-        """What a step of decodes gave, and its time: unless constraints drafted in it, or rows sat it
-        out, which is neither the guesses' profit nor their cost.
+        """What the decodes of a step gave, and its time: unless prompts ran in it, constraints drafted,
+        or rows sat it out, of which it says nothing.
         """
-        if step.counts and 0 in step.counts:
+        first = step.firsts
+        bound = step.bound[first:]
+        if step.asked is None and step.counts is None:
+            seconds = None if step.chunks else result.elapsed_us * 1e-6
+            speculation.took(len(bound), 0, 0, len(bound), seconds)
             return
-        ran = unpack(result.drafted) if result.drafted else [0] * len(step.bound)
-        depth = 0
-        for run, count, own in zip(step.bound, step.asked or (), ran, strict=False):
-            if not run.jumps:
-                depth = max(depth, count)
-            elif own:
-                return
-        seconds, tokens = result.elapsed_us * 1e-6, len(result.tokens) // 4
-        speculation.took(len(step.bound), sum(ran), depth, tokens, seconds)
+        counts = step.counts[first:] if step.counts is not None else [1] * len(bound)
+        ran = unpack(result.drafted)[first:] if result.drafted else [0] * len(bound)
+        depth = drafts = tokens = 0
+        alone = not step.chunks
+        for run, count, asked, own in zip(
+            bound, counts, step.asked or [0] * len(bound), ran, strict=True
+        ):
+            if run.jump:
+                tokens += 1
+                alone = alone and not own
+            else:
+                depth = max(depth, asked)
+                drafts += own
+                tokens += count
+            alone = alone and count > 0
+        late = result.late_us * 1e-6
+        seconds = result.elapsed_us * 1e-6 - late if alone else None
+        speculation.took(len(bound), drafts, depth, tokens, seconds, late, step.missing)
 
     def _settle(self, step: Step, result: StepResult) -> None:
         """It is known how many tokens each run of `step` got: the bounds of those with fewer fall."""
@@ -353,8 +380,10 @@ class Planner:
         counts = step.counts or [1] * len(step.bound)
         ran = unpack(result.drafted) if result.drafted else [0] * len(step.bound)
         for run, count, tokens, drafts in zip(step.bound, asked, counts, ran, strict=True):
-            if count and tokens and self._speculation is not None and not run.jumps:
-                self._speculation.landed(self._record(run), count, drafts, tokens - 1)
+            if count and run.jump:
+                run.jump = self._max_forced if drafts == count else min(self._max_forced, FEW_FORCED)
+            elif count and tokens and self._speculation is not None and run.request.record is not None:
+                self._speculation.landed(run.request.record, count, drafts, tokens - 1)
             if run.live and 1 + count > tokens:
                 if run.decoding:
                     run.offset -= 1 + count - tokens
@@ -426,16 +455,19 @@ class Planner:
         self._changed = False
         if self._max_forced:
             self._jumping = [i for i, run in enumerate(self._decoding) if run.jumps]
+            for i in self._jumping:
+                self._decoding[i].jump = self._decoding[i].jump or self._max_forced
         if self._speculation is not None:
-            self._records = [self._record(run) for run in self._decoding]
+            self._records = [None if run.jumps else self._record(run) for run in self._decoding]
             self._rebuilt = True
 
-    @staticmethod
-    def _record(run: Run) -> Record:
-        """How the drafts of its request did."""
+    def _record(self, run: Run) -> Record:
+        """How the drafts of its request did, and how far it has come."""
         request = run.request
         if request.record is None:
             request.record = Record()
+        request.record.length = run.prompt + self._tick + run.offset
+        request.record.rest = run.limit - len(run.out)
         return request.record
 
 

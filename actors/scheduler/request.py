@@ -300,6 +300,7 @@ class Run:
         "growing",
         "history",
         "ident",
+        "jump",
         "jumps",
         "limit",
         "live",
@@ -357,6 +358,7 @@ class Run:
         self.slots = len(pages) // 4 * page_size
         self.out = array("i")  # accepted
         self.jumps = request.constrained  # its constraint may say what must follow
+        self.jump = 0  # drafts that it is asked for then; 0: the executor asks none
         self.forced = bytearray()  # of each, under a constraint: 1 if there was no choice
         self.target = len(request.targets.scores) if request.targets else 0  # the next to plan
         self.planned = 0  # output tokens planned, drafts included; while decoding: tick + offset

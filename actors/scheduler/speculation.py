@@ -14,20 +14,33 @@ batch is a threshold and a depth: draft j of a row is worth its line if p^j is a
 Some pairs are compared by (rows + expected accepted drafts) / expected time, and with no drafts at all
 (as the goodput of Liu et al. 2024, "Optimizing speculative decoding for serving large language models").
 
+Times are lower quartiles: on a machine that does other things as well, some steps last several times
+as long, and say nothing of drafts.
+
+What a draft model had missed of a row (its prompt) is computed once, before the row's first draft. That
+time is reported apart and is no part of a step's. A row is begun if what its drafts may save, over as
+many tokens as rows have given lately, is more than that; it is paid for in parts, over `SPREAD` steps.
+
 Never slower than without: a *bank* holds the time that drafts have saved, or lost, against the same
-tokens without them, with a small income of each step's time (`INCOME`). It holds a few steps at most.
-While it is empty nothing is drafted. So whatever is wrong with the estimates, drafts cost `INCOME`
-of the time, and a few steps. Rows that are not worth a draft are probed with one, each time later.
+tokens without them, with a small income of each step's time (`INCOME`). While it is empty nothing is
+drafted. So whatever is wrong with the estimates, drafts cost `INCOME` of the time, and a few steps.
+Rows that are not worth a draft are probed with one, each time later, as far as the bank allows.
 
 This file knows rows, lines and seconds, not runs, plans or tokens.
 """
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from math import log
 
 INCOME = 0.006  # of all time: what trying out may cost
-BANK, BEGIN = 2.5, 2.0  # steps that the bank holds at most, and at the start
+# Steps that the bank holds at most, and at the start. A prompt of 256 tokens costs the bundled draft
+# model the time of five steps, so trying it on rows whose drafts are refused takes twice that, saved up.
+BANK, BEGIN = 32.0, 4.0
+FLOOR = -4.0  # what it owes at most: so much is earned by `INCOME` in some hundred steps
+CLIP = 1.5  # rows that a line costs at most: a measurement of more is the machine's
+SPREAD = 32  # steps in which the begin of a row is paid for: a short answer's
 WORTH = 1.02  # times as many tokens a second that drafts have to promise
 FIRST = 0.25  # lines more for each row that are tried first; then twice as many as were measured
 EVERY = 8  # steps that a choice holds while the batch is the same
@@ -36,17 +49,22 @@ PRIOR = 4.0  # drafts of the average that a row begins with
 KEPT, KEPT_ALL = 0.97, 0.995  # of what was known of a row, of the average, at a draft
 FORGET = 256  # steps without a draft, until half of what was known of a row is forgotten
 SHORTEST_WAIT, LONGEST_WAIT = 8, 256  # most steps between two probes of a row: by what they cost
-CLIP = 3.0  # a line counts as at most so many times one without drafts: the rest is the machine's
+STAYS = 64.0  # tokens that a row is taken to give, before any has ended
 _LEVELS = 20  # of acceptance
 _THRESHOLDS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15, 0.05, 0.02)
-_MEASURED = 32  # step times that are kept for a number of rows
-_FRESH = 1 / 6  # weight of a new measurement
+_MEASURED = 32  # kinds of steps with drafts that are known for a number of rows
+_NEWEST = 9  # measurements of a kind whose lower quartile counts
+_FRESH = 1 / 6  # weight of a new measurement in other means
 
 
 class Record:
-    """How the drafts of one row did, the older ones counting less."""
+    """How the drafts of one row did, the older ones counting less.
 
-    __slots__ = ("accepted", "probe_at", "reached", "seen", "wait")
+    `length`: in tokens, when the rows changed; `known`: those that the drafter has computed; `rest`:
+    tokens that it may still give. The caller sets them.
+    """
+
+    __slots__ = ("accepted", "known", "length", "probe_at", "reached", "rest", "seen", "wait")
 
     def __init__(self) -> None:
         self.accepted = 0.0
@@ -54,29 +72,30 @@ class Record:
         self.seen = 0  # the step of its last draft
         self.probe_at = 0  # the step of its next probe
         self.wait = 1  # steps to the one after that
+        self.length = self.known = 0
+        self.rest = 1 << 30
 
 
-class _Mean:
-    """Of some measurements, the newest counting most. `lines`: for each row; in all with `depth` 0."""
+class _Quartile:
+    """The lower one of the newest measurements. `lines`: for each row; in all with `depth` 0."""
 
-    __slots__ = ("at", "count", "depth", "lines", "value")
+    __slots__ = ("_values", "at", "count", "depth", "lines", "value")
 
     def __init__(self, depth: int = 0) -> None:
         self.depth = depth
         self.lines = self.value = 0.0
         self.count = 0
         self.at = 0  # step of the last one, or of the last that is on its way
+        self._values: deque[float] = deque(maxlen=_NEWEST)
 
     def add(self, lines: float, value: float) -> None:
         self.count += 1
-        weight = max(_FRESH, 1 / self.count)
-        if self.count > 3:
-            value = min(value, 2 * self.value)
-        self.lines += weight * (lines - self.lines)
-        self.value += weight * (value - self.value)
+        self.lines += max(_FRESH, 1 / self.count) * (lines - self.lines)
+        self._values.append(value)
+        self.value = sorted(self._values)[(len(self._values) - 1) // 4]
 
 
-_Times = dict[tuple[int, int], _Mean]  # by depth, and `_bucket` of lines
+_Times = dict[tuple[int, int], _Quartile]  # by depth, and `_bucket` of lines
 
 
 class Speculation:
@@ -86,12 +105,16 @@ class Speculation:
         self._most = most
         self._step = 0
         self._chosen_at = -EVERY
+        self._changed_at = 0
         self._drafts: list[int] | None = None
         self._accepted, self._reached = 0.5 * PRIOR, PRIOR  # of all rows
         self._given, self._asked = 1.0, 1.0  # drafts that the drafter gave, of those that were asked for
-        self._alone: dict[int, _Mean] = {}  # seconds of steps without drafts, by `_bucket` of rows
+        self._alone: dict[int, _Quartile] = {}  # seconds of steps without drafts, by `_bucket` of rows
         self._with: dict[int, _Times] = {}  # times as long with drafts, by `_bucket` of rows
         self._bank = BEGIN  # in steps without drafts
+        self._debt = 0.0  # of rows that were begun, in such steps: still to be paid
+        self._begin = 0.0  # seconds for each token that a row is behind, when it is begun
+        self._stays = STAYS  # tokens that rows gave lately
         self.measuring = False  # the next step has to be one without drafts, to show how long it takes
         depths = [depth for depth in range(1, most + 1) if depth < 5 or depth % 2 == 0 or depth == most]
         self._tables = [
@@ -103,12 +126,15 @@ class Speculation:
         """Of the drafts that were reached lately, the part that was accepted."""
         return self._accepted / self._reached
 
-    def choose(self, records: Sequence[Record], room: int, *, changed: bool) -> list[int] | None:
+    def choose(self, records: Sequence[Record | None], room: int, *, changed: bool) -> list[int] | None:
         """Drafts for each row of the next step, at most `room` in all; None: for no row.
 
-        `changed`: they are not the rows of the last call. Called once for each step with decodes.
+        `records`: None for a row that cannot have any. `changed`: they are not the rows of the last
+        call. Called once for each step with decodes.
         """
         self._step += 1
+        if changed:
+            self._changed_at = self._step
         rows = len(records)
         self.measuring = self._measures(rows)
         if self._bank <= 0 or room <= 0 or self.measuring:
@@ -144,43 +170,83 @@ class Speculation:
             record.wait = 1
         record.probe_at = self._step + record.wait
 
-    def took(self, rows: int, drafts: int, depth: int, tokens: int, seconds: float) -> None:
-        """A step of decodes alone is over: its rows, the drafts that it ran, the most that were asked
-        for of one row (0: none at all), the tokens that it gave and its time.
+    def took(
+        self,
+        rows: int,
+        drafts: int,
+        depth: int,
+        tokens: int,
+        seconds: float | None,
+        late: float = 0.0,
+        missing: int = 0,
+    ) -> None:
+        """A step is over: its decodes, the drafts that they ran, the most that were asked for of one of
+        them (0: none at all), the tokens that they gave and its time; None: it did other things as well,
+        so its time says nothing. `late`: seconds beside, for `missing` tokens of rows that were begun.
         """
-        if seconds <= 0 or not rows:
+        if not rows:
             return
-        number = _bucket(rows)
-        mean = self._alone.setdefault(number, _Mean())
+        alone = self._alone.setdefault(_bucket(rows), _Quartile())
         if not depth:
-            mean.add(rows, seconds)
-            self._bank = min(BANK, self._bank + INCOME)
+            if seconds:
+                alone.add(rows, seconds)
+            self._earn(0.0)
             return
-        if not mean.count:
+        if not alone.count:
             return
-        alone = mean.value * rows / mean.lines if rows > mean.lines else mean.value
+        usual = self._usual(rows)
         lines = rows + drafts
-        ratio = min(CLIP * lines / rows, seconds / alone)
-        times = self._with.setdefault(number, {})
-        key = depth, _bucket(lines)
-        measured = times.pop(key) if key in times else _Mean(depth)
+        times = self._with.setdefault(_bucket(rows), {})
+        if seconds:
+            ratio = self._measure(times, depth, lines / rows, seconds / usual)
+        else:
+            ratio = _time(times, depth, lines / rows) if times else lines / rows
+        if missing > EVERY:
+            self._begin += _FRESH * (late / missing - self._begin)
+        self._debt += late / usual
+        self._earn(tokens / rows - ratio)
+
+    def ended(self, tokens: int) -> None:
+        """A row gave so many tokens and is gone."""
+        self._stays += _FRESH * (tokens - self._stays)
+
+    def _usual(self, rows: int) -> float:
+        """Seconds of a step without drafts."""
+        alone = self._alone[_bucket(rows)]
+        return alone.value * max(1.0, rows / alone.lines)
+
+    @staticmethod
+    def _measure(times: _Times, depth: int, lines: float, ratio: float) -> float:
+        """Note the time of a step with drafts; what such steps usually take.
+
+        At first a line counts no more than a row without drafts: the rest may be the machine's.
+        """
+        key = depth, _bucket(round(16 * lines))
+        measured = times.pop(key) if key in times else _Quartile(depth)
         times[key] = measured  # the newest is the last
-        measured.add(lines / rows, ratio)
+        measured.add(lines, ratio)
+        measured.value = min(measured.value, lines if measured.count < 3 else CLIP * lines)
         if len(times) > _MEASURED:
             del times[next(iter(times))]
-        self._bank = min(BANK, self._bank + tokens / rows - ratio * (1 - INCOME))
+        return measured.value
+
+    def _earn(self, gain: float) -> None:
+        """A step that saved so many steps; less than 0: it lost them."""
+        paid = self._debt / SPREAD
+        self._debt -= paid
+        self._bank = max(FLOOR, min(BANK, self._bank + INCOME + gain - paid))
 
     # --- the choice ---------------------------------------------------------------------------
 
     def _measures(self, rows: int) -> bool:
         """Whether the next step has to show how long it takes without drafts."""
-        mean = self._alone.setdefault(_bucket(rows), _Mean())
+        mean = self._alone.setdefault(_bucket(rows), _Quartile())
         if mean.count and self._step - mean.at < min(REFRESH, 8 << min(mean.count, 8)):
             return False
         mean.at = self._step
         return True
 
-    def _choose(self, records: Sequence[Record], room: int) -> list[int] | None:
+    def _choose(self, records: Sequence[Record | None], room: int) -> list[int] | None:
         rows = len(records)
         levels = [self._level(record) for record in records]
         counts = [0] * (_LEVELS + 1)
@@ -206,14 +272,32 @@ class Speculation:
                 best, chosen = rate, drafts
         if chosen is None:
             return None
+        saved = self._usual(rows) / rows * (1 - rows / best) if self._begin else 0.0  # for each token
         result = []
-        for level in levels:
+        for level, record in zip(levels, records, strict=True):
             count = min(chosen[level], room)
+            if count and record is not None and not self._repays(record, saved):
+                count = 0
             room -= count
             result.append(count)
         return result
 
-    def _level(self, record: Record) -> int:
+    def _cost(self, record: Record) -> float:
+        """Seconds to begin the row."""
+        missing = record.length + self._step - self._changed_at - record.known
+        return self._begin * missing if missing > EVERY else 0.0
+
+    def _repays(self, record: Record, saved: float) -> bool:
+        """Whether the row is likely to give so many tokens that drafts save more than its begin costs.
+
+        `saved`: seconds for each token.
+        """
+        cost = self._cost(record)
+        return not cost or min(record.rest, self._stays) * saved > cost
+
+    def _level(self, record: Record | None) -> int:
+        if record is None:
+            return 0
         idle = self._step - record.seen
         known = record.reached if idle < EVERY else record.reached * 0.5 ** (idle / FORGET)
         if not known:
@@ -221,39 +305,48 @@ class Speculation:
         own = record.accepted / record.reached
         return round(_LEVELS * (own * known + PRIOR * self.acceptance) / (known + PRIOR))
 
-    def _probe(self, records: Sequence[Record], drafts: list[int] | None, room: int) -> list[int] | None:
+    def _probe(
+        self, records: Sequence[Record | None], drafts: list[int] | None, room: int
+    ) -> list[int] | None:
         """`drafts` with one more for some rows that would have none and were not tried for a while."""
         due = [
-            i
+            (record.probe_at, i, record)
             for i, record in enumerate(records)
-            if record.probe_at <= self._step and (drafts is None or not drafts[i])
+            if record is not None and record.probe_at <= self._step and (drafts is None or not drafts[i])
         ]
         if not due:
             return drafts if drafts is None else drafts.copy()
-        rows = len(records)
+        rows, usual = len(records), self._usual(len(records))
         times = self._with.get(_bucket(rows), {})
         before = 1 + (sum(drafts) / rows if drafts else 0.0)
         depth = max(drafts) if drafts else 1
         base = _time(times, depth, before) if drafts else 1.0
         wanted = [0] * rows if drafts is None else drafts.copy()
         left = min(len(due), room - sum(wanted))
-        while (cost := _time(times, depth, before + left / rows) - base) > self._bank / 2 and left > 0:
+        due.sort()
+        spend = (self._bank - self._debt) / 2
+        while left > 0:
+            cost = _time(times, depth, before + left / rows) - base
+            cost += sum(self._cost(record) for _, _, record in due[:left]) / usual
+            if cost <= spend:
+                break
             left //= 2
         if left <= 0:
             return drafts if drafts is None else wanted
         longest = min(LONGEST_WAIT, SHORTEST_WAIT + int(cost / INCOME))
-        for i in sorted(due, key=lambda i: records[i].probe_at)[:left]:
+        for _, i, record in due[:left]:
             wanted[i] = 1
-            record = records[i]
             record.wait = min(2 * record.wait, longest)
             record.probe_at = self._step + record.wait
         return wanted
 
-    @staticmethod
-    def _most_lines(rows: int, times: _Times) -> int:
-        """Lines of a step with so many rows that are not far from what was measured."""
-        known = max((mean.lines for mean in times.values()), default=1.0)
-        return rows + max(1, round(rows * max(FIRST, 2 * (known - 1))))
+    def _most_lines(self, rows: int, times: _Times) -> int:
+        """Lines of a step with so many rows that are not far from what was measured, and whose drafts
+        the bank can bear if each costs as much as a row and none is accepted.
+        """
+        known = max((one.lines for one in times.values()), default=1.0) - 1
+        more = min(max(FIRST, 2 * known), known + self._bank / 2)
+        return rows + max(1, round(rows * more))
 
 
 def _time(times: _Times, depth: int, lines: float) -> float:

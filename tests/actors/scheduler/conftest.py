@@ -345,8 +345,13 @@ class DicePolicy:
     def landed(self, record, asked, drafted, accepted):
         assert 0 <= accepted <= drafted <= asked
 
-    def took(self, rows, drafts, depth, tokens, seconds):
-        assert rows <= tokens <= rows + drafts
+    def took(self, rows, drafts, depth, tokens, seconds, late=0.0, missing=0):
+        assert tokens <= rows + drafts
+        assert seconds is None or rows <= tokens
+        assert missing >= 0
+
+    def ended(self, tokens):
+        assert tokens > 0
 
 
 class World:

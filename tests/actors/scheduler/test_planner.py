@@ -204,8 +204,11 @@ class Asks:
     def landed(self, record, asked, drafted, accepted):
         self.told.append((asked, drafted, accepted))
 
-    def took(self, rows, drafts, depth, tokens, seconds):
-        self.told.append((rows, drafts, depth, tokens))
+    def took(self, rows, drafts, depth, tokens, seconds, late=0.0, missing=0):
+        self.told.append((rows, drafts, depth, tokens, *(["other things"] if seconds is None else [])))
+
+    def ended(self, tokens):
+        self.told.append(tokens)
 
 
 def drafting(world, drafts=3, most=4, **settings):
@@ -356,7 +359,8 @@ def test_what_constraints_draft_is_no_profit_of_guesses(world):
         planner.landed(with_counts(plan, counts, drafted))
         return told
 
-    assert step([2, 5], [3, 4]) == [(3, 3, 1)]  # neither its tokens nor its time
+    # neither its tokens nor its time
+    assert step([2, 5], [3, 4]) == [(3, 3, 1), (2, 3, 3, 3, "other things")]
     assert step([2, 1], [3, 0]) == [(3, 3, 1), (2, 3, 3, 3)]  # nothing had to follow
     planner.drop(free)
     plan = planner.plan()
