@@ -38,6 +38,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     path: str  # without the query
     headers: dict[str, str]
     body: bytes = b""
+    query: str = ""  # as it came, without the question mark
 
     @property
     def websocket(self) -> bool:
@@ -151,5 +152,6 @@ class RequestParser:
         for name, value in self._head.headers:
             key, text = name.decode("ascii"), value.decode("latin-1")
             headers[key] = f"{headers[key]}, {text}" if key in headers else text
-        path = self._head.target.decode("latin-1").partition("?")[0]
-        return HttpRequest(self._head.method.decode("ascii"), path, headers, bytes(self._body))
+        path, _, query = self._head.target.decode("latin-1").partition("?")
+        method = self._head.method.decode("ascii")
+        return HttpRequest(method, path, headers, bytes(self._body), query)

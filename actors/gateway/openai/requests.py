@@ -69,6 +69,7 @@ class Message(Struct, kw_only=True, frozen=True):
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
+    parsed: Any = None  # what a client made of the content: it sends it back with the message
 
     def chat(self) -> ChatMessage:
         """The same as the session's templates know it. Raises InvalidField for bad `tool_calls`."""

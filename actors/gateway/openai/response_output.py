@@ -35,12 +35,16 @@ def server_sent(kind: str, data: bytes) -> bytes:
 
 
 class OutputItem(ABC):
-    """An item of the output while it is written. `pieces`: of its text or arguments."""
+    """An item of the output while it is written. `pieces`: of its text or arguments.
+
+    `logprobs`: of its tokens, where they were asked for.
+    """
 
     def __init__(self, index: int, ident: str) -> None:
         self.index = index
         self.ident = ident
         self.pieces: list[str] = []
+        self.logprobs: list[JsonObject] = []
 
     @property
     def text(self) -> str:
@@ -55,7 +59,7 @@ class OutputItem(ABC):
         return events.of("response.output_item.added", output_index=self.index, item=item)
 
     @abstractmethod
-    def says(self, events: Events, text: str) -> bytes:
+    def says(self, events: Events, text: str, logprobs: list[JsonObject]) -> bytes:
         """More of its text or arguments."""
 
     def closed(self, events: Events, status: str) -> bytes:
@@ -68,7 +72,9 @@ class OutputItem(ABC):
 
 class MessageOutput(OutputItem):
     def shown(self, status: str) -> JsonObject:
-        content = [self._part(self.text)] if self.pieces or status != "in_progress" else []
+        content = (
+            [self._part(self.text, self.logprobs)] if self.pieces or status != "in_progress" else []
+        )
         return {
             "id": self.ident,
             "type": "message",
@@ -79,23 +85,26 @@ class MessageOutput(OutputItem):
 
     def opened(self, events: Events) -> bytes:
         added = super().opened(events)
-        part = self._part("")
+        part = self._part("", [])
         return added + events.of(
             "response.content_part.added", **self._where(), content_index=0, part=part
         )
 
-    def says(self, events: Events, text: str) -> bytes:
+    def says(self, events: Events, text: str, logprobs: list[JsonObject]) -> bytes:
         kind = "response.output_text.delta"
-        return events.of(kind, **self._where(), content_index=0, delta=text, logprobs=[])
+        return events.of(kind, **self._where(), content_index=0, delta=text, logprobs=logprobs)
 
     def closed(self, events: Events, status: str) -> bytes:
         where = {**self._where(), "content_index": 0}
-        done = events.of("response.output_text.done", **where, text=self.text, logprobs=[])
-        done += events.of("response.content_part.done", **where, part=self._part(self.text))
+        done = events.of("response.output_text.done", **where, text=self.text, logprobs=self.logprobs)
+        done += events.of(
+            "response.content_part.done", **where, part=self._part(self.text, self.logprobs)
+        )
         return done + super().closed(events, status)
 
-    def _part(self, text: str) -> JsonObject:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    @staticmethod
+    def _part(text: str, logprobs: list[JsonObject]) -> JsonObject:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 class ThoughtOutput(OutputItem):
@@ -104,7 +113,7 @@ class ThoughtOutput(OutputItem):
         shown = {"id": self.ident, "type": "reasoning", "summary": [], "content": content}
         return {**shown, "status": status}
 
-    def says(self, events: Events, text: str) -> bytes:
+    def says(self, events: Events, text: str, logprobs: list[JsonObject]) -> bytes:
         kind = "response.reasoning_text.delta"
         return events.of(kind, **self._where(), content_index=0, delta=text)
 
@@ -130,7 +139,7 @@ class CallOutput(OutputItem):
             "status": status,
         }
 
-    def says(self, events: Events, text: str) -> bytes:
+    def says(self, events: Events, text: str, logprobs: list[JsonObject]) -> bytes:
         kind = "response.function_call_arguments.delta"
         return events.of(kind, **self._where(), delta=text)
 

@@ -30,6 +30,18 @@ from ramify.protocol.wire import (
 PREFIX = "resp_"
 
 
+LOGPROBS = "message.output_text.logprobs"
+# What else may be included is of tools that are not served, so there is nothing to include.
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 StreamId = Annotated[str, Meta(min_length=1, max_length=256)] | None
 
 
@@ -173,11 +185,14 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
     reasoning: Reasoning | None = None
-    include: Annotated[list[Literal["reasoning.encrypted_content"]], Meta(max_length=8)] | None = None
+    include: Annotated[list[Included], Meta(max_length=16)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    max_tool_calls: Count | None = None  # of tools that the server runs: there are none
     metadata: Annotated[dict[ShortText, ShortText], Meta(max_length=16)] | None = None
     truncation: Literal["disabled"] | None = None
     service_tier: Literal["auto", "default"] | None = None
     user: Annotated[str, Meta(max_length=4096)] | None = None
+    prompt_cache_retention: ShortText | None = None  # the radix tree keeps what it has room for
     prompt_cache_key: ShortText | None = None
     safety_identifier: ShortText | None = None
     # not OpenAI's
@@ -196,6 +211,19 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     @property
     def stores(self) -> bool:
         return self.store is not False
+
+    @property
+    def ranks(self) -> int:
+        """`generate.logprobs`."""
+        wanted = LOGPROBS in (self.include or ()) or self.top_logprobs is not None
+        return max(1, self.top_logprobs or 0) if wanted else 0
+
+    def items(self, unique: str) -> list[JsonObject]:
+        """The input as items with ids. `unique`: what the ids are made of."""
+        if self.input is None:
+            return []
+        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        return [_with_id(item, f"{unique}_{i}") for i, item in enumerate(given)]
 
     @property
     def generates(self) -> bool:
@@ -230,6 +258,24 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         if isinstance(self.input, str):
             return [*made, ChatMessage(role="user", content=self.input)]
         return made + list(_messages(_items(self.input)))
+
+
+def _with_id(item: JsonObject, unique: str) -> JsonObject:
+    kind = item.get("type", "message")
+    prefix = _PREFIXES.get(kind, "item")
+    content = item.get("content")
+    if kind == "message" and isinstance(content, str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        content = [{"type": part, "text": content}]
+        if part == "output_text":
+            content[0]["annotations"] = []
+    shown = {"type": kind, "status": "completed", **item}
+    if content is not None:
+        shown["content"] = content
+    return {**shown, "id": item.get("id") or f"{prefix}_{unique}"}
+
+
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
 def _items(values: list[Any]) -> list[Item]:

@@ -14,7 +14,7 @@ import msgspec
 
 from ramify.actors.gateway.http import Response, json_response
 from ramify.actors.gateway.openai.chat import NO_LIMIT
-from ramify.actors.gateway.openai.dialogue import noted, text_parts
+from ramify.actors.gateway.openai.dialogue import Vocabulary, noted, ranked, text_parts
 from ramify.actors.gateway.openai.errors import Refused, error_body, of_error
 from ramify.actors.gateway.openai.response_output import (
     CallOutput,
@@ -24,6 +24,7 @@ from ramify.actors.gateway.openai.response_output import (
     ThoughtOutput,
 )
 from ramify.actors.gateway.openai.response_requests import ResponseRequest, Stored, checksum
+from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, RamifyError
 from ramify.protocol.wire import (
     Append,
@@ -45,8 +46,10 @@ from ramify.protocol.wire import (
 )
 
 # ids of the ops, which increase
-FORK, APPEND, BEGIN, WARM, GENERATE, COOL, KEEP, FORGET = 1, 2, 3, 4, 5, 6, 7, 8
+FORK, APPEND, BEGIN, WARM, GENERATE, COOL, KEEP, KEEP_LESS, FORGET = 1, 2, 3, 4, 5, 6, 7, 8, 9
 META = "response"  # the key under which a branch's `meta` holds the object
+INPUT = "input"  # and the items that it answered, if both have room
+KEPT = Limits().meta_bytes
 _INCOMPLETE = {"length": "max_output_tokens", "deadline": "max_output_tokens"}
 
 
@@ -58,7 +61,12 @@ class ResponseDialogue:
     """
 
     def __init__(
-        self, request: ResponseRequest, model: str, created: int, events: Events | None = None
+        self,
+        request: ResponseRequest,
+        model: str,
+        created: int,
+        vocabulary: Vocabulary = (),
+        events: Events | None = None,
     ) -> None:
         """Raises BadRequest."""
         if request.input is None and request.generates:
@@ -69,6 +77,7 @@ class ResponseDialogue:
         self.over = False
         self._request = request
         self._model = model
+        self._vocabulary = vocabulary
         self._created = created
         self._unique = secrets.token_hex(6)
         self._branch = f"r{self._unique}"
@@ -89,6 +98,8 @@ class ResponseDialogue:
         self._open: OutputItem | None = None
         self._done: Done | None = None
         self._lost = False  # the finished object could not be kept
+        self._kept: tuple[str, JsonObject | None] = ("", None)  # its status and error, when it was
+        self._kept_input = False
 
     @property
     def ident(self) -> str | None:
@@ -144,9 +155,11 @@ class ResponseDialogue:
                     return self._fails(out, failure)
                 case Done() if message.branch == self._says:
                     out.append(self._ended(message))
-                case Ok(id=3 | 7) | Error(id=3 | 7):  # BEGIN, KEEP
+                case Error(id=7, code="limit") if self._kept_input:  # KEEP: the conversation has no room for that
+                    self._more.append(self._keep(KEEP_LESS, *self._kept, with_input=False))
+                case Ok(id=3 | 7 | 8) | Error(id=3 | 7 | 8):  # BEGIN, KEEP, KEEP_LESS
                     self._lost = self._lost or isinstance(message, Error)
-                    if message.id == KEEP:
+                    if message.id != BEGIN:
                         return self._complete(out)
                 case Error() if message.code != "skipped":
                     return self._fails(out, message)
@@ -206,6 +219,7 @@ class ResponseDialogue:
                 id=GENERATE,
                 branch=branch,
                 max_tokens=request.max_output_tokens or NO_LIMIT,
+                logprobs=request.ranks,
                 tool_choice=request.choice_of_tool,
                 constraint=request.constraint,
                 priority=request.priority,
@@ -226,9 +240,14 @@ class ResponseDialogue:
             *before, generate = self._rest
             self._more += [*before, self._keep(BEGIN, "in_progress"), generate]
 
-    def _keep(self, ident: int, status: str, error: JsonObject | None = None) -> Set:
-        kept = self._object(status, error)
-        return Set(id=ident, branch=self._branch, meta={META: kept})
+    def _keep(
+        self, ident: int, status: str, error: JsonObject | None = None, *, with_input: bool = True
+    ) -> Set:
+        kept = {META: self._object(status, error)}
+        whole = {**kept, INPUT: self._request.items(self._unique)}
+        self._kept = (status, error)
+        self._kept_input = with_input and len(msgspec.json.encode(whole)) <= KEPT
+        return Set(id=ident, branch=self._branch, meta=whole if self._kept_input else kept)
 
     # --- what is said ---
 
@@ -242,6 +261,8 @@ class ResponseDialogue:
 
     def _said(self, delta: Delta) -> bytes:
         out = self._begin()
+        most = self._request.top_logprobs or 0
+        unsaid = [ranked(self._vocabulary, each, most) for each in delta.logprobs or ()]
         for part in text_parts(delta):
             if part.kind == "call" and part.name is not None:
                 out += self._switch(self._new_call(part))
@@ -254,8 +275,12 @@ class ResponseDialogue:
             text = part.arguments if part.kind == "call" else part.text
             if part.kind != "markup" and text and self._open is not None:
                 self._open.pieces.append(text)
+                logprobs: list[JsonObject] = []
+                if isinstance(self._open, MessageOutput):
+                    logprobs, unsaid = unsaid, []
+                    self._open.logprobs += logprobs
                 if self.streams:
-                    out += self._open.says(self._events, text)
+                    out += self._open.says(self._events, text, logprobs)
         return out
 
     def _name(self) -> str:
@@ -350,14 +375,19 @@ class ResponseDialogue:
             "max_output_tokens": request.max_output_tokens,
             "model": self._model,
             "output": [each.shown(item) for each in self._items] if ended else [],
-            "parallel_tool_calls": True,
+            "max_tool_calls": request.max_tool_calls,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
+            "prompt_cache_key": request.prompt_cache_key,
             "reasoning": {"effort": None, "summary": None},
+            "safety_identifier": request.safety_identifier,
+            "service_tier": "default",
             "store": request.stores and not self._lost,
             "temperature": request.temperature,
             "text": {"format": msgspec.to_builtins(form) if form is not None else {"type": "text"}},
             "tool_choice": choice if isinstance(choice, str) else named if choice else "auto",
             "tools": [tool.shown() for tool in request.tools or ()],
+            "top_logprobs": request.top_logprobs or 0,
             "top_p": request.top_p,
             "truncation": "disabled",
             "usage": _usage(done) if done is not None and done is not _FAILED else None,

@@ -15,19 +15,35 @@ from ramify.actors.gateway.openai.errors import error_answer, of_error, reshaped
 from ramify.actors.gateway.openai.requests import ChatRequest, CompletionRequest, decode
 from ramify.actors.gateway.openai.response_requests import ResponseRequest, Stored
 from ramify.actors.gateway.openai.responses import ResponseDialogue
-from ramify.actors.gateway.openai.stored_responses import StoredDialogue, not_found
+from ramify.actors.gateway.openai.stored_responses import ItemPage, StoredDialogue, not_found
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Cancel, Drop
 
 MODELS = "/v1/models"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-RESPONSES, CANCEL = "/v1/responses", "/cancel"
+RESPONSES, CANCEL, ITEMS = "/v1/responses", "/cancel", "/input_items"
+# OpenAI's, and not served: said in its shape
+_OTHERS = (
+    "/v1/assistants",
+    "/v1/audio",
+    "/v1/batches",
+    "/v1/conversations",
+    "/v1/embeddings",
+    "/v1/files",
+    "/v1/fine_tuning",
+    "/v1/images",
+    "/v1/moderations",
+    "/v1/realtime",
+    "/v1/threads",
+    "/v1/uploads",
+    "/v1/vector_stores",
+)
 _METHODS = {CHAT: "POST", COMPLETIONS: "POST", MODELS: "GET", RESPONSES: "POST"}
 
 
 def spoken_at(path: str) -> bool:
     """Whether requests to `path` are for `respond`."""
-    return path in _METHODS or path.startswith((f"{MODELS}/", f"{RESPONSES}/"))
+    return path in _METHODS or path.startswith((f"{MODELS}/", f"{RESPONSES}/", *_OTHERS))
 
 
 def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
@@ -35,6 +51,8 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
     refusal = hub.routes.refuse(request)
     if refusal is not None:
         return reshaped(refusal)
+    if request.path.startswith(_OTHERS):
+        return error_answer(404, f"{request.path[:256]} is not served", code="unknown_url")
     wanted = _methods(request.path)
     if request.method not in wanted:
         message = f"{request.path[:256]} answers {' and '.join(wanted)}, not {request.method}"
@@ -59,6 +77,8 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
 
 def _methods(path: str) -> tuple[str, ...]:
     if path.startswith(f"{RESPONSES}/"):
+        if path.endswith(ITEMS):
+            return ("GET",)
         return ("POST",) if path.endswith(CANCEL) else ("GET", "DELETE")
     return (_METHODS.get(path, "GET"),)
 
@@ -87,7 +107,7 @@ def _dialogue(request: HttpRequest, served: str, vocabulary: Vocabulary) -> Dial
     if request.path == RESPONSES:
         asked = decode(request.body, ResponseRequest)
         _heading("", asked.model or served, served)
-        return ResponseDialogue(asked, served, int(time.time()))
+        return ResponseDialogue(asked, served, int(time.time()), vocabulary)
     if request.path.startswith(f"{RESPONSES}/"):
         return _stored(request)
     completion = decode(request.body, CompletionRequest)
@@ -96,7 +116,7 @@ def _dialogue(request: HttpRequest, served: str, vocabulary: Vocabulary) -> Dial
 
 def _stored(request: HttpRequest) -> Dialogue:
     """Raises Refused."""
-    ident = request.path.removeprefix(f"{RESPONSES}/").removesuffix(CANCEL)
+    ident = request.path.removeprefix(f"{RESPONSES}/").removesuffix(CANCEL).removesuffix(ITEMS)
     stored = Stored.of(ident)
     if stored is None:
         raise not_found(ident)
@@ -105,7 +125,8 @@ def _stored(request: HttpRequest) -> Dialogue:
         ask = Cancel(id=1, branch=stored.branch)
     elif request.method == "DELETE":
         ask = Drop(id=1, branch=stored.branch)
-    return StoredDialogue(stored, ident, ask)
+    page = ItemPage.of(request.query) if request.path.endswith(ITEMS) else None
+    return StoredDialogue(stored, ident, ask, page)
 
 
 def _heading(prefix: str, asked: str, served: str) -> Heading:
