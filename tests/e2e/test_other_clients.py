@@ -1,0 +1,72 @@
+"""Programs that know nothing of Ramify: the `openai` package for Node, and libraries over OpenAI's API.
+
+Each case is skipped where its package is not installed. For Node: `npm ci` in tests/e2e/node. For the
+libraries, which bring many others: an environment of their own, as RAMIFY_CLIENTS_PYTHON=PATH/bin/python
+(`pip install openai-agents langchain-openai instructor litellm ollama`).
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ramify.clients.bench.server import http_url, served
+
+HERE = Path(__file__).parent
+NODE = shutil.which("node")
+PYTHON = os.environ.get("RAMIFY_CLIENTS_PYTHON", sys.executable)
+MODEL = "default_model"
+PROGRAMS = {
+    "agents_sdk": "agents",
+    "instructor": "instructor",
+    "langchain": "langchain_openai",
+    "litellm": "litellm",
+    "ollama": "ollama",
+}
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with served(["--device", "cpu", "--threads", "1"], None) as server:
+        yield http_url(server.url) + "/v1"
+
+
+def run(*command: str) -> str:
+    variables = {**os.environ, "OPENAI_API_KEY": "none", "HTTP_PROXY": "", "HTTPS_PROXY": ""}
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=variables, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.skipif(
+    NODE is None or not (HERE / "node" / "node_modules").exists(), reason="npm ci in tests/e2e/node"
+)
+def test_the_package_for_node(request: pytest.FixtureRequest) -> None:
+    assert NODE is not None
+    address = request.getfixturevalue("address")
+    told = json.loads(run(NODE, str(HERE / "node" / "suite.mjs"), address, MODEL).splitlines()[-1])
+    assert told["failed"] == {}
+    assert len(told["passed"]) >= 16
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_a_program(request: pytest.FixtureRequest, name: str) -> None:
+    found = subprocess.run(
+        [
+            PYTHON,
+            "-c",
+            f"import importlib.util as u, sys; sys.exit(not u.find_spec({PROGRAMS[name]!r}))",
+        ],
+        check=False,
+    )
+    if found.returncode:
+        pytest.skip(f"{PROGRAMS[name]} is not installed in {PYTHON}")
+    address = request.getfixturevalue("address")
+    assert run(PYTHON, str(HERE / "programs" / f"with_{name}.py"), address, MODEL).split()[-1] == "ok"
