@@ -35,10 +35,10 @@ class AttentionBackend(Protocol):
         """Plan a step on the host. Returns named arrays, which are uploaded with the step.
 
         A step with extends: how they are cut into work. A step of decodes alone: which of them share
-        keys; the arrays' shapes follow the bucket, and an empty plan means that each decode reads all
-        of its own keys. Planning decodes again is cheap while the rows stay the same. What the step
-        adds to the page table is sent to the device first. `captured`: a graph runs the step; its
-        arrays are as large as `room` says.
+        keys; the arrays' shapes follow the bucket, and without groups (`groups.is_grouped`) each
+        decode reads all of its own keys. Planning decodes again is cheap while the rows stay the same.
+        What the step adds to the page table is sent to the device first. `captured`: a graph runs the
+        step; its arrays are as large as `room` says.
         """
         ...
 

@@ -70,6 +70,26 @@ class Arrays:
         """As the fields of a step."""
         return {"shared_items": self.items, "members": self.members, "own": self.own}
 
+    def of_runs(self, firsts: Ints, counts: Ints, lines: int, size: int) -> "Arrays":
+        """The groups of a step's `size` lines, where these are of runs: lines that one program takes.
+
+        Run i is the next counts[i], at most `lines`, from line firsts[i] on. A run fills the places of
+        `lines` lines of an item, the last of them twice, so that those of a run follow each other.
+        """
+        items = self.items.copy()
+        items[:, 3:] *= lines
+        used = self.members[:, None]
+        members = firsts[used] + np.minimum(np.arange(lines), counts[used] - 1)
+        own = np.zeros((size, OWN_FIELDS), dtype=np.int32)
+        own[firsts] = self.own[: len(firsts)]
+        own[:, 3] *= lines
+        return Arrays(items, members.reshape(-1).astype(np.int32), own)
+
+
+def is_grouped(plan: Plan) -> bool:
+    """Whether some decodes read keys together."""
+    return "shared_items" in plan
+
 
 class Grouper:
     """Keeps the groups of the last set of rows."""

@@ -44,27 +44,34 @@ class TritonPaged:
         self._shares = shares_for(pages.device, shape.kv_heads)
         self._arrived = pages.new_zeros(len(pages) * (1 + table.max_drafts) * shape.kv_heads)
         self._lines = lines_for(shape, table.max_drafts)
-        self._grouper = None
+        self._grouper = self._run_grouper = None
         if shares_keys and None in shape.windows:
             self._grouper = grouper_for(table, shape)
+            if self._lines > 1:
+                self._run_grouper = grouper_for(table, shape, self._lines)
 
     def room(self, bucket: Bucket) -> Plan:
         runs = self._no_runs(bucket)
         if bucket.extended:
             return extend_room(bucket.extended, bucket.runs, self._heads, self._kv_heads) | runs
-        if bucket.drafted:
+        if bucket.drafted and not bucket.grouped:
             return runs
-        if not bucket.grouped or self._grouper is None:
+        grouper = self._run_grouper if bucket.drafted else self._grouper
+        if not bucket.grouped or grouper is None:
             return {}
-        if bucket.decodes < self._grouper.limits.least_members:
+        if bucket.decodes < grouper.limits.least_members:
             return {}
-        return no_groups(bucket.decodes, self._grouper.limits).named()
+        groups = no_groups(bucket.decodes, grouper.limits)
+        if not bucket.drafted:
+            return groups.named()
+        every = np.arange(bucket.decodes)
+        return runs | groups.of_runs(every, every * 0 + 1, self._lines, bucket.decodes).named()
 
     def plan(self, step: StepRows, bucket: Bucket, captured: bool) -> Plan:
         if step.extends:
             return extend_items(step, self._heads, self._kv_heads) | self._runs(step, bucket)
         if step.lines is not None:
-            return self._runs(step, bucket)
+            return self._groups_of_runs(step, bucket, self._runs(step, bucket))
         if self._grouper is None:
             return {}
         groups = self._grouper.arrays(step.rows, step.starts, bucket.decodes)
@@ -86,6 +93,19 @@ class TritonPaged:
             first = np.repeat(begins, tiles) + within(tiles) * self._lines
             runs[first] = np.minimum(np.repeat(begins + lengths, tiles) - first, self._lines)
         return plan
+
+    def _groups_of_runs(self, step: StepRows, bucket: Bucket, plan: Plan) -> Plan:
+        """`plan`, which holds the runs, and which of these share keys."""
+        if self._run_grouper is None:
+            return plan
+        runs = plan["runs"][: len(step.rows)]
+        firsts = np.flatnonzero(runs)
+        rows, starts = step.rows[firsts], step.starts[firsts]
+        groups = self._run_grouper.arrays(rows, starts, bucket.decodes)
+        if groups is None:
+            return plan
+        counts = runs[firsts].astype(np.int64)
+        return plan | groups.of_runs(firsts, counts, self._lines, bucket.decodes).named()
 
     def plan_decodes(self, rows: Array, positions: Array) -> None:
         pass

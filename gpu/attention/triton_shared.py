@@ -47,14 +47,14 @@ class Parts:
     sums: Tensor  # float32[capacity, kv_heads, TILE] log-sum-exps, base 2
 
 
-def grouper_for(table: RowTable, shape: AttentionShape) -> Grouper | None:
-    """Finds the groups of a model's decodes, by what pays.
+def grouper_for(table: RowTable, shape: AttentionShape, lines: int = 1) -> Grouper | None:
+    """Finds the groups of a model's decodes, each of up to so many lines of a row, by what pays.
 
     Measured on an H200 (docs/log.md), where the L2 cache gives the plain pass most of what shared
-    keys could save: it reads them again at 7 to 8 TB/s. None if the query heads of one line fill a
-    tile, which then has no room for another line's.
+    keys could save: it reads them again at 7 to 8 TB/s. None if the query heads of a decode fill a
+    tile, which then has no room for another one's.
     """
-    tile_lines = TILE * shape.kv_heads // shape.heads
+    tile_lines = TILE * shape.kv_heads // (shape.heads * lines)
     if tile_lines < _LEAST_MEMBERS:
         return None
     limits = Limits(

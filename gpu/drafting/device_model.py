@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramify.gpu.attention.registry import Choice
+from ramify.gpu.attention.triton_paged import TritonPaged
 from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.drafting.draft_keys import CATCH_UP, DraftKeys, Guessing, first_lines
 from ramify.gpu.drafting.triton_model import Chain
@@ -35,8 +35,6 @@ from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.staging import Upload, frame_bytes
 from ramify.gpu.step.step_rows import Ints, StepRows, Tokens, within
 from ramify.protocol.plan import StepPlan
-
-_ATTENTION = Choice("triton", "triton", "the draft model's")
 
 
 class DeviceModelDrafter(DeviceDrafter):
@@ -67,7 +65,8 @@ class DeviceModelDrafter(DeviceDrafter):
         self._last = torch.zeros_like(verifier.last)  # written by the sampler, read by nobody
         self._logits = torch.empty((rows, model.config.vocab_size), dtype=model.dtype, device=device)
         shape = model.config.attention_shape(model.dtype)
-        self._attention = _ATTENTION.back_end(table, shape, device, verifier.pages)
+        # rows that share keys are not grouped: it would pay for a large model of a draft model's kind
+        self._attention = TritonPaged(verifier.pages, table, shape, shares_keys=False)
         self._ops = TritonOps(
             self._pool, verifier.pages, self._last, self._attention, Products(device), self._sizes,
             model.rotaries,

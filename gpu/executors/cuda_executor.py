@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ramify.gpu.attention.groups import is_grouped
 from ramify.gpu.attention.registry import Choice
 from ramify.gpu.drafting.device import DeviceDrafter
 from ramify.gpu.executors.base import Counters
@@ -130,11 +131,12 @@ class CudaExecutor:
         return len(wanted)
 
     def forms(self, bucket: Bucket) -> list[Bucket]:
-        """The buckets for a step of this size: plain, grouped if decodes can share keys, with drafts."""
+        """The buckets for a step of this size: plain, with drafts, grouped if decodes can share keys."""
         plain = replace(bucket, grouped=False, drafted=False)
         if bucket.extended:
             return [plain]
-        others = [replace(plain, drafted=True)] if self.info.max_drafts else []
+        drafted = replace(plain, drafted=True)
+        others = [drafted, replace(drafted, grouped=True)] if self.rows.max_drafts else []
         others.append(replace(plain, grouped=True))
         return [plain, *(other for other in others if self._attention.room(other))]
 
@@ -144,7 +146,7 @@ class CudaExecutor:
         Steps without a graph may have any number of decodes, and not only the captured ones.
         """
         counts = self._attention.unlike_decodes(self.info.max_rows)
-        forms = [False, True] if self.info.max_drafts else [False]
+        forms = [False, True] if self.rows.max_drafts else [False]
         return [Bucket(0, 0, count, count, drafted=drafted) for count in counts for drafted in forms]
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -370,7 +372,7 @@ class CudaExecutor:
         if not plan or step.extends:
             return bucket, plan
         drafted = step.lines is not None
-        return replace(bucket, grouped=not drafted, drafted=drafted), plan
+        return replace(bucket, grouped=is_grouped(plan), drafted=drafted), plan
 
     # --- drafts ---
 

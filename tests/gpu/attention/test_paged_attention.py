@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -200,8 +201,12 @@ def make(kernels: Choice, sequences: Any, heads: int, spec: AttentionSpec, max_d
     shape = AttentionShape(heads, kv_heads, dim, sequences.k.dtype, (spec,))
     if CUDA and spec.window is not None and kernels.kind == "flashinfer" and not WINDOWED:
         pytest.skip("set RAMIFY_TEST_FLASHINFER_WINDOWS=1 to let FlashInfer compile for windows")
-    # all that is asked of the table on the host without groups
-    table: Any = SimpleNamespace(page_size=sequences.page_size, max_drafts=max_drafts)
+    nothing = np.zeros(len(sequences.pages), dtype=np.int64)
+    # all that is asked of the table on the host
+    table: Any = SimpleNamespace(
+        page_size=sequences.page_size, max_drafts=max_drafts, pages=sequences.pages.cpu().numpy(),
+        openings=nothing, unsettled=nothing,
+    )  # fmt: skip
     return kernels.back_end(table, shape, DEVICE, sequences.pages)
 
 
@@ -358,6 +363,51 @@ def test_lines_of_one_row(
         first += count
 
 
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_lines_of_rows_that_share_keys(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows with drafts beside ones without, on the pages of one prefix, which are read together."""
+    from ramify.gpu.attention import triton_paged
+    from ramify.gpu.attention.groups import Grouper, Limits, is_grouped
+    from ramify.gpu.attention.triton_shared import TILE
+
+    def grouper(table: Any, shape: Any, lines: int = 1) -> Grouper:
+        return Grouper(table, Limits(16, 16, 2, TILE // (group * lines), 3))
+
+    monkeypatch.setattr(triton_paged, "grouper_for", grouper)
+    torch.manual_seed(19)
+    kv_heads = 2 if CUDA else 1
+    heads, spec = group * kv_heads, AttentionSpec(DIM**-0.5)
+    runs = [(cached + 40, new) for cached, new in DRAFTS]
+    sequences = Sequences([cached + new for cached, new in runs], 16, kv_heads, DIM, DTYPE)
+    for row in range(1, 5):  # the first 32 tokens are those of row 0
+        sequences.pages[row, :2] = sequences.pages[0, :2]
+        sequences.slots[row][:32] = sequences.slots[0][:32]
+    back_end = make(Choice("triton", "triton", "a test"), sequences, heads, spec, max_drafts=8)
+    each = np.array([new for _, new in runs])
+    rows, positions = lines(runs)
+    index = np.arange(len(rows))
+    step = StepRows(
+        rows.cpu().numpy().astype(np.int64), positions.cpu().numpy().astype(np.int64),
+        np.ones(len(rows), dtype=np.int64), 0, np.empty(0, dtype=np.int32), index, index, lines=each,
+    )  # fmt: skip
+    q = torch.randn((len(rows), heads, DIM), device=DEVICE).to(DTYPE)
+    bucket = tailored(step, padded=False)
+    plan = back_end.plan(step, bucket, False)
+    assert is_grouped(plan)
+    firsts = np.flatnonzero(plan["runs"][: each[:5].sum()])
+    assert (plan["own"][firsts, 0] >= 32).all()
+    room = back_end.room(replace(bucket, grouped=True, drafted=True))
+    assert {name: part.shape for name, part in room.items()} == {n: p.shape for n, p in plan.items()}
+    kv = LayerKV(sequences.k, sequences.v, 16)
+    inputs = inputs_of(replace(bucket, grouped=True, drafted=True), rows, positions, plan)
+    ours = back_end.attend(q, kv, inputs, spec)
+    first = 0
+    for row, (cached, count) in enumerate(runs):
+        part = slice(first, first + count)
+        check(ours[part], sequences.reference(q[part], row, cached, spec))
+        first += count
+
+
 class Moved:
     """`sequences` under the page table of an executor, which never moves."""
 
@@ -498,6 +548,9 @@ def test_no_number_of_decodes_launches_what_was_not_warmed(
             for bucket in buckets:
                 if bucket.decodes:
                     decode(bucket.decodes, bucket.drafted)
+
+        def warm_drafter(self) -> None:
+            pass
 
     kinds = [False, True] if max_drafts else [False]
     executor: Any = Executor()

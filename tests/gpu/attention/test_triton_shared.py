@@ -130,7 +130,7 @@ def test_the_executor_equals_the_one_on_torch(
             return arrays
 
     monkeypatch.setattr(
-        triton_paged, "grouper_for", lambda table, shape: Watched(table, Limits(8, 8, 2, 3, 4))
+        triton_paged, "grouper_for", lambda table, shape, lines=1: Watched(table, Limits(8, 8, 2, 3, 4))
     )
     (tmp_path / "config.json").write_text(
         json.dumps(tiny_config | {"head_dim": 16, "num_hidden_layers": 1})

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ramify.gpu.drafting import draft_keys
+from ramify.gpu.step.buckets import decode_buckets
 from ramify.protocol.plan import ExtendRow, GrowRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 from tests.gpu.drafting.conftest import write_folder
@@ -234,6 +235,39 @@ def test_rows_that_begin_together_share_the_work(load: Any, folder: Path, plain:
     assert engine.all_accepted
     for row in rows:
         assert row.output == plain(PROMPT, len(row.output))
+
+
+def test_drafted_rows_read_a_shared_prefix_together(
+    load: Any, folder: Path, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In steps of captured sizes, with other numbers of drafts, and where one row has none."""
+    from ramify.gpu.attention import triton_paged
+    from ramify.gpu.attention.groups import Grouper, Limits
+
+    limits = Limits(4, 4, 2, 2, 3)
+    monkeypatch.setattr(
+        triton_paged, "grouper_for", lambda table, shape, lines=1: Grouper(table, limits)
+    )
+    engine = load(str(folder))
+    engine.executor.capture(decode_buckets(16), lambda what, done: None)
+    replayed: list[Any] = []
+    replay = engine.executor._graphs.replay
+    monkeypatch.setattr(engine.executor._graphs, "replay", lambda b: (replayed.append(b), replay(b)))
+    rows = [Row(0, PROMPT, list(range(32)))]
+    engine.start(*rows)
+    rows += [
+        Row(row, [*PROMPT[:8], row, 5], [0, 1, *range(32 * row, 32 * row + 30)], 8) for row in (1, 2)
+    ]
+    engine.start(*rows[1:])
+    replayed.clear()
+    for most in ([3, 3, 2], [1, 0, 3], [0, 0, 0], [3, 3, 3]):
+        engine.go_on(rows, most)
+    assert engine.all_accepted
+    assert [(b.grouped, b.drafted) for b in replayed] == [
+        (True, True), (True, True), (True, False), (True, True)
+    ]  # fmt: skip
+    for row in rows:
+        assert row.output == plain(row.prompt, len(row.output))
 
 
 def test_extends_with_drafts_of_their_own(load: Any, folder: Path, plain: Any) -> None:
