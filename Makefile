@@ -36,13 +36,12 @@ check: $(TESTING)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# The JavaScript client: types, then tests. Needs Node 20 and npm, which fetches TypeScript
+# The JavaScript client: types, then tests. Needs Node 20 and npm, which fetches TypeScript and the AI SDK
 check-web:
 	@if ! command -v npm > /dev/null; then \
 		echo "SKIPPED: the JavaScript client is not checked, there is no npm" >&2; \
 	elif ! (cd clients/web && npm ci --silent --no-audit --no-fund); then \
-		echo "SKIPPED: the types of the JavaScript client are not checked, npm cannot fetch TypeScript" >&2; \
-		cd clients/web && npm test; \
+		echo "SKIPPED: the JavaScript client is not checked, npm cannot fetch TypeScript and the AI SDK" >&2; \
 	else \
 		cd clients/web && npm run check && npm test; \
 	fi

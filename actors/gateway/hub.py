@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ramify.actors.gateway.ai.chats import Chats
 from ramify.actors.gateway.auth import AccessTokens
 from ramify.actors.gateway.interfaces import Metrics, Status
 from ramify.actors.gateway.notices import Notices
@@ -60,6 +61,7 @@ class Hub:
     shares: Shares = field(default_factory=Shares)
     pump: Pump = field(default_factory=Pump)
     timers: Timers = field(default_factory=Timers)
+    chats: Chats = field(default_factory=Chats)
     connections: dict[int, Socket] = field(default_factory=dict)
     codecs: dict[CodecName, Codec] = field(default_factory=_codecs)
     vocabulary: Sequence[bytes] = ()  # what each token id stands for, once the model is loaded
