@@ -44,13 +44,15 @@ def token_bytes(vocabulary: Vocabulary) -> TokenBytes:
     lengths = np.array([len(texts[i]) for i in order], dtype=np.int64)
     longest = int(lengths.max(initial=0))
     first = np.searchsorted(lengths, np.arange(longest + 1), side="right")
-    columns = [bytes(texts[i][d] for i in order[first[d] :]) for d in range(longest)]
-    counts = np.array([0, *map(len, columns)], dtype=np.int64)
+    joined = np.frombuffer(b"".join(texts[i] for i in order), np.uint8)
+    starts = np.cumsum(lengths) - lengths
+    counts = np.append(0, size - first[:longest])
+    columns = [joined[starts[first[d] :] + d] for d in range(longest)]
     ids = np.array(order, dtype=np.int32)
     places = np.empty(size, dtype=np.int32)
     places[ids] = np.arange(size, dtype=np.int32)
     base = np.cumsum(counts)[: longest + 1] - first
-    text = np.frombuffer(b"".join(columns) or b"\0", np.uint8)
+    text = np.concatenate(columns) if columns else np.zeros(1, np.uint8)
     return TokenBytes(ids, places, first.astype(np.int32), base.astype(np.int32), text, len(stops))
 
 

@@ -154,7 +154,7 @@ class CudaConstraints:
         left = planned - counts
         some = left > 0
         self._table.settle(rows[some], left[some], left[some])
-        step = step.guessed(counts, tokens)
+        step = step.fewer(counts).guessed(tokens)
         if step.lines is not None and (step.lines == 1).all():
             return replace(step, lines=None, given=np.empty(0, dtype=np.int32))
         return step
