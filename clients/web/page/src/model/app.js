@@ -4,15 +4,15 @@
  */
 
 import { batch, signal } from "@preact/signals";
-import { Replaced, mintToken } from "../../../lib/index.js";
+import { Replaced } from "../../../lib/index.js";
 import { Chat } from "./chat.js";
-import { set, settings, toolsOf } from "./settings.js";
+import { askServer, connection, hasToken, setToken } from "./connection.js";
+import { settings, toolsOf } from "./settings.js";
 import { Store } from "./store.js";
 import { download, fromJson, toJson, toMarkdown } from "./transfer.js";
 import { unique } from "./tree.js";
 
 const UNDO_MS = 10_000;
-const BEARER = "ramify chat token";
 
 /** @type {import("@preact/signals").Signal<import("./store.js").Record[]>} */ export const chats = signal([]);
 /** @type {import("@preact/signals").Signal<Chat | null>} */ export const current = signal(null);
@@ -23,7 +23,6 @@ export const toast = signal(null);
 export const panels = { sidebar: signal(false), tree: signal(false), palette: signal(false), settings: signal(false), format: signal(false), token: signal(null) };
 
 let store;
-let bearer = recall(BEARER);
 /** Chats that are connected, also those that are not shown while something runs in them. @type {Map<string, Chat>} */
 const open = new Map();
 
@@ -38,44 +37,24 @@ export async function start() {
   const found = chats.value.find((each) => each.id === id);
   await (found ? openChat(found.id) : newChat());
   addEventListener("pagehide", () => { for (const chat of open.values()) chat.flush(); });
-  askServer();
+  greet();
 }
 
 // --- the server ----------------------------------------------------------------------------------------
 
-export async function askServer() {
-  const headers = bearer ? { Authorization: `Bearer ${bearer}` } : {};
-  const answer = await fetch("/v1/info", { headers }).catch(() => null);
-  if (answer?.ok) server.value = await answer.json();
-  else if (answer?.status === 401) panels.token.value = { error: bearer ? "The server does not take this token." : "" };
-}
-
-/** Single-use, so that the long-lived token stays out of URLs and frames. */
-async function token() {
-  try {
-    return await mintToken(location.origin, bearer);
-  } catch (error) {
-    if (error.code === "unsupported") return undefined; // the server has no tokens
-    throw error;
-  }
-}
-
-export function connection() {
-  return { url: location.origin, ...(bearer && { token }) };
+async function greet() {
+  const said = await askServer();
+  if (said?.refused) panels.token.value = { error: hasToken() ? "The server does not take this token." : "" };
+  else if (said) server.value = said;
 }
 
 /** A token was typed in. */
 export function login(text) {
-  bearer = text;
-  try { sessionStorage.setItem(BEARER, text); } catch { /* it is asked for again */ }
+  setToken(text);
   panels.token.value = null;
-  askServer();
+  greet();
   const chat = current.value;
   if (chat?.session) openChat(chat.id, { again: true });
-}
-
-function recall(name) {
-  try { return sessionStorage.getItem(name) ?? ""; } catch { return ""; }
 }
 
 // --- chats -------------------------------------------------------------------------------------------------
@@ -160,7 +139,7 @@ async function changedElsewhere(id) {
 
 function closed(chat, error) {
   if (current.value !== chat || !error) return;
-  if (error.code === "unauthorized") panels.token.value = { error: bearer ? error.message : "" };
+  if (error.code === "unauthorized") panels.token.value = { error: hasToken() ? error.message : "" };
   else if (error instanceof Replaced) {
     toast.value = { mild: true, text: "This chat is open in another tab, which has taken it over.", action: ["Use it here", () => openChat(chat.id, { again: true })] };
   } else {
@@ -241,4 +220,3 @@ export async function importFile(file) {
   }
 }
 
-export { set, settings };

@@ -31,6 +31,7 @@ function work() {
   for (const each of busy) {
     busy.delete(each);
     if (each.step()) busy.add(each); // to the end of the line
+    else each.idle();
     if (performance.now() > until) break;
   }
   if (busy.size) later();
@@ -66,6 +67,18 @@ export class Answer {
       busy.add(this);
       later();
     }
+  }
+
+  /** Resolves when all of the text is drawn. */
+  get done() {
+    return busy.has(this) ? new Promise((resolve) => { this.#waiting.push(resolve); }) : Promise.resolve();
+  }
+
+  #waiting = [];
+
+  /** Nothing is left to do. */
+  idle() {
+    for (const resolve of this.#waiting.splice(0)) resolve();
   }
 
   /** Do one piece of work. @returns {boolean} whether there is more */

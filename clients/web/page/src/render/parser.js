@@ -35,7 +35,8 @@ for (const cell of ["th_open", "td_open"]) { // a strict policy takes no style a
 function formula(content, display) {
   const { escapeHtml } = markdown.utils;
   const code = escapeHtml(content);
-  return `<span class="math" data-display="${display ? "1" : ""}" data-tex="${code}"><code>${code}</code></span>`;
+  const span = `<span class="math" data-display="${display ? "1" : ""}" data-tex="${code}"><code>${code}</code></span>`;
+  return display ? `<p>${span}</p>` : span;
 }
 
 /** Top-level blocks of a text: their tokens, and where they begin and end (characters).

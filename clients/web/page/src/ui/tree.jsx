@@ -69,10 +69,10 @@ function Row({ chat, message, depth, first, shown, current, focusable, pick }) {
   const text = brief(live ? live.text : message.text || message.files?.[0]?.name || "", 90) || (live ? "…" : "No text");
   const who = { user: "You", assistant: "Answer", tool: "Tools" }[message.role];
   return (
-    <li role="treeitem" data-id={message.id} tabIndex={focusable ? 0 : -1} aria-level={depth + 1} aria-selected={current} aria-label={`${who}: ${text}`}
+    <li role="treeitem" data-id={message.id} tabIndex={focusable ? 0 : -1} aria-level={depth + 1} aria-selected={current}
       class={`${message.role}${shown ? " shown" : ""}${current ? " current" : ""}${first ? " first" : ""}${live ? " live" : ""}`}
       style={{ "--depth": Math.min(depth, 12) }} onClick={pick}>
-      <span class="knot" aria-hidden="true" />
+      <span class="knot" aria-hidden="true" /><span class="unseen">{who}: </span>
       <span class="row-text" dir="auto">{text}</span>
       <Cost live={live} message={message} />
     </li>

@@ -1,0 +1,42 @@
+/** How the page connects: the server that gave it out, and the token that a person typed in, kept for the tab. */
+
+import { mintToken } from "../../../lib/index.js";
+
+const KEPT = "ramify chat token";
+
+let bearer = recall();
+
+function recall() {
+  try { return sessionStorage.getItem(KEPT) ?? ""; } catch { return ""; }
+}
+
+/** Whether a token was typed in. */
+export const hasToken = () => Boolean(bearer);
+
+export function setToken(text) {
+  bearer = text;
+  try { sessionStorage.setItem(KEPT, text); } catch { /* it is asked for again */ }
+}
+
+/** Arguments for `connect`. @returns {{url: string, token?: () => Promise<string | undefined>}} */
+export function connection() {
+  return { url: location.origin, ...(bearer && { token }) };
+}
+
+/** Single-use, so that the long-lived token stays out of URLs and frames. */
+async function token() {
+  try {
+    return await mintToken(location.origin, bearer);
+  } catch (error) {
+    if (error.code === "unsupported") return undefined; // the server has no tokens
+    throw error;
+  }
+}
+
+/** What the server says of itself and its model (/v1/info). Null: no answer; `refused`: it wants a (better) token. */
+export async function askServer() {
+  const headers = bearer ? { Authorization: `Bearer ${bearer}` } : {};
+  const answer = await fetch("/v1/info", { headers }).catch(() => null);
+  if (answer?.status === 401) return { refused: true };
+  return answer?.ok ? answer.json() : null;
+}

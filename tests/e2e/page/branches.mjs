@@ -1,0 +1,164 @@
+/** Branches: drafts side by side, keep, merge, judge; the tree and its keys; the palette; nobody is shut out. */
+
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { fileURLToPath } from "node:url";
+import { answers, last, scene, send, settled, streaming } from "./harness.mjs";
+
+const LONG_TASK_MS = 50;
+const axe = await readFile(fileURLToPath(new URL("../../../clients/web/page/node_modules/axe-core/axe.min.js", import.meta.url)), "utf8");
+
+/** What axe finds wrong with what is shown. */
+async function findings(page) {
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => globalThis.axe.run());
+  return violations.map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html.slice(0, 160)).join(" | ")}`);
+}
+
+scene("drafts stream side by side; one is kept, the others stay", async (page) => {
+  await send(page, "A draft", { count: 3 });
+  await page.waitForFunction(() => document.querySelectorAll(".draft.x, .draft").length === 3);
+  await page.waitForFunction(() => [...document.querySelectorAll(".draft .writing .text")].filter((each) => each.textContent.length > 10).length === 3);
+  await settled(page);
+  const texts = await answers(page);
+  await page.getByRole("button", { name: "Keep this" }).nth(1).click();
+  assert.deepEqual(await answers(page), [texts[1]]);
+  assert.deepEqual(await page.locator(".arrows > span").allTextContents(), ["2/3"]);
+  await send(page, "Go on");
+  await settled(page);
+  assert.equal((await answers(page)).length, 2);
+  await page.getByRole("button", { name: "Later version" }).click();
+  assert.deepEqual(await answers(page), [texts[2]]);
+}, { settings: { temperature: 1, seed: 1 } });
+
+scene("drafts are merged by the server, and the result is answered", async (page) => {
+  await send(page, "A draft", { count: 2 });
+  await settled(page);
+  const texts = await answers(page);
+  await page.getByRole("button", { name: "Merge all" }).click();
+  await page.locator(".bubble.merged").waitFor();
+  await settled(page);
+  const merged = await page.locator(".bubble.merged p").textContent();
+  assert.ok(merged.startsWith("Here are drafts"));
+  assert.equal((await answers(page)).length, 1);
+  assert.ok(!texts.includes(await last(page)));
+  await page.reload();
+  await settled(page);
+  assert.equal(await page.locator(".bubble.merged p").textContent(), merged);
+}, { settings: { temperature: 1, seed: 1, max_tokens: 20 } });
+
+scene("the model judges drafts", async (page) => {
+  await send(page, "A draft", { count: 3 });
+  await settled(page);
+  await page.getByRole("button", { name: "Let the model judge" }).click();
+  await page.locator(".draft.best").waitFor();
+  const marks = await page.locator(".score").allTextContents();
+  assert.equal(marks.length, 3);
+  const numbers = marks.map((each) => Number.parseFloat(each));
+  const best = await page.locator(".draft.best .score").textContent();
+  assert.equal(Number.parseFloat(best), Math.max(...numbers));
+}, { settings: { temperature: 1, seed: 1, max_tokens: 20 } });
+
+scene("the tree shows every branch and is walked with keys", async (page) => {
+  await send(page, "one", { count: 2 });
+  await settled(page);
+  await page.getByRole("button", { name: "Keep this" }).first().click();
+  await send(page, "two");
+  await settled(page);
+  const first = await answers(page);
+  await page.keyboard.press("Alt+t");
+  const rows = page.getByRole("treeitem");
+  assert.equal(await rows.count(), 5);
+  assert.match(await page.locator(".totals").textContent(), /2 branches · \d+ tokens written · \d+ % of all prompts/);
+  await rows.last().click(); // the second draft
+  assert.equal((await answers(page)).length, 1);
+  await page.keyboard.press("Home");
+  await page.keyboard.press("ArrowRight");
+  await page.keyboard.press("ArrowDown");
+  await page.keyboard.press("ArrowDown");
+  await page.keyboard.press("Enter");
+  assert.deepEqual(await answers(page), first);
+  await page.keyboard.press("Delete");
+  await page.getByText("The branch was deleted.").waitFor();
+  assert.equal((await answers(page)).length, 1);
+  await page.getByRole("button", { name: "Undo" }).click();
+  assert.deepEqual(await answers(page), first);
+}, { settings: { temperature: 1, seed: 1, max_tokens: 20 } });
+
+scene("eight branches stream without long tasks", async (page) => {
+  await page.keyboard.press("Alt+t");
+  await page.evaluate(() => {
+    window.tasks = [];
+    new PerformanceObserver((list) => window.tasks.push(...list.getEntries().map(({ duration }) => Math.round(duration)))).observe({ entryTypes: ["longtask"] });
+  });
+  await send(page, "Eight", { count: 8 });
+  await streaming(page, 100);
+  await settled(page);
+  const tasks = await page.evaluate(() => window.tasks);
+  assert.ok(tasks.filter((each) => each > 2 * LONG_TASK_MS).length === 0, `long tasks: ${tasks}`); // a test's machine may be busy
+}, { settings: { temperature: 1, max_tokens: 150 } });
+
+scene("the palette finds commands and chats", async (page) => {
+  await send(page, "about foxes");
+  await settled(page);
+  await page.keyboard.press("Control+k");
+  await page.keyboard.type("dark");
+  await page.keyboard.press("Enter");
+  assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "dark");
+  await page.keyboard.press("Control+Shift+o");
+  await page.waitForFunction(() => !document.querySelector(".message"));
+  await page.keyboard.press("Control+k");
+  await page.keyboard.type("foxes");
+  await page.keyboard.press("Enter");
+  await page.waitForFunction(() => document.querySelector(".bubble")?.textContent === "about foxes");
+}, { settings: { max_tokens: 10 } });
+
+scene("answers in a format, with a file attached", async (page) => {
+  await page.getByRole("button", { name: "Answer format" }).click();
+  await page.getByRole("textbox", { name: "JSON schema" }).fill("{");
+  await page.getByText(/This is no JSON/).waitFor();
+  await page.getByRole("textbox", { name: "JSON schema" }).fill(JSON.stringify({ type: "object", properties: { n: { enum: [1, 2] } }, required: ["n"] }));
+  await page.getByRole("button", { name: "Done" }).click();
+  await page.getByLabel("Files to attach").setInputFiles({ name: "notes.txt", mimeType: "text/plain", buffer: Buffer.from("three ``` ticks") });
+  await page.getByLabel("Files to attach").setInputFiles({ name: "picture.png", mimeType: "image/png", buffer: Buffer.from([0x89, 0, 0xff]) });
+  await page.getByText(/is no text file/).waitFor();
+  await send(page, "How many?");
+  await settled(page);
+  assert.ok([1, 2].includes(JSON.parse(await last(page)).n));
+  assert.equal(await page.locator(".file summary").textContent(), "notes.txt 15 characters");
+});
+
+scene("nobody is shut out: axe finds nothing, on any screen", async (page) => {
+  assert.deepEqual(await findings(page), []);
+  await send(page, "one", { count: 2 });
+  await settled(page);
+  await page.keyboard.press("Alt+t");
+  assert.deepEqual(await findings(page), []);
+  await page.keyboard.press("Control+,");
+  assert.deepEqual(await findings(page), []);
+  await page.getByRole("button", { name: "Done" }).click();
+  await page.keyboard.press("Control+k");
+  assert.deepEqual(await findings(page), []);
+  await page.keyboard.press("Escape");
+  await page.evaluate(() => { document.documentElement.dataset.theme = "dark"; });
+  assert.deepEqual(await findings(page), []);
+  await page.setViewportSize({ width: 390, height: 800 });
+  await page.keyboard.press("Alt+t");
+  assert.deepEqual(await findings(page), []);
+  assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+}, { settings: { max_tokens: 20 } });
+
+scene("a tree of thought: the whole search is one frame, and every branch streams", async (page) => {
+  const frames = [];
+  page.on("websocket", (socket) => socket.on("framesent", ({ payload }) => frames.push(JSON.parse(payload))));
+  await page.goto(page.url().replace(/\/[^/]*$/, "/game24.html"));
+  await page.getByRole("button", { name: "Think" }).click();
+  await page.waitForFunction(() => document.querySelectorAll(".thought-card.writing").length === 5);
+  await page.waitForFunction(() => document.querySelector(".facts")?.textContent.includes("in all"));
+  assert.equal(await page.locator(".thought-card").count(), 1 + 5 + 10 + 10);
+  assert.equal(await page.locator(".thought-card.kept").count(), 6);
+  const sent = frames.flat().filter(({ type }) => type !== "open" && type !== "ping" && type !== "close");
+  assert.equal(frames.filter((frame) => Array.isArray(frame)).length, 1);
+  assert.equal(sent.filter(({ type }) => type === "prune").length, 3);
+  assert.deepEqual(await findings(page), []);
+});
