@@ -67,6 +67,13 @@ export async function streaming(page, least = 20) {
   await page.waitForFunction((length) => document.querySelector(".writing .text")?.textContent.length >= length, least);
 }
 
+/** The best of a few tries of a timing: other tests of a busy machine lengthen one, hardly all. */
+export async function best(measure, good, tries = 3) {
+  let least = Infinity;
+  for (let i = 0; i < tries && least > good; i += 1) least = Math.min(least, await measure());
+  return least;
+}
+
 export const answers = (page) => page.locator(".answer .text").allTextContents();
 export const last = async (page) => (await answers(page)).at(-1);
 
