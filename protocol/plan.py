@@ -139,8 +139,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
     guess for that row, at most `ExecutorInfo.max_drafts`, or for one with a constraint what that says
     must follow, at most `max_forced`; the row's pages hold them all. Each is a line
     that samples, and a step has at most `ExecutorInfo.max_rows` of those.
-    `constraints`: loaded before rows are opened; `forgets`: int32, constraints that are dropped once
-    rows were closed; no row has them.
+    `constraints`: to be loaded, before any row is opened under them; `forgets`: int32, constraints that
+    are dropped once rows were closed; no row has them.
     A plan may have no extends and no decodes (it only closes rows): it still gets a result.
     """
 

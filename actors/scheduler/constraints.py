@@ -1,9 +1,10 @@
 """Which constraints requests may name, and which the executor has. Pure.
 
 The grammar actor says what there is (`Constrain`) and what no new request will name (`Unconstrain`).
-The body of a constraint goes to the executor with the first plan that opens a row under it, and stays
-there until it is retired and the last request that names it has ended. Ident 0 is the vocabulary: it
-goes ahead of the first constraint and stays.
+The body of a constraint goes to the executor with the first plan after a request named it, so that it is
+made while the request waits and its prompt is computed; it stays there until it is retired and the last
+request that names it has ended. Ident 0 is the vocabulary: it goes ahead of the first constraint and
+stays.
 """
 
 from ramify.protocol.messages import Constrain, Unconstrain
@@ -25,7 +26,8 @@ class Constraints:
 
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
-        self.dropped: list[int] = []  # ids that the executor is to be told of
+        self.wanted: list[int] = []  # ids that the executor is to load
+        self.dropped: list[int] = []  # ids that it is to forget
 
     def __len__(self) -> int:
         """Those that are known, the vocabulary apart."""
@@ -45,6 +47,8 @@ class Constraints:
         entry = self._entries.get(ident)
         if entry is None or entry.retired or 0 not in self._entries:
             return False
+        if not entry.users and not entry.loaded:
+            self.wanted.append(ident)
         entry.users += 1
         return True
 
@@ -54,13 +58,14 @@ class Constraints:
         entry.users -= 1
         self._drop(ident, entry)
 
-    def load(self, ident: int) -> list[LoadConstraint]:
-        """What a plan has to bring that opens a row under the constraint."""
+    def loads(self) -> list[LoadConstraint]:
+        """What the next plan brings: all that requests have named since the last one, and still do."""
         loads = []
-        for each in (0, ident):
-            entry = self._entries[each]
-            if not entry.loaded:
-                loads.append(LoadConstraint(each, entry.body))
+        wanted, self.wanted = self.wanted, []
+        for ident in (0, *wanted):
+            entry = self._entries.get(ident)
+            if entry is not None and not entry.loaded and (entry.users or not ident):
+                loads.append(LoadConstraint(ident, entry.body))
                 entry.loaded, entry.body = True, b""
         return loads
 

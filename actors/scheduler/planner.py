@@ -30,7 +30,6 @@ from ramify.protocol.plan import (
     ExecutorInfo,
     ExtendRow,
     GrowRow,
-    LoadConstraint,
     OpenRow,
     StepPlan,
     StepResult,
@@ -190,7 +189,6 @@ class Planner:
             asked = self._draft()
             lines += sum(asked or ())
         opens: list[OpenRow] = []
-        loads: list[LoadConstraint] = []
         extends: list[ExtendRow] = []
         chunks: list[Chunk] = []
         firsts: list[Run] = []
@@ -199,8 +197,6 @@ class Planner:
             if not run.opened:
                 run.opened = True
                 opens.append(self._open(run))
-                if opens[-1].constraint:
-                    loads += self.constraints.load(opens[-1].constraint)
             extends.append(self._extend(run, start, end))
             chunks.append((run, end, len(extends[-1].targets) // 4))
             prompts += end - start
@@ -229,6 +225,7 @@ class Planner:
                 if count:
                     run.planned = self._tick + run.offset
                     self._schedule(run)
+        loads = self.constraints.loads() if self.constraints.wanted else []
         forgets = self.constraints.forgets() if self.constraints.dropped else b""
         plan = StepPlan(
             self._step, closes, opens, grows, extends, self._decode_rows, drafts, loads, forgets

@@ -23,16 +23,37 @@ def test_what_is_not_there_cannot_be_taken() -> None:
 
 
 def test_a_body_is_loaded_once_behind_the_vocabulary() -> None:
+    constraints = known(1, 2, 3)
+    assert constraints.wanted == []
+    assert constraints.take(1)
+    assert constraints.take(1)
+    assert constraints.loads() == [LoadConstraint(0, b"0"), LoadConstraint(1, b"1")]
+    assert constraints.take(1)
+    assert constraints.wanted == []
+    assert constraints.take(3)
+    assert constraints.take(2)
+    assert constraints.loads() == [LoadConstraint(3, b"3"), LoadConstraint(2, b"2")]
+
+
+def test_who_leaves_before_the_next_plan_has_nothing_loaded() -> None:
     constraints = known(1, 2)
-    assert constraints.load(1) == [LoadConstraint(0, b"0"), LoadConstraint(1, b"1")]
-    assert constraints.load(1) == []
-    assert constraints.load(2) == [LoadConstraint(2, b"2")]
+    assert constraints.take(1)
+    constraints.give_back(1)
+    assert constraints.take(2)
+    constraints.give_back(2)
+    constraints.retire(Unconstrain(2))
+    assert constraints.loads() == [LoadConstraint(0, b"0")]
+    assert constraints.forgets() == b""
+    assert constraints.take(1)
+    assert constraints.take(1)
+    constraints.give_back(1)
+    assert constraints.loads() == [LoadConstraint(1, b"1")]
 
 
 def test_a_retired_one_stays_for_those_that_have_it() -> None:
     constraints = known(1)
     assert constraints.take(1)
-    constraints.load(1)
+    constraints.loads()
     constraints.retire(Unconstrain(1))
     assert not constraints.take(1)
     assert constraints.forgets() == b""
