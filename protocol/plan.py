@@ -47,7 +47,9 @@ if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("ramify packs int32 arrays in the machine's order, which must be little-endian")
 
 
-NO_TOKEN = -1  # in StepResult.tokens: the row's logits were not finite, nothing was sampled
+# In StepResult.tokens:
+NO_TOKEN = -1  # the row's logits were not finite, nothing was sampled
+STUCK = -2  # the row's constraint allows nothing any more; see `StepResult.reasons`
 
 
 def pack(values: Iterable[int]) -> bytes:
@@ -162,14 +164,15 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     decodes in plan order. `tokens`: int32[S], the token of each; NO_TOKEN where the logits were not
     finite (the KV of that step is not to be trusted; other rows are fine). `counts`: int32[S], how many
     tokens each row has in `tokens`, which lie one row after another then; empty: one each; 0: the row
-    sat the step out, see the module's top. NO_TOKEN can only be a row's last. `drafted`: int32[S], how
-    many drafts each row ran, empty: none; a row's count is at most one more. `logprobs`: empty if no
-    row asked, else an entry for each token. `computed`: tokens that went through the model.
+    sat the step out, see the module's top. NO_TOKEN and STUCK can only be a row's last. `drafted`:
+    int32[S], how many drafts each row ran, empty: none; a row's count is at most one more. `logprobs`:
+    empty if no row asked, else an entry for each token. `computed`: tokens that went through the model.
     `elapsed_us`: from the step's start to its end on the device. `scores`: float32, the log-
     probabilities of the extends' targets in plan order: the model's raw ones; NaN where the logits were
     not finite. `forced`: a byte for each of `tokens`, 1 where the row's constraint allowed no other;
     empty: nowhere. `late_us`: of `elapsed_us`, what went into the drafter's computing what it had missed
-    of rows, a prompt for example: once for each row, not step by step.
+    of rows, a prompt for example: once for each row, not step by step. `reasons`: for each STUCK among
+    `tokens`, why, for the client.
     """
 
     step: int
@@ -183,6 +186,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     drafted: bytes = b""
     forced: bytes = b""
     late_us: int = 0
+    reasons: list[str] = []
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):

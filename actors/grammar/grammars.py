@@ -9,6 +9,7 @@ import re
 from functools import cache
 from typing import Any
 
+from ramify.actors.grammar.endless import endless_rules
 from ramify.protocol.errors import ConstraintError
 
 llguidance: Any
@@ -34,7 +35,14 @@ def lark_grammar(text: str) -> Checked:
             raise ConstraintError(
                 f"the grammar names a token by `<` (character {found.start()}): give its text in quotes"
             )
-    return _checked(_installed().LLMatcher.grammar_from_lark(text))
+    checked = _checked(_installed().LLMatcher.grammar_from_lark(text))
+    for name, at in endless_rules(text):
+        raise ConstraintError(
+            f"the rule `{name}` can never end: each way through it needs a rule that cannot; give it "
+            "one that can, or leave the rule out",
+            position=at,
+        )
+    return checked
 
 
 def schema_grammar(schema: Any, *, spaced: bool) -> Checked:

@@ -49,6 +49,7 @@ from ramify.protocol.messages import (
 )
 from ramify.protocol.plan import (
     NO_TOKEN,
+    STUCK,
     ExecutorDown,
     ExecutorInfo,
     StepPlan,
@@ -57,6 +58,7 @@ from ramify.protocol.plan import (
     unpack_floats,
 )
 
+LOST = "it cannot be followed any further"
 PLACES = 8  # of the waiting queue that a client may have, for each that is free
 
 
@@ -289,10 +291,12 @@ class Scheduler:
         if step.counts is not None:
             self._several(result, step, step.counts, tokens, now)
             return
-        if NO_TOKEN in tokens:  # before anything of this step is committed
+        if NO_TOKEN in tokens or result.reasons:  # before anything of this step is committed
+            reasons = iter(result.reasons)
             for run, token in zip(step.bound, tokens, strict=True):
-                if token == NO_TOKEN and run.live:
-                    self._not_finite(run, now)
+                why = next(reasons, LOST) if token == STUCK else ""
+                if token < 0 and run.live:
+                    self._tokenless_end(run, why, now)
         over: list[Run] = []
         if step.chunks:
             self._computed(step, unpack_floats(result.scores), over, now)
@@ -319,17 +323,19 @@ class Scheduler:
         limit was never output: without drafts nobody would have sampled it.
         """
         over: list[Run] = []
-        bad: list[Run] = []
+        bad: list[tuple[Run, str]] = []  # and why a constraint got stuck
+        reasons = iter(result.reasons)
         segments: list[Segment] = []
         end = 0
         for run, count in zip(step.bound, counts, strict=True):
             first, end = end, end + count
+            why = next(reasons, LOST) if count and tokens[end - 1] == STUCK else ""
             if not run.live:
                 continue
             taken, out, stops = 0, run.out, run.stops
             for token in tokens[first:end]:
-                if token == NO_TOKEN:
-                    bad.append(run)
+                if token < 0:
+                    bad.append((run, why))
                     break
                 out.append(token)
                 taken += 1
@@ -339,8 +345,8 @@ class Scheduler:
             if taken:
                 run.request.accepted += min(taken, count - 1)
                 segments.append((run, first, first + taken))
-        for run in bad:  # before anything of this step is committed
-            self._not_finite(run, now)
+        for run, why in bad:  # before anything of this step is committed
+            self._tokenless_end(run, why, now)
         if step.chunks:
             self._computed(step, unpack_floats(result.scores), over, now)
         self._first_tokens(step, now)
@@ -382,6 +388,13 @@ class Scheduler:
                     if not run.limit:
                         over.append(run)
 
+    def _tokenless_end(self, run: Run, stuck: str, now: float) -> None:
+        """`run` got no token: its logits are not finite, or its constraint is `stuck`, and why."""
+        if stuck:
+            self._end(run.request, "error", now, "bad_constraint", f"the `constraint` is stuck: {stuck}")
+        else:
+            self._not_finite(run, now)
+
     def _not_finite(self, run: Run, now: float) -> None:
         """`run` got no token: NaN or infinities in its logits.
 
@@ -400,10 +413,7 @@ class Scheduler:
                 self._retract(run, "not finite")
                 self._admission.unblock()
                 return
-        why = "the model's output is not finite"
-        if request.constrained:
-            why += ", or its constraint cannot be followed any further"
-        self._end(request, "error", now, "internal", why)
+        self._end(request, "error", now, "internal", "the model's output is not finite")
 
     # --- verdicts -----------------------------------------------------------------------------
 

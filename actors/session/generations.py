@@ -511,6 +511,8 @@ def refusal(finished: Finished) -> RamifyError:
             return TooLong(finished.message)
         case "limit":
             return LimitExceeded(finished.message)
+        case "bad_constraint":
+            return ConstraintError(finished.message)
         case _:
             return RamifyError(finished.message or "the engine failed")
 

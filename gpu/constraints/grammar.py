@@ -81,8 +81,10 @@ class Grammar:
 
 def _check(parser: Any) -> None:
     if parser.is_error():
-        lines = parser.get_error().splitlines() or ["unknown"]
-        raise ConstraintError(f"the grammar cannot be followed: {lines[0]}")
+        reason = (parser.get_error().splitlines() or ["unknown"])[0]
+        if reason == "NoExtensionBias":  # llguidance's word for an empty mask
+            reason = "nothing that it allows can follow: a rule or a pattern of it matches no text"
+        raise ConstraintError(f"the grammar cannot be followed: {reason}")
 
 
 class GrammarMatcher:

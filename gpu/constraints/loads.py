@@ -27,6 +27,7 @@ THREADS = 2  # so that one large constraint holds up no other
 log = logging.getLogger(__name__)
 
 Prepare = Callable[[int, Constraint], None]
+Loaded = Constraint | ConstraintError  # or why it cannot be followed, for the client
 
 
 @dataclass(slots=True)
@@ -61,8 +62,8 @@ class Loads:
         self._vocabulary = threads.submit(read_vocabulary, body, self._size)
         threads.shutdown(wait=False)  # the thread ends with its work
 
-    def constraint(self, ident: int, body: bytes) -> "Future[Constraint | None]":
-        """Begin to make a constraint; None: it cannot be followed, and the log says why.
+    def constraint(self, ident: int, body: bytes) -> "Future[Loaded]":
+        """Begin to make a constraint.
 
         Raises ValueError without a vocabulary.
         """
@@ -77,7 +78,7 @@ class Loads:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _make(self, ident: int, body: bytes) -> Constraint | None:
+    def _make(self, ident: int, body: bytes) -> Loaded:
         assert self._vocabulary is not None
         words = self._vocabulary.result()
         begun = time.perf_counter()
@@ -88,11 +89,11 @@ class Loads:
         except ConstraintError as error:
             log.error("a constraint cannot be followed: %s", error)
             self.counters.failed += 1
-            return None
+            return error
         except Exception:
             log.exception("a constraint could not be loaded")
             self.counters.failed += 1
-            return None
+            return ConstraintError("it could not be loaded, which the server's log says more of")
         finally:
             self.counters.seconds += time.perf_counter() - begun
         self.counters.loaded += 1

@@ -18,7 +18,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.gpu.constraints.matcher import Constraint, Matcher
+from ramify.gpu.constraints.loads import Loaded
+from ramify.gpu.constraints.matcher import Matcher
 from ramify.protocol.errors import ConstraintError
 
 T = TypeVar("T")
@@ -42,6 +43,7 @@ class Legal(NamedTuple):
 
 
 NOTHING = Legal(-1, None)
+LOST = "its matcher failed, which the server's log says more of"
 
 
 class Ahead(NamedTuple):
@@ -52,34 +54,41 @@ class Ahead(NamedTuple):
 
 
 class Output:
-    """`matcher`: None while it is not made, or where the constraint cannot be followed."""
+    """`matcher`: None while it is not made, or where the constraint cannot be followed; `why` then."""
 
-    __slots__ = ("_ahead", "_busy", "_closed", "_late", "_threads", "matcher")
+    __slots__ = ("_ahead", "_busy", "_closed", "_late", "_threads", "matcher", "why")
 
     def __init__(
         self,
-        loaded: "Future[Constraint | None]",
+        loaded: "Future[Loaded]",
         outputs: Sequence[int],
         threads: Callable[[], Executor],
     ) -> None:
         """`outputs`: tokens that were sampled before."""
         self.matcher: Matcher | None = None
+        self.why = ""
         self._threads = threads
         self._ahead: Ahead | None = None
         self._busy: Event | None = None
         self._late = self._closed = False
         if loaded.done() and len(outputs) <= FEW:
-            constraint = loaded.result()
-            self.matcher = None if constraint is None else constraint.matcher()
+            self._enter(loaded)
             self.advance(outputs)
             return
         self._late = True
         self._busy = done = Event()
 
-        def begin(_: "Future[Constraint | None]") -> None:
+        def begin(_: "Future[Loaded]") -> None:
             threads().submit(self._begin, loaded, outputs, done)
 
         loaded.add_done_callback(begin)
+
+    def _enter(self, loaded: "Future[Loaded]") -> None:
+        constraint = ConstraintError("the server is stopping") if loaded.cancelled() else loaded.result()
+        if isinstance(constraint, ConstraintError):
+            self.why = constraint.message
+        else:
+            self.matcher = constraint.matcher()
 
     def close(self) -> None:
         """The row is closed: work under way may stop."""
@@ -143,10 +152,8 @@ class Output:
         self._late = False
         self._threads().submit(self._work, tokens, done)
 
-    def _begin(self, loaded: "Future[Constraint | None]", outputs: Sequence[int], done: Event) -> None:
-        constraint = None if loaded.cancelled() else loaded.result()
-        if constraint is not None:
-            self.matcher = constraint.matcher()
+    def _begin(self, loaded: "Future[Loaded]", outputs: Sequence[int], done: Event) -> None:
+        self._enter(loaded)
         self._work(outputs, done)
 
     def _work(self, tokens: Sequence[int], done: Event) -> None:
@@ -156,7 +163,7 @@ class Output:
                 self._look()
         except Exception:
             log.exception("a constraint cannot be followed")
-            self.matcher = None
+            self.matcher, self.why = None, LOST
         finally:
             done.set()
 
@@ -192,7 +199,7 @@ class Output:
             return call(self.matcher)
         except ConstraintError as error:
             log.error("a constraint cannot be followed: %s", error)
-            self.matcher = None
+            self.matcher, self.why = None, error.message
             return None
 
 

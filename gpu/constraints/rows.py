@@ -23,11 +23,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ramify.gpu.constraints.loads import Loads, Prepare
+from ramify.gpu.constraints.loads import Loaded, Loads, Prepare
 from ramify.gpu.constraints.masks import MaskStore
-from ramify.gpu.constraints.matcher import Constraint, Matcher
-from ramify.gpu.constraints.outputs import Legal, Output
+from ramify.gpu.constraints.matcher import Matcher
+from ramify.gpu.constraints.outputs import LOST, Legal, Output
 from ramify.gpu.step.step_rows import Flags, Ints, Tokens
+from ramify.protocol.errors import ConstraintError
 from ramify.protocol.plan import OpenRow, StepPlan
 
 Words = npt.NDArray[np.int32]
@@ -73,7 +74,7 @@ class ConstrainedRows:
     """`active[row]`: the row is open and has a constraint. `jumps`: propose what must follow.
 
     `prepare`: see `Loads`. A constraint that cannot be followed (a grammar past its limits) allows
-    nothing: the row gets NO_TOKEN.
+    nothing: the row gets STUCK.
     """
 
     def __init__(
@@ -90,15 +91,16 @@ class ConstrainedRows:
         self.loads = Loads(vocab_size, self.store, prepare)
         self.counters = RowCounters()
         self.late: set[int] = set()  # rows of the last `masks` that have to sit the step out
+        self.stuck: dict[int, str] = {}  # its lines on which nothing is legal, ascending, and why
         self._nothing = np.zeros(-(-vocab_size // 32), dtype=np.int32)
-        self._known: dict[int, Future[Constraint | None]] = {}
+        self._known: dict[int, Future[Loaded]] = {}
         self._of: dict[int, Output] = {}  # by row
         self._threads: ThreadPoolExecutor | None = None
         self._single: Flags = np.zeros(0, dtype=np.bool_)  # the lines of `masks` with one legal token
 
     def begin(self, plan: StepPlan) -> None:
         """Take over what the plan changes. Raises ValueError if it contradicts what is known."""
-        self.late = set()
+        self.late, self.stuck = set(), {}
         if self._of and plan.closes:
             for row in np.frombuffer(plan.closes, dtype=np.int32).tolist():
                 output = self._of.pop(row, None)
@@ -117,9 +119,9 @@ class ConstrainedRows:
             if opened.constraint:
                 self._open(opened)
 
-    def put(self, ident: int, constraint: Constraint | None) -> None:
+    def put(self, ident: int, constraint: Loaded) -> None:
         """Know a constraint that no plan brought. For tests."""
-        self._known[ident] = loaded = Future[Constraint | None]()
+        self._known[ident] = loaded = Future[Loaded]()
         loaded.set_result(constraint)
 
     def close(self) -> None:
@@ -209,9 +211,13 @@ class ConstrainedRows:
                 if legal.only >= 0:
                     forced.append(line)
                     tokens.append(legal.only)
+                elif legal.mask is None:
+                    lines.append(line)
+                    words.append(self._nothing)
+                    self.stuck[line] = self._of[int(rows[first])].why or LOST
                 elif not legal.free:
                     lines.append(line)
-                    words.append(self._nothing if legal.mask is None else legal.mask)
+                    words.append(legal.mask)
         self._single[forced] = True
         return Masks(
             np.array(lines, dtype=np.int64),
@@ -276,7 +282,7 @@ class ConstrainedRows:
         return self._threads
 
 
-def _close(loaded: "Future[Constraint | None]") -> None:
+def _close(loaded: "Future[Loaded]") -> None:
     constraint = None if loaded.cancelled() else loaded.result()
-    if constraint is not None:
+    if constraint is not None and not isinstance(constraint, ConstraintError):
         constraint.close()

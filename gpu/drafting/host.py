@@ -12,7 +12,7 @@ from ramify.gpu.drafting.base import Drafter, Guesses, no_guesses
 from ramify.gpu.sampling.acceptance import Accepted, accept
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import Flags, Ints, StepRows
-from ramify.protocol.plan import StepPlan
+from ramify.protocol.plan import STUCK, StepPlan
 
 
 class HostDrafts:
@@ -85,8 +85,14 @@ class HostDrafts:
         return step.without(absent)
 
     def end(self, step: StepRows, tokens: Ints) -> Accepted:
-        """Settle what the step sampled: `tokens` [S], NO_TOKEN where logits were not finite."""
+        """Settle what the step sampled: `tokens` [S], NO_TOKEN where logits were not finite.
+
+        Where a constraint allowed nothing, they say STUCK afterwards.
+        """
+        stuck = self._constraints.stuck
+        tokens[list(stuck)] = STUCK
         accepted = accept(step, tokens)
+        accepted.reasons = [why for line, why in stuck.items() if accepted.kept[line]]
         rows = step.sampled_rows
         if self._constraints.late:
             self._leave_out(step, accepted)

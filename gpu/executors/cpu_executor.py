@@ -21,7 +21,7 @@ from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.native.threads import Crew, Recording
 from ramify.gpu.ops.cpu_inputs import CpuInputs
 from ramify.gpu.ops.cpu_ops import CpuOps, empty_draws, no_step
-from ramify.gpu.sampling.acceptance import inputs_of, packed_rows
+from ramify.gpu.sampling.acceptance import Accepted, inputs_of, packed_rows
 from ramify.gpu.sampling.randomness import uniforms
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
@@ -74,7 +74,7 @@ class CpuExecutor:
         """Compute the step. Raises PlanError if the plan contradicts the rows."""
         begin = time.perf_counter()
         step = self._run(plan)
-        counts, tokens, logprobs, forced = self._sampled(step)
+        accepted, tokens, logprobs, forced = self._sampled(step)
         scores = b"" if step.scored is None else self._score(step.scored)
         result = StepResult(
             step=plan.step,
@@ -84,8 +84,9 @@ class CpuExecutor:
             logprobs=logprobs,
             scores=scores,
             late_us=self.drafts.late_us,
-            **packed_rows(step, counts),
+            **packed_rows(step, accepted.counts),
             forced=forced,
+            reasons=accepted.reasons,
         )
         return DoneStep(result, bad_logits(step, self.rows.requests, result))
 
@@ -134,10 +135,8 @@ class CpuExecutor:
         if temperatures.any():
             draws.uniforms[: len(rows)] = uniforms(self._asks.seeds[rows], step.draws)
 
-    def _sampled(self, step: StepRows) -> "tuple[Ints, Ints, list[TokenLogprobs | None], bytes]":
-        """How many tokens each row that samples gets, the tokens, what was asked about them, and which
-        were forced.
-        """
+    def _sampled(self, step: StepRows) -> "tuple[Accepted, Ints, list[TokenLogprobs | None], bytes]":
+        """What the rows get, the tokens, what was asked about them, and which were forced."""
         rows = step.rows[step.sampling]
         special = np.flatnonzero(self._asks.special[rows])
         drafts = inputs_of(step) if step.lines is not None and self.constraints.any else None
@@ -161,7 +160,7 @@ class CpuExecutor:
         accepted = self.drafts.end(step, tokens)
         if step.lines is None and masks is None:
             self._last[rows] = np.maximum(tokens, 0)
-            return accepted.counts, tokens, logprobs, b""
+            return accepted, tokens, logprobs, b""
         if len(special):
             counted = special[accepted.kept[special]]
             self._sampler.record(rows[counted], torch.from_numpy(np.maximum(tokens[counted], 0)))
@@ -170,7 +169,7 @@ class CpuExecutor:
         tokens, some = tokens[accepted.kept], accepted.counts > 0
         last = np.maximum(tokens[np.cumsum(accepted.counts)[some] - 1], 0)
         self._last[step.sampled_rows[some]] = last
-        return accepted.counts, tokens, logprobs, forced
+        return accepted, tokens, logprobs, forced
 
     def _mask(self, masks: Masks, special: Ints, count: int) -> None:
         """Choose again, of what is legal. Lines that torch samples keep their logits."""

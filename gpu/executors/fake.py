@@ -412,8 +412,8 @@ class FakeExecutor:
             )
             chosen[masks.forced] = masks.tokens
         slots = self.rows.slots_at(rows, positions)
-        tokens = np.where(self._spoiled[slots], NO_TOKEN, chosen)
-        accepted = self.drafts.end(step, tokens.astype(np.int64))
+        tokens = np.where(self._spoiled[slots], NO_TOKEN, chosen).astype(np.int64)
+        accepted = self.drafts.end(step, tokens)
         kept = accepted.kept
         self._last[rows[kept]] = np.maximum(chosen[kept], 0)  # of a row the last one stays
         if step.lines is not None:
@@ -436,6 +436,7 @@ class FakeExecutor:
             scores=self._score(step, step.scored) if step.scored is not None else b"",
             forced=forced,
             late_us=self.drafts.late_us,
+            reasons=accepted.reasons,
             **packed_rows(step, accepted.counts),
         )
 

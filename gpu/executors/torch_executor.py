@@ -21,7 +21,7 @@ from ramify.gpu.kv.layout import KVPool
 from ramify.gpu.models.decoder import Decoder
 from ramify.gpu.ops.base import Ops, Stream
 from ramify.gpu.ops.torch_ops import TorchOps
-from ramify.gpu.sampling.acceptance import inputs_of, packed_rows
+from ramify.gpu.sampling.acceptance import Accepted, inputs_of, packed_rows
 from ramify.gpu.sampling.scoring import arrays, score, slice_lines
 from ramify.gpu.sampling.torch_sampler import Sampler
 from ramify.gpu.step.buckets import tailored
@@ -95,7 +95,7 @@ class TorchExecutor:
         begin = time.perf_counter()
         step, hidden, lines = self._run(plan)
         scores = b""
-        counts, tokens, logprobs, forced = self._sampled(step, hidden, lines)
+        accepted, tokens, logprobs, forced = self._sampled(step, hidden, lines)
         if step.scored is not None:
             scores = self._score(step.scored, hidden).cpu().numpy().tobytes()
         result = StepResult(
@@ -106,19 +106,18 @@ class TorchExecutor:
             logprobs=logprobs,
             scores=scores,
             late_us=self.drafts.late_us,
-            **packed_rows(step, counts),
+            **packed_rows(step, accepted.counts),
             forced=forced,
+            reasons=accepted.reasons,
         )
         return DoneStep(result, bad_logits(step, self.rows.requests, result))
 
     def _sampled(
         self, step: StepRows, hidden: Stream, lines: Tensor | None
-    ) -> "tuple[Ints, Ints, list[TokenLogprobs | None], bytes]":
-        """How many tokens each row that samples gets, the tokens, what was asked about them, and which
-        were forced.
-        """
+    ) -> "tuple[Accepted, Ints, list[TokenLogprobs | None], bytes]":
+        """What the rows get, the tokens, what was asked about them, and which were forced."""
         if not len(step.sampling):
-            return step.sampling, step.sampling, [], b""
+            return Accepted(step.sampling > 0, step.sampling), step.sampling, [], b""
         rows = step.rows[step.sampling]
         drafts = None if step.lines is None else inputs_of(step)
         masks = self.constraints.masks(rows, drafts)
@@ -137,7 +136,7 @@ class TorchExecutor:
         if logprobs:
             logprobs = [logprobs[line] for line in kept.tolist()]
         forced = self.constraints.forced(accepted.kept)
-        return accepted.counts, tokens[accepted.kept], logprobs, forced
+        return accepted, tokens[accepted.kept], logprobs, forced
 
     def forward(self, plan: StepPlan) -> tuple[StepRows, Tensor | None]:
         """Apply the plan and run the model, without sampling.

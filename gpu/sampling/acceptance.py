@@ -7,7 +7,7 @@ whatever the sampling: a simpler rule than that of Leviathan et al. 2023, which 
 not its outcomes. It accepts a draft as often as the model's own draw is equal to it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ class Accepted:
 
     kept: npt.NDArray[np.bool_]  # [S] lines whose token is output
     counts: Ints  # [R] tokens of each row
+    reasons: list[str] = field(default_factory=list)  # why rows got STUCK
 
 
 def inputs_of(step: StepRows) -> Ints:

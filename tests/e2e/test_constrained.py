@@ -81,6 +81,18 @@ async def test_what_became_of_constraints_is_counted(url: str) -> None:
     assert re.search(r"^ramify_constraints_kept_bytes [1-9]", text, re.M)
 
 
+async def test_a_grammar_that_gets_stuck_says_so(url: str) -> None:
+    """Where that cannot be known before: the ending has the constraint's code, and names the mend."""
+    async with ramify.connect(url) as session:
+        await session.main.append("hello")
+        with pytest.raises(BadConstraint, match="matches no text"):
+            await session.main.generate(grammar='start: "a" T\nT: /b+/ & /c+/')
+        with pytest.raises(BadConstraint, match="`x` can never end") as told:
+            await session.main.generate(grammar='start: "a" | "b" x\nx: /[a-z]/ x')
+        assert told.value.details == {"position": 19}
+        assert (await session.main.generate(max_tokens=2)).usage.output
+
+
 async def test_what_does_not_compile_changes_nothing(url: str) -> None:
     async with ramify.connect(url) as session:
         await session.main.append("hello")

@@ -2,12 +2,13 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from ramify.actors.scheduler.core import _note_forced
 from ramify.actors.scheduler.request import SchedulerError
 from ramify.protocol.messages import Cancel, CancelSession, Submit
-from ramify.protocol.plan import NO_TOKEN, ExecutorDown, StepResult, pack, unpack
+from ramify.protocol.plan import NO_TOKEN, STUCK, ExecutorDown, StepResult, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
 
@@ -575,4 +576,23 @@ def test_the_first_token_of_one_that_sat_steps_out(world, expected):
     assert request.first_token == w.now
     w.run()
     assert w.output[R1] == expected([1, 2, 3], 0, 3)
+    w.check_idle()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_constraint_that_is_stuck_ends_its_request_with_the_reason(world, expected, several):
+    w = world()
+    w.turn(w.submit(1), w.submit(2, (4, 5)))
+    w.settled()
+    w.result()
+    result = w.executor.run()
+    counts = pack([1, 1]) if several else b""
+    tokens = unpack(result.tokens)
+    tokens[0] = STUCK
+    w.turn(msgspec.structs.replace(result, tokens=pack(tokens), counts=counts, reasons=["no way on"]))
+    w.run()
+    finished = w.finished[ident(1)]
+    assert (finished.reason, finished.error, finished.output) == ("error", "bad_constraint", 1)
+    assert "no way on" in finished.message
+    assert w.output[ident(2)] == expected([4, 5], 0, 4)
     w.check_idle()

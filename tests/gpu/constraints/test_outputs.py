@@ -150,8 +150,10 @@ def test_what_cannot_be_followed_allows_nothing(
     assert output.along([1, 2]) == [NOTHING]
     assert not NOTHING.has(0)
     assert "past its limits" in caplog.text
-    output = Output(loaded(None), [], lambda: threads)
+    assert output.why == "past its limits"
+    output = Output(loaded(ConstraintError("no room")), [], lambda: threads)
     assert output.look().legal == (NOTHING,)
+    assert output.why == "no room"
     output.advance([1])
     assert output.ready
 

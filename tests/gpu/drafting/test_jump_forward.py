@@ -15,6 +15,7 @@ from ramify.gpu.constraints.rows import ConstrainedRows
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.drafting.host import HostDrafts
+from ramify.protocol.errors import ConstraintError
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
@@ -211,9 +212,10 @@ def test_opened_again_in_the_midst(driver: Any, sampled: int) -> None:
 def test_a_constraint_that_cannot_be_followed_gives_no_token(driver: Any) -> None:
     """Never a text that it does not allow."""
     rows = ConstrainedRows(8, 64)
-    rows.put(3, None)
+    rows.put(3, ConstraintError("no room for it"))
     rows.begin(StepPlan(1, opens=[OpenRow(2, 7, b"", 0, SamplingParams(), constraint=3)]))
     masks = rows.masks(np.array([0, 2]))
     assert masks is not None
     assert masks.lines.tolist() == [1]
     assert not masks.flags(64).any()
+    assert rows.stuck == {1: "no room for it"}
