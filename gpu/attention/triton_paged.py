@@ -42,8 +42,8 @@ class TritonPaged:
         self._pages = pages
         self._heads, self._kv_heads = shape.heads, shape.kv_heads
         self._shares = shares_for(pages.device, shape.kv_heads)
-        self._arrived = pages.new_zeros(len(pages) * (1 + table.max_drafts) * shape.kv_heads)
-        self._lines = lines_for(shape, table.max_drafts)
+        self._arrived = pages.new_zeros(len(pages) * (1 + table.max_guessed) * shape.kv_heads)
+        self._lines = lines_for(shape, table.max_guessed)
         self._grouper = self._run_grouper = None
         if shares_keys and None in shape.windows:
             self._grouper = grouper_for(table, shape)

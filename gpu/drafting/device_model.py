@@ -90,8 +90,9 @@ class DeviceModelDrafter(DeviceDrafter):
             keys.opened(plan.opens)
         if step.extends:
             keys.ran(step.rows[: step.extends], step.counts[: step.extends])
-            for row in step.rows[step.extends : step.extends + len(step.given)].tolist():
-                keys.missing[row] += 1  # drafts that an extend brings
+            brought = step.rows[step.extends : step.extends + len(step.given)][step.given >= 0]
+            for row in brought.tolist():  # drafts that an extend brings
+                keys.missing[row] += 1
         decodes = np.frombuffer(plan.decodes, dtype=np.int32).astype(np.int64)
         if step.lines is None or not plan.drafts:
             keys.ran(decodes, 1)

@@ -136,7 +136,7 @@ class CudaExecutor:
         if bucket.extended:
             return [plain]
         drafted = replace(plain, drafted=True)
-        others = [drafted, replace(drafted, grouped=True)] if self.rows.max_drafts else []
+        others = [drafted, replace(drafted, grouped=True)] if self.info.max_drafts else []
         others.append(replace(plain, grouped=True))
         return [plain, *(other for other in others if self._attention.room(other))]
 
@@ -146,7 +146,7 @@ class CudaExecutor:
         Steps without a graph may have any number of decodes, and not only the captured ones.
         """
         counts = self._attention.unlike_decodes(self.info.max_rows)
-        forms = [False, True] if self.rows.max_drafts else [False]
+        forms = [False, True] if self.info.max_drafts else [False]
         return [Bucket(0, 0, count, count, drafted=drafted) for count in counts for drafted in forms]
 
     def launch(self, plan: StepPlan) -> LaunchedStep:

@@ -46,6 +46,7 @@ class RowTable:
         self.vocab_size = info.vocab_size
         self.step_tokens = info.step_tokens
         self.max_drafts = max(info.max_drafts, info.max_forced)
+        self.max_guessed = info.max_drafts  # those of a drafter
         self.max_length = info.context + OVERRUN
         columns = min(256, -(-self.max_length // info.page_size))
         self.pages: PageTable = np.zeros((info.max_rows, columns), dtype=np.int32)

@@ -204,7 +204,7 @@ def make(kernels: Choice, sequences: Any, heads: int, spec: AttentionSpec, max_d
     nothing = np.zeros(len(sequences.pages), dtype=np.int64)
     # all that is asked of the table on the host
     table: Any = SimpleNamespace(
-        page_size=sequences.page_size, max_drafts=max_drafts, pages=sequences.pages.cpu().numpy(),
+        page_size=sequences.page_size, max_guessed=max_drafts, pages=sequences.pages.cpu().numpy(),
         openings=nothing, unsettled=nothing,
     )  # fmt: skip
     return kernels.back_end(table, shape, DEVICE, sequences.pages)
@@ -522,7 +522,7 @@ def test_no_number_of_decodes_launches_what_was_not_warmed(
         monkeypatch.setattr(module, "overlaps", lambda device: True)
     spec = AttentionSpec(0.25)
     shape = AttentionShape(2 * kv_heads, kv_heads, 16, torch.float32, (spec,))
-    table: Any = SimpleNamespace(page_size=16, max_drafts=max_drafts)
+    table: Any = SimpleNamespace(page_size=16, max_guessed=max_drafts)
     pages = torch.zeros((rows + 1, 1), dtype=torch.int32)
     attention = TritonPaged(pages, table, shape, shares_keys=False)
 
