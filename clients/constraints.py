@@ -1,4 +1,4 @@
-"""What an output must be, as users say it: a regex, a JSON Schema, a Python type, some texts, a grammar.
+"""What an output must be, as users say it: a regex, a schema, a Python type, texts, a grammar, tags.
 
 A type may be what `msgspec` knows (structs, dataclasses, TypedDicts, and what is made of them) or a
 pydantic model; pydantic is used where it is installed, never needed. Its schema becomes the constraint,
@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import Constraint, JsonObject
+from ramify.protocol.wire import Constraint, JsonObject, StructuralTag
 
-_KINDS = ("regex", "json_schema", "choices", "grammar")
+_KINDS = ("regex", "json_schema", "choices", "grammar", "structural_tag")
 T = TypeVar("T")
 
 
@@ -25,9 +25,12 @@ def constrained(options: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     fields = dict(options)
     given = {kind: fields.pop(kind) for kind in _KINDS if kind in fields}
     wanted = fields.pop("type", None)
+    after_thought = fields.pop("after_thought", False)
     if wanted is not None:
         given["type"] = wanted
     if not given:
+        if after_thought:
+            raise BadRequest("`after_thought` says where a constraint begins: give one")
         return fields, None
     if len(given) > 1 or "constraint" in fields:
         names = ", ".join([*given, *(["constraint"] if "constraint" in fields else [])])
@@ -36,7 +39,12 @@ def constrained(options: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         given = {"json_schema": schema_of(wanted)}
     elif "choices" in given:
         given["choices"] = list(given["choices"])
-    fields["constraint"] = Constraint(**given)
+    elif "structural_tag" in given:
+        try:
+            given["structural_tag"] = msgspec.convert(given["structural_tag"], StructuralTag)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"structural_tag: {error}") from None
+    fields["constraint"] = Constraint(**given, after_thought=after_thought)
     return fields, wanted
 
 

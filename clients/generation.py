@@ -25,7 +25,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A generation that ended, or a choice that was selected.
 
     `position`: the branch's length after it, in tokens. `content`, `reasoning`: the answer without
-    thoughts and calls, and what was thought, where the session was opened with `parts=True`. `tokens`:
+    thoughts and calls, and what was thought, where the session was opened with `parts=True`, and of a
+    constraint with `after_thought`. `tokens`:
     where it was opened with `tokens=True`; `logprobs`: where asked for. `notes`: what a constraint's
     language leaves out of what was asked for, in sentences.
     """
@@ -153,7 +154,8 @@ class Generation(Handle[Result]):
         """
         if self._kind is None:
             raise BadRequest("the generation has no type: give generate(type=...)")
-        return read(self._kind, (await self).text)
+        result = await self
+        return read(self._kind, result.text if result.content is None else result.content)
 
     async def progress(self) -> None:
         """Wait until there is more of it."""

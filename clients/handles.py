@@ -54,6 +54,7 @@ from ramify.protocol.wire import (
     Select,
     Set,
     State,
+    StructuralTag,
     Tree,
 )
 
@@ -91,16 +92,22 @@ class _Options(TypedDict, total=False):
     keep_open: bool
     expect: int
     tool_choice: str
+    parallel_tool_calls: bool
 
 
 class _Said(TypedDict, total=False):
-    """A constraint in short: one of these. `type`: whose JSON the output is to be."""
+    """A constraint in short: one of these. `type`: whose JSON the output is to be.
+
+    `after_thought` goes with each of them: what the model thinks first is free.
+    """
 
     regex: str
     json_schema: JsonObject | str
     choices: Sequence[str]
     grammar: str
+    structural_tag: StructuralTag | JsonObject
     type: Any
+    after_thought: bool
 
 
 class GenerateOptions(_Options, total=False):
@@ -111,7 +118,7 @@ class GenerateOptions(_Options, total=False):
 
 class TypedOptions(GenerateOptions, _Said, total=False):
     """The same, where a constraint may be said in short: `regex`, `json_schema`, `choices`, `grammar`,
-    or
+    `structural_tag`, or
     `type`, a Python type whose JSON the output is to be (`Generation.parsed` gives the object).
     """
 

@@ -69,6 +69,8 @@ class Constraints:
             return Held("constraint", place if chat else Place("answer", ""), "")
         if not tools or op.tool_choice == "none" or op.ignore_eos or not chat:
             return None
+        if op.tool_choice == "auto" and all(tool.strict is False for tool in tools.tools):
+            return None  # the client wants them as the model likes
         if any(tool.strict for tool in tools.tools):
             return Held("strict", place, opening)
         return Held("auto" if op.tool_choice == "auto" else "required", place, opening)
@@ -124,7 +126,9 @@ class Constraints:
 
 def _behind(opening: str, thought: Thought | None) -> str:
     """What an opening has of the call: it may end a thought first."""
-    return opening if thought is None else opening.rpartition(thought.end)[2].lstrip()
+    if thought is None or thought.end not in opening:
+        return opening
+    return opening.rpartition(thought.end)[2].lstrip()
 
 
 def _plain(constraint: Constraint) -> ConstraintSpec | None:

@@ -419,7 +419,9 @@ class Generations:
         if reader is not None and reason == "stop" and task.frame.opened.template == "strict":
             self._speak(generation, reader)
         hidden = generation.op.hidden
-        parts = task.frame.opened.parts and not hidden
+        wanted = generation.op.constraint
+        parts = task.frame.opened.parts or (wanted is not None and wanted.after_thought)
+        parts = parts and not hidden
         self._on_output(branch)
         self._on_done(
             task,

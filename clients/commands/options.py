@@ -9,7 +9,7 @@ from ramify.clients.handles import GenerateOptions
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.wire import Constraint, Generate
 
-_SHAPES = ("regex", "json_schema", "choices", "grammar")  # of a constraint
+_SHAPES = ("regex", "json_schema", "choices", "grammar", "structural_tag")  # of a constraint
 
 
 def set_option(options: GenerateOptions, name: str, value: str) -> None:
@@ -21,8 +21,11 @@ def set_option(options: GenerateOptions, name: str, value: str) -> None:
     if name in _SHAPES:
         _set_shape(table, name, value)
         return
+    if name == "after_thought":
+        _set_after_thought(table, value)
+        return
     if name not in GenerateOptions.__annotations__:
-        known = ", ".join([*_SHAPES, *GenerateOptions.__annotations__])
+        known = ", ".join([*_SHAPES, "after_thought", *GenerateOptions.__annotations__])
         raise BadRequest(f"{name!r} is no generation option: {known}")
     if not value:
         table.pop(name, None)
@@ -44,7 +47,7 @@ def _set_shape(table: dict[str, Any], name: str, value: str) -> None:
         table.pop("constraint", None)
         return
     given: Any = value
-    if name in ("json_schema", "choices"):
+    if name not in ("regex", "grammar"):
         try:
             given = json.loads(value)
         except ValueError as error:
@@ -53,3 +56,13 @@ def _set_shape(table: dict[str, Any], name: str, value: str) -> None:
         table["constraint"] = msgspec.convert({name: given}, Constraint)
     except msgspec.ValidationError as error:
         raise BadRequest(f"{name}: {error}") from None
+
+
+def _set_after_thought(table: dict[str, Any], value: str) -> None:
+    """`/set after_thought true`: what the model thinks before a constrained answer is free."""
+    constraint = table.get("constraint")
+    if not isinstance(constraint, Constraint):
+        raise BadRequest("after_thought goes with a constraint: set that first, /set json_schema ...")
+    if value not in ("true", "false", ""):
+        raise BadRequest("after_thought: say true or false")
+    table["constraint"] = msgspec.structs.replace(constraint, after_thought=value == "true")

@@ -12,7 +12,7 @@ import pytest
 from ramify.clients.constraints import constrained, read, schema_of
 from ramify.clients.program.expressions import gen
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import Constraint
+from ramify.protocol.wire import Constraint, StructuralTag, Tag
 
 
 class Wand(msgspec.Struct):
@@ -50,11 +50,19 @@ def test_each_way_to_say_it() -> None:
         ({"choices": ("a", "b")}, Constraint(choices=["a", "b"])),
         ({"grammar": 'start: "a"'}, Constraint(grammar='start: "a"')),
         ({"constraint": Constraint(regex="b")}, Constraint(regex="b")),
+        ({"regex": "b", "after_thought": True}, Constraint(regex="b", after_thought=True)),
+        (
+            {"structural_tag": {"tags": [{"begin": "<a>", "regex": "b"}]}},
+            Constraint(structural_tag=StructuralTag(tags=[Tag(begin="<a>", regex="b")])),
+        ),
     ]:
         fields, kind = constrained({"max_tokens": 3, **given})
         assert fields == {"max_tokens": 3, "constraint": wanted}
         assert kind is None
     assert constrained({"seed": 1}) == ({"seed": 1}, None)
+    for wrong in ({"structural_tag": {"tags": []}}, {"after_thought": True}):
+        with pytest.raises(BadRequest):
+            constrained(wrong)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
+import jsonschema
 import msgspec
+import openai
 import pytest
 
 import ramify
@@ -128,3 +130,70 @@ async def test_hostile_constraints_hold_up_nobody(url: str) -> None:
         assert time.monotonic() - begun < 60
         word = await branches[-1].generate(regex="[a-z]{3}")
         assert re.fullmatch("[a-z]{3}", word.text)
+
+
+OPEN = {
+    "type": "object",
+    "properties": {
+        "path": {"enum": ["/a", "/b"]},
+        "lines": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
+    "required": ["path", "lines"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "function": {"name": "open", "parameters": OPEN}}]
+
+
+async def test_calls_are_exact(url: str) -> None:
+    """The bundled model knows no such tool: what it calls is what the schema says."""
+    async with ramify.connect(url, tools=TOOLS) as session:
+        for choice in ("required", "open"):
+            (branch,) = await session.main.fork(choice)
+            result = await branch.chat(
+                "Open it.", tool_choice=choice, parallel_tool_calls=False, temperature=1.0, seed=5
+            )
+            assert result.reason == "tool"
+            (call,) = result.tool_calls or []
+            jsonschema.validate(json.loads(call["function"]["arguments"]), OPEN)
+        tags = {"tags": [{"begin": "<n>", "regex": "[0-9]{4}", "end": "</n>"}], "at_least_one": True}
+        (branch,) = await session.main.fork("tags")
+        text = (
+            await branch.chat(
+                "A year?", structural_tag={**tags, "stop_after_first": True}, max_tokens=60
+            )
+        ).text
+        assert re.search(r"<n>[0-9]{4}</n>$", text) or "<n>" not in text
+
+
+async def test_calls_are_exact_over_openais_api(url: str) -> None:
+    base = url.replace("ws://", "http://").removesuffix("/ws")
+    async with openai.AsyncOpenAI(base_url=base, api_key="none") as client:
+        model = (await client.models.list()).data[0].id
+        messages: Any = [{"role": "user", "content": "Open it."}]
+        strict: Any = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]  # type: ignore[dict-item]
+        answer = await client.chat.completions.create(
+            model=model,
+            messages=messages,
+            tools=strict,
+            tool_choice="required",
+            parallel_tool_calls=False,
+        )
+        (call,) = answer.choices[0].message.tool_calls or []
+        jsonschema.validate(json.loads(call.function.arguments), OPEN)  # type: ignore[union-attr]
+        odd: Any = [
+            {"type": "function", "function": {"name": "odd", "strict": True, "parameters": UNIQUE}}
+        ]
+        with pytest.raises(openai.BadRequestError, match=r"tools\[0\]\.parameters of 'odd'"):
+            await client.chat.completions.create(model=model, messages=messages, tools=odd)
+        form: Any = {
+            "type": "structural_tag",
+            "structures": [{"begin": "<o>", "schema": OPEN, "end": "</o>"}],
+            "triggers": ["<o>"],
+        }
+        free = await client.chat.completions.create(
+            model=model, messages=messages, response_format=form, max_tokens=20
+        )
+        assert free.choices[0].message.content
+
+
+UNIQUE = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}

@@ -47,6 +47,7 @@ def ops_of(request: ChatRequest) -> tuple[list[ClientMessage], list[str]]:
             n=choices,
             as_=None if choices == 1 else branches,
             tool_choice=request.choice_of_tool,
+            parallel_tool_calls=request.parallel_tool_calls is not False,
             constraint=form.constraint() if form is not None else None,
             **request.sampling(),
         ),

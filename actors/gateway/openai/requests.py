@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from ramify.actors.gateway.openai.structural_tags import structural_constraint
 from ramify.protocol.errors import BadRequest, InvalidField
 from ramify.protocol.json_value import check_json
 from ramify.protocol.sampling import MinP, RepetitionPenalty, Seed, TopK, check_temperature
@@ -96,20 +97,25 @@ class JsonSchemaFormat(Struct, kw_only=True, frozen=True):
 
 
 class ResponseFormat(Struct, kw_only=True, frozen=True):
-    """`type`, and with "json_schema" the schema."""
+    """`type`, and with "json_schema" the schema. "structural_tag": see `structural_tags`."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    structures: Annotated[list[Any], Meta(max_length=1024)] | None = None
+    triggers: Annotated[list[ShortText], Meta(max_length=1024)] | None = None
+    format: JsonObject | None = None
 
     def constraint(self) -> Constraint | None:
         """What it asks of a generation. Raises InvalidField."""
         if self.type == "text":
             return None
         if self.type == "json_object":
-            return Constraint(json_schema={"type": "object"})
+            return Constraint(json_schema={"type": "object"}, after_thought=True)
+        if self.type == "structural_tag":
+            return structural_constraint(self.structures, self.triggers, self.format)
         if self.json_schema is None:
             raise InvalidField("`response_format.json_schema` is missing: give a name and a schema")
-        return Constraint(json_schema=self.json_schema.schema or {})
+        return Constraint(json_schema=self.json_schema.schema or {}, after_thought=True)
 
 
 class NamedFunction(Struct, kw_only=True, frozen=True):
@@ -188,7 +194,7 @@ class ChatRequest(_Settings, kw_only=True, frozen=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None  # the model decides: it is not kept from either
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     metadata: JsonObject | None = None
     store: bool | None = None  # nothing is stored: see /v1/responses

@@ -119,6 +119,8 @@ class FunctionTool(Struct, frozen=True, tag_field="type", tag="function", kw_onl
         function: JsonObject = {"name": self.name, "parameters": self.parameters or {}}
         if self.description is not None:
             function["description"] = self.description
+        if self.strict is not None:
+            function["strict"] = self.strict
         return {"type": "function", "function": function}
 
     def shown(self) -> JsonObject:
@@ -242,8 +244,10 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
         """What `text.format` asks for."""
         form = self.text.format if self.text is not None else None
         if isinstance(form, SchemaFormat):
-            return Constraint(json_schema=form.schema or {})
-        return Constraint(json_schema={"type": "object"}) if isinstance(form, ObjectFormat) else None
+            return Constraint(json_schema=form.schema or {}, after_thought=True)
+        if isinstance(form, ObjectFormat):
+            return Constraint(json_schema={"type": "object"}, after_thought=True)
+        return None
 
     def messages(self, *, instructed: bool) -> list[ChatMessage]:
         """What is appended. `instructed`: the branch begins with the instructions already.

@@ -221,6 +221,7 @@ class ResponseDialogue:
                 max_tokens=request.max_output_tokens or NO_LIMIT,
                 logprobs=request.ranks,
                 tool_choice=request.choice_of_tool,
+                parallel_tool_calls=request.parallel_tool_calls is not False,
                 constraint=request.constraint,
                 priority=request.priority,
                 **{name: value for name, value in given.items() if value is not None},

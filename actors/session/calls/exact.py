@@ -170,16 +170,22 @@ def _mistral(
     opening, argument = written
     list_begin, bracket, head = opening.partition("[{")
     if bracket:
+        ident = UnionPart([TextPart(""), _sequence(Tag(', "id": "', RegexPart(_ID), '"'))])
         each = [
-            Tag("{" + head + _json_name(tool) + argument, _object(tool, demanded), "}") for tool in tools
+            Tag(
+                "{" + head + _json_name(tool) + argument,
+                SequencePart([_object(tool, demanded), ident]),
+                "}",
+            )
+            for tool in tools
         ]
         whole = Tag(f"{list_begin}[", _forced(each, ", ", parallel), "]")
         return Calls(_free([whole], [forms.TOOL_CALLS], False), _sequence(whole))
-    before, ident, behind = argument.partition(CALL_ID)
+    before, marked, behind = argument.partition(CALL_ID)
     tags = []
     for tool in tools:
         content: Part = _object(tool, demanded)
-        if ident:
+        if marked:
             content = SequencePart([RegexPart(_ID), TextPart(behind), content])
         tags.append(Tag(f"{opening}{tool.name}{before}", content, ""))
     return Calls(_free(tags, [forms.TOOL_CALLS], parallel), _forced(tags, "", parallel))
@@ -199,7 +205,8 @@ def _deepseek(
     end = ("\n```" if fenced else "") + forms.CALL_END
     each = [Tag(f"{opening}{tool.name}{argument}", _object(tool, demanded), end) for tool in tools]
     several = _forced(each, "\n" if fenced else "", parallel)
-    whole = Tag(forms.CALLS_BEGIN, several, _kept(forms.CALLS_END, ends_output))
+    ended = UnionPart([TextPart(""), TextPart(_kept(forms.CALLS_END, ends_output))])
+    whole = Tag(forms.CALLS_BEGIN, SequencePart([several, ended]), "")  # some templates leave it out
     return Calls(_free([whole], [forms.CALLS_BEGIN], False), _sequence(whole))
 
 
@@ -245,8 +252,9 @@ def _any(
     parallel: bool,
     ends_output: Callable[[str], bool],
 ) -> Calls:
-    """A template that mentions no calls: a forced one is Hermes', any other is as the model likes."""
-    return _tagged(written, tools, demanded, parallel, ends_output)._replace(free=None)
+    """A template that mentions no calls: forced and strict ones are Hermes', others are free."""
+    found = _tagged(written, tools, demanded, parallel, ends_output)
+    return found if any(tool.strict for tool in tools) else found._replace(free=None)
 
 
 _FAMILIES: dict[str, Writer] = {

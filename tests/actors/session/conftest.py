@@ -465,11 +465,11 @@ class SimEngine:
                 said = b"".join(table[token] for token in segment.tokens)
                 before, output = turn, isinstance(segment, OutputSegment)
                 turn = turn + said if output or segment.tail is Tail.OPEN else b""
-                if not output:
+                if not output or (segment.client, segment.op) in chosen:
                     pass
                 elif self.in_call(before) and (segment.client, segment.op) not in self.unheld:
                     assert self.in_call(turn), (branch.name, turn)
-                elif segment.ended and (segment.client, segment.op) not in chosen:
+                elif segment.ended:
                     out = list(segment.tokens)
                     expected = self.model.expected(tokens, len(out) + 4)
                     if out != expected[: len(out)]:  # cut inside a token by a stop string

@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.grammar.structure import structure_automaton
+from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.segments import OutputSegment
+from ramify.actors.session.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
@@ -174,6 +176,7 @@ def test_random_sessions(
         acceptance=acceptance,
     )
     engine.calls = CALLS
+    engine.template = ChatTemplate(tokenizer, dialect_of("", "hermes"))
     clients = [
         engine.session(
             detach=rng.choice(["run", "pause", "cancel"]),

@@ -31,6 +31,8 @@ from ramify.protocol.wire import (
     Rollback,
     SegmentState,
     State,
+    StructuralTag,
+    Tag,
     Usage,
 )
 
@@ -440,8 +442,16 @@ def test_options() -> None:
     assert options["constraint"] == Constraint(choices=["yes", "no"])
     set_option(options, "regex", "[0-9]+")
     assert options["constraint"] == Constraint(regex="[0-9]+")
+    set_option(options, "after_thought", "true")
+    assert options["constraint"] == Constraint(regex="[0-9]+", after_thought=True)
+    set_option(options, "structural_tag", '{"tags": [{"begin": "<a>", "regex": "b"}]}')
+    tags = StructuralTag(tags=[Tag(begin="<a>", regex="b")])
+    assert options["constraint"] == Constraint(structural_tag=tags)
     set_option(options, "regex", "")
     assert "constraint" not in options
+    for value in ("true", "maybe"):
+        with pytest.raises(BadRequest, match="after_thought"):
+            set_option(options, "after_thought", value)
     with pytest.raises(BadRequest, match="json_schema: not JSON"):
         set_option(options, "json_schema", "{")
     with pytest.raises(BadRequest, match="choices"):

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from ramify.actors.grammar.structure import structure_automaton
 from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.calls.reader import Reader
@@ -26,6 +27,7 @@ from ramify.actors.session.template import ChatTemplate
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest
+from ramify.protocol.structure import Structure
 from ramify.protocol.wire import Append, ChatMessage, Open
 
 SHARED = Path(__file__).parents[4].parent / "shared" / "data" / "templates"
@@ -268,6 +270,35 @@ def rest_of(template: ChatTemplate, messages: list[ChatMessage], tools: Any, ope
     for mark in (template.closing(), "<｜end▁of▁sentence｜>", "</s>"):
         rest = rest.removesuffix(mark)
     return rest
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_template_writes_is_exact(name: str) -> None:
+    """A call as the template renders it is one that the structure of its family allows."""
+    source = (FOLDER / name).read_text()
+    dialect = dialect_of(source)
+    template = ChatTemplate(tokenizer_of(name), dialect)
+    conversation = PUBLISHED["conversations"]["tool_call_result"]
+    messages = [message_of(given) for given in conversation["messages"]]
+    turn = next(i for i, each in enumerate(messages) if each.tool_calls)
+    tools = Toolbox(conversation["tools"])
+    wanted = (messages[turn].tool_calls or [])[0]["function"]["name"]
+    opening = template.speech.opening(wanted, tools, chat=True)
+    rest = rest_of(template, messages[: turn + 1], conversation["tools"], opening)
+    ended = rest.removesuffix("<|call|>").removesuffix("<|eom_id|>").rstrip("\n")
+    said = opening
+    if dialect.thought is not None and dialect.thought.end in opening:
+        said = opening.rpartition(dialect.thought.end)[2].lstrip()
+    for choice in ("auto", "required", wanted):
+        calls = template.speech.calls(
+            choice, tools, parallel=True, ends_output=lambda mark: mark == "<|call|>"
+        )
+        assert calls is not None
+        if choice != "auto":
+            automaton = structure_automaton(Structure(calls.forced, after=said))[0]
+            assert automaton.accepts(ended.encode()), ended
+        elif calls.free is not None:
+            assert structure_automaton(Structure(calls.free))[0].accepts((said + ended).encode())
 
 
 @pytest.mark.parametrize("name", NAMES)
