@@ -8,6 +8,7 @@ not its outcomes. It accepts a draft as often as the model's own draw is equal t
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +70,7 @@ def _accept_few(inputs: list[int], tokens: list[int]) -> Accepted:
     return Accepted(np.array(kept), np.array(counts, dtype=np.int64))
 
 
-def packed_rows(step: StepRows, counts: Ints) -> dict[str, bytes]:
+def packed_rows(step: StepRows, counts: Ints) -> dict[str, Any]:
     """`StepResult.rows`, and `counts` and `drafted` where a row got no token, or may get several.
 
     `counts` [R]; rows that sat the step out are added.
@@ -83,7 +84,7 @@ def packed_rows(step: StepRows, counts: Ints) -> dict[str, bytes]:
             lines, own = np.ones(len(there), dtype=np.int64), lines
             lines[there] = own
         rows = step.asked
-    packed = {"rows": rows.astype(np.int32).tobytes()}
+    packed: dict[str, Any] = {"rows": rows.astype(np.int32).tobytes()}
     if lines is not None or (counts != 1).any():
         packed["counts"] = counts.astype(np.int32).tobytes()
     if lines is not None:
