@@ -310,8 +310,9 @@ class FakeExecutor:
         return int(self._last[row])
 
     def chain_before(self, rows: Ints, positions: Ints) -> Hashes:
-        """The hash of what each row has before its position (at least 1). uint64[len(rows)]."""
-        return self._chain[self.rows.slots_at(rows, positions - 1)]
+        """The hash of what each row has before its position. uint64[len(rows)]."""
+        behind = self._chain[self.rows.slots_at(rows, np.maximum(positions - 1, 0))]
+        return np.where(positions > 0, behind, np.uint64(0))
 
     def salts(self, rows: Ints, draws: Ints) -> Hashes:
         """What makes the rows' output tokens of these indices differ. uint64[len(rows)]."""
@@ -365,12 +366,14 @@ class FakeExecutor:
         return np.uint64(self._chain[slots[-1]])
 
     def _decode(self, rows: Ints, positions: Ints, tokens: Ints) -> Hashes:
-        before = self._chain[self.rows.slots_at(rows, positions - 1)]
+        first = positions == 0  # the only token of a prompt, which sat a step out
+        behind = self.rows.slots_at(rows, np.maximum(positions - 1, 0))
+        before = np.where(first, np.uint64(0), self._chain[behind])
         chain = self.model.advance(before, tokens.astype(np.uint64))
         slots = self.rows.slots_at(rows, positions)
         self._chain[slots] = chain
         self._tokens[slots] = tokens
-        self._spoiled[slots] = self._spoiled[self.rows.slots_at(rows, positions - 1)]
+        self._spoiled[slots] = self._spoiled[behind] & ~first
         if self.faults:
             self._spoiled[slots] |= [self._faulty(token) for token in tokens.tolist()]
         return chain
