@@ -22,7 +22,7 @@ from ramify.protocol.plan import StepPlan
 class DeviceDrafter(ABC):
     """Guesses what rows will sample. Called in the order of the plans:
 
-        serve, capture -> [begin -> propose -> the model runs the step, drafts included] ...
+        serve, capture -> [begin -> catch_up, propose -> the model runs the step, drafts included] ...
 
     One that knows something of every row at any time does nothing but `propose`.
     """
@@ -45,6 +45,14 @@ class DeviceDrafter(ABC):
         Those that cannot are settled in the table.
         """
         return step
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it has to compute what it missed of rows, before it guesses for the step."""
+        return False
+
+    def catch_up(self, entry: int) -> None:
+        """Launch that. It takes its time once for each row, and not step by step."""
 
     @abstractmethod
     def propose(

@@ -116,8 +116,6 @@ class DeviceModelDrafter(DeviceDrafter):
         self, entry: int, step: StepRows, inputs: StepInputs[Tensor], verifier: Verifier
     ) -> None:
         found = self._guessing
-        if len(found.behind):
-            self._catch_up(entry, found)
         if len(found.which) and step.lines is not None:
             lines = step.lines[len(step.lines) - self._decodes :]
             self._guess(entry, found, step, lines, inputs)
@@ -154,8 +152,12 @@ class DeviceModelDrafter(DeviceDrafter):
             going = int((found.most > number).sum())
             self._graphs.replay(_later_pass(next(size for size in self._buckets if size >= going)))
 
-    def _catch_up(self, entry: int, found: Guessing) -> None:
-        """Compute the keys that rows lack, whose positions the host knows."""
+    @property
+    def is_behind(self) -> bool:
+        return len(self._guessing.behind) > 0
+
+    def catch_up(self, entry: int) -> None:
+        found = self._guessing  # whose positions the host knows
         nothing = np.empty(0, dtype=np.int64)
         step = StepRows(
             rows=found.behind,

@@ -385,6 +385,10 @@ class CudaExecutor:
         if late:
             self._verifier.correct(inputs)
         if self._drafter is not None and step.lines is not None and inputs.bucket.decodes:
+            if self._drafter.is_behind:
+                self._clocks[entry].start_part()
+                self._drafter.catch_up(entry)
+                self._clocks[entry].stop_part()
             self._drafter.propose(entry, step, inputs, self._verifier)
 
     def _accept(self, step: StepRows, frame: StepFrame) -> None:

@@ -61,6 +61,7 @@ class LaunchedStep:
     drafted: Drafted | None = None
     constrained: "Obeyed | None" = None
     _elapsed_us: int | None = None
+    _late_us: int = 0
 
     def ready(self) -> bool:
         return self._elapsed_us is not None or self.clock.ready()
@@ -71,7 +72,7 @@ class LaunchedStep:
             self.clock.wait()
             self.tokens = self.tokens[: len(self.rows)].copy()
             self.more = None if self.more is None else self.more.copy()
-            self._elapsed_us = self.clock.elapsed_us()
+            self._elapsed_us, self._late_us = self.clock.elapsed_us(), self.clock.part_us()
             drafted = self.drafted
             if drafted is not None:
                 drafted.kept = drafted.kept[: len(self.rows)].copy()
@@ -104,6 +105,7 @@ class LaunchedStep:
             tokens=tokens.tobytes(),
             computed=self.step.computed,
             elapsed_us=elapsed_us,
+            late_us=self._late_us,
             logprobs=token_logprobs(words, asked) if len(words) else [],
             scores=scores.tobytes(),
             forced=forced.tobytes() if forced.any() else b"",

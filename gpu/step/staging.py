@@ -101,20 +101,38 @@ def _aligned(size: int) -> int:
 
 
 class StepClock:
-    """The events of one ring entry: its step began, ended, and its tokens arrived."""
+    """The events of one ring entry: its step began, ended, and its tokens arrived.
+
+    A part of the step may be timed apart, which is not the step's own work.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
+        self._has_part = False
         if self._cuda:
             self._steps = torch.cuda.current_stream(device)  # named, because looking it up takes long
-            self._began, self.ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._began, self.ended, self._part_began, self._part_ended = (
+                torch.cuda.Event(enable_timing=True) for _ in range(4)
+            )
             self.arrived = torch.cuda.Event()
             self._over = self.ended
 
     def start(self) -> None:
         """Record that the next step's kernels begin."""
+        self._has_part = False
         if self._cuda:
             self._began.record(self._steps)
+
+    def start_part(self) -> None:
+        """Record that what is timed apart begins."""
+        self._has_part = True
+        if self._cuda:
+            self._part_began.record(self._steps)
+
+    def stop_part(self) -> None:
+        """Record that it ends."""
+        if self._cuda:
+            self._part_ended.record(self._steps)
 
     def stop(self, fetched: bool) -> None:
         """Record that they end. `fetched`: the step is over only when its tokens have arrived."""
@@ -133,6 +151,12 @@ class StepClock:
     def elapsed_us(self) -> int:
         """Device time of the step, which must be over. 0 on a CPU, where it is not measured."""
         return int(1000 * self._began.elapsed_time(self.ended)) if self._cuda else 0
+
+    def part_us(self) -> int:
+        """Of that, what was timed apart."""
+        if not self._cuda or not self._has_part:
+            return 0
+        return int(1000 * self._part_began.elapsed_time(self._part_ended))
 
 
 class Download:

@@ -188,9 +188,14 @@ def test_catching_up_in_parts(
     engine = load(str(folder))
     one, other = Row(0, PROMPT, list(range(32))), Row(1, PROMPT[:6], list(range(32, 64)))
     engine.start(one, other)
+    timed: list[str] = []
+    for clock in engine.executor._clocks:
+        monkeypatch.setattr(clock, "start_part", lambda: timed.append("start"))
+        monkeypatch.setattr(clock, "stop_part", lambda: timed.append("stop"))
     for _ in range(5):
         engine.go_on([one, other], [2, 2])
     engine.finish()
+    assert timed == ["start", "stop"] * 3  # what is no step's own work is timed apart
     assert engine.found == [[0, 0], [2, 0], [2, 2], [2, 2], [2, 2]]
     assert engine.all_accepted
     for row in (one, other):
