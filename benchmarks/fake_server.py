@@ -23,6 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from ramify.actors.engine import Engine, running_engine
 from ramify.actors.executor.spec import FactorySpec
 from ramify.actors.kit.log import LogConfig, configure
@@ -106,7 +108,7 @@ class _StampedStep:
     def result(self) -> StepResult:
         r = self._step.result()
         now = int(time.perf_counter() * 1e6)
-        return StepResult(r.step, r.rows, r.tokens, r.computed, now, r.logprobs)
+        return msgspec.structs.replace(r, elapsed_us=now)
 
 
 class StampedExecutor(FakeExecutor):

@@ -118,8 +118,11 @@ class RequestParser:
 
     @property
     def path(self) -> str:
-        """What is asked for, as far as it is known: "" before the head has come."""
-        return self._request().path if self._head is not None else ""
+        """What is asked for, as far as it is known, of a head that cannot be read too; else ""."""
+        if self._head is not None:
+            return self._request().path
+        words = bytes(self._raw[:HEAD_BYTES]).partition(b"\r\n")[0].split(b" ")
+        return words[1].decode("latin-1").partition("?")[0] if len(words) == 3 else ""
 
     def handshake(self) -> tuple[bytes, bytes]:
         """The raw bytes of an upgrade request's head, and what came after it."""

@@ -3,7 +3,7 @@
 Settings of Ollama's own engine (threads, memory, context size) are accepted and change nothing.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -20,7 +20,7 @@ _Nothing = Annotated[list[Any], Meta(max_length=0)] | None
 
 
 class Message(Struct, frozen=True, kw_only=True):
-    role: Annotated[str, Meta(pattern="^(system|user|assistant|tool)$")]
+    role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
     thinking: Text | None = None
     images: _Nothing = None
@@ -32,7 +32,7 @@ class Message(Struct, frozen=True, kw_only=True):
     def chat(self) -> ChatMessage:
         """The same as the session's templates know it. Raises InvalidField for bad `tool_calls`."""
         return ChatMessage(
-            role=self.role,  # type: ignore[arg-type]  # the pattern says so
+            role=self.role,
             content=self.content or "",
             name=self.tool_name or self.name,
             tool_call_id=self.tool_call_id,
@@ -105,7 +105,7 @@ class _Asked(Struct, frozen=True, kw_only=True):
 
     model: Annotated[str, Meta(min_length=1, max_length=4096)]
     stream: bool | None = None
-    format: JsonObject | Annotated[str, Meta(pattern="^(json)?$")] | None = None
+    format: JsonObject | Literal["", "json"] | None = None
     options: Options | None = None
     keep_alive: float | ShortText | None = None  # the model stays
     think: bool | ShortText | None = None  # models that think do

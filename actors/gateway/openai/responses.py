@@ -155,7 +155,7 @@ class ResponseDialogue:
                     return self._fails(out, failure)
                 case Done() if message.branch == self._says:
                     out.append(self._ended(message))
-                case Error(id=7, code="limit") if self._kept_input:  # KEEP: the conversation has no room for that
+                case Error(id=7, code="limit") if self._kept_input:  # KEEP: no room for both
                     self._more.append(self._keep(KEEP_LESS, *self._kept, with_input=False))
                 case Ok(id=3 | 7 | 8) | Error(id=3 | 7 | 8):  # BEGIN, KEEP, KEEP_LESS
                     self._lost = self._lost or isinstance(message, Error)
