@@ -1,1 +1,1 @@
-import{a,b}from"./chunk-PADSP2YP.js";import"./chunk-OOJM4CTU.js";export{a as Answer,b as copied};
+import{b as a}from"./chunk-2OW4CYBC.js";import"./chunk-OOJM4CTU.js";export{a as Answer};

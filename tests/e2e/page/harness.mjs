@@ -20,7 +20,7 @@ const browser = await chromium.launch({ executablePath: CHROMIUM, args: QUIET })
 after(() => browser.close());
 
 /** A visit: a browser context, whose storage nobody shares. `problems`: what the page complained of. */
-export async function visit({ settings = {}, ...options } = {}) {
+export async function visit({ settings = {}, path = "/", ...options } = {}) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, reducedMotion: "reduce", ...options });
   context.setDefaultTimeout(PATIENCE_MS);
   context.problems = [];
@@ -30,8 +30,8 @@ export async function visit({ settings = {}, ...options } = {}) {
   });
   const page = await context.newPage();
   await page.addInitScript((kept) => { localStorage["ramify chat settings"] ??= JSON.stringify(kept); }, { ...SETTINGS, ...settings });
-  await page.goto(URL_OF_SERVER);
-  await page.locator("#input").waitFor();
+  await page.goto(new URL(path, URL_OF_SERVER).href);
+  await page.locator("main").waitFor();
   return page;
 }
 

@@ -5,12 +5,14 @@
 
 import { batch, signal } from "@preact/signals";
 import { Replaced } from "../../../lib/index.js";
+import { copied } from "../render/clipboard.js";
 import { Chat } from "./chat.js";
 import { askServer, connection, hasToken, setToken } from "./connection.js";
 import { settings, toolsOf } from "./settings.js";
 import { Store } from "./store.js";
 import { download, fromJson, toJson, toMarkdown } from "./transfer.js";
 import { unique } from "./tree.js";
+import { Watched } from "./watched.js";
 
 const UNDO_MS = 10_000;
 
@@ -33,7 +35,14 @@ export async function start() {
   for (const { id } of (await store.chats()).filter(({ deleted }) => deleted)) store.remove(id);
   navigator.storage?.persist?.().catch(() => {});
   if (!store.durable) toast.value = { mild: true, text: "This browser keeps nothing for this page (a private window?): chats are gone when the tab is closed. Export what you need." };
-  const id = new URLSearchParams(location.hash.slice(1)).get("chat");
+  addEventListener("hashchange", () => { if (location.hash.startsWith("#watch=")) location.reload(); });
+  const place = new URLSearchParams(location.hash.slice(1));
+  if (place.has("watch")) {
+    const [session, key] = place.get("watch").split(" ");
+    current.value = new Watched({ session, key, connection: connection() });
+    return greet();
+  }
+  const id = place.get("chat");
   const found = chats.value.find((each) => each.id === id);
   await (found ? openChat(found.id) : newChat());
   addEventListener("pagehide", () => { for (const chat of open.values()) chat.flush(); });
@@ -54,7 +63,8 @@ export function login(text) {
   panels.token.value = null;
   greet();
   const chat = current.value;
-  if (chat?.session) openChat(chat.id, { again: true });
+  if (chat?.watching) location.reload();
+  else if (chat?.session) openChat(chat.id, { again: true });
 }
 
 // --- chats -------------------------------------------------------------------------------------------------
@@ -88,19 +98,23 @@ export async function openChat(id, { again = false } = {}) {
 function make(parts) {
   const chat = new Chat({ ...parts, store, connection: connection() });
   open.set(chat.id, chat);
-  chat.status.subscribe(({ status, error }) => { if (status === "closed") closed(chat, error); });
+  chat.status.subscribe(({ status, error }) => {
+    if (status === "closed") closed(chat, error);
+    if (status === "open" && !server.value) greet(); // it was still loading its model
+  });
   chat.version.subscribe(() => noted(chat));
   return chat;
 }
 
 async function show(chat) {
   const before = current.value;
+  if (before?.watching) before.leave();
   batch(() => {
     current.value = chat;
     panels.sidebar.value = false;
     toast.value = toast.value?.action ? toast.value : null;
   });
-  if (before && before !== chat) release(before);
+  if (before && before !== chat && !before.watching) release(before);
 }
 
 /** A chat that is not shown needs no connection, unless something runs in it. */
@@ -145,6 +159,15 @@ function closed(chat, error) {
   } else {
     toast.value = { text: `The connection ended: ${error.message}.`, action: ["Connect again", () => openChat(chat.id, { again: true })] };
   }
+}
+
+/** Put a link to watch this chat on the clipboard. */
+export async function share(chat) {
+  chat.open();
+  const link = chat.viewLink;
+  if (!link) { toast.value = { text: "There is no link yet: the chat is not connected. Try again in a moment." }; return; }
+  const done = await copied(link);
+  toast.value = { mild: true, text: done ? "The link was copied. Whoever has it can watch this chat live, but not write." : `Whoever has this link can watch this chat live, but not write: ${link}` };
 }
 
 export function rename(id, title) {

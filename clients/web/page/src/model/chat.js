@@ -44,6 +44,12 @@ export class Chat {
   get id() { return this.record.id; }
   get session() { return this.#session; }
   get busy() { return this.live.size > 0; }
+  /** A link with which others may watch, not write; undefined before the server has answered. */
+  get viewLink() {
+    const { id, viewKey } = this.#session ?? {};
+    return id && viewKey ? `${location.origin}${location.pathname}#watch=${encodeURIComponent(`${id} ${viewKey}`)}` : undefined;
+  }
+
   get limits() { return this.#session?.state?.limits; }
 
   // --- connection ------------------------------------------------------------------------------------

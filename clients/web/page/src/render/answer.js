@@ -7,6 +7,7 @@
  */
 
 import { blocks, fragment } from "./parser.js";
+import { copied } from "./clipboard.js";
 import { highlight, typeset } from "./extras.js";
 
 const WINDOW = 4_096; // characters that are parsed at once
@@ -325,16 +326,6 @@ function codeBox(language) {
     setTimeout(() => { copy.textContent = "Copy"; }, 1500);
   });
   return { element, code };
-}
-
-/** Put a text on the clipboard. @returns {Promise<boolean>} whether the browser allowed it */
-export async function copied(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    return false;
-  }
 }
 
 /** Where the first line begins that is too long to be parsed; -1 if there is none. */

@@ -24,7 +24,7 @@ export function Conversation({ chat }) {
   return (
     <>
       <div class="log" ref={log} role="log" aria-live="off" aria-label="Conversation" tabIndex={0}>
-        {path.length === 0 ? <Welcome chat={chat} /> : (
+        {path.length === 0 ? !chat.watching && <Welcome chat={chat} /> : (
           <div class={`messages${wide ? " wide" : ""}`}>{shown(chat, path)}</div>
         )}
         <Announcer path={path} />

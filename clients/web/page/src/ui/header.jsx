@@ -1,7 +1,7 @@
 /** Title of the chat, and what can be done with the whole of it. */
 
 import { useState } from "preact/hooks";
-import { exportChat, panels, remove, rename } from "../model/app.js";
+import { exportChat, panels, remove, rename, share } from "../model/app.js";
 import { IconButton } from "./icons.jsx";
 import { Menu } from "./menu.jsx";
 
@@ -13,12 +13,13 @@ export function Header({ chat }) {
     <header>
       <IconButton name="menu" label="Chats" class="only-narrow" aria-expanded={panels.sidebar.value} onClick={() => { panels.sidebar.value = !panels.sidebar.value; }} />
       {editing ? <TitleInput chat={chat} done={() => setEditing(false)} /> : (
-        <h1 class="title" dir="auto" onDblClick={() => kept && setEditing(true)}>{kept ? chat.record.title : "New chat"}</h1>
+        <h1 class="title" dir="auto" onDblClick={() => kept && !chat.watching && setEditing(true)}>{kept ? chat.record.title : "New chat"}</h1>
       )}
       <IconButton name="tree" label="Tree of this chat (Alt+T)" aria-pressed={panels.tree.value} onClick={() => { panels.tree.value = !panels.tree.value; }} />
-      {kept && (
+      {kept && !chat.watching && (
         <Menu label="More for this chat" items={[
           ["Rename", () => setEditing(true)],
+          ["Copy a link to watch live", () => share(chat)],
           ["Export as Markdown", () => exportChat(chat.id, "markdown")],
           ["Export as JSON", () => exportChat(chat.id, "json")],
           ["Print", () => print()],

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { options } from "../model/settings.js";
-import { copied } from "../render/answer.js";
+import { copied } from "../render/clipboard.js";
 import { Icon, IconButton } from "./icons.jsx";
 import { Menu } from "./menu.jsx";
 import { AnswerText } from "./text.jsx";
@@ -23,8 +23,8 @@ export function UserMessage({ chat, message, last }) {
       <div class="under">
         <Arrows chat={chat} message={message} />
         <CopyButton text={message.text} />
-        {!message.merged && <IconButton name="edit" label="Edit: makes another branch, this one stays" onClick={() => setEditing(true)} />}
-        {last && <button type="button" class="small" onClick={() => { chat.open(); chat.answer(message, { options: options() }); }}>Get an answer</button>}
+        {!message.merged && !chat.watching && <IconButton name="edit" label="Edit: makes another branch, this one stays" onClick={() => setEditing(true)} />}
+        {last && !chat.watching && <button type="button" class="small" onClick={() => { chat.open(); chat.answer(message, { options: options() }); }}>Get an answer</button>}
       </div>
     </article>
   );
@@ -72,17 +72,17 @@ export function AnswerMessage({ chat, message, last }) {
     <article class="message" aria-label="Answer">
       <AnswerText chat={chat} message={message} />
       {message.calls?.map((call, i) => <Call key={i} call={call} />)}
-      {message.calls?.length > 0 && last && !live && <ResultForm chat={chat} message={message} />}
+      {message.calls?.length > 0 && last && !live && !chat.watching && <ResultForm chat={chat} message={message} />}
       {message.state === "failed" && <p class="failed" role="alert">No answer: {message.error}</p>}
       {message.notes?.map((note) => <p class="soft" key={note}>{note}</p>)}
       <div class="under">
         {!live && <Arrows chat={chat} message={message} />}
         {!live && <CopyButton text={message.text} />}
-        {!live && <IconButton name="retry" label="Retry: another answer beside this one" onClick={() => { chat.open(); chat.retry(message, { options: options() }); }} />}
-        {!live && last && CUT.includes(message.reason) && message.text && (
+        {!live && !chat.watching && <IconButton name="retry" label="Retry: another answer beside this one" onClick={() => { chat.open(); chat.retry(message, { options: options() }); }} />}
+        {!live && last && !chat.watching && CUT.includes(message.reason) && message.text && (
           <IconButton name="go" label="Go on writing" onClick={() => { chat.open(); chat.goOn(message, { options: options() }); }} />
         )}
-        {!live && <More chat={chat} message={message} />}
+        {!live && !chat.watching && <More chat={chat} message={message} />}
         <Stats chat={chat} message={message} />
       </div>
     </article>

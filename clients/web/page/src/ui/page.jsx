@@ -6,7 +6,7 @@ import { Composer } from "./composer.jsx";
 import { Conversation } from "./conversation.jsx";
 import { FormatDialog, SettingsDialog, TokenDialog } from "./dialogs.jsx";
 import { Header } from "./header.jsx";
-import { IconButton } from "./icons.jsx";
+import { Icon, IconButton } from "./icons.jsx";
 import { Palette } from "./palette.jsx";
 import { Sidebar } from "./sidebar.jsx";
 import { TreePanel } from "./tree.jsx";
@@ -29,7 +29,7 @@ export function Page() {
           <Connection chat={chat} />
           <Conversation chat={chat} />
           <Notices chat={chat} />
-          <Composer chat={chat} />
+          {chat.watching ? <p class="watching"><Icon name="eye" /> You are watching live. Only who started this chat can write.</p> : <Composer chat={chat} />}
         </main>
       )}
       {chat && panels.tree.value && <TreePanel key={chat.id} chat={chat} />}

@@ -1,7 +1,7 @@
 /** The command palette: everything the page can do, found by typing. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { chats, current, exportAll, exportChat, newChat, openChat, panels, remove } from "../model/app.js";
+import { chats, current, exportAll, exportChat, newChat, openChat, panels, remove, share } from "../model/app.js";
 import { options, set } from "../model/settings.js";
 
 const MOST = 12;
@@ -52,7 +52,7 @@ function Commands({ close }) {
 }
 
 function all() {
-  const chat = current.value;
+  const chat = current.value?.watching ? null : current.value;
   const path = chat?.tree.path() ?? [];
   const question = path.findLast(({ role }) => role === "user");
   const answer = path.at(-1)?.role === "assistant" ? path.at(-1) : null;
@@ -74,6 +74,7 @@ function all() {
   if (answer) commands.push(["Retry the last answer", () => { chat.open(); chat.retry(answer, { options: options() }); }]);
   if (chat?.busy) commands.push(["Stop", () => chat.stop(), "Escape"]);
   if (chat?.tree.size) {
+    commands.push(["Copy a link to watch this chat live", () => share(chat)]);
     commands.push(["Export this chat as Markdown", () => exportChat(chat.id, "markdown")], ["Export this chat as JSON", () => exportChat(chat.id, "json")],
       ["Print this chat", () => setTimeout(print, 100)], ["Delete this chat", () => remove(chat.id)]);
   }

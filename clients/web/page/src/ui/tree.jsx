@@ -27,7 +27,7 @@ export function TreePanel({ chat }) {
     }[event.key];
     if (to) setFocus(to.id);
     else if (event.key === "Enter" || event.key === " ") chat.choose(message);
-    else if (event.key === "Delete") discard(chat, message);
+    else if (event.key === "Delete" && !chat.watching) discard(chat, message);
     else return;
     event.preventDefault();
   };

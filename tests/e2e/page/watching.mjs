@@ -1,0 +1,44 @@
+/** A second person with the link watches live, and can change nothing. */
+
+import assert from "node:assert/strict";
+import { answers, last, scene, send, settled, streaming, visit } from "./harness.mjs";
+
+scene("who has the link sees answers as they are written", async (page) => {
+  await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
+  await send(page, "one");
+  await settled(page);
+  await page.getByRole("button", { name: "More for this chat" }).click();
+  await page.getByRole("menuitem", { name: "Copy a link to watch live" }).click();
+  await page.getByText("The link was copied").waitFor();
+  const link = await page.evaluate(() => navigator.clipboard.readText());
+  const key = await page.evaluate(() => location.hash);
+  assert.ok(link.includes("#watch=") && !link.includes(key));
+
+  const other = await visit({ path: link });
+  await other.waitForFunction(() => document.querySelectorAll(".answer").length === 1);
+  assert.deepEqual(await answers(other), await answers(page));
+  await send(page, "two");
+  await streaming(other, 30);
+  await settled(page);
+  await settled(other);
+  assert.deepEqual(await answers(other), await answers(page));
+  assert.deepEqual(await other.locator(".bubble").allTextContents(), ["one", "two"]);
+
+  await page.getByRole("button", { name: /^Retry/ }).last().click();
+  await streaming(other, 30);
+  await settled(page);
+  await settled(other);
+  assert.deepEqual(await other.locator(".arrows > span").allTextContents(), ["2/2"]);
+  assert.equal(await last(other), await last(page));
+
+  await send(page, "three");
+  await streaming(other, 30);
+  await other.reload(); // in mid-stream
+  await settled(page);
+  await settled(other);
+  assert.equal(await last(other), await last(page));
+  assert.equal(await other.locator("#input").count(), 0);
+  assert.equal(await other.getByRole("button", { name: /^(Edit|Retry)/ }).count(), 0);
+  assert.deepEqual(other.context().problems, []);
+  await other.context().close();
+}, { settings: { max_tokens: 150 } });
