@@ -11,6 +11,7 @@ It does not know what a constraint means, nor who asks.
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
@@ -52,7 +53,7 @@ class PoolLimits:
     `waiting`: jobs in the queue, `waiting_each`: of one owner; `kept_bytes`: of results.
     """
 
-    workers: int = 2
+    workers: int = field(default_factory=lambda: max(2, min(8, (os.cpu_count() or 1) // 2)))
     seconds: float = 10.0
     memory: int = 512 << 20
     waiting: int = 256

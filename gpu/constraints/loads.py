@@ -17,7 +17,7 @@ import msgspec
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.masks import MaskStore
-from ramify.gpu.constraints.matcher import Constraint
+from ramify.gpu.constraints.matcher import Automaton, Constraint
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import VocabularyBody
 from ramify.protocol.errors import ConstraintError
@@ -86,6 +86,8 @@ class Loads:
             made = constraint_of(body, words, self._grammars, self._store)
             if self._prepare is not None:
                 self._prepare(ident, made)
+            if isinstance(made, Automaton):
+                made.machine.look_around()
         except ConstraintError as error:
             log.error("a constraint cannot be followed: %s", error)
             self.counters.failed += 1

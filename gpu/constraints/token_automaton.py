@@ -7,6 +7,7 @@ It knows nothing of rows, steps or devices. Every method may be called from any 
 """
 
 from array import array
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,10 +53,6 @@ class TokenAutomaton:
         self._classes = classes
         self._check_bytes()
         self._walker = walker(vocabulary, next, classes)
-        self._blocks: NDArray[np.int64] | None = None  # of states whose masks of short tokens are equal
-        if self._walker.halves and self.end >= ALIKE_FROM:
-            self._blocks = alike(next, SHORT)
-            _ = vocabulary.halves  # made here, once for a model, and not while a step waits
         self.elsewhere = False
         self._quick = self._walker.halves and len(vocabulary.byte) < QUICK_NODES
         self._forced = ForcedText(vocabulary, next, classes, final)
@@ -65,6 +62,11 @@ class TokenAutomaton:
         stops = np.zeros(vocabulary.size, np.bool_)
         stops[list(vocabulary.stop_ids)] = True
         self._stops = vocabulary.pack(stops)
+
+    def look_around(self) -> None:
+        """Make what masks need, so that no step waits for it; not where a device makes them."""
+        if not self.elsewhere and self._blocks is not None:
+            _ = self.vocabulary.halves  # once for a model
 
     def is_final(self, state: int) -> bool:
         """Whether the output may end in `state`."""
@@ -178,6 +180,16 @@ class TokenAutomaton:
         if short is None:
             short = self._kept.put(key, self._walker.mask(state, "short"))
         return short | self._walker.mask(state, "long")
+
+    @cached_property
+    def _blocks(self) -> NDArray[np.int64] | None:
+        """Of each state the block of those whose masks of short tokens are equal; None: nobody looked.
+
+        Takes tens of milliseconds.
+        """
+        if not self._walker.halves or self.end < ALIKE_FROM:
+            return None
+        return alike(self._next, SHORT)
 
     def _check_bytes(self) -> None:
         """That each byte which some state takes is a token: then no state is without a legal token.

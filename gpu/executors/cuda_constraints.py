@@ -47,6 +47,7 @@ class CudaConstraints:
         # in how many of them it may get fewer
         self._ahead: Ints = np.zeros(info.max_rows, dtype=np.int64)
         self._unsure: Ints = np.zeros(info.max_rows, dtype=np.int64)
+        self.stuck: dict[int, str] = {}  # of the last `lines`: those on which nothing is legal, and why
         self._guessing: set[int] = set()  # rows of the step under way with drafts that may be refused
         self._states: dict[int, list[int]] = {}  # of its rows with drafts: of each line
 
@@ -131,6 +132,8 @@ class CudaConstraints:
         if isinstance(matcher, AutomatonMatcher):
             self.automata.put(ident, matcher.machine)
             self._on_device[row] = self.automata.open(row, ident, matcher.state)
+            if not self._on_device[row]:
+                matcher.machine.elsewhere = False
 
     def _guess(self, step: StepRows, extends: int) -> StepRows:
         """`step` with the drafts of rows with constraints given, or left out where none are known.
@@ -194,6 +197,7 @@ class CudaConstraints:
         if not active.any():
             return None
         found = lines_without(len(rows), self._words)
+        self.stuck = {}
         on_device = active & self._on_device[rows]
         found.kinds[on_device] = 0
         numbers = np.zeros(len(rows), dtype=np.int64) if step.lines is None else within(step.lines)
@@ -213,6 +217,7 @@ class CudaConstraints:
         masks = self.rows.masks(rows[held], drafts)
         if masks is None:
             return
+        self.stuck = {int(held[line]): why for line, why in self.rows.stuck.items()}
         count = len(masks.lines)
         found.kinds[held[masks.lines]] = np.arange(1, 1 + count)
         found.kinds[held[masks.forced]] = np.arange(1 + count, 1 + count + len(masks.forced))

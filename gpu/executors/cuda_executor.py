@@ -184,8 +184,10 @@ class CudaExecutor:
         if step.lines is not None:
             launched.drafted = self._drafted(step, results[len(self._tokens) :])
         settled = None if self.constraints is None else self.constraints.watch(step)
-        if settled is not None and obeyed is not None:
-            launched.constrained = Obeyed(obeyed, results[2 * len(self._tokens) :], settled)
+        if self.constraints is not None and settled is not None and obeyed is not None:
+            launched.constrained = Obeyed(
+                obeyed, results[2 * len(self._tokens) :], settled, self.constraints.stuck
+            )
         self._ring[entry] = launched
         return launched
 

@@ -15,7 +15,7 @@ from ramify.gpu.sampling.cuda_sampler import token_logprobs
 from ramify.gpu.sampling.triton_logprobs import WORDS
 from ramify.gpu.step.rows import Ints, StepRows
 from ramify.gpu.step.staging import Int32s, StepClock
-from ramify.protocol.plan import StepResult
+from ramify.protocol.plan import NO_TOKEN, STUCK, StepResult
 
 
 @dataclass(slots=True)
@@ -42,6 +42,15 @@ class Obeyed:
     lines: Ints  # which have one
     forced: Int32s  # [>= S] 1 where one token only was legal, of the ring entry
     settled: Callable[[Int32s, Int32s | None], None]  # is told the tokens, and which of them are output
+    stuck: dict[int, str]  # lines on which nothing is legal, ascending, and why
+
+    def told(self, tokens: Int32s) -> Int32s:
+        """`tokens` with STUCK where the constraint is to blame that there is none."""
+        if not self.stuck:
+            return tokens
+        tokens, lines = tokens.copy(), np.array(list(self.stuck))
+        tokens[lines[tokens[lines] < 0]] = STUCK
+        return tokens
 
 
 @dataclass(slots=True)
@@ -82,6 +91,14 @@ class LaunchedStep:
                 self.constrained.settled(self.tokens, None if drafted is None else drafted.kept)
         return self._elapsed_us
 
+    def _reasons(self) -> list[str]:
+        """Why rows are stuck, in the order of their tokens."""
+        if self.constrained is None:
+            return []
+        found = self.constrained.stuck.items()
+        kept = None if self.drafted is None else self.drafted.kept
+        return [why for line, why in found if self.tokens[line] < 0 and (kept is None or kept[line] > 0)]
+
     def result(self) -> StepResult:
         elapsed_us = self.settle()
         more = np.empty(0, dtype=np.int32) if self.more is None else self.more
@@ -92,6 +109,7 @@ class LaunchedStep:
         if self.constrained is not None:
             own = self.constrained.lines
             forced[own] = self.constrained.forced[own]
+            tokens = self.constrained.told(tokens)
         last: Ints | slice = slice(None)  # which of the tokens are their rows' last
         if self.drafted is not None:
             kept = self.drafted.kept > 0
@@ -109,10 +127,11 @@ class LaunchedStep:
             logprobs=token_logprobs(words, asked) if len(words) else [],
             scores=scores.tobytes(),
             forced=forced.tobytes() if forced.any() else b"",
+            reasons=self._reasons(),
             **packed_rows(self.step, each),
         )
         unscored = np.unique(self.scored[np.isnan(scores.view(np.float32))])
-        bad = np.concatenate([rows[tokens[last] < 0], unscored])
+        bad = np.concatenate([rows[tokens[last] == NO_TOKEN], unscored])
         if len(bad):
             raise BadLogits(bad.tolist(), [self.requests[row] for row in bad.tolist()], result)
         return result

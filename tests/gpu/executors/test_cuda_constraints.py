@@ -17,7 +17,8 @@ from ramify.actors.grammar.automaton import Automaton as Machine
 from ramify.gpu.constraints.matcher import Automaton
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
-from ramify.protocol.plan import NO_TOKEN, ExtendRow, OpenRow, StepPlan, pack, unpack
+from ramify.protocol.errors import ConstraintError
+from ramify.protocol.plan import NO_TOKEN, STUCK, ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
 CUDA = torch.cuda.is_available()
@@ -211,6 +212,19 @@ def test_a_late_constraint_delays_its_rows_alone(make: Any) -> None:
     assert delayed.steps == plain.steps + 3
     assert rows.counters.sat_out == 3 * FREE
     assert not executor.rows.unsettled.any()
+
+
+def test_one_that_cannot_be_followed(make: Any) -> None:
+    """Its row is stuck, and hears why; others go on."""
+    executor = make()
+    executor.constraints.rows.put(1, ConstraintError("its rules never end"))
+    opens = [OpenRow(row, row, pack([row]), 0, SETTINGS[0], 0, pack([5]), row) for row in range(2)]
+    extends = [ExtendRow(row, 0, pack([5]), True) for row in range(2)]
+    result = executor.launch(StepPlan(0, opens=opens, extends=extends)).result()
+    first, second = unpack(result.tokens)
+    assert first >= 0
+    assert second == STUCK
+    assert result.reasons == ["its rules never end"]
 
 
 def test_beside_a_drafter(make: Any) -> None:
