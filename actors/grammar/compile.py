@@ -14,6 +14,7 @@ from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.expression import literal, union
 from ramify.actors.grammar.grammars import lark_grammar
 from ramify.actors.grammar.limits import MAX_BYTES, MAX_CELLS, MAX_CHOICES, MAX_STRUCTURE_BYTES
+from ramify.actors.grammar.outlines import regex_automaton
 from ramify.actors.grammar.route import route
 from ramify.actors.grammar.structure import structure_automaton
 from ramify.protocol.constraints import (
@@ -38,7 +39,7 @@ def compile_constraint(spec: ConstraintSpec) -> CompiledConstraint:
         raise ConstraintError(f"the constraint has {size} bytes: at most {most}")
     match spec.kind:
         case "regex":
-            return _ready(Automaton.from_regex(spec.text))
+            return _ready(*regex_automaton(spec.text))
         case "choices":
             return _ready(_choices(spec.text))
         case "json_schema":

@@ -55,10 +55,11 @@ _ANCHORS: dict[str, AnchorKind] = {
     "z": "end",
 }
 _HEX = {"x": 2, "u": 4, "U": 8}
-_COUNT = re.compile(r"\{(\d{0,9})(,?)(\d{0,9})\}")
+COUNT = re.compile(r"\{(\d{0,9})(,?)(\d{0,9})\}")
 _BRACED = re.compile(r"\{([0-9A-Fa-f]{1,6})\}")
 _NAME = re.compile(r"P?<[A-Za-z_]\w*>", re.ASCII)
 _FLAGS = re.compile(r"([aisu]*)(?:-([is]+))?([:)])")
+_OTHER_FLAGS = re.compile(r"[aimsux]*[mx][aimsux]*(?:-[imsx]+)?[:)]")
 _REFUSED = {
     "(?P=": "a back reference cannot be compiled: write the part out",
     "(?P>": "recursion cannot be compiled: use a grammar",
@@ -68,6 +69,10 @@ _REFUSED = {
     "(?<!": "looking back cannot be compiled: say before it what may stand there",
     "(?#": "a comment is not supported: leave it out",
 }
+
+
+class UnknownSyntax(ConstraintError):
+    """Something that another compiler may know: see `outlines`."""
 
 
 def parse(pattern: str) -> Expression:
@@ -105,6 +110,9 @@ class _Parser:
     def _fail(self, message: str, position: int | None = None) -> NoReturn:
         at = self._at if position is None else position
         raise ConstraintError(f"regex, character {at}: {message}", position=at)
+
+    def _unknown(self, message: str, position: int) -> NoReturn:
+        raise UnknownSyntax(f"regex, character {position}: {message}", position=position)
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
@@ -188,7 +196,7 @@ class _Parser:
         return made
 
     def _counts_here(self) -> re.Match[str] | None:
-        match = _COUNT.match(self._text, self._at)
+        match = COUNT.match(self._text, self._at)
         if match is None or not (match[1] or match[2]) or (match[3] and not match[2]):
             return None
         return match
@@ -277,6 +285,8 @@ class _Parser:
     def _flags(self, start: int) -> bool:
         """Read what stands between "(?" and ":" or ")". Whether that was all of the group."""
         match = _FLAGS.match(self._text, self._at)
+        if match is None and _OTHER_FLAGS.match(self._text, self._at):
+            self._unknown("the flags m and x are not supported: use (?i), (?s)", start)
         if match is None:
             self._fail("this kind of group is not supported: use (?:...), (?i), (?s)", start)
         if match[3] == ")" and (start or match[2]):
@@ -319,7 +329,7 @@ class _Parser:
             self._at += 1
             return ord(self._text[self._at - 1]) & 31
         if char in "pP":
-            self._fail("Unicode properties are not supported: write the ranges out, [à-ÿ]", start)
+            self._unknown("Unicode properties are not supported: write the ranges out, [à-ÿ]", start)
         if char.isascii() and char.isalnum():
             self._fail(f"\\{char} means nothing here: leave the backslash out", start)
         return ord(char)
@@ -383,7 +393,7 @@ class _Parser:
             self._fail("this bracket is never closed")
         self._at += 1
         if char == "[" and self._peek() in (":", "."):
-            self._fail("named classes are not supported: write [a-z], [0-9]", start)
+            self._unknown("named classes are not supported: write [a-z], [0-9]", start)
         if char != "\\":
             return ord(char)
         if self._take("b"):

@@ -27,6 +27,7 @@ from ramify.actors.grammar.fragment import Fragment, reduce
 from ramify.actors.grammar.free_text import free_text
 from ramify.actors.grammar.marks import Marks
 from ramify.actors.grammar.network import Exit, ends, network
+from ramify.actors.grammar.outlines import regex_automaton
 from ramify.actors.grammar.schema.errors import Unsupported
 from ramify.actors.grammar.values import any_parameters, json_value, until, xml_parameters
 from ramify.protocol.errors import ConstraintError
@@ -91,7 +92,9 @@ class _Builder:
             case TextPart(text):
                 return Literal(self._marks.encode(text))
             case RegexPart(regex, at):
-                return Embedded(_at(at, lambda: Automaton.from_regex(regex)))
+                found, notes = _at(at, lambda: regex_automaton(regex))
+                self.notes += [f"{at}: {note}" if at else note for note in notes]
+                return Embedded(found)
             case JsonPart() | XmlPart():
                 return Embedded(self._value(part))
             case SequencePart(parts):

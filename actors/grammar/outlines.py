@@ -1,0 +1,230 @@
+r"""Regexes that our parser cannot read, by `outlines-core` (the regex-automata of Rust). Pure.
+
+Our own compiler (`regex`, `compiler`) goes first: it is faster where it is hard, knows lookahead, and
+says where a fault is. What it does not read and Rust's does comes here: Unicode properties
+(`\p{Greek}`), named classes (`[[:alpha:]]`), the flags m and x. The pattern is rewritten so that it
+means what it means to us: `\d \w \s \b` know ASCII only, brackets and braces are Python's.
+
+outlines-core takes the first match, so `(no|none)` never is "none". Behind `(?:...)\z`, over a
+vocabulary of the 256 bytes, what it makes is the automaton of the whole language. It refuses a regex
+whose beginning looks around or may be empty; behind a line break, which is taken off again, it does not.
+"""
+
+import importlib
+import re
+from functools import cache
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.fragment import Fragment, reduce, too_large
+from ramify.actors.grammar.limits import MAX_REPEAT, MAX_STATES
+from ramify.actors.grammar.regex import COUNT, UnknownSyntax
+from ramify.protocol.errors import ConstraintError
+
+outlines_core: Any
+try:
+    outlines_core = importlib.import_module("outlines_core")
+except ImportError:  # it has no wheel for this machine
+    outlines_core = None
+
+_END = 256  # the id of the end
+_SETS = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\x0b\x0c\r\x20"}
+_STARTS = re.compile(r"(?<![\\\[])\^|\\A")  # but in brackets
+_FLAGS = re.compile(r"\(\?([a-z]+)")
+_NAMED = re.compile(r"\[:\^?[a-z]+:\]")
+_PROPERTY = re.compile(r"[pP](?:\{[^{}]{1,64}\}|[A-Za-z])")
+_CODE = re.compile(r"x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[xu]\{[0-9A-Fa-f]{1,6}\}")
+_GROUP = re.compile(r"\?(?:P?<[A-Za-z_]\w*>|[aimsux]*(?:-[imsx]+)?[:)])", re.ASCII)
+
+
+def regex_automaton(pattern: str) -> tuple[Automaton, tuple[str, ...]]:
+    """The texts that `pattern` matches as a whole, by our compiler if it can, and notes.
+
+    Raises ConstraintError with the position.
+    """
+    try:
+        return Automaton.from_regex(pattern), ()
+    except UnknownSyntax as error:
+        return outlines_automaton(pattern, error)
+
+
+def outlines_automaton(pattern: str, unread: UnknownSyntax) -> tuple[Automaton, tuple[str, ...]]:
+    """The texts that `pattern` matches as a whole, and notes. `unread`: why we cannot read it.
+
+    Raises ConstraintError.
+    """
+    position = (unread.details or {}).get("position")
+    if outlines_core is None:
+        raise ConstraintError(
+            f"{unread.message} (or install outlines-core on the server)", position=position
+        )
+    found = _compiled(rewritten(pattern))
+    if found is None:
+        raise ConstraintError(
+            f"{unread.message} (outlines-core, which knows some, does not take the regex either)",
+            position=position,
+        )
+    notes = ["the regex was compiled by outlines-core"]
+    if re.search(r"\(\?[a-z]*i", pattern):
+        notes.append("(?i) ignores the case of all letters there, not of ASCII's alone")
+    return found, tuple(notes)
+
+
+@cache
+def _bytes() -> Any:
+    return outlines_core.Vocabulary(_END, {bytes([b]): [b] for b in range(256)})
+
+
+def _compiled(regex: str) -> Automaton | None:
+    """The automaton of a regex in Rust's syntax; None if it is refused."""
+    try:
+        index = outlines_core.Index(rf"(?:{regex})\z", _bytes())
+        return _automaton(index, index.get_initial_state())
+    except ValueError:
+        pass
+    regex = regex.removeprefix("^").removeprefix(r"\A")
+    if _STARTS.search(regex) and "m" not in "".join(_FLAGS.findall(regex)):
+        return None  # an anchor at the start of the text would look at the line break
+    try:
+        index = outlines_core.Index(rf"\n(?:{regex})\z", _bytes())
+    except ValueError:
+        return None
+    return _automaton(index, index.get_transitions()[index.get_initial_state()][ord("\n")])
+
+
+def _automaton(index: Any, start: int) -> Automaton:
+    transitions: dict[int, dict[int, int]] = index.get_transitions()
+    finals = set(index.get_final_states())
+    states = dict.fromkeys([start, *transitions, *finals])
+    if len(states) > 4 * MAX_STATES:
+        raise too_large()
+    numbers = {state: i for i, state in enumerate(states)}
+    table = np.full((len(states), 256), -1, np.int32)
+    for state, ways in transitions.items():
+        row = table[numbers[state]]
+        for byte, target in ways.items():
+            if byte != _END:
+                row[byte] = numbers[target]
+    final = np.array([state in finals for state in states])
+    part = reduce(Fragment(table, final))
+    return Automaton.of(part, np.arange(256).astype(np.uint8))
+
+
+def rewritten(pattern: str) -> str:
+    """`pattern` in Rust's syntax, with our meaning. Raises ConstraintError."""
+    return _Rewriter(pattern).whole()
+
+
+class _Rewriter:
+    """One walk over a pattern."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._out: list[str] = []
+
+    def _fail(self, message: str) -> NoReturn:
+        raise ConstraintError(f"regex, character {self._at}: {message}", position=self._at)
+
+    def _copy(self, found: re.Match[str]) -> None:
+        self._out.append(found[0])
+        self._at = found.end()
+
+    def whole(self) -> str:
+        repeated = False
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            count = COUNT.match(self._text, self._at) if char == "{" else None
+            if char in "*+?" or (count is not None and (count[1] or count[2])):
+                if repeated:
+                    self._fail("a repetition cannot be repeated: put parentheses around it")
+                self._repeat(char, count)
+                repeated = True
+                continue
+            repeated = False
+            self._one(char)
+        made = "".join(self._out)
+        return made + "\n" if any("x" in flags for flags in _FLAGS.findall(made)) else made
+
+    def _repeat(self, char: str, count: "re.Match[str] | None") -> None:
+        if count is None:
+            self._out.append(char)
+            self._at += 1
+        else:
+            if max(int(count[1] or 0), int(count[3] or 0)) > MAX_REPEAT:
+                self._fail(f"a repetition counts up to {MAX_REPEAT}")
+            self._out.append(f"{{{count[1] or 0}{count[2]}{count[3]}}}")
+            self._at = count.end()
+        if self._text[self._at : self._at + 1] == "?":  # lazy: the same language
+            self._at += 1
+
+    def _one(self, char: str) -> None:
+        if char == "\\":
+            self._escape(inside=False)
+        elif char == "[":
+            self._brackets()
+        elif char == "(" and self._text[self._at + 1 : self._at + 2] == "?":
+            group = _GROUP.match(self._text, self._at + 1)
+            if group is None:
+                self._fail("this kind of group is not supported")
+            self._out.append(
+                "(" + re.sub("[au]", "", group[0]) if "<" not in group[0] else "(" + group[0]
+            )
+            self._at = group.end()
+        else:
+            self._out.append("\\" + char if char in "{}]" else char)
+            self._at += 1
+
+    def _brackets(self) -> None:
+        self._out.append("[")
+        self._at += 1
+        if self._text[self._at : self._at + 1] == "^":
+            self._out.append("^")
+            self._at += 1
+        first = self._at
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char == "]" and self._at > first:
+                self._out.append("]")
+                self._at += 1
+                return
+            named = _NAMED.match(self._text, self._at)
+            if named is not None:
+                self._copy(named)
+            elif char == "\\":
+                self._escape(inside=True)
+            else:
+                self._out.append("\\" + char if char in "[]&~ #^" else char)
+                self._at += 1
+        self._fail("a bracket is never closed")
+
+    def _escape(self, *, inside: bool) -> None:
+        at = self._at + 1
+        char = self._text[at : at + 1]
+        known = _PROPERTY.match(self._text, at) or _CODE.match(self._text, at)
+        if known is not None:
+            self._out.append("\\")
+            self._copy(known)
+            return
+        if char.lower() in _SETS:
+            made = _SETS[char.lower()]
+            negated = f"[^{made}]" if char.isupper() else made
+            found = negated if inside or char.isupper() else f"[{made}]"
+        elif char in "bB" and not inside:
+            found = rf"(?-u:\{char})"
+        elif char == "b":
+            found = r"\x08"
+        elif char == "Z" and not inside:
+            found = r"\z"
+        elif char and (char in "nrtfva" or (char in "Az" and not inside)):
+            found = f"\\{char}"
+        elif char == "0":
+            found = r"\x00"
+        elif not char or (char.isascii() and char.isalnum()):
+            self._fail(f"\\{char} is not supported here")
+        else:
+            found = f"\\{char}" if char.isascii() else char
+        self._out.append(found)
+        self._at += 2

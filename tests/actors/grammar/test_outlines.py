@@ -1,0 +1,114 @@
+"""Regexes by outlines-core: the same languages as ours where both read them, and Python's `re`."""
+
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.actors.grammar import outlines
+from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.compile import compile_constraint
+from ramify.actors.grammar.outlines import outlines_automaton, regex_automaton, rewritten
+from ramify.actors.grammar.regex import UnknownSyntax
+from ramify.protocol.constraints import ConstraintSpec
+from ramify.protocol.errors import ConstraintError
+
+UNREAD = UnknownSyntax("not read", position=0)
+ATOMS = st.sampled_from(
+    [
+        *("a", "b", "é", ".", r"\d", r"\w", r"\S", "[ab]", "[^a]", r"[\w-]", "[]a]", "[a&&b]", "{", "}"),
+        *(r"[\D1]", "[[a]", r"\x41", r"\u00e9", r"\Z", "(?s:.)", r"\/", "#", "~~", r"[ \t]", r"\bb"),
+        *("b$", r"\.", " ", "^a", ""),
+    ]
+)
+
+
+def combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    counts = st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{,2}", "{2,}", "*?", "+?"])
+    return st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map(lambda pair: f"(?:{pair[0]}|{pair[1]})"),
+        st.tuples(inner, counts).map(lambda pair: f"({pair[0]}){pair[1]}"),
+    )
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.recursive(ATOMS, combined, max_leaves=5))
+def test_both_compilers_have_the_same_language(pattern: str) -> None:
+    try:
+        ours = Automaton.from_regex(pattern)
+    except ConstraintError:
+        return
+    try:
+        theirs, _ = outlines_automaton(pattern, UNREAD)
+    except ConstraintError:
+        assert ours.is_empty() or re.search(r"[$^]|\\[bZ]", pattern)  # it does not take every anchor
+        return
+    assert ours.equals(theirs), pattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "valid", "invalid"),
+    [
+        (r"\p{Lu}\p{Ll}+", ["Ärger", "Ok"], ["ok", "O1"]),
+        (r"[\p{Greek}\d]+", ["αβγ1"], ["abc", "²"]),
+        (r"\P{L}*", ["12 !"], ["1a"]),
+        (r"\pN{2}", ["½²", "12"], ["1"]),
+        ("[[:alpha:]_]+", ["ab_"], ["é", "1"]),
+        (r"(?m)^a$\n^b$", ["a\nb"], ["ab"]),
+        (r"(?x) a b [ ] # no", ["ab "], ["a b"]),
+        (r"(no|none)\p{Nd}?", ["no", "none", "none1"], ["non"]),
+        (r"\{\p{L}{1,2}\}", ["{é}"], ["{}"]),
+        (r"(?i:ß)\p{L}", ["ßa"], [""]),
+    ],
+)
+def test_what_only_it_reads(pattern: str, valid: list[str], invalid: list[str]) -> None:
+    with pytest.raises(UnknownSyntax):
+        Automaton.from_regex(pattern)
+    found, notes = regex_automaton(pattern)
+    assert [text for text in valid if not found.accepts(text.encode())] == []
+    assert [text for text in invalid if found.accepts(text.encode())] == []
+    assert "outlines-core" in notes[0]
+
+
+def test_properties_are_unicodes() -> None:
+    found, _ = regex_automaton(r"\p{Lu}")
+    for code in range(0x250):
+        assert found.accepts(chr(code).encode()) == (unicodedata.category(chr(code)) == "Lu")
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"\p{L}++", r"\p{L}(?=a)", r"\p{L}(?<=a)", r"(\p{L})\1", r"\p{No such}"]
+)
+def test_what_nobody_takes_is_refused(pattern: str) -> None:
+    with pytest.raises(ConstraintError):
+        regex_automaton(pattern)
+
+
+def test_ours_goes_first_and_says_where() -> None:
+    assert regex_automaton("a+")[1] == ()
+    with pytest.raises(ConstraintError) as told:
+        regex_automaton("ab(c")
+    assert told.value.details == {"position": 2}
+
+
+def test_without_it_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlines, "outlines_core", None)
+    with pytest.raises(ConstraintError, match=r"write the ranges out.*install outlines-core") as told:
+        regex_automaton(r"a\p{L}")
+    assert told.value.details == {"position": 1}
+
+
+def test_counts_are_bounded_and_notes_reach_the_client() -> None:
+    with pytest.raises(ConstraintError, match="1000"):
+        regex_automaton(r"\p{L}{5000}")
+    made = compile_constraint(ConstraintSpec("regex", r"\p{Lu}\w*"))
+    assert made.backend == "automaton"
+    assert "outlines-core" in made.notes[0]
+
+
+def test_rewritten() -> None:
+    assert re.fullmatch(rewritten(r"[\w.]{2}"), "a.")
+    assert rewritten(r"\d\b{") == r"[0-9](?-u:\b)\{"
