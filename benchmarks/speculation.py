@@ -15,7 +15,10 @@ each with 0 to 4 guesses a step by chance; all tokens are compared with those of
 drafts.
 `steps`: fixed numbers of guesses, side by side with none; with --threads 1 the thread's own time
 counts, which other programs on the machine disturb less. `speed` goes through servers, one for each
-way of drafting, which take turns; the scheduler decides how much is guessed.
+way of drafting, which take turns, answer by answer (or as many at once as there are streams); the
+scheduler decides how much is guessed. `gain`: the median, over these pairs, of how many times the speed
+without it is; `cpu_gain`: the same of the server's processor time (with --threads 1: more threads wait
+for each other).
 
 What is generated, up to its end: `own`, the model's likeliest answers to questions of the kinds that it
 was made for; `chat`, answers to held-out chats of people in random numbers; `calls`, the likeliest
@@ -37,13 +40,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from report import headline, machine, percentile, spread, table, write_json
+from report import headline, machine, percentile, table, write_json
 
 from ramify.gpu.startup.drafts import bundled
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
@@ -359,23 +362,22 @@ async def answer(url: str, prompt: list[int], options: dict[str, Any]) -> tuple[
 
 
 async def serve_all(
-    url: str, prompts: list[list[int]], streams: int, output: int, heat: float
-) -> dict[str, Any]:
-    """All prompts, `streams` at once."""
-    waiting, done, accepted, found = list(enumerate(prompts)), 0, 0, dict[int, str]()
+    url: str, prompts: list[tuple[int, list[int]]], output: int, heat: float
+) -> list[tuple[str, int, int]]:
+    """All prompts at once, by their numbers."""
+    asked = {"max_tokens": output, "temperature": heat}
+    return await asyncio.gather(
+        *(answer(url, prompt, {**asked, "seed": number}) for number, prompt in prompts)
+    )
 
-    async def stream() -> None:
-        nonlocal done, accepted
-        while waiting:
-            number, prompt = waiting.pop()
-            asked = {"max_tokens": output, "temperature": heat, "seed": number}
-            found[number], tokens, guessed = await answer(url, prompt, asked)
-            done, accepted = done + tokens, accepted + guessed
 
-    begin = time.perf_counter()
-    await asyncio.gather(*(stream() for _ in range(streams)))
-    seconds = time.perf_counter() - begin
-    return {"tokens_per_s": done / seconds, "accepted": accepted / max(1, done), "texts": found}
+def processor_time(pid: int) -> float:
+    """Seconds that all threads of a process have run."""
+    spent = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it ended meanwhile
+            spent += int((task / "schedstat").read_text().split()[0])
+    return spent * 1e-9
 
 
 def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -390,35 +392,43 @@ def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
         flags += ["--threads", str(options.threads)]
     with ExitStack() as stack:
         drafts = ["none", *(draft for draft in options.drafts if draft != "none")]
-        urls = {d: stack.enter_context(served([*flags, "--draft", d], None)).url for d in drafts}
+        servers = {d: stack.enter_context(served([*flags, "--draft", d], None)) for d in drafts}
         for kind in options.kinds:
-            prompts = texts.of_kind(kind, options.prompts)
+            prompts = [texts.ids(text) for text in texts.kind(kind, options.prompts)]
             heat = 1.0 if kind == "chat" else 0.0
             for streams in options.batches:
-                found: dict[str, list[dict[str, Any]]] = {draft: [] for draft in drafts}
-                for _ in range(options.repeat):
-                    for draft, url in urls.items():
-                        one = serve_all(url, prompts, streams, options.output, heat)
-                        found[draft].append(asyncio.run(one))
-                same = found["none"][0]["texts"]
-                unlike = sum(
-                    text != same[number]
-                    for records in found.values() for one in records
-                    for number, text in one["texts"].items()
-                )  # fmt: skip
-                if unlike and options.device != "cuda":
-                    sys.exit("answers differ")
-                base = [record["tokens_per_s"] for record in found["none"]]
-                for draft, records in found.items():
-                    rates = [record["tokens_per_s"] for record in records]
-                    gains = [rate / other for rate, other in zip(rates, base, strict=True)]
+                groups = [
+                    list(enumerate(prompts))[i : i + streams] for i in range(0, len(prompts), streams)
+                ]
+                seconds: dict[str, list[float]] = {draft: [] for draft in drafts}
+                cpu: dict[str, list[float]] = {draft: [] for draft in drafts}
+                tokens, accepted = dict.fromkeys(drafts, 0), dict.fromkeys(drafts, 0)
+                order = list(drafts)
+                for group in groups * options.repeat:
+                    texts_of = {}
+                    order.append(order.pop(0))
+                    for draft in order:
+                        server = servers[draft]
+                        spent, begin = processor_time(server.pid), time.perf_counter()
+                        answers = asyncio.run(serve_all(server.url, group, options.output, heat))
+                        seconds[draft].append(time.perf_counter() - begin)
+                        cpu[draft].append(processor_time(server.pid) - spent)
+                        tokens[draft] += sum(output for _, output, _ in answers)
+                        accepted[draft] += sum(guessed for _, _, guessed in answers)
+                        texts_of[draft] = [text for text, _, _ in answers]
+                    if any(found != texts_of["none"] for found in texts_of.values()):
+                        sys.exit("answers differ")
+                for draft in drafts:
+                    gains = [a / b for a, b in zip(seconds["none"], seconds[draft], strict=True)]
+                    cpu_gains = [a / b for a, b in zip(cpu["none"], cpu[draft], strict=True)]
                     results.append({
-                        "kind": kind, "streams": streams, "draft": draft,
-                        "tokens_per_s": round(spread(rates)["median"]),
+                        "kind": kind, "streams": streams, "draft": draft, "pairs": len(gains),
+                        "tokens_per_s": round(tokens[draft] / sum(seconds[draft])),
                         "gain": round(percentile(gains, 50), 2),
-                        "gains": [round(gain, 2) for gain in gains],
-                        "accepted_share": round(percentile([r["accepted"] for r in records], 50), 2),
-                        "unlike": unlike,
+                        "quartiles": [round(percentile(gains, share), 2) for share in (25, 75)],
+                        "cpu_gain": round(percentile(cpu_gains, 50), 2),
+                        "cpu_quartiles": [round(percentile(cpu_gains, share), 2) for share in (25, 75)],
+                        "accepted_share": round(accepted[draft] / max(1, tokens[draft]), 2),
                     })  # fmt: skip
                     print(json.dumps(results[-1]), flush=True)
     return results

@@ -170,9 +170,10 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     `elapsed_us`: from the step's start to its end on the device. `scores`: float32, the log-
     probabilities of the extends' targets in plan order: the model's raw ones; NaN where the logits were
     not finite. `forced`: a byte for each of `tokens`, 1 where the row's constraint allowed no other;
-    empty: nowhere. `late_us`: of `elapsed_us`, what went into the drafter's computing what it had missed
-    of rows, a prompt for example: once for each row, not step by step. `reasons`: for each STUCK among
-    `tokens`, why, for the client.
+    empty: nowhere. `busy_us`: what `elapsed_us` would be if nobody else had used the executor's cores,
+    by the time that its threads ran; 0: it is not known. `late_us`: of that, or of `elapsed_us`, what
+    the drafter took to compute what it had missed of rows, a prompt for example: once for each row.
+    `reasons`: for each STUCK among `tokens`, why, for the client.
     """
 
     step: int
@@ -185,6 +186,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     counts: bytes = b""
     drafted: bytes = b""
     forced: bytes = b""
+    busy_us: int = 0
     late_us: int = 0
     reasons: list[str] = []
 

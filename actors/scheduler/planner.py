@@ -348,7 +348,7 @@ class Planner:
         first = step.firsts
         bound = step.bound[first:]
         if step.asked is None and step.counts is None:
-            seconds = None if step.chunks else result.elapsed_us * 1e-6
+            seconds = None if step.chunks else (result.busy_us or result.elapsed_us) * 1e-6
             speculation.took(len(bound), 0, 0, len(bound), seconds)
             return
         counts = step.counts[first:] if step.counts is not None else [1] * len(bound)
@@ -367,7 +367,7 @@ class Planner:
                 tokens += count
             alone = alone and count > 0
         late = result.late_us * 1e-6
-        seconds = result.elapsed_us * 1e-6 - late if alone else None
+        seconds = (result.busy_us or result.elapsed_us) * 1e-6 - late if alone else None
         speculation.took(len(bound), drafts, depth, tokens, seconds, late, step.missing)
 
     def _settle(self, step: Step, result: StepResult) -> None:

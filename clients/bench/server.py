@@ -33,6 +33,7 @@ class Served(msgspec.Struct, frozen=True):
 
     url: str
     ready_s: float
+    pid: int = 0
 
 
 @contextmanager
@@ -60,7 +61,7 @@ def served(
             url = _announced(process)
             get(http_url(url) + "/readyz", None)
             try:
-                yield Served(url, time.perf_counter() - begin)
+                yield Served(url, time.perf_counter() - begin, process.pid)
             except (BenchFailed, OSError):
                 with suppress(subprocess.TimeoutExpired):
                     code = process.wait(0.5)  # its sockets close a moment before it ends

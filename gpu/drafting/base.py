@@ -24,7 +24,8 @@ from ramify.protocol.plan import OpenRow
 class Guesses:
     """`counts` [R]: how many for each row; `tokens` [sum(counts)]: row by row.
 
-    `late`: seconds that went into computing what the drafter had missed of rows, once for each.
+    `late`: seconds of the thread that went into computing what the drafter had missed of rows, once
+    for each.
     """
 
     counts: Ints

@@ -74,9 +74,9 @@ class ModelDrafter:
         late = 0.0
         behind = (missing > FEW) & (most > 0)
         if behind.any():
-            begin = time.perf_counter()
+            begin = time.thread_time()
             self._catch_up(rows[behind])
-            late = time.perf_counter() - begin
+            late = time.thread_time() - begin
             missing = lengths - self._ready[rows]
             most[missing > FEW] = 0
         if FEW * len(rows) > CATCH_UP:

@@ -72,7 +72,7 @@ class CpuExecutor:
 
     def launch(self, plan: StepPlan) -> DoneStep:
         """Compute the step. Raises PlanError if the plan contradicts the rows."""
-        begin = time.perf_counter()
+        begin, spent = time.perf_counter(), self._crew.spent()
         step = self._run(plan)
         accepted, tokens, logprobs, forced = self._sampled(step)
         scores = b"" if step.scored is None else self._score(step.scored)
@@ -83,6 +83,7 @@ class CpuExecutor:
             elapsed_us=int((time.perf_counter() - begin) * 1e6),
             logprobs=logprobs,
             scores=scores,
+            busy_us=int(self._crew.busy(spent) * 1e6),
             late_us=self.drafts.late_us,
             **packed_rows(step, accepted.counts),
             forced=forced,

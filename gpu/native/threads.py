@@ -6,6 +6,7 @@ hold the interpreter's lock, until the crew is closed.
 
 import ctypes
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -83,6 +84,21 @@ class Crew:
         ]
         for helper in self._helpers:
             helper.start()
+        idents = [helper.ident for helper in self._helpers]
+        self._clocks = [time.pthread_getcpuclockid(ident) for ident in idents if ident is not None]
+
+    def spent(self) -> tuple[float, float]:
+        """Seconds that the calling thread has run, and all of the crew together."""
+        own = time.thread_time()
+        return own, own + sum(map(time.clock_gettime, self._clocks))
+
+    def busy(self, since: tuple[float, float]) -> float:
+        """Seconds that the crew worked since then, as if nobody else had used the machine's cores.
+
+        What one thread does alone lasts as long as that; what they share, as long as their mean.
+        """
+        own, all_ = self.spent()
+        return max(own - since[0], (all_ - since[1]) / (1 + len(self._clocks)))
 
     def run(self, recording: Recording) -> None:
         """Run a recording. Returns when all of it is done."""

@@ -1,6 +1,7 @@
 """A crew: every item once, in order of the instructions, however many threads there are."""
 
 import threading
+import time
 from itertools import pairwise
 
 import pytest
@@ -57,3 +58,18 @@ def test_no_rows_are_no_work(kernels: Kernels) -> None:
 def test_a_crew_has_at_least_one_thread(kernels: Kernels) -> None:
     with pytest.raises(ValueError, match="0 threads"):
         Crew(kernels.compiled, 0)
+
+
+def test_the_time_that_the_crew_worked(kernels: Kernels) -> None:
+    """Of two threads: not the time that the caller sleeps, and no more than one of them ran."""
+    crew = Crew(kernels.compiled, 2)
+    try:
+        since = crew.spent()
+        time.sleep(0.05)
+        assert crew.busy(since) < 0.04
+        begin = time.thread_time()
+        while time.thread_time() - begin < 0.01:
+            pass
+        assert crew.busy(since) >= 0.01
+    finally:
+        crew.close()
