@@ -20,6 +20,9 @@ FINISH = {"stop": "stop", "length": "length", "tool": "tool_calls", "deadline": 
 NO_LIMIT = 2**31 - 1  # tokens: what the context has room for
 
 
+_QUICK_END = b'},"finish_reason":null,"logprobs":null}]}\n\n'
+
+
 class Heading(msgspec.Struct, frozen=True):
     """What every object of one answer begins with. `created`: seconds since 1970."""
 
@@ -62,6 +65,7 @@ class _Choice:
         self.reasoning: list[str] = []
         self.logprobs: list[JsonObject] = []
         self.introduced = False
+        self.head = b""  # of a chunk with text, up to the text
 
 
 class ChatAnswers(Answers):
@@ -80,6 +84,10 @@ class ChatAnswers(Answers):
 
     def said(self, index: int, delta: Delta) -> bytes:
         choice = self._choices[index]
+        if self.streams and choice.introduced and not delta.logprobs:
+            parts = text_parts(delta)
+            if len(parts) == 1 and parts[0].kind == "text":
+                return self._quick(index, parts[0].text)
         entries = [ranked(self._vocabulary, each, self._top) for each in delta.logprobs or ()]
         pieces: list[JsonObject] = []
         for part in text_parts(delta):
@@ -119,6 +127,15 @@ class ChatAnswers(Answers):
         head = self._heading.of("chat.completion")
         body = {**head, "choices": choices, "usage": counted(self.done)}
         return json_response(200, {**body, **noted(self.done)})
+
+    def _quick(self, index: int, text: str) -> bytes:
+        """The chunk that almost all are, as `_chunk` would write it, in a sixth of the time."""
+        head = self._choices[index].head
+        if not head:
+            chunk = msgspec.json.encode(self._heading.of("chat.completion.chunk"))[:-1]
+            head = b'data: %b,"choices":[{"index":%d,"delta":{"content":' % (chunk, index)
+            self._choices[index].head = head
+        return head + msgspec.json.encode(text) + _QUICK_END
 
     def _choice(self, index: int, done: Done) -> JsonObject:
         said = self._choices[index]
