@@ -380,13 +380,16 @@ class CudaExecutor:
 
     def _is_late(self) -> bool:
         """Whether the device must correct what the host lays out: it may know of refused drafts."""
-        return self._in_flight > 0 or self._verifier.tokens is not None
+        return self._in_flight > 0
 
     def _prepare(self, entry: int, inputs: StepInputs[Tensor], step: StepRows, late: bool) -> None:
         """What is launched ahead of a step's model because of drafts."""
+        guesses = self._drafter is not None and step.lines is not None and inputs.bucket.decodes > 0
         if late:
             self._verifier.correct(inputs)
-        if self._drafter is not None and step.lines is not None and inputs.bucket.decodes:
+        elif guesses:
+            self._verifier.remember(inputs)
+        if self._drafter is not None and guesses:
             if self._drafter.is_behind:
                 self._clocks[entry].start_part()
                 self._drafter.catch_up(entry)
@@ -458,6 +461,7 @@ class CudaExecutor:
 
     def _compute(self, inputs: StepInputs[Tensor], abridged: bool = False) -> LazyStream:
         """Run the model. `abridged`: only layers that together launch all of its kernels."""
+        self._verifier.remember(inputs)
         return self._model.forward(inputs, self._ops, self._unlike_layers if abridged else None)
 
     def _logits_of(self, final: LazyStream, lines: Tensor | None, count: int) -> Tensor:

@@ -112,6 +112,19 @@ class Verifier:
             self.pages.shape[1], self._rows, PAGE=self.page_size, REMEMBER=remember, BLOCK=_BLOCK,
         )  # fmt: skip
 
+    def remember(self, inputs: StepInputs[Tensor]) -> None:
+        """Keep the tokens that run, but for drafts, where any are kept. Positions are right.
+
+        A part of every step, so that drafters know what rows ran without them. A CUDA graph may hold it.
+        """
+        if self.tokens is None:
+            return
+        lines = len(inputs.rows)
+        _remember[(triton.cdiv(lines, _BLOCK),)](
+            inputs.input_ids, inputs.rows, inputs.positions, self.inputs, self.tokens, self.pages, lines,
+            self.pages.shape[1], self._rows, PAGE=self.page_size, BLOCK=_BLOCK,
+        )  # fmt: skip
+
     def correct_draws(self, asks: Tensor) -> None:
         """The same for the draws of `triton_truncation`'s asks int32[N, 16]."""
         _correct_draws[(triton.cdiv(len(asks), _BLOCK),)](
@@ -160,17 +173,36 @@ def _correct(
     position -= tl.load(refused + row, mask=inside, other=0)
     tl.store(positions + at, position, mask=inside)
     if REMEMBER:
-        id = tl.load(ids + at, mask=inside, other=0)
-        # a token, or the row's last one; drafts are remembered when they are accepted
-        inside = inside & (id >= -width)
-        id = tl.where(id < 0, tl.load(inputs + row, mask=inside, other=0), id)
-        page = tl.load(pages + row.to(tl.int64) * columns + position // PAGE, mask=inside, other=0)
-        tl.store(tokens + page.to(tl.int64) * PAGE + position % PAGE, id, mask=inside)
+        _keep(ids, at, row, position, inside, inputs, tokens, pages, columns, width, PAGE)
     sampled = at < samples
     own = tl.load(sampling + at, mask=sampled, other=0)
     index = tl.load(draws + at, mask=sampled, other=0) - tl.load(refused + own, mask=sampled, other=0)
     drawn = uniform(tl.load(seeds + own, mask=sampled, other=0), index)
     tl.store(draws + at, drawn.to(tl.int64, bitcast=True), mask=sampled)
+
+
+@triton.jit
+def _keep(
+    ids, at, row, position, inside, inputs, tokens, pages, columns, width, PAGE: tl.constexpr
+):  # fmt: skip
+    id = tl.load(ids + at, mask=inside, other=0)
+    # a token, or the row's last one; drafts are remembered when they are accepted
+    inside = inside & (id >= -width)
+    id = tl.where(id < 0, tl.load(inputs + row, mask=inside, other=0), id)
+    page = tl.load(pages + row.to(tl.int64) * columns + position // PAGE, mask=inside, other=0)
+    tl.store(tokens + page.to(tl.int64) * PAGE + position % PAGE, id, mask=inside)
+
+
+@triton.jit(do_not_specialize=["lines"])
+def _remember(
+    ids, rows, positions, inputs, tokens, pages, lines, columns, width, PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < lines
+    row = tl.load(rows + at, mask=inside, other=0)
+    position = tl.load(positions + at, mask=inside, other=0)
+    _keep(ids, at, row, position, inside, inputs, tokens, pages, columns, width, PAGE)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -132,14 +132,18 @@ def test_what_some_rows_need_beyond_a_temperature(run: Any) -> None:
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_drafts(run: Any, captured: bool) -> None:
-    """A launch to correct what the host assumed and to keep tokens, one to guess, one to compare."""
+    """A launch to know the row and one to keep its last token, one to guess, one to compare.
+
+    Only behind drafts a step is corrected; each keeps its tokens, which a graph does.
+    """
     drafted = StepPlan(1, decodes=pack([0]), drafts=pack([3]))
-    ahead, behind = ["upload", "_correct", "_propose"], ["_accept", "download"]
-    wanted = [*ahead, *step(["_decode", "_merge"]), *SAMPLER, *behind]
+    model, behind = ["_remember", *step(["_decode", "_merge"]), *SAMPLER], ["_accept", "download"]
+    wanted = ["upload", "_track", "upload", "_remember", "_propose", *model, *behind]
     assert run(PREFILL, drafted, captured=captured, draft="ngram") == wanted
     after = StepPlan(2, decodes=pack([0]))
-    wanted = ["upload", "_correct", *step(["_decode", "_merge"]), *SAMPLER, "download"]
+    wanted = ["upload", "_correct", *model, "download"]
     assert run(PREFILL, drafted, after, captured=captured, draft="ngram") == wanted
+    assert run(PREFILL, after, captured=captured, draft="ngram") == ["upload", *model, "download"]
 
 
 def test_drafts_of_a_model(run: Any, tmp_path: Path) -> None:
@@ -149,13 +153,15 @@ def test_drafts_of_a_model(run: Any, tmp_path: Path) -> None:
     first, later = step(["_decode", "_merge"]), step(["_decode", "_merge"])
     passes = [*first, *SAMPLER, "_advance", *later, *SAMPLER, "_advance"]
     caught = ["upload", "_fill", *step(["_extend"])]
-    rest = [*step(["_decode", "_merge"]), *SAMPLER, "_accept", "download"]
-    ahead = ["upload", "_correct", *caught, "upload", "_begin", *passes]
+    model = ["_remember", *step(["_decode", "_merge"]), *SAMPLER]
+    rest = [*model, "_accept", "download"]
+    ahead = ["upload", "_track", "upload", "_remember", *caught, "upload", "_begin", *passes]
     assert run(PREFILL, drafted, captured=True, draft=draft) == [*ahead, *rest]
     ahead = ["upload", "_correct", "upload", "_begin", *passes]
     assert run(PREFILL, drafted, drafted, captured=True, draft=draft) == [*ahead, *rest]
-    wanted = ["upload", "_correct", *step(["_decode", "_merge"]), *SAMPLER, "download"]
+    wanted = ["upload", "_correct", *model, "download"]
     assert run(PREFILL, drafted, DECODE, captured=True, draft=draft) == wanted
+    assert run(PREFILL, DECODE, captured=True, draft=draft) == ["upload", *model, "download"]
 
 
 def test_drafts_that_come_with_an_extend(run: Any) -> None:
