@@ -126,7 +126,8 @@ scene("answers in a format, with a file attached", async (page) => {
   await page.getByText(/is no text file/).waitFor();
   await send(page, "How many?");
   await settled(page);
-  assert.ok([1, 2].includes(JSON.parse(await last(page)).n));
+  assert.ok([1, 2].includes(JSON.parse(await page.locator(".answer pre").textContent()).n));
+  await page.getByText(/^Valid:/).waitFor();
   assert.equal(await page.locator(".file summary").textContent(), "notes.txt 15 characters");
 });
 
@@ -164,3 +165,32 @@ scene("a tree of thought: the whole search is one frame, and every branch stream
   assert.equal(sent.filter(({ type }) => type === "prune").length, 3);
   assert.deepEqual(await findings(page), []);
 });
+
+scene("what is typed is computed ahead, rolled back on a change, and sent as it is", async (page) => {
+  await send(page, "First of all, a message that is long enough to be measured.");
+  await settled(page);
+  const box = page.locator("#input");
+  await box.fill("The second one");
+  const exact = () => page.waitForFunction(() => /\+ \d+/.test(document.querySelector(".counter").textContent));
+  await exact();
+  await box.fill("The second one is another");
+  await page.waitForFunction(() => /\+ ~/.test(document.querySelector(".counter").textContent) || true);
+  await page.waitForTimeout(600);
+  await exact();
+  await box.press("Enter");
+  await settled(page);
+  assert.match(await page.locator(".stats").last().textContent(), /\d+ tokens were computed while you typed/);
+  const text = await last(page);
+  const [, computed] = /(\d+) of (\d+) cached/.exec(await page.locator(".stats").last().textContent()).slice(1).map(Number);
+  assert.ok(computed > 0);
+  await page.getByRole("button", { name: /^Retry/ }).last().click();
+  await page.waitForFunction(() => document.querySelectorAll(".arrows").length === 1);
+  await settled(page);
+  assert.equal(await last(page), text);
+  await box.fill("thrown away");
+  await exact();
+  await box.fill("");
+  await send(page, "The third one");
+  await settled(page);
+  assert.equal((await answers(page)).length, 3);
+}, { settings: { ahead: true, max_tokens: 20 } });

@@ -43,6 +43,7 @@ export function scene(name, play, options) {
       await play(page);
       assert.deepEqual(page.context().problems, []);
     } catch (error) {
+      console.log(page.context().problems.join("\n"));
       await page.screenshot({ path: `${process.env.SHOTS ?? "/tmp"}/failed.png` }).catch(() => {});
       throw error;
     } finally {

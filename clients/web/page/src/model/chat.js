@@ -24,6 +24,7 @@ export class Chat {
   #saving = null;
   #due = Infinity; // when the next save is
   #waiting = new Map(); // message -> the promise of its place
+  #ahead = null; // what is being typed, on a branch of its own
 
   /**
    * @param {{record: object, messages?: object[], store: import("./store.js").Store, connection: {url: string, token?: Function}}} parts
@@ -37,6 +38,8 @@ export class Chat {
     /** Read it to be told of every change but the text of answers that are being written. */
     this.version = signal(0);
     this.status = signal({ status: "idle" });
+    /** What is being typed as the server has it already: its text, and how many tokens that are; null: nothing. */
+    this.typed = signal(null);
     /** What went wrong or is worth a word. @type {import("@preact/signals").Signal<{text: string, mild?: boolean} | null>} */
     this.notice = signal(null);
   }
@@ -203,6 +206,7 @@ export class Chat {
     });
     if (!this.record.named && !after) this.record.title = brief(text, 60) || "New chat";
     this.record.updated = Date.now();
+    this.#takeAhead(message);
     this.#touch([message], 0);
     this.answer(message, { count, options });
     return message;
@@ -227,7 +231,7 @@ export class Chat {
       const branches = count === 1 && !used ? [this.#reach(message)] : this.#fork(message, count);
       const made = this.#session.generate({ ...options, branch: branches });
       const answers = made.map((_, i) => this.tree.add({
-        parent: message.id, role: "assistant", text: "", state: "running", place: { epoch: this.record.epoch, branch: branches[i] },
+        parent: message.id, role: "assistant", text: "", state: "running", ...(options.constraint?.json_schema && { json: true }), place: { epoch: this.record.epoch, branch: branches[i] },
       }));
       if (count > 1) this.tree.choose(answers[0]);
       this.#touch([message, ...answers], 0);
@@ -350,6 +354,55 @@ export class Chat {
     if (this.tree.size) this.#touch([], 400);
   }
 
+  // --- typing ahead ---------------------------------------------------------------------------------------
+
+  /**
+   * Have the server compute a message while it is still being typed: it is appended to a branch of its own, and
+   * rolled back when the text changes. What is sent unchanged is there already.
+   */
+  async typeAhead({ text, files, system }) {
+    const after = this.tree.path().at(-1) ?? null;
+    const message = { role: "user", text, ...(files?.length && { files }), ...(system && !after && { system }) };
+    if (this.busy || this.#session?.status !== "open" || (after && (!this.#valid(after.place) || after.place.at === undefined))) return;
+    if (this.#ahead?.after !== after || this.#ahead.epoch !== this.record.epoch) this.#dropAhead();
+    if (this.#ahead?.waits || this.#ahead?.key === keyOf(message)) return;
+    if (!text.trim()) return this.#dropAhead();
+    const base = after?.place.at ?? 0;
+    try {
+      if (this.#ahead) this.#session.rollback({ branch: this.#ahead.branch, to: base }).catch(() => {});
+      const branch = this.#ahead?.branch ?? (after ? this.#fork(after, 1)[0] : this.#newRoot());
+      const ahead = { branch, after, base, key: keyOf(message), epoch: this.record.epoch, waits: true };
+      this.#ahead = ahead;
+      ahead.done = this.#session.append(asMessages(message), { branch });
+      const { position } = await ahead.done;
+      ahead.waits = false;
+      if (this.#ahead === ahead) this.typed.value = { text, tokens: position - base };
+    } catch {
+      this.#ahead = null; // too long, say: sending it tells
+      this.typed.value = null;
+    }
+  }
+
+  /** A message is sent: if it is the one that was typed ahead, it is on its branch. */
+  #takeAhead(message) {
+    const ahead = this.#ahead;
+    if (!ahead) return;
+    if (ahead.key !== keyOf(message) || ahead.epoch !== this.record.epoch || ahead.after !== this.tree.parent(message)) return this.#dropAhead();
+    this.#ahead = null;
+    this.typed.value = null;
+    message.place = { epoch: this.record.epoch, branch: ahead.branch };
+    this.#placing(message, ahead.done.then((ok) => {
+      message.ahead = ok.position - ahead.base;
+      return ok;
+    }));
+  }
+
+  #dropAhead() {
+    if (this.#ahead?.epoch === this.record.epoch) this.#session?.drop(this.#ahead.branch).catch(() => {});
+    this.#ahead = null;
+    this.typed.value = null;
+  }
+
   // --- places on the server ------------------------------------------------------------------------------
 
   #valid(place) { return Boolean(place) && place.epoch === this.record.epoch; }
@@ -391,7 +444,10 @@ export class Chat {
   /** An empty branch: the session's first one if nothing is on it. */
   #root() {
     const taken = [...this.tree.messages.values()].some(({ place }) => this.#valid(place) && place.branch === "main");
-    if (!taken) return "main";
+    return taken ? this.#newRoot() : "main";
+  }
+
+  #newRoot() {
     const name = this.#name();
     this.#session.fork([name], { branch: null }).catch((error) => this.#fail(error));
     return name;
@@ -535,6 +591,9 @@ export class Chat {
     });
   }
 }
+
+/** What two messages have in common that are the same to the model. */
+const keyOf = (message) => JSON.stringify(asMessages(message));
 
 /** Whether a turn of the server's tree is this message. Ids of appends are not known before they are answered. */
 function isOf(turn, message) {

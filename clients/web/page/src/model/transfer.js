@@ -44,7 +44,7 @@ function imported(chat, i) {
   return { record, messages };
 }
 
-function fields({ role, text, created, system, files, calls, results, usage, reason, thoughtMs, merged }) {
+function fields({ role, text, created, system, files, calls, results, usage, reason, thoughtMs, merged, json }) {
   const known = { role, text, created: Number(created) || 0, reason, thoughtMs: Number(thoughtMs) || undefined };
   if (typeof system === "string") known.system = system;
   if (Array.isArray(files)) known.files = files.map(({ name, text: body }) => ({ name: String(name), text: String(body) }));
@@ -52,6 +52,7 @@ function fields({ role, text, created, system, files, calls, results, usage, rea
   if (role === "tool") known.results = (Array.isArray(results) ? results : []).map(({ id, name, text: body }) => ({ ...(id && { id: String(id) }), name: String(name), text: String(body) }));
   if (usage && typeof usage === "object") known.usage = Object.fromEntries(Object.entries(usage).filter(([, value]) => Number.isFinite(value)));
   if (Array.isArray(merged)) known.merged = [];
+  if (json === true) known.json = true;
   return known;
 }
 

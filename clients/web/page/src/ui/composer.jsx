@@ -9,6 +9,7 @@ import { Icon, IconButton } from "./icons.jsx";
 const MOST_FILE = 512 << 10; // bytes of an attached file
 const MOST_FILES = 16;
 const CHARACTERS_A_TOKEN = 4; // a guess, until the server has counted
+const AHEAD_MS = 350; // after the last key
 const COUNTS = [1, 2, 3, 4, 6, 8];
 
 export function Composer({ chat }) {
@@ -24,6 +25,12 @@ export function Composer({ chat }) {
 
   useEffect(() => { area.current.focus({ preventScroll: true }); grow(area.current); }, []);
   useEffect(() => { grow(area.current); }, [text]);
+  const ahead = settings.value.ahead;
+  useEffect(() => {
+    if (!ahead) return undefined;
+    const timer = setTimeout(() => chat.typeAhead({ text: text.trim(), files, system: settings.value.system.trim() }), AHEAD_MS);
+    return () => clearTimeout(timer);
+  }, [text, files, ahead, chat.typed.value, chat.status.value]);
 
   const typed = (value) => {
     setText(value);
@@ -102,12 +109,13 @@ function Counter({ chat, text }) {
   const context = server.value?.model?.context;
   const last = chat.tree.path().findLast(({ place, usage }) => place?.at || usage);
   const used = last?.place?.at ?? (last ? last.usage.prompt + last.usage.output : 0);
-  const more = Math.ceil(text.length / CHARACTERS_A_TOKEN);
+  const typed = text.trim() && chat.typed.value;
+  const more = typed ? typed.tokens : Math.ceil(text.length / CHARACTERS_A_TOKEN);
   if (!used && !more) return <span class="counter" />;
   const full = context && used + more > 0.9 * context;
   return (
-    <span class={`counter${full ? " full" : ""}`} title={`This branch has ${used} tokens${more ? `, the message about ${more}` : ""}${context ? `; the model can hold ${context}` : ""}`}>
-      {used.toLocaleString()}{more ? ` + ~${more.toLocaleString()}` : ""}{context ? ` / ${context.toLocaleString()}` : ""}
+    <span class={`counter${full ? " full" : ""}`} title={`This branch has ${used} tokens${more ? `, the message ${typed ? `${more}, computed already` : `about ${more}`}` : ""}${context ? `; the model can hold ${context}` : ""}`}>
+      {used.toLocaleString()}{more ? ` + ${typed ? "" : "~"}${more.toLocaleString()}` : ""}{context ? ` / ${context.toLocaleString()}` : ""}
     </span>
   );
 }

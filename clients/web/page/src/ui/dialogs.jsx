@@ -49,6 +49,8 @@ export function SettingsDialog() {
       <label>Tools <small>a JSON list, as in OpenAI's API; for chats that start from now on. You answer the calls.</small>
         <textarea rows={3} class="mono" spellcheck={false} value={all.tools} placeholder='[{"name": "weather", "description": "...", "parameters": {...}}]' aria-invalid={Boolean(tools.error)} onInput={(event) => set({ tools: event.target.value })} /></label>
       {tools.error && <p class="failed" role="alert">{tools.error}</p>}
+      <label class="inline"><input type="checkbox" checked={all.ahead} onChange={(event) => set({ ahead: event.target.checked })} />
+        Compute messages while they are typed <small>what you type goes to the server before you send it</small></label>
       <fieldset class="row"><legend>Colours</legend>
         {["system", "light", "dark"].map((each) => (
           <label key={each} class="inline"><input type="radio" name="theme" checked={all.theme === each} onChange={() => set({ theme: each })} />{{ system: "As the system", light: "Light", dark: "Dark" }[each]}</label>

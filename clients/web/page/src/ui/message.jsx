@@ -187,7 +187,7 @@ export function Stats({ chat, message }) {
     const { tokens, rate } = live;
     return tokens ? <span class="stats">{tokens} tokens{rate ? ` · ${Math.round(rate)} tok/s` : ""}</span> : null;
   }
-  const text = statsOf(message);
+  const text = [statsOf(message), savedOf(chat.tree, message)].filter(Boolean).join(" · ");
   return text && <span class="stats" title={costOf(message)}>{text}</span>;
 }
 
@@ -205,6 +205,18 @@ export function statsOf({ usage, reason }) {
   }
   if (ENDS[reason]) parts.push(ENDS[reason]);
   return parts.join(" · ");
+}
+
+const LEAST = 16; // computed tokens that tell how long one takes
+
+/** What typing ahead saved before the first token, by what computing a prompt took elsewhere in this chat. */
+function savedOf(tree, { parent, usage }) {
+  const ahead = usage && tree.get(parent)?.ahead;
+  if (!ahead) return "";
+  const computed = [...tree.messages.values()].filter((each) => each.usage?.computed >= LEAST && !tree.get(each.parent)?.ahead && each.usage.ttft_ms != null);
+  const rates = computed.map((each) => Math.max(0, each.usage.ttft_ms - (each.usage.queue_ms ?? 0)) / each.usage.computed).sort((a, b) => a - b);
+  const saved = rates.length ? ` (about ${Math.round(rates[rates.length >> 1] * ahead)} ms saved)` : "";
+  return `${ahead} tokens were computed while you typed${saved}`;
 }
 
 /** What an answer cost, in words. */

@@ -12,19 +12,32 @@ export function AnswerText({ chat, message }) {
   chat.version.value; // read, to be told of changes
   const live = chat.live.get(message.id);
   live?.drawn.value; // read, to be told of more
+  const writing = Boolean(live) || message.state === "running"; // or it will be known once we are connected
   const whole = live ? live.text : message.text;
   const { thought, open, rest } = split(whole);
-  const shown = message.calls?.length ? rest.replace(CALLS, "").trim() : rest;
-  const writing = Boolean(live) || message.state === "running"; // or it will be known once we are connected
+  const data = message.json ? asData(rest, writing) : null;
+  const shown = data ? data.text : message.calls?.length ? rest.replace(CALLS, "").trim() : rest;
   const waits = writing && !whole;
   return (
     <div class={`answer${writing ? " writing" : ""}`} aria-busy={writing ? "true" : undefined}>
       {thought && <Thought text={thought} open={open} ms={live ? live.thoughtMs : message.thoughtMs} live={live} />}
       {waits && <p class="soft waiting">{chat.status.value.status === "open" ? "Thinking" : "Waiting for the connection"}<span class="cursor" /></p>}
       <Markdown text={shown} final={!writing} />
+      {data?.verdict && <p class={data.valid ? "soft" : "failed"}>{data.verdict}</p>}
       {!writing && !whole && !message.calls?.length && message.state !== "failed" && <p class="soft">{message.reason === "cancelled" ? "Stopped before the first word." : "No text."}</p>}
     </div>
   );
+}
+
+/** An answer that a JSON schema asked for, as code, with a verdict once it has ended. */
+function asData(text, writing) {
+  if (writing) return { text: `\`\`\`json\n${text}` };
+  try {
+    const pretty = JSON.stringify(JSON.parse(text), null, 2);
+    return { text: `\`\`\`json\n${pretty}\n\`\`\``, valid: true, verdict: "Valid: the server let the model write nothing that the schema forbids." };
+  } catch {
+    return { text: `\`\`\`json\n${text}\n\`\`\``, valid: false, verdict: "This answer was cut before its end and is no complete JSON. Allow more tokens in the settings, or go on writing." };
+  }
 }
 
 function Thought({ text, open, ms, live }) {
