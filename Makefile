@@ -45,6 +45,8 @@ check-web:
 	else \
 		cd clients/web && npm run check && npm test; \
 	fi
+	@if [ -n "$(UI)" ]; then cd tests/e2e/assistant_ui && npm ci --silent --no-audit --no-fund; \
+	else echo "SKIPPED: tests with assistant-ui are not prepared (make check-web UI=1)" >&2; fi
 
 # Build the chat page from its sources (clients/web/page) to what the server gives out (clients/web/site)
 page: $(PAGE)/node_modules/.package-lock.json
