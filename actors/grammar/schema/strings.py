@@ -112,7 +112,7 @@ class Strings:
                 if not test.positive:
                     found = (found or _any_text()).minus(self._test(test))
             if (shape.least, shape.most) != (0, None):
-                part = Automaton.from_expression(Repeat(_ONE, shape.least, shape.most))
+                part = _of_length(shape.least, shape.most)
                 found = part if found is None else found.intersect(part)
             if shape.excluded:
                 words = union(*(Literal(_utf8(value)) for value in sorted(shape.excluded)))
@@ -120,6 +120,14 @@ class Strings:
         except ConstraintError as error:
             raise TooLarge(where, error.message) from None
         return found or _any_text()
+
+    def _quoted(self, shape: String) -> Automaton | None:
+        language = self.language(shape)
+        if language.is_empty():
+            return None
+        if shape == String(least=shape.least, most=shape.most):
+            return _strings_of_length(shape.least, shape.most)
+        return quoted(language)
 
     def spell(self, shape: String) -> Automaton | None:
         """The strings of `shape` as JSON, quotes included. None if there are none."""
@@ -133,10 +141,9 @@ class Strings:
             elif shape == String():
                 found = any_string()
             else:
-                language = self.language(shape)
-                if language.is_empty():
+                found = self._quoted(shape)
+                if found is None:
                     return None
-                found = quoted(language)
             self._spelled[shape] = found
         return found
 
@@ -156,6 +163,18 @@ def quoted(language: Automaton) -> Automaton:
     """Strings that mean the texts of `language`, as JSON."""
     quote = Literal(b'"')
     return Automaton.from_expression(Concat((quote, Embedded(escaped(language)), quote)))
+
+
+@lru_cache(maxsize=8)
+def _of_length(least: int, most: int | None) -> Automaton:
+    """Texts of so many characters. Kept, because most long bounds of schemas are a few round numbers."""
+    return Automaton.from_expression(Repeat(_ONE, least, most))
+
+
+@lru_cache(maxsize=8)
+def _strings_of_length(least: int, most: int | None) -> Automaton:
+    """The same as JSON."""
+    return quoted(_of_length(least, most))
 
 
 def _utf8(value: str) -> bytes:
@@ -212,5 +231,12 @@ def escaped(language: Automaton) -> Automaton:
 
 def from_table(table: np.ndarray, final: np.ndarray) -> Automaton:
     """An automaton of `table` int32 [states, 256], equal columns merged; useless states stay."""
-    columns, classes = np.unique(table, axis=1, return_inverse=True)
+    # sorting whole columns takes a hundred times as long as sorting a hash of each
+    random = np.random.default_rng(0xB5297A4D3F84D5B5)
+    factors = random.integers(0, 1 << 64, (len(table), 1), np.uint64)
+    hashes = (table.astype(np.uint64) * factors).sum(axis=0, dtype=np.uint64)
+    _, first, classes = np.unique(hashes, return_index=True, return_inverse=True)
+    columns = np.ascontiguousarray(table[:, first])
+    if (columns[:, classes.ravel()] != table).any():  # two hashes of 64 bits were equal
+        columns, classes = np.unique(table, axis=1, return_inverse=True)
     return Automaton(np.ascontiguousarray(columns), classes.ravel().astype(np.uint8), final)
