@@ -367,3 +367,18 @@ def test_what_constraints_draft_is_no_profit_of_guesses(world):
     told.clear()
     planner.landed(with_counts(plan, [1], [0]))
     assert told == [(1, 0, 0, 1)]  # a step without drafts
+
+
+def test_a_constraint_is_asked_for_few_drafts_where_it_said_nothing(world):
+    """Until it says as many: so it does not take the room of guesses."""
+    planner = drafting(world, rows=64)
+    planner._max_forced = 32
+    held = run_of(planner, 1, limit=300, slots=303)
+    held.jumps = True
+    planner.landed(result(planner.plan(), [5]))
+    found = []
+    for counts, drafted in (([33], [32]), ([1], [0]), ([3], [2]), ([9], [8]), ([1], [0])):
+        plan = planner.plan()
+        found += unpack(plan.drafts)
+        planner.landed(with_counts(plan, counts, drafted))
+    assert found == [32, 32, 8, 8, 32]

@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from ramify.actors.scheduler.speculation import Record, Speculation
+from ramify.actors.scheduler.speculation import FLOOR, Record, Speculation
 
 MOST = 8
 BEGINNING = 50
@@ -143,3 +143,85 @@ def test_acceptance_is_that_of_late():
             high = policy.acceptance
     assert high > 0.9
     assert policy.acceptance < 0.3
+
+
+def drive(policy, record, steps, *, alone=1.0, line=0.2, right=True, late=0.0, slow=lambda step: 1.0):
+    """Steps of one row; the drafts that each asked for. `late`: seconds for each token it is behind."""
+    asked = []
+    for step in range(steps):
+        drafts = (policy.choose([record], 100, changed=not step) or [0])[0]
+        asked.append(drafts)
+        missing = 0
+        if drafts:
+            length = record.length + step
+            missing, record.known = max(0, length - record.known), length
+            policy.landed(record, drafts, drafts, drafts if right else 0)
+        tokens = 1 + drafts * right
+        seconds = (alone + line * drafts) * slow(step)
+        policy.took(1, drafts, drafts, tokens, seconds, late * missing, missing)
+    return asked
+
+
+def test_the_prompt_of_a_draft_model_is_no_part_of_what_steps_cost():
+    """A row that is begun at the cost of twenty steps goes on being drafted."""
+    policy, record = Speculation(MOST), Record()
+    record.length = 400
+    asked = drive(policy, record, 60, late=0.05)
+    assert sum(asked[10:]) > 0.8 * 50 * MOST
+
+
+def test_rows_that_would_not_repay_their_begin_are_not_begun():
+    policy = Speculation(MOST)
+    for _ in range(6):  # rows pay well, and what a begin costs is known
+        record = Record()
+        record.length = 400
+        drive(policy, record, 60, late=0.05)
+        policy.ended(200)
+    short, long = Record(), Record()
+    short.length = long.length = 400
+    short.rest, long.rest = 5, 500
+    wanted = policy.choose([short, long], 100, changed=True)
+    for _ in range(12):  # two rows have to be measured first
+        policy.took(2, sum(wanted or ()), max(wanted or [0]), 2 + sum(wanted or ()), 1.0)
+        wanted = policy.choose([short, long], 100, changed=True)
+    assert wanted is not None
+    assert wanted[1] > 0
+    assert wanted[0] <= 1  # a probe at most, of what the bank holds
+
+
+def test_slow_steps_of_a_busy_machine_do_not_stop_drafts():
+    """Every third step lasts ten times as long, the first ones with drafts among them."""
+    policy, record = Speculation(MOST), Record()
+    asked = drive(policy, record, 300, slow=lambda step: 10.0 if step % 3 == 0 else 1.0)
+    assert sum(asked[50:]) > 0.8 * 250 * MOST
+
+
+def test_rows_that_cannot_be_drafted_get_none():
+    policy, record = Speculation(MOST), Record()
+    for step in range(100):
+        wanted = policy.choose([None, record, None], 100, changed=not step) or [0, 0, 0]
+        assert wanted[0] == wanted[2] == 0
+        if wanted[1]:
+            policy.landed(record, wanted[1], wanted[1], wanted[1])
+        policy.took(3, wanted[1], wanted[1], 3 + wanted[1], 1.0 + 0.1 * wanted[1])
+    assert wanted[1] > 1
+
+
+def test_steps_with_prompts_count_by_what_such_steps_usually_cost():
+    """They say nothing of time, but what their drafts lose is lost."""
+    policy, record = Speculation(MOST), Record()
+    drive(policy, record, 40)
+    high = policy._bank
+    policy.took(1, MOST, MOST, 1, None)
+    assert high - 2.0 < policy._bank < high - 1.0
+    policy.took(1, 2, 2, 3, None)
+    assert policy._bank > high - 2.0
+
+
+def test_the_bank_owes_no_more_than_its_floor():
+    policy, record = Speculation(MOST), Record()
+    drive(policy, record, 20)
+    for _ in range(50):
+        policy.took(1, MOST, MOST, 1, 9.0)
+    assert policy._bank == FLOOR
+    assert policy.choose([record], 100, changed=False) is None
