@@ -5,6 +5,7 @@ Elsewhere numpy takes all nodes of a depth that are still alive at once (10 ms).
 """
 
 from functools import cache
+from threading import Lock
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -44,8 +45,17 @@ def walker(vocabulary: Vocabulary, next: NDArray[np.int32], classes: NDArray[np.
 MOST_DEPTH = 1024  # of a tree that the kernel can walk
 
 
-@cache
+_compiling = Lock()
+
+
 def _kernels() -> "TokenKernels | None":
+    """The same ones for all threads, which may ask at once."""
+    with _compiling:
+        return _compiled()
+
+
+@cache
+def _compiled() -> "TokenKernels | None":
     try:
         from ramify.gpu.native.tokens import token_kernels
     except ImportError:  # llvmlite has no wheel for this machine
@@ -69,7 +79,7 @@ class NativeWalker:
         self._width = next.shape[1]
         self._table = _offsets(next)
         self._classes = classes.astype(np.int32)
-        self._kernel = kernels.walk
+        self._kernels = kernels  # their code lives as long as they
         _ = vocabulary.preorder  # made here, once for a model, and not while a step waits
 
     def mask(self, state: int, which: Which = "all") -> NDArray[np.int32]:
@@ -94,7 +104,7 @@ class NativeWalker:
         bytes_, depths, ends, tokens = (array.ctypes.data for array in tree)
         nodes, start = len(tree.byte), state * self._width
         classes, table = self._classes.ctypes.data, self._table.ctypes.data
-        self._kernel(
+        self._kernels.walk(
             nodes, bytes_, depths, ends, tokens, classes, table, start, mask.ctypes.data, targets
         )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import re
 import time
 from collections.abc import Iterator
@@ -65,6 +66,42 @@ async def test_outputs_obey_and_stream(url: str) -> None:
         assert set(json.loads(listed.text)) <= {"a", 1, None}
         chosen = session.main.generate(choices=["yes", "no"], n=3, temperature=1.0)
         assert {(await each).text for each in chosen} <= {"yes", "no"}
+
+
+async def test_forked_rolled_back_and_cancelled_in_the_midst(url: str) -> None:
+    """On a real model: what ends by itself obeys, whatever happened to its neighbours."""
+    patterns = [
+        r"[0-9]{3}-[0-9]{4}",
+        r"(no|none)",
+        r"[a-z]{40,60}",
+        r'\{"a": (true|false), "b": "[^"]{0,9}"\}',
+    ]
+    dice = random.Random(5)
+    async with ramify.connect(url) as session:
+        await session.main.append("Tell me: ")
+        stopped = 0
+        for round_ in range(6):
+            branches = await session.main.fork(*(f"r{round_}.{i}" for i in range(4)))
+            running = []
+            for branch, pattern in zip(branches, patterns, strict=True):
+                held = dice.choice([{"n": 2}, {}])
+                started = branch.generate(
+                    regex=pattern, temperature=1.0, seed=round_, max_tokens=90, **held
+                )
+                running += [(pattern, one) for one in (started if held else [started])]
+            await asyncio.sleep(dice.random() * 0.05)
+            victim = dice.choice(branches)
+            await victim.cancel()
+            for pattern, one in running:
+                result = await one
+                assert result.reason in ("stop", "cancelled")
+                if result.reason == "stop":
+                    assert re.fullmatch(pattern, result.text, re.A)
+                    stopped += 1
+            await victim.rollback(to=session.main.position)
+            again = await victim.generate(regex=patterns[0])
+            assert re.fullmatch(patterns[0], again.text)
+        assert stopped >= 12
 
 
 async def test_what_became_of_constraints_is_counted(url: str) -> None:

@@ -9,10 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.compile import compile_constraint
 from ramify.actors.grammar.structure import structure_automaton
+from ramify.gpu.constraints.bodies import constraint_of
+from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.masks import MaskStore
+from ramify.gpu.constraints.matcher import Automaton as Rule
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import ConstraintError
 from ramify.protocol.structure import RegexPart, Structure, Tag, TagsPart, TextPart
 from tests.gpu.constraints.conftest import byte_level
@@ -63,6 +68,24 @@ def test_every_text_can_be_spelled(pattern: str, vocabulary: Vocabulary) -> None
     for text in PATTERNS[pattern]:
         assert can_be_spelled(machine, text.encode()), text
     assert not can_be_spelled(machine, b"\xff")
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        ('{"enum": [1, 12]}', ["1", "12"]),
+        ('{"anyOf": [{"type": "integer"}, {"type": "number"}]}', ["1", "-12", "0.5", "-3.25"]),
+        ('{"oneOf": [{"const": "no"}, {"const": "none"}]}', ['"no"', '"none"']),
+    ],
+)
+def test_every_alternative_of_a_schema_can_be_spelled(
+    schema: str, texts: list[str], vocabulary: Vocabulary
+) -> None:
+    body = compile_constraint(ConstraintSpec("json_schema", schema, True)).body
+    rule = constraint_of(body, vocabulary, lambda: GrammarVocabulary(vocabulary))
+    assert isinstance(rule, Rule)
+    for text in texts:
+        assert can_be_spelled(rule.machine, text.encode()), text
 
 
 ATOMS = st.sampled_from(

@@ -1,11 +1,16 @@
 """Walks down the tree, with numpy and with the kernel, against token by token."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.grammar.automaton import Automaton
+from ramify.gpu.constraints import walk as walking
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.constraints.walk import NativeWalker, NumpyWalker, walker
 
@@ -47,3 +52,18 @@ def test_a_token_longer_than_the_kernel_takes() -> None:
     walk = walker(tree, automaton.next, automaton.classes)
     assert isinstance(walk, NumpyWalker)
     assert tree.unpack(walk.mask(0)).tolist() == [True, True]
+
+
+def test_threads_that_ask_at_once_share_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that was compiled twice would be freed while one of them still walks."""
+    made = []
+
+    def slowly() -> object:
+        time.sleep(0.05)
+        made.append(object())
+        return made[-1]
+
+    monkeypatch.setattr(walking, "_compiled", cache(slowly))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: walking._kernels(), range(4)))
+    assert found == made * 4
