@@ -233,4 +233,4 @@ async def test_calls_are_exact_over_openais_api(url: str) -> None:
         assert free.choices[0].message.content
 
 
-UNIQUE = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
+UNIQUE = {"type": "object", "properties": {"x": {"type": "array", "unevaluatedItems": False}}}

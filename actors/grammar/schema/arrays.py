@@ -19,7 +19,7 @@ from ramify.actors.grammar.schema.assembly import Assembly
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.limits import MAX_COUNT
 from ramify.actors.grammar.schema.shapes import Array, Claims, joined
-from ramify.actors.grammar.schema.unique import different, longest
+from ramify.actors.grammar.schema.unique import apart, different, longest
 
 
 class Arrays:
@@ -94,17 +94,16 @@ class Arrays:
         return union(*cases)
 
     def _unique(self, shape: Array) -> Expression | None:
-        """Arrays of different items: exact where few values are possible."""
+        """Arrays of different items: exact where few values are possible, else short."""
         pointer = shape.unique or ""
         if shape.contains:
             raise Unsupported(pointer, "uniqueItems is not supported beside contains")
         first = max((len(items.first) for items in shape.items), default=0)
         texts = None if first else self._finite(_claims(shape, 0))
+        if first:
+            raise Unsupported(pointer, "uniqueItems is not supported beside prefixItems")
         if texts is None:
-            raise Unsupported(
-                pointer,
-                "uniqueItems is supported for items of few values: give items an enum, or maxItems: 1",
-            )
+            return self._apart(shape, pointer)
         most = len(texts) if shape.most is None else min(shape.most, len(texts))
         room = longest(texts)
         if shape.least > min(most, room):
@@ -118,6 +117,21 @@ class Arrays:
             return Concat(())
         found = Embedded(different(texts, max(shape.least, 1), most, self._comma))
         return found if shape.least else optional(found)
+
+    def _apart(self, shape: Array, pointer: str) -> Expression | None:
+        """Arrays of items that differ in how they begin: few of them, or only one."""
+        item = self._spell(_claims(shape, 0))
+        if item is None:
+            return None if shape.least else Concat(())
+        found, most = apart(item, max(shape.least, 1), shape.most, self._comma)
+        if shape.least > most:
+            raise Unsupported(
+                pointer,
+                f"of items that are not listed at most {most} can be kept different: give an enum",
+            )
+        same = f"more than {most} items, and items that begin with near letters,"
+        self._note(f"{pointer}: {same if most > 1 else 'more than one item'} cannot be written")
+        return Embedded(found) if shape.least else optional(Embedded(found))
 
 
 def _bracketed(inside: Expression | None) -> Automaton | None:

@@ -55,7 +55,8 @@ def test_without_llguidance_recursion_goes_to_a_depth(monkeypatch: pytest.Monkey
 
 
 def test_nobody_serves_it() -> None:
-    schema = {"properties": {"a": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
+    unique = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 2}
+    schema = {"properties": {"a": unique}}
     with pytest.raises(ConstraintError, match="uniqueItems") as caught:
         route(schema)
     assert caught.value.details == {"pointer": "/properties/a/uniqueItems"}

@@ -30,7 +30,10 @@ SCHEMA: dict[str, Any] = {
     "required": ["mode", "pair"],
     "additionalProperties": False,
 }
-UNIQUE: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
+UNIQUE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"x": {"type": "array", "unevaluatedItems": False}},
+}
 QUESTION = w.Append(id=1, messages=[w.ChatMessage(role="user", content="Q")])
 
 

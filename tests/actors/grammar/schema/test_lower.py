@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.lower import lower
+from tests.actors.grammar.samples import sample
 
 Case = tuple[str, Any, list[Any], list[Any]]
 
@@ -403,7 +404,11 @@ REFUSED = [
     ({"$ref": "#/$defs/a"}, "", "nothing at the end"),
     ({"$ref": "http://elsewhere/x"}, "/$ref", "references are local"),
     ({"$ref": "#"}, "", "itself"),
-    ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "/uniqueItems", "few values"),
+    (
+        {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 2},
+        "/uniqueItems",
+        "give an enum",
+    ),
     (
         {"properties": {"a": {"type": "string", "pattern": "(a)\\1"}}, "type": "object"},
         "/properties/a/pattern",
@@ -585,3 +590,42 @@ def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ramify.actors.grammar.schema.lower.process_time", lambda: 3.0 * next(ticks))
     with pytest.raises(TooLarge, match="takes more than"):
         lower({"type": "array", "items": {"type": "array", "items": {"type": "null"}}})
+
+
+@pytest.mark.parametrize(
+    ("items", "most"),
+    [
+        ({"type": "string"}, 2),
+        ({"type": "string", "pattern": "^[0-9]{4}$"}, 3),
+        ({"type": "string", "format": "uuid"}, 2),
+        (
+            {
+                "type": "object",
+                "properties": {"id": {"type": "string"}},
+                "required": ["id"],
+                "additionalProperties": False,
+            },
+            2,
+        ),
+        ({"type": "number"}, 1),
+        ({}, 1),
+    ],
+)
+def test_unique_items_of_many_values_are_few_and_begin_differently(items: Any, most: int) -> None:
+    """Whatever is written is valid; how many can be is told."""
+    schema = {"type": "array", "items": items, "uniqueItems": True}
+    lowered = lower(schema, spacing="spaced")
+    assert any("cannot be written" in note for note in lowered.notes)
+    rng = random.Random(2)
+    longest = 0
+    for _ in range(60):
+        value = json.loads(sample(lowered.automaton, rng, rng.choice([0, 20, 60])))
+        jsonschema.validate(value, schema)
+        longest = max(longest, len(value))
+    assert longest >= min(most, 2)
+    two = {**schema, "minItems": 2}
+    if most > 1:
+        assert len(json.loads(sample(lower(two).automaton, rng, 0))) == 2
+    else:
+        with pytest.raises(Unsupported, match="give an enum"):
+            lower({**two, "items": {"type": "number"}})

@@ -173,7 +173,7 @@ def test_what_ends_an_output_is_no_part_of_a_call() -> None:
 
 
 def bad(**more: Any) -> list[dict[str, Any]]:
-    parameters = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
+    parameters = {"type": "object", "properties": {"x": {"type": "array", "unevaluatedItems": False}}}
     return [{"name": "bad", "parameters": parameters, **more}]
 
 
