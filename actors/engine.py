@@ -18,7 +18,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import anyio
 import msgspec
@@ -45,6 +46,8 @@ from ramify.actors.kit.mailbox import LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.placement import place
 from ramify.actors.scheduler.actor import SchedulerActor
+from ramify.actors.store.base import StoreError
+from ramify.actors.store.sqlite import SqliteStore, claim
 from ramify.actors.watchdog import step_timeout, watch_executor
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import ConfigError, RamifyError
@@ -130,6 +133,7 @@ class Engine:
         self.placement = place(config)
         self._spec = spec
         self._check_idle = check_idle
+        self._claimed: IO[bytes] | None = None  # the store's lock
         self._to_scheduler: Mailbox[SchedulerEvent] = Mailbox("scheduler", BIG)
         self._to_cache: Mailbox[CacheMessage] = Mailbox("cache", BIG)
         self._to_grammar: Mailbox[GrammarMessage] = Mailbox("grammar", BIG)
@@ -156,8 +160,23 @@ class Engine:
 
     async def listen(self, group: TaskGroup) -> None:
         """Open the port; upgrades get 503 until `load` is done. Raises ConfigError."""
+        if self.config.server.store is not None:
+            await anyio.to_thread.run_sync(self._claim, self.config.server.store)
         log.info("placing the gateways", **self.placement.told("gateways"))
         self.port = await self.front.listen(group, self._core)
+
+    def _claim(self, path: Path) -> None:
+        """Have the store to ourselves. Raises ConfigError."""
+        try:
+            self._claimed = claim(path)
+            store = SqliteStore(path)
+            try:
+                store.unclaimed()
+            finally:
+                store.close()
+        except StoreError as error:
+            raise ConfigError(str(error)) from error
+        log.info("sessions are saved", store=str(path))
 
     async def load(self, progress: Progress) -> None:
         """Load tokenizer and model. Raises ModelError, ConfigError, ExecutorNotStarted."""
@@ -292,6 +311,8 @@ class Engine:
     async def close(self) -> None:
         """Stop what is not in the task group: the executor, gateway processes."""
         await self.front.close()
+        if self._claimed is not None:
+            self._claimed.close()
         if self.executor is not None:
             with anyio.CancelScope(shield=True):
                 await self.executor.stop(grace=5.0)

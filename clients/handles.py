@@ -47,6 +47,7 @@ from ramify.protocol.wire import (
     Method,
     Ok,
     Op,
+    Persist,
     Place,
     Prune,
     Role,
@@ -265,7 +266,7 @@ class Branch:
         *,
         name: str | None = None,
         retain_s: float | None = None,
-        persist: bool | None = None,
+        persist: Persist | None = None,
         meta: dict[str, Any] | None = None,
     ) -> Ok:
         """Rename, keep its KV warm for a while, save it, or attach facts of your own."""
@@ -449,7 +450,7 @@ class Session:
         self,
         *,
         retain_s: float | None = None,
-        persist: bool | None = None,
+        persist: Persist | None = None,
         meta: dict[str, Any] | None = None,
     ) -> Ok:
         """Settings of the session itself."""

@@ -12,7 +12,7 @@ import msgspec
 
 from ramify.protocol.credentials import CredentialLimits, check_token
 from ramify.protocol.errors import ConfigError
-from ramify.protocol.wire import MAX_NAMES, MOST_PRIORITY
+from ramify.protocol.wire import MAX_NAMES, MOST_PRIORITY, Persist
 
 MOST = 2**31 - 1  # of any number that nothing else bounds
 DAY_S = 86_400.0
@@ -166,6 +166,7 @@ class ScheduleConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SESSIONS_BYTES_LEAST = 1 << 20
+STORE_BYTES_LEAST = 1 << 20
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +194,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     sessions_bytes: int = 1 << 32  # of the host's memory, for all sessions
     grace_s: float = 10.0  # drain time at stop
     token_ttl_s: float = 60.0  # of minted single-use tokens
+    store: Path | None = None  # the file that keeps sessions; None: they end with the process
+    store_days: float = 30.0  # that it keeps a session after its last use
+    store_bytes: int = 1 << 33  # of all sessions in it; beyond them the oldest go
+    persist: Persist = "lazy"  # how sessions are saved that do not say
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, f"--port is {self.port}: must be 0 to 65535")
@@ -218,6 +223,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             "or --auth-tokens, or --insecure to serve anybody",
         )
         _seconds("--session-ttl-max", self.session_ttl_max_s, self.session_ttl_s, 365 * DAY_S)
+        days = self.store_days
+        _require(0 < days <= 36_500, f"--store-days is {days:g}: must be over 0, up to 36500")
+        _count("--store-bytes", self.store_bytes, STORE_BYTES_LEAST, 1 << 50)
         _count("--max-sessions", self.max_sessions, 1, 1 << 26)
         _count("--sessions-bytes", self.sessions_bytes, SESSIONS_BYTES_LEAST, 1 << 50)
 

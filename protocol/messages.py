@@ -22,6 +22,7 @@ from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import Code
 from ramify.protocol.plan import ExecutorDown, StepPlan, StepResult, StopExecutor
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
+from ramify.protocol.saved import Changes
 from ramify.protocol.wire import (
     MOST_PRIORITY,
     ClientMessage,
@@ -473,6 +474,12 @@ class Shutdown(Base, frozen=True):
     after_ms: int
 
 
+class Saved(Base, frozen=True):
+    """The store has all that the session's `Save` with this ticket brought."""
+
+    ticket: int
+
+
 SessionMessage = (
     Attach
     | Frame
@@ -484,6 +491,7 @@ SessionMessage = (
     | Compiled
     | NotCompiled
     | Lost
+    | Saved
     | Tick
 )
 
@@ -508,9 +516,53 @@ class OpenSession(Base, frozen=True):
     size: int = 0  # bytes of the frame
     place: int | None = 0
     displaceable: bool = False
+    saves: bool = True  # False: nobody comes back to a new session, so no store needs it
+    fetched: bool = False  # the store was asked for the session
 
 
-DirectoryMessage = OpenSession | Shutdown
+class Fetched(Base, frozen=True):
+    """The answer to `Fetch`. `items`: empty if the store has no such session.
+
+    `error`: why nobody knows; then it may be asked for again.
+    """
+
+    session: str
+    items: dict[str, bytes]
+    error: str | None = None
+
+
+class Waiting(Base, frozen=True):
+    """The store's sessions in which ops wait or run: their servers ended before they were done."""
+
+    sessions: list[str]
+
+
+DirectoryMessage = OpenSession | Shutdown | Fetched | Waiting
+
+# --- store mailbox ------------------------------------------------------------------------------
+
+
+class Save(Base, frozen=True):
+    """Write `changes`. Answered by `Saved` to `session` once they are on the disk, if it is not 0."""
+
+    session: int
+    ticket: int
+    changes: Changes
+
+
+class Fetch(Base, frozen=True):
+    """Read a session. Answered by `Fetched` to the directory."""
+
+    session: str
+
+
+class Forget(Base, frozen=True):
+    """The session is over, or not to be saved any more."""
+
+    session: str
+
+
+StoreMessage = Save | Fetch | Forget
 
 # --- gateway mailbox ----------------------------------------------------------------------------
 

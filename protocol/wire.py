@@ -50,6 +50,7 @@ Seconds = Annotated[float, Meta(ge=0, le=_MONTH_S)]
 ShortText = Annotated[str, Meta(max_length=256)]  # ids, names, keys
 LongText = Annotated[str, Meta(max_length=MAX_TEXT)]
 Text = Annotated[str, Meta(max_length=1 << 26)]  # as long as a frame may be; a context is shorter
+Persist = Literal["none", "lazy", "sync"]  # not saved; saved soon; saved before anybody hears of it
 Role = Literal["system", "user", "assistant", "tool"]
 JsonObject = dict[str, Any]  # `json_value` says what it may hold
 Tools = Annotated[list[JsonObject], Meta(max_length=1024)]
@@ -328,7 +329,7 @@ class Set(Op, kw_only=True, frozen=True):
     branch: BranchName | None = None
     name: BranchName | None = None
     retain_s: Seconds | None = None
-    persist: bool | None = None
+    persist: Persist | None = None
     meta: JsonObject | None = None
 
 
@@ -440,7 +441,7 @@ class BranchState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     kv: Literal["gpu", "host", "disk", "none"] = "none"
     resident: int | None = None
     retain_s: float | None = None
-    persist: bool | None = None
+    persist: Persist | None = None  # None: as the session
     reason: str | None = None
     meta: JsonObject | None = None
     turns: list[SegmentState] | None = None
@@ -471,6 +472,8 @@ class State(ServerBase, kw_only=True, frozen=True):
     meta: JsonObject | None = None
     id: int | None = None
     ttl_s: float | None = None  # how long the session is kept without sockets; in the answer to `open`
+    persist: Persist | None = None  # how it is saved; in the answer to `open`, of a server that saves
+    lost: bool = False  # the server restarted without what this client has seen last
     next: Place | None = None  # there is more: ask for `tree` again, `after` this
 
 

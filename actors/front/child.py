@@ -122,6 +122,7 @@ class GatewayChild:
             start.config.limits.ops_per_frame,
             self._told,
             behind=lambda: len(self._core) >= SESSIONS,
+            workers=start.config.gateways or 0 if start.config.server.store is not None else 0,
         )
         self._front = LocalFront(
             start.config,
@@ -129,7 +130,7 @@ class GatewayChild:
             self._metrics,
             self._clock,
             mailboxes=self._router,
-            naming=naming(start.worker, start.incarnation, start.first),
+            naming=naming(start.worker, start.incarnation, start.first, start.config.gateways or 0),
             listeners=[Listener(fileno=fd) for fd in start.listeners],
             credentials=start.credentials,
             minted=_minted(start),

@@ -6,6 +6,7 @@ runs. The actors are the same: only the addresses in `Mailboxes` differ.
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import anyio
@@ -22,14 +23,19 @@ from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
 from ramify.actors.kit.usage import CredentialUsage
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
 from ramify.actors.session.meter import Holdings
+from ramify.actors.store.actor import StoreActor
+from ramify.actors.store.base import StoreError
+from ramify.actors.store.sqlite import SqliteStore
 from ramify.actors.tokenizer import Tokenizer
-from ramify.protocol.config import EngineConfig
+from ramify.protocol.config import DAY_S, EngineConfig
 from ramify.protocol.credentials import Credential
+from ramify.protocol.errors import ConfigError
 from ramify.protocol.messages import (
     DirectoryMessage,
     GatewayMessage,
     SessionMessage,
     Shutdown,
+    StoreMessage,
 )
 
 BIG = 1 << 20  # messages of the gateway's mailbox; it reads all that there are at every turn of the loop
@@ -74,6 +80,9 @@ class Naming(msgspec.Struct, frozen=True):
     sockets: Iterator[int] | None = None
     sessions: Iterator[int] | None = None
     prefix: str = "s_"
+    takes: Callable[[str], bool] = lambda session: (
+        True
+    )  # whether a session of the store is taken up here
 
 
 class LocalFront:
@@ -136,6 +145,7 @@ class LocalFront:
             config.limits, sessions=config.server.max_sessions, most=config.server.sessions_bytes
         )
         self._metrics.watch_held(lambda: holdings.held)
+        store = await self._open_store(group, guard) if config.server.store is not None else None
         self._directory = directory = Directory(
             self._mailboxes.to_directory,
             tokenizer=self._tokenizer,
@@ -156,8 +166,37 @@ class LocalFront:
             numbers=self._naming.sessions,
             prefix=self._naming.prefix,
             tool_parser=config.model.tool_parser,
+            store=store,
+            kept_s=config.server.store_days * DAY_S,
+            persist=config.server.persist,
         )
         await group.start(guard("directory", directory.run))
+
+    async def _open_store(self, group: TaskGroup, guard: Guard) -> Address[StoreMessage]:
+        """Start the store actor, which has sessions with ops taken up at once. Raises ConfigError."""
+        server = self._config.server
+        assert server.store is not None
+
+        def opened(path: Path) -> tuple[SqliteStore, list[str]]:
+            store = SqliteStore(path)
+            return store, store.waiting()
+
+        try:
+            store, waiting = await anyio.to_thread.run_sync(opened, server.store)
+        except StoreError as error:
+            raise ConfigError(str(error)) from error
+        mailbox: Mailbox[StoreMessage] = Mailbox("store", BIG)
+        actor = StoreActor(
+            mailbox,
+            store,
+            self._mailboxes.sessions,
+            self._mailboxes.to_directory,
+            keep_s=server.store_days * DAY_S,
+            most=server.store_bytes,
+            waiting=[session for session in waiting if self._naming.takes(session)],
+        )
+        await group.start(guard("store", actor.run))
+        return mailbox
 
     async def announced(self) -> None:
         """The gateway looks at the engine's status itself."""

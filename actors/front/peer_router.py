@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
 from ramify.actors.front.local import OPENS, Mailboxes
-from ramify.actors.front.wire import PeerMessage, ToSession, encoder, from_peer, owner, worker_of
+from ramify.actors.front.wire import PeerMessage, ToSession, encoder, from_peer, home, worker_of
 from ramify.actors.gateway.intake import refuse
 from ramify.actors.kit.batch import LARGEST, Batch
 from ramify.actors.kit.bundle import FRAME_BYTES
@@ -56,7 +56,8 @@ class PeerRouter(Mailboxes):
 
     `forward(worker, body)` brings bytes to a peer's `receive`, unless it raises MailboxFull;
     `behind()`: so much waits on that way that frames of clients have to be refused. `most`: refusals
-    of one frame. `told`: called when sessions have taken all that was put into `fan_out`.
+    of one frame. `told`: called when sessions have taken all that was put into `fan_out`. `workers`: how
+    many there are, if a store outlives them; else 0.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class PeerRouter(Mailboxes):
         most: int,
         told: Callable[[], None] = lambda: None,
         behind: Callable[[], bool] = lambda: False,
+        workers: int = 0,
     ) -> None:
         super().__init__()
+        self._workers = workers
         self.worker = worker
         self.sessions = _SessionRouter(self)
         self.fan_out: FanOut[SessionMessage] = FanOut(self.sessions, emptied=told)
@@ -172,7 +175,7 @@ class PeerRouter(Mailboxes):
 
     def _to_directory(self, message: DirectoryMessage) -> None:
         if isinstance(message, OpenSession) and message.open.session is not None:
-            if self._early is not None and owner(message.open.session) != self.worker:
+            if self._early is not None and home(message.open.session, self._workers) != self.worker:
                 if len(self._early) >= OPENS:
                     raise MailboxFull("sockets that wait to hear who the peers are")
                 self._early.append(message)
@@ -183,7 +186,7 @@ class PeerRouter(Mailboxes):
 
     def _open_remotely(self, message: OpenSession) -> bool:
         """Ask the peer that has the session. False if none has."""
-        worker = owner(message.open.session or "")
+        worker = home(message.open.session or "", self._workers)
         if worker is None or worker not in self._peers:
             return False
         self._send(worker, message)

@@ -24,6 +24,7 @@ This file does not know sockets or processes.
 from collections.abc import Callable
 from itertools import count
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -249,12 +250,16 @@ def count_of(session: int) -> int:
     return session // MAX_WORKERS
 
 
-def naming(worker: int, incarnation: int, first: int) -> Naming:
-    """The numbers of a gateway process, which no earlier process of its worker has used."""
+def naming(worker: int, incarnation: int, first: int, workers: int = 0) -> Naming:
+    """The numbers of a gateway process, which no earlier process of its worker has used.
+
+    `workers`: how many there are.
+    """
     return Naming(
         sockets=count((incarnation << 32) * MAX_WORKERS + MAX_WORKERS + worker, MAX_WORKERS),
         sessions=count(first * MAX_WORKERS + worker, MAX_WORKERS),
         prefix=f"s_{worker}_",
+        takes=lambda session: home(session, workers) == worker,
     )
 
 
@@ -264,6 +269,16 @@ def owner(session: str) -> int | None:
     if len(parts) != 3 or not parts[1].isdecimal() or len(parts[1]) > len(str(MAX_WORKERS)):
         return None  # a client wrote it: it may be anything
     return int(parts[1])
+
+
+def home(session: str, workers: int) -> int | None:
+    """The worker that takes up a session: the one that made it, or, where there is none of that number
+    (a store outlives a server that had more), always the same other one.
+    """
+    worker = owner(session)
+    if worker is not None and (worker < workers or not workers):
+        return worker
+    return crc32(session.encode()) % workers if workers else None
 
 
 # --- codecs -------------------------------------------------------------------------------------

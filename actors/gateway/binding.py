@@ -38,7 +38,7 @@ class Stage(enum.Enum):
 class SessionBinding:
     """The session side of one WebSocket.
 
-    `credential`: whom sessions that it opens belong to. `displaceable`: see `OpenSession`.
+    `credential`: whom sessions that it opens belong to. `displaceable`, `saves`: see `OpenSession`.
     `open_by`: when an `open` must have come (engine seconds), None unless one is awaited.
     """
 
@@ -52,6 +52,7 @@ class SessionBinding:
         "credential",
         "displaceable",
         "open_by",
+        "saves",
         "stage",
     )
 
@@ -64,6 +65,7 @@ class SessionBinding:
         self._throttled = False
         self.credential = NOBODY
         self.displaceable = False
+        self.saves = True
         self.open_by: float | None = None
         self.stage = Stage.WAITING
         self._await_open()
@@ -150,6 +152,7 @@ class SessionBinding:
                     size=size,
                     place=place,
                     displaceable=self.displaceable,
+                    saves=self.saves,
                 )
             )
         except (MailboxFull, MailboxClosed):

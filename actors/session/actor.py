@@ -22,8 +22,9 @@ from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFu
 from ramify.actors.session.choices import Choices
 from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.encoder import Encoder, Job
-from ramify.actors.session.outbox import Encoded, EncodeText
+from ramify.actors.session.outbox import Encoded, EncodeText, Outbox
 from ramify.actors.session.pending_appends import Prepared
+from ramify.actors.session.saver import Saver
 from ramify.protocol.errors import Close, Overloaded, RamifyError
 from ramify.protocol.messages import (
     Attach,
@@ -40,6 +41,7 @@ from ramify.protocol.messages import (
     Lost,
     NotCompiled,
     RequestMessage,
+    Saved,
     SessionMessage,
     Throttled,
     Tick,
@@ -108,8 +110,10 @@ class SessionActor:
         gateway: Address[GatewayMessage],
         clock: Clock,
         encoder: Encoder,
+        saver: Saver | None = None,
     ) -> None:
         self.core = core
+        self._saver = saver
         self._encoder = encoder
         self._mailbox = mailbox
         self._cache = cache
@@ -169,9 +173,14 @@ class SessionActor:
                         await asyncio.sleep(0)
                 await self._hand_over()
         except MailboxClosed:
-            core.fail(RamifyError(self._failure), self._clock.now())
+            if self._saver is not None and self._saver.leave():
+                core.ended = FAILED  # its ops go on where it is taken up again: none of them has ended
+            else:
+                core.fail(RamifyError(self._failure), self._clock.now())
             await self._hand_over()
         finally:
+            if self._saver is not None:
+                self._saver.end()
             self._encoder.forget(core.state.owner, core.state.number)
             if self._timer is not None:
                 self._timer.cancel()
@@ -202,6 +211,9 @@ class SessionActor:
                 core.compiled(message, now)
             case Encoded(ticket, prepared, error):
                 core.encoded(ticket, prepared, error, now)
+            case Saved(ticket):
+                if self._saver is not None:
+                    self._saver.saved(ticket)
             case Tick():
                 core.tick(now)
             case Displace():
@@ -216,6 +228,11 @@ class SessionActor:
             out.seal()
         try:
             # Sockets first: when the engine goes down telling the others raises, and ends must be heard.
+            if self._saver is not None:
+                self._saver.turn()
+            if self._saver is not None and self._saver.holds and self.core.ended is None:
+                self._send_saved(self._saver)
+                return self._send_on(out)
             for subscriber in self.core.publisher.subscribers.values():
                 if subscriber.out:
                     self._gateway.tell(Deliver(subscriber.socket, subscriber.out))
@@ -224,14 +241,27 @@ class SessionActor:
                 _tell_all(self._gateway, out.notes, lambda note: Deliver(note[0], [note[1]]))
             if out.closes:
                 _tell_all(self._gateway, out.closes, lambda close: CloseSocket(*close))
-            if out.cache:
-                _tell_all(self._cache, out.cache)
-            if out.grammar:
-                _tell_all(self._grammar, out.grammar)
-            if out.scheduler:
-                _tell_all(self._scheduler, out.scheduler)
+            return self._send_on(out)
         except MailboxFull:
             return False
+
+    def _send_saved(self, saver: Saver) -> None:
+        """To each socket what the store has by now; the rest waits. Raises MailboxFull."""
+        for subscriber in self.core.publisher.subscribers.values():
+            count = saver.ready(subscriber.socket)
+            if count:
+                self._gateway.tell(Deliver(subscriber.socket, subscriber.out[:count]))
+                del subscriber.out[:count]
+                saver.sent(subscriber.socket, count)
+
+    def _send_on(self, out: Outbox) -> bool:
+        """To the other actors. Raises MailboxFull."""
+        if out.cache:
+            _tell_all(self._cache, out.cache)
+        if out.grammar:
+            _tell_all(self._grammar, out.grammar)
+        if out.scheduler:
+            _tell_all(self._scheduler, out.scheduler)
         for job in out.encode:
             self._encode(job)
         out.encode.clear()

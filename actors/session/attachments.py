@@ -28,7 +28,8 @@ LOOK_SECONDS = 1.0  # how often a session that is due is looked at, while it gen
 class Attachments:
     """`on_frame(subscriber, frame)`: a frame of a socket that has its `state`;
     `on_gone(subscriber)`: one of those is detached. `ttl_s`: the default,
-    `ttl_max_s`: what a client may ask for."""
+    `ttl_max_s`: what a client may ask for; `kept_s`: how long a store keeps a session whose client did
+    not ask, which then only leaves the memory when its time to live is over."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Attachments:
         *,
         ttl_s: float,
         ttl_max_s: float,
+        kept_s: float | None = None,
         on_frame: Callable[[Subscriber, Frame], None],
         on_gone: Callable[[Subscriber], None],
     ) -> None:
@@ -52,6 +54,8 @@ class Attachments:
         self._on_gone = on_gone
         self._default_ttl = self._ttl = ttl_s
         self._ttl_max = ttl_max_s
+        self._kept = kept_s
+        self.asked_ttl: float | None = None  # what a client has asked for
         self._expires: float | None = None
         self._joining: dict[int, Attach] = {}  # waiting for the cache
         self._backlog: dict[int, list[Frame]] = {}  # what they have sent meanwhile
@@ -161,7 +165,9 @@ class Attachments:
         if message.write:
             ttl = opened.ttl_s if opened.ttl_s is not None else self._default_ttl
             self._ttl = min(ttl, self._ttl_max)
-        state = self._view.opened(message, reply_log, resident, lengths, self._ttl)
+            self.asked_ttl = self._ttl if opened.ttl_s is not None else None
+        kept = self._kept if self._kept is not None and self.asked_ttl is None else self._ttl
+        state = self._view.opened(message, reply_log, resident, lengths, kept)
         subscriber.out.append(state)
         for branch in list(self._state.branches.values()):
             self._catch_up(subscriber, branch, reply_log)
@@ -173,6 +179,10 @@ class Attachments:
 
     def _catch_up(self, subscriber: Subscriber, branch: Branch, reply_log: ReplyLog) -> None:
         have = subscriber.opened.have.get(branch.name)
+        if have is not None and self._state.lost(subscriber.opened.revision):
+            subscriber.restart(branch, have)
+            subscriber.replay(branch, reply_log.replies)
+            return
         if have is not None:
             subscriber.resume(branch, have, subscriber.opened.revision)
             subscriber.replay(branch, reply_log.replies)
@@ -203,8 +213,17 @@ class Attachments:
             elif policy == "cancel":
                 self._runner.cancel_generations_of(client)
         if not present:
-            self._expires = self._publisher.now + self._ttl
-            self._state.out.wake(self._expires)
+            self.leave()
+
+    @property
+    def away(self) -> bool:
+        """Whether nobody is here who may change the session."""
+        return not self._clients(write=True)
+
+    def leave(self) -> None:
+        """Nobody is here: the time to live begins."""
+        self._expires = self._publisher.now + self._ttl
+        self._state.out.wake(self._expires)
 
     def forget(self, client: str) -> None:
         """The client is not remembered any more: neither its ids, nor that it is away."""

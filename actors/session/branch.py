@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Optional, overload
 
 from ramify.actors.session.segments import Decode, InputSegment, OutputSegment, Segment, Tail
-from ramify.protocol.wire import Role
+from ramify.protocol.wire import Persist, Role
 
 CUTS_KEPT = 64  # moves backwards that are told apart; a resume from before them replays more
 
@@ -36,14 +36,30 @@ class Label:
         return self.above
 
 
-class _Link:
-    __slots__ = ("before", "count", "jump", "segment")
+class Saved:
+    """That a store has a segment, as `number`. `gone` gets the number when no branch has it any more."""
 
-    def __init__(self, segment: Segment, before: Optional["_Link"]) -> None:
+    __slots__ = ("_gone", "number")
+
+    def __init__(self, number: int, gone: list[int]) -> None:
+        self.number = number
+        self._gone = gone
+
+    def __del__(self) -> None:
+        self._gone.append(self.number)
+
+
+class Link:
+    """One segment of a `SegmentList`, and the one before it. `saved`: once a store has it."""
+
+    __slots__ = ("before", "count", "jump", "saved", "segment")
+
+    def __init__(self, segment: Segment, before: Optional["Link"]) -> None:
         self.segment = segment
         self.before = before
         self.count = 1
-        self.jump: _Link | None = None  # None: before the first
+        self.saved: Saved | None = None
+        self.jump: Link | None = None  # None: before the first
         if before is not None:
             self.count = before.count + 1
             jump = before.jump
@@ -63,7 +79,16 @@ class SegmentList(Sequence[Segment]):
 
     __slots__ = ("_top",)
 
-    def __init__(self, top: _Link | None = None) -> None:
+    def __init__(self, top: Link | None = None) -> None:
+        self._top = top
+
+    @property
+    def top(self) -> Link | None:
+        """The last segment's link."""
+        return self._top
+
+    def restore(self, top: Link | None) -> None:
+        """Begin with the segments up to this link."""
         self._top = top
 
     def copy(self) -> "SegmentList":
@@ -71,7 +96,7 @@ class SegmentList(Sequence[Segment]):
         return SegmentList(self._top)
 
     def append(self, segment: Segment) -> None:
-        self._top = _Link(segment, self._top)
+        self._top = Link(segment, self._top)
 
     def pop(self) -> Segment:
         """Take the last segment off. Raises IndexError if there is none."""
@@ -134,7 +159,7 @@ class SegmentList(Sequence[Segment]):
         return link.segment
 
 
-def _count(link: _Link | None) -> int:
+def _count(link: Link | None) -> int:
     return 0 if link is None else link.count
 
 
@@ -150,6 +175,7 @@ class Branch:
         "meta",
         "of",
         "own",
+        "persist",
         "prefill",
         "reason",
         "retain_s",
@@ -169,6 +195,7 @@ class Branch:
         self.cuts: list[tuple[int, int]] = []  # moves backwards: (revision, position), both rising
         self.retain_s: float | None = None
         self.meta: dict[str, Any] | None = None
+        self.persist: Persist | None = None  # None: as the session says
         self.prefill: int | None = None  # the request that computes appended tokens ahead of time
         self.reason: str | None = None  # how the last generation ended
 

@@ -17,6 +17,7 @@ from ramify.actors.session.attachments import Attachments
 from ramify.actors.session.branch_writer import BranchWriter
 from ramify.actors.session.choices import Choices
 from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.identity import Identity
 from ramify.actors.session.inspections import Inspections
 from ramify.actors.session.intake import take_apart
 from ramify.actors.session.op_runner import OpRunner
@@ -24,6 +25,7 @@ from ramify.actors.session.ops.handler import Hands
 from ramify.actors.session.ops.registry import AT_ONCE
 from ramify.actors.session.pending_appends import Prepared
 from ramify.actors.session.publisher import Publisher
+from ramify.actors.session.recorder import Recorder
 from ramify.actors.session.replies import error_message, refusals
 from ramify.actors.session.reply_log import ReplyLog
 from ramify.actors.session.state import SessionState
@@ -31,10 +33,11 @@ from ramify.actors.session.subscriber import Subscriber
 from ramify.actors.session.tasks import FrameRun, Task
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.trees import Trees
-from ramify.actors.session.view import Identity, View
+from ramify.actors.session.view import View
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import LimitExceeded, RamifyError
 from ramify.protocol.messages import Attach, Compiled, Frame, Inspected, NotCompiled, Tokens
+from ramify.protocol.saved import Changes
 from ramify.protocol.wire import (
     ClientMessage,
     Credit,
@@ -46,7 +49,10 @@ FAILED = "the engine failed"  # why a session may be over
 
 
 class SessionCore:
-    """One session. `ended`: why it is over, once it is."""
+    """One session. `ended`: why it is over, once it is. `saved`: `restore` will fill it.
+
+    `kept_s`: how long the server's store keeps sessions; None: it has none.
+    """
 
     def __init__(
         self,
@@ -60,6 +66,8 @@ class SessionCore:
         ttl_s: float,
         ttl_max_s: float = math.inf,
         random_seed: Callable[[], int],
+        saved: bool = False,
+        kept_s: float | None = None,
     ) -> None:
         self.identity = identity
         self.state = state
@@ -69,7 +77,7 @@ class SessionCore:
         self._runner = OpRunner(state, self.publisher, self.writer, detokenizer, random_seed)
         self.generations = self._runner.generations
         self._inspections = Inspections(state)
-        self._view = View(identity, state, self.generations, server)
+        self._view = View(identity, state, self.generations, server, stored=kept_s is not None)
         self._trees = Trees(state, self.publisher, self._inspections, self._view)
         self._hands = Hands(state, self.publisher, self._runner, self._trees, self._over)
         self._attachments = Attachments(
@@ -80,11 +88,62 @@ class SessionCore:
             self._view,
             ttl_s=ttl_s,
             ttl_max_s=ttl_max_s,
+            kept_s=kept_s,
             on_frame=self._frame,
             on_gone=self._trees.forget,
         )
-        state.root("main")
-        state.bump()
+        self.recorder: Recorder | None = None
+        state.stored = kept_s is not None
+        if not saved:
+            state.root("main")
+            state.bump()
+
+    def record(
+        self, *, model: str, priority: int, created: float, displaceable: bool = False
+    ) -> Recorder:
+        """Have a recorder from now on, for a store."""
+        self.recorder = Recorder(
+            self.identity,
+            self.state,
+            self.publisher,
+            self._runner,
+            model=model,
+            priority=priority,
+            created=created,
+            displaceable=displaceable,
+        )
+        return self.recorder
+
+    def changes(self, wall: float, *, sync: bool = False, live: bool = True) -> Changes | None:
+        """What its store does not have; None: nothing, or there is no store."""
+        if self.recorder is None:
+            return None
+        times = self._attachments
+        return self.recorder.collect(
+            self.publisher.now,
+            wall,
+            ttl_s=times.asked_ttl,
+            away=times.away or not live,
+            sync=sync,
+            live=live,
+        )
+
+    def resume(self, tasks: list[Task], arrived: float) -> None:
+        """Queue tasks that an earlier server had not done. Call `resumed` after the last."""
+        self._runner.resume(tasks, arrived)
+
+    def resumed(self, tasks: list[Task]) -> None:
+        """Run them. Their clients are away: `open.detach` said what becomes of their generations."""
+        policies = {task.frame.client: task.frame.opened.detach for task in tasks}
+        for client, policy in policies.items():
+            if policy == "pause":
+                self._runner.pause(client)
+        self._runner.start(tasks)
+        for client, policy in policies.items():
+            if policy == "cancel":
+                self._runner.cancel_generations_of(client)
+        self._attachments.leave()
+        self._runner.judge()
 
     @property
     def subscribers(self) -> dict[int, Subscriber]:

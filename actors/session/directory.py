@@ -7,10 +7,10 @@ mailbox of the directory means that sockets open faster than sessions can be mad
 `overloaded`.
 """
 
-import hmac
 import itertools
 import math
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -31,11 +31,13 @@ from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.displacement import Displacement
 from ramify.actors.session.encoder import Encoder
+from ramify.actors.session.identity import Identity
 from ramify.actors.session.meter import Holdings, Meter
 from ramify.actors.session.replies import error_message
+from ramify.actors.session.restore import Damaged, read_head, restore
+from ramify.actors.session.saver import Saver
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
-from ramify.actors.session.view import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Forbidden, NoSession, Overloaded, RamifyError
@@ -47,6 +49,8 @@ from ramify.protocol.messages import (
     CloseSocket,
     DirectoryMessage,
     DropSessions,
+    Fetch,
+    Fetched,
     GatewayMessage,
     GrammarMessage,
     Opened,
@@ -55,9 +59,12 @@ from ramify.protocol.messages import (
     RequestMessage,
     SessionMessage,
     Shutdown,
+    StoreMessage,
+    Waiting,
 )
-from ramify.protocol.wire import Open, ServerInfo
+from ramify.protocol.wire import Open, Persist, ServerInfo
 
+FETCH_RETRY_MS = 2000
 RETRY_MS = 1000  # when a client may look for this server's next life
 log = get_log(__name__)
 Message = TypeVar("Message")
@@ -95,6 +102,9 @@ class _Entry:
 class Directory:
     """The sessions of this process.
 
+    `store`: keeps them, if there is one, for `kept_s` seconds after their last use; those that are not
+    in memory are read when somebody opens them. `wall`: seconds since 1970.
+
     `holdings`: the memory that they may hold. `numbers`: what they are called inside, `prefix`: how
     their public ids begin, where several processes have sessions.
     """
@@ -121,7 +131,16 @@ class Directory:
         numbers: Iterator[int] | None = None,
         prefix: str = "s_",
         tool_parser: str = "auto",
+        store: Address[StoreMessage] | None = None,
+        kept_s: float = math.inf,
+        persist: Persist = "lazy",
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        self._store = store
+        self._kept_s = kept_s if store is not None else None
+        self._wall = wall
+        self._persist: Persist = persist
+        self._coming: dict[str, list[OpenSession]] = {}  # who waits for a session that is being read
         self._mailbox = mailbox
         dialect = dialect_of(tokenizer.template_source, tool_parser)
         log.info("tool calls", form=dialect.name, thoughts=dialect.thought is not None)
@@ -130,6 +149,7 @@ class Directory:
         self._template = ChatTemplate(shown, dialect, control=shown is not tokenizer)
         self._detokenizer = Detokenizer(shown.token_bytes)
         self._server = server
+        self._model = f"{server.model} ({vocab} tokens)"
         self._context = context
         self._vocab = vocab
         self._encoder = Encoder()
@@ -199,8 +219,73 @@ class Directory:
                     log.exception("a session could not be opened")
                     reply = error_message(RamifyError("the session could not be opened"))
                     self._must_gateway.tell(OpenRefused(socket, reply))
+            case Fetched(session, items, fault):
+                self._fetched(session, items, fault, group)
+            case Waiting(sessions):
+                for session in sessions:
+                    self._fetch(session, [])
             case Shutdown():
                 self._draining = message
+
+    # --- sessions that the store has ---------------------------------------------------------------
+
+    def _fetch(self, session: str, who: list[OpenSession]) -> None:
+        """Have a session read for those who want to open it."""
+        coming = self._coming.get(session)
+        if coming is not None:
+            coming += who
+        elif session not in self._entries and self._store is not None:
+            self._coming[session] = who
+            self._store.tell(Fetch(session))
+
+    def _fetched(
+        self, session: str, items: dict[str, bytes], fault: str | None, group: TaskGroup
+    ) -> None:
+        """The store has answered: take the session up, then let them in who waited."""
+        waiting = self._coming.pop(session, [])
+        error: RamifyError | None = None
+        try:
+            if fault is not None:
+                raise Overloaded("the session cannot be read now: try later", retry_ms=FETCH_RETRY_MS)
+            if items and session not in self._entries:
+                self._take_up(session, items, group)
+        except RamifyError as refused:
+            error = refused
+        except Damaged as damaged:
+            log.error("a saved session is damaged", session=session, error=str(damaged))
+            error = RamifyError("the session was saved, and what was saved is damaged: open a new one")
+        for message in waiting:
+            if error is not None:
+                log.info("open refused", client=message.open.who, code=error.code)
+                self._must_gateway.tell(OpenRefused(message.socket, error_message(error)))
+            else:
+                self._handle(msgspec.structs.replace(message, fetched=True), group)
+
+    def _take_up(self, session: str, items: dict[str, bytes], group: TaskGroup) -> None:
+        """Make a session of what was saved. Raises Damaged, LimitExceeded, NoSession."""
+        head = read_head(items)
+        if head.model != self._model:
+            raise NoSession(
+                f"session {session!r} was made with the model {head.model!r}, this server has "
+                f"{self._model!r}, whose tokens differ: open a new one"
+            )
+        meter = self._holdings.open(head.owner)
+        try:
+            self._begin(
+                Identity(session, "", hashes=(head.key, head.view_key)),
+                meter,
+                group,
+                owner=head.owner,
+                namespace=head.namespace,
+                priority=head.priority,
+                displaceable=head.displaceable,
+                saves=True,
+                who=None,
+                items=items,
+            )
+        except BaseException:
+            self._holdings.close(head.owner, meter)
+            raise
 
     def _open(self, message: OpenSession, group: TaskGroup) -> None:
         opened = message.open
@@ -221,7 +306,11 @@ class Directory:
                 )
             number, entry, write = *self._create(message, group), True
         else:
-            number, entry, write = self._find(opened.session, opened, message.owner)
+            wanted = opened.session
+            if self._store is not None and wanted not in self._entries and not message.fetched:
+                self._fetch(wanted, [message])
+                return
+            number, entry, write = self._find(wanted, opened, message.owner)
         try:
             place = (message.place or 0) + 1
             entry.mailbox.tell(Attach(message.socket, opened, message.ops, write, message.size, place))
@@ -236,12 +325,12 @@ class Directory:
         number, entry = self._entries.get(session, (0, None))
         mine = entry is not None and entry.actor.core.state.owner == owner
         if entry is not None:
-            key = (opened.key or "").encode()
-            if mine and hmac.compare_digest(key, entry.identity.key.encode()):
+            key = opened.key or ""
+            if mine and entry.identity.opens(key):
                 if entry.displaceable:
                     self._displacement.use(owner, session)
                 return number, entry, True
-            if hmac.compare_digest(key, entry.identity.view_key.encode()):
+            if entry.identity.shows(key):
                 return number, entry, False
         if entry is None or not mine:
             raise NoSession(
@@ -258,7 +347,17 @@ class Directory:
                 self._entries[session][1].actor.displace()
         meter = self._holdings.open(message.owner)
         try:
-            return self._begin(message, meter, group)
+            return self._begin(
+                Identity.new(self._prefix),
+                meter,
+                group,
+                owner=message.owner,
+                namespace=message.namespace,
+                priority=message.priority,
+                displaceable=message.displaceable,
+                saves=message.saves,
+                who=message.open.who,
+            )
         except BaseException:
             self._holdings.close(message.owner, meter)
             raise
@@ -266,19 +365,27 @@ class Directory:
     def _in_use(self, session: str) -> bool:
         return bool(self._entries[session][1].actor.core.sockets)
 
-    def _limits_of(self, message: OpenSession) -> Limits:
-        if message.priority >= self._limits.priority:
+    def _limits_of(self, priority: int) -> Limits:
+        if priority >= self._limits.priority:
             return self._limits
-        return msgspec.structs.replace(self._limits, priority=message.priority)
+        return msgspec.structs.replace(self._limits, priority=priority)
 
-    def _begin(self, message: OpenSession, meter: Meter, group: TaskGroup) -> tuple[int, _Entry]:
-        opened = message.open
+    def _begin(
+        self,
+        identity: Identity,
+        meter: Meter,
+        group: TaskGroup,
+        *,
+        owner: str,
+        namespace: str,
+        priority: int,
+        displaceable: bool,
+        saves: bool,
+        who: str | None,
+        items: dict[str, bytes] | None = None,
+    ) -> tuple[int, _Entry]:
+        """A session begins: a new one that `who` opened, or the one that was saved as `items`."""
         number = next(self._numbers)
-        identity = Identity(
-            f"{self._prefix}{secrets.token_urlsafe(9)}",
-            f"k_{secrets.token_urlsafe(18)}",
-            f"v_{secrets.token_urlsafe(18)}",
-        )
         mailbox: SessionMailbox[SessionEvent] = SessionMailbox(f"session {number}")
         core = SessionCore(
             identity,
@@ -286,10 +393,10 @@ class Directory:
                 number,
                 context=self._context,
                 vocab=self._vocab,
-                limits=self._limits_of(message),
+                limits=self._limits_of(priority),
                 decode=self._tokenizer.decode,
-                owner=message.owner,
-                namespace=message.namespace,
+                owner=owner,
+                namespace=namespace,
                 meter=meter,
             ),
             self._tokenizer,
@@ -299,7 +406,17 @@ class Directory:
             ttl_s=self._ttl_s,
             ttl_max_s=self._ttl_max_s,
             random_seed=lambda: secrets.randbits(62),
+            saved=items is not None,
+            kept_s=self._kept_s,
         )
+        saver = None
+        if self._store is not None:
+            created = self._wall() if items is None else read_head(items).created
+            core.state.persist = self._persist
+            core.record(model=self._model, priority=priority, created=created)
+            saver = Saver(core, self._store, self._clock, stored=items is not None, wall=self._wall)
+        if items is not None:
+            restore(core, items, self._clock.now(), self._wall())
         actor = SessionActor(
             mailbox,
             core,
@@ -309,8 +426,9 @@ class Directory:
             gateway=self._gateway,
             clock=self._clock,
             encoder=self._encoder,
+            saver=saver,
         )
-        entry = _Entry(identity, mailbox, actor, displaceable=message.displaceable)
+        entry = _Entry(identity, mailbox, actor, displaceable=displaceable)
         with ExitStack() as undo:
             undo.callback(self._leave, identity.session)
             self._entries[identity.session] = (number, entry)
@@ -320,12 +438,15 @@ class Directory:
             undo.callback(self._sessions.remove, number)
             self._metrics.sessions(1)
             undo.callback(self._metrics.sessions, -1)
-            whose: dict[str, Any] = {"owner": message.owner} if message.owner else {}
-            log.info("session opened", session=identity.session, client=opened.who, **whose)
+            whose: dict[str, Any] = {"owner": owner} if owner else {}
+            if items is None:
+                log.info("session opened", session=identity.session, client=who, **whose)
+            else:
+                log.info("session taken up", session=identity.session, **whose)
             group.start_soon(actor.live, partial(self._ended, number, entry))
             undo.pop_all()
-        if message.displaceable:
-            self._displacement.use(message.owner, identity.session)
+        if displaceable:
+            self._displacement.use(owner, identity.session)
         return number, entry
 
     def _leave(self, session: str) -> None:

@@ -131,7 +131,7 @@ class GenerationState:
         first = self.first or finished
         started = first.started or finished.ended
         return Usage(
-            prompt=first.prompt,
+            prompt=min(first.prompt, self.segment.start),  # an earlier server may have made a part
             cached=first.cached,
             computed=first.computed,
             output=output,

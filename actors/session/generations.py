@@ -20,11 +20,11 @@ from ramify.actors.session.calls.reader import Place, Reader
 from ramify.actors.session.constraints import Constraints
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.generation import GenerationState
-from ramify.actors.session.meter import SEGMENT
+from ramify.actors.session.meter import LOGPROB, SEGMENT
 from ramify.actors.session.segments import OutputSegment, Tail
 from ramify.actors.session.sizes import json_bytes
 from ramify.actors.session.state import SessionState
-from ramify.actors.session.tasks import Task
+from ramify.actors.session.tasks import Resumed, Task
 from ramify.protocol.errors import (
     BadRequest,
     ConstraintError,
@@ -52,6 +52,8 @@ PREFILL_PRIORITY = -8
 FULL = "the session holds more than it may: drop branches or roll back, then generate on"
 RETRY_MS = 1000  # when a full queue may be tried again
 log = logging.getLogger(__name__)
+
+EndedHere = Literal["cancelled", "deadline", "stop", "length"]
 
 # Generations that wait, in order, by id() of their task: any of them may be cancelled.
 _Queue = OrderedDict[int, tuple[GenerationState, Task]]
@@ -101,6 +103,10 @@ class Generations:
         last = branch.segments[-1] if branch.segments else None
         return last if isinstance(last, OutputSegment) and not last.ended else None
 
+    def of(self, task: Task) -> GenerationState | None:
+        """The generation of `task`, if it has begun and not ended."""
+        return self._by_task.get(id(task))
+
     # --- start -----------------------------------------------------------------------------
 
     def start(self, task: Task, branch: Branch, now: float, *, scored: bool) -> None:
@@ -145,9 +151,34 @@ class Generations:
             generation.notes = ["with `ignore_eos`, calls are not held to the tools' schemas"]
         branch.segments.append(segment)
         self._by_task[id(task)] = generation
+        if task.resumed is not None and self._resume(generation, task, task.resumed):
+            return
         away = self._paused.get(task.frame.client)
         (self._ready if away is None else away)[id(task)] = generation, task
         self.submit_ready()
+
+    def _resume(self, generation: GenerationState, task: Task, resumed: Resumed) -> bool:
+        """Go on where an earlier server was. True if it had come to its end, which is told now.
+
+        Where the output would begin elsewhere (another template), it is made anew.
+        """
+        run, before, segment = resumed.run, resumed.segment, generation.segment
+        generation.sampling = msgspec.structs.replace(generation.sampling, seed=run.seed)
+        if before.start != segment.start or not before.tokens:
+            return False
+        self._state.extend_handle(generation.branch, before.tokens)
+        for token in before.tokens:  # one by one: its marks are those that were, or more
+            generation.push([token], ())
+        segment.logprobs = before.logprobs
+        if before.logprobs is not None:
+            segment.grow(LOGPROB * sum(1 + len(each.top) for each in before.logprobs))
+        generation.forced, generation.accepted = run.forced, run.accepted
+        generation.logprob_sum, generation.logprob_count = run.logprob, run.scored
+        if not generation.decided and generation.remaining > 0:
+            return False
+        reason: EndedHere = "stop" if generation.decided else "length"
+        self._close(generation, task, _ended_here(generation, task.arrived, reason=reason))
+        return True
 
     def _check(self, branch: Branch, op: Generate) -> None:
         if branch.position >= self._state.context:
@@ -538,7 +569,7 @@ def _ended_here(
     generation: GenerationState,
     now: float,
     error: RamifyError | None = None,
-    reason: Literal["cancelled", "deadline"] = "cancelled",
+    reason: EndedHere = "cancelled",
 ) -> Finished:
     """The end of a generation that the scheduler does not have, or that it cannot end any more."""
     segment = generation.segment

@@ -62,8 +62,8 @@ def take_apart(
                     tasks = handler.tasks(op, frame)
                     bill = Bill(op_bytes(op), len(tasks))
                     size += bill.size
-                    for task in tasks:
-                        task.bill = bill
+                    for place_of, task in enumerate(tasks):
+                        task.place, task.bill = place_of, bill
         taken.append((op, tasks))
     reply_log.admit(ids)
     if 0 < queued < size > limits.queued_op_bytes:  # a single frame always passes

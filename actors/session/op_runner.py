@@ -73,6 +73,10 @@ class OpRunner:
     def __len__(self) -> int:
         return len(self._queues)
 
+    def tasks(self) -> list[Task]:
+        """Those that wait or run, in the order in which they came."""
+        return self._queues.on()
+
     @property
     def queued(self) -> int:
         """Bytes held by ops that wait or run."""
@@ -101,8 +105,12 @@ class OpRunner:
 
     def add(self, tasks: list[Task]) -> None:
         """Queue the tasks of an op; `start` runs them."""
+        self.resume(tasks, self._publisher.now)
+
+    def resume(self, tasks: list[Task], arrived: float) -> None:
+        """`add`, for tasks of an op that came at `arrived`."""
         for task in tasks:
-            task.arrived = self._publisher.now
+            task.arrived = arrived
             self._queues.add(task)
             self._state.expects += task.expects
             self._races.add(task, task.arrived)

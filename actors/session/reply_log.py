@@ -22,11 +22,26 @@ class ReplyLog:
         self._limits = limits
         self._meter = meter
         self._pending: dict[int, int] = {}  # op id -> terminal replies still to come
+        self.changed: set[int] | None = (
+            None  # ops with replies that a store lacks; None: all, or no store
+        )
 
     @property
     def highest(self) -> int:
         """As `state.op` shows it: 0 before the first op."""
         return max(self.last, 0)
+
+    @property
+    def due(self) -> dict[int, int]:
+        """Op id -> terminal replies still to come."""
+        return self._pending
+
+    def restore(self, last: int, due: dict[int, int], replies: dict[int, list[ServerMessage]]) -> None:
+        """As it was when another server kept it."""
+        self.last, self._pending = last, dict(due)
+        for ident in sorted(replies):
+            self.replies[ident] = replies[ident]
+            self._hold(sum(map(reply_bytes, replies[ident])))
 
     @property
     def idle(self) -> bool:
@@ -77,6 +92,8 @@ class ReplyLog:
         if keep:
             self.replies.setdefault(ident, []).append(message)
             self._hold(reply_bytes(message))
+            if self.changed is not None:
+                self.changed.add(ident)
         left = self._pending.get(ident, 1) - 1
         if left > 0:
             self._pending[ident] = left
@@ -86,8 +103,10 @@ class ReplyLog:
         while len(self.replies) > limits.replies_kept or (
             self.held > limits.replies_bytes and len(self.replies) > 1
         ):
-            _, gone = self.replies.popitem(last=False)
+            old, gone = self.replies.popitem(last=False)
             self._hold(-sum(map(reply_bytes, gone)))
+            if self.changed is not None:
+                self.changed.add(old)
 
     def drop(self, ident: int) -> None:
         """The op will not be answered. The client may send it again."""

@@ -16,7 +16,10 @@ from ramify.protocol.config import Limits
 from ramify.protocol.errors import Exists, LimitExceeded, NoBranch, TooLong
 from ramify.protocol.messages import DropBranches, ExtendBranch, ForkBranch, MoveBranch, OpenBranch
 from ramify.protocol.plan import pack
-from ramify.protocol.wire import JsonObject
+from ramify.protocol.wire import JsonObject, Persist
+
+LIFE = 1 << 32  # revisions of one life of a session: each server that takes it up begins with the next
+LIVES_KEPT = 64
 
 
 class SessionState:
@@ -48,7 +51,10 @@ class SessionState:
         self.meter = meter if meter is not None else Holdings(limits).open(owner)
         self.branches: dict[str, Branch] = {}
         self.revision = 0
+        self.lives: list[int] = []  # the last revision that was saved in each life before this one
         self.meta: JsonObject | None = None
+        self.persist: Persist = "lazy"  # what a store keeps of it, where there is one
+        self.stored = False  # the server has a store
         self.out = Outbox()
         self.expects = 0  # tokens that its ops, waiting or running, are going to add, about
         self._count = 0
@@ -58,6 +64,28 @@ class SessionState:
         """A branch handle or request id (see messages.py)."""
         self._count += 1
         return self.number << 32 | self._count
+
+    @property
+    def handles(self) -> int:
+        """How many ids it has given out."""
+        return self._count
+
+    def restore(self, revision: int, lives: list[int], handles: int, meta: JsonObject | None) -> None:
+        """As it was on another server, up to `revision`, and after `lives`. Its branches follow."""
+        self.lives = [*lives, revision][-LIVES_KEPT:]
+        self.revision = (revision // LIFE + 1) * LIFE
+        self._count = handles
+        self.annotate(None, meta)
+
+    def lost(self, revision: int | None) -> bool:
+        """Whether a client that has seen `revision` saw what was not saved before its server ended."""
+        if revision is None:
+            return False
+        life, now = revision // LIFE, self.revision // LIFE
+        if life >= now:
+            return life > now
+        known = now - life <= len(self.lives)
+        return not known or revision > self.lives[life - now]
 
     def bump(self) -> int:
         """The tree changed: the new revision."""

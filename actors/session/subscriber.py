@@ -73,6 +73,12 @@ class Subscriber:
         if start < have:
             self._truncate[branch.name] = start
 
+    def restart(self, branch: Branch, have: int) -> None:
+        """Nothing that the socket has seen of the branch is sure: begin anew."""
+        self._cursors[branch.name] = 0
+        if have:
+            self._truncate[branch.name] = 0
+
     def cut(self, branch: Branch, to: int) -> None:
         """The branch was moved back to `to`. What is held comes before what is generated next."""
         if self._cursors.get(branch.name, 0) > to:

@@ -12,8 +12,10 @@ from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.expected import expected_tokens
 from ramify.actors.session.ops.race import Race
 from ramify.actors.session.pending_appends import Shared
+from ramify.actors.session.segments import OutputSegment
 from ramify.actors.session.stops import StopSet
 from ramify.protocol.errors import RamifyError
+from ramify.protocol.saved import SavedRun
 from ramify.protocol.wire import Generate, Op, Open
 
 
@@ -84,6 +86,13 @@ class FrameRun:
         return known
 
 
+class Resumed(NamedTuple):
+    """What a generation had done when its server ended. `segment`: its output, at its first position."""
+
+    segment: OutputSegment
+    run: SavedRun
+
+
 class Bill:
     """The bytes that an op holds until its last task is done. `left`: tasks that are not done."""
 
@@ -102,6 +111,7 @@ class Task:
     arrival.
     `spared`: branches whose failure does not skip it. `race`, `scored`: what a `prune` that waits wants
     to know: who ends first, and the log-probabilities of what is generated on which branches.
+    `resumed`: where a generation goes on that an earlier server had begun.
     """
 
     __slots__ = (
@@ -115,7 +125,9 @@ class Task:
         "index",
         "kind",
         "op",
+        "place",
         "race",
+        "resumed",
         "scored",
         "shared",
         "spared",
@@ -149,5 +161,7 @@ class Task:
         self.expects = expected_tokens(op, generates=kind.generates)
         self.race: Race | None = None
         self.scored: tuple[str, ...] = ()
+        self.place = 0  # among the op's tasks
+        self.resumed: Resumed | None = None
         self.arrived = 0.0
         self.bill: Bill | None = None

@@ -2,6 +2,7 @@
 
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.generations import Generations
+from ramify.actors.session.identity import Identity
 from ramify.actors.session.inspections import UNKNOWN
 from ramify.actors.session.reply_log import ReplyLog
 from ramify.actors.session.segments import OutputSegment, Segment
@@ -13,25 +14,23 @@ from ramify.protocol.wire import BranchState, Place, SegmentState, ServerInfo, S
 BRANCH, TURN, TOKEN = 250, 100, 8  # bytes on the wire, beside names and text
 
 
-class Identity:
-    """What a session is called: its public id and the keys that grant access."""
-
-    def __init__(self, session: str, key: str, view_key: str) -> None:
-        self.session = session
-        self.key = key
-        self.view_key = view_key
-
-
 class View:
     """Makes `state` messages. Resident tokens come from the cache (`inspections`)."""
 
     def __init__(
-        self, identity: Identity, state: SessionState, generations: Generations, server: ServerInfo
+        self,
+        identity: Identity,
+        state: SessionState,
+        generations: Generations,
+        server: ServerInfo,
+        *,
+        stored: bool = False,
     ) -> None:
         self._identity = identity
         self._state = state
         self._generations = generations
         self._server = server
+        self._stored = stored
 
     def lengths(self) -> dict[Branch, int]:
         """Tokens of each branch that have KV for its next turn, unless they were evicted.
@@ -63,13 +62,15 @@ class View:
             branches=[self._branch(*each) for each in known],
             client=message.open.who,
             key=identity.key if message.write else None,
-            view_key=identity.view_key,
+            view_key=identity.view_key or None,
             resumed=resumed,
             cold=resumed and any(warm < min(lengths.get(b, 0), b.released) - 1 for b, warm in known),
             limits=state.limits.wire(),
             server=self._server,
             meta=state.meta,
             ttl_s=ttl_s,
+            lost=state.lost(message.open.revision),
+            persist=state.persist if self._stored else None,
         )
 
     def tree(self, op: Tree, reply_log: ReplyLog, branches: list[Branch], resident: list[int]) -> State:
@@ -168,6 +169,7 @@ def branch_state(
         kv="gpu" if resident > 0 else "none",
         resident=resident if resident >= 0 else None,
         retain_s=branch.retain_s,
+        persist=branch.persist,
         reason=branch.reason,
         meta=branch.meta,
         turns=turns,

@@ -243,6 +243,35 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes for sockets and sessions (default: 0, in the engine's own; on CUDA up to 4)",
     )
+    group.add_argument(
+        "--store",
+        default="auto",
+        metavar="FILE",
+        help="where sessions are saved, so that they outlive the server; none: nowhere; auto: "
+        "ramify/sessions-PORT.db in $XDG_STATE_HOME or ~/.local/state, none if the port is 0",
+    )
+    group.add_argument(
+        "--persist",
+        choices=["none", "lazy", "sync"],
+        default=known_server.persist,
+        help="how, where a client does not say; none: not at all; lazy: soon; sync: before a reply says "
+        f"that it is done (default {known_server.persist})",
+    )
+    group.add_argument(
+        "--store-days",
+        type=float,
+        default=known_server.store_days,
+        metavar="DAYS",
+        help=f"how long after its last use a session is kept (default {known_server.store_days:g})",
+    )
+    group.add_argument(
+        "--store-bytes",
+        type=int,
+        default=known_server.store_bytes,
+        metavar="N",
+        help="most bytes of sessions there; beyond them the longest unused go "
+        f"(default {known_server.store_bytes})",
+    )
     group.add_argument("--deflate", action="store_true", help="compress frames (costs CPU)")
     for flag, default, text in (
         ("--ping-interval", 20.0, "between WebSocket pings"),
@@ -358,6 +387,17 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
     )
 
 
+def store_path(store: str, port: int) -> Path | None:
+    """The file that `--store` names; None: no store."""
+    if store == "none" or (store == "auto" and port == 0):
+        return None
+    if store != "auto":
+        return Path(store)
+    state = os.environ.get("XDG_STATE_HOME")
+    folder = Path(state) if state else Path.home() / ".local" / "state"
+    return folder / "ramify" / f"sessions-{port}.db"
+
+
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration that `ramify serve`'s flags make. Raises ConfigError that names the flag."""
     given: dict[str, Any] = vars(args)
@@ -388,6 +428,10 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             sessions_bytes=args.sessions_bytes,
             grace_s=args.grace,
             token_ttl_s=args.token_ttl,
+            store=store_path(args.store, args.port),
+            store_days=args.store_days,
+            store_bytes=args.store_bytes,
+            persist=args.persist,
         ),
         limits=Limits(**{name: given[f"limit_{name}"] for name in Limits.__struct_fields__}),
         schedule=ScheduleConfig(

@@ -53,12 +53,12 @@ ASKED: dict[str, tuple[Callable[[Session], Awaitable[Any]], Op]] = {
     "rollback": (lambda s: s.branch("b").rollback(to=2), Rollback(id=0, branch="b", to=2)),
     "rollback turns": (lambda s: s.main.rollback(turns=2), Rollback(id=0, turns=2)),
     "set": (
-        lambda s: s.main.set(retain_s=4.0, persist=True, meta={"a": 1}),
-        Set(id=0, branch="main", retain_s=4.0, persist=True, meta={"a": 1}),
+        lambda s: s.main.set(retain_s=4.0, persist="sync", meta={"a": 1}),
+        Set(id=0, branch="main", retain_s=4.0, persist="sync", meta={"a": 1}),
     ),
     "set the session": (
-        lambda s: s.set(retain_s=4.0, persist=False, meta={}),
-        Set(id=0, retain_s=4.0, persist=False, meta={}),
+        lambda s: s.set(retain_s=4.0, persist="none", meta={}),
+        Set(id=0, retain_s=4.0, persist="none", meta={}),
     ),
     "drop": (lambda s: s.branch("b").drop(), Drop(id=0, branch="b")),
     "join": (lambda s: s.main.join("a", s.branch("b")), Join(id=0, from_=["a", "b"])),
@@ -128,7 +128,7 @@ async def test_a_rename_takes_the_handle_along(offline: Any) -> None:
     session, _ = offline(Ok(id=1, branch="new", position=9), Ok(id=2, branch="new", position=9))
     await session.main.set(name="new")
     assert session.main.name == "new"
-    await session.main.set(persist=True)
+    await session.main.set(persist="sync")
     assert session.main.name == "new"
 
 

@@ -119,7 +119,9 @@ async def test_bad_requests_to_branches(serving: Any) -> None:
         await refused(peer, empty, "bad_request")
         broken = {"type": "generate", "id": 15, "constraint": {"regex": "("}}
         await refused(peer, broken, "bad_constraint")
-        await refused(peer, {"type": "set", "id": 16, "branch": "main", "persist": True}, "unsupported")
+        await refused(
+            peer, {"type": "set", "id": 16, "branch": "main", "persist": "lazy"}, "unsupported"
+        )
         assert (await peer.tree(17))["main"] == served.oracle.tokenizer.encode("base")
 
 

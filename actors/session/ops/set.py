@@ -25,8 +25,8 @@ def _tasks(op: Set, frame: FrameRun) -> list[Task]:
 
 def _run(ctx: OpContext, op: Set, task: Task) -> Ok:
     state = ctx.state
-    if op.persist:
-        raise Unsupported("this server does not save branches to disk yet: leave `persist` out")
+    if op.persist not in (None, "none") and not state.stored:
+        raise Unsupported("this server saves no sessions (start it with `--store`): leave `persist` out")
     branch = ctx.target(task) if op.branch is not None else None
     name = op.name if branch is not None and op.name != branch.name else None
     if name is not None:
@@ -36,6 +36,11 @@ def _run(ctx: OpContext, op: Set, task: Task) -> Ok:
     if branch is not None and name is not None:
         ctx.publisher.rename(branch, name)
         state.rename(branch, name)
+    if op.persist is not None:
+        if branch is None:
+            state.persist = op.persist
+        else:
+            branch.persist = op.persist
     if op.retain_s is not None:
         until = ctx.publisher.now + op.retain_s if op.retain_s else 0.0
         for each in [branch] if branch is not None else state.branches.values():

@@ -6,9 +6,9 @@ from typing import Any
 from ramify.actors.session.branch import Branch
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
+from ramify.actors.session.identity import Identity
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
-from ramify.actors.session.view import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
@@ -36,7 +36,7 @@ class Alone:
             owner="who",
         )
         self.core = SessionCore(
-            Identity("s_1", "key", "view"),
+            Identity("s_1", "key"),
             state,
             tokenizer,
             ChatTemplate(tokenizer),

@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Container
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ from ramify.actors.scheduler.core import Scheduler
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.directory import Directory
+from ramify.actors.session.identity import Identity
 from ramify.actors.session.outbox import ToCache, ToGrammar, ToScheduler
+from ramify.actors.session.restore import restore
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
-from ramify.actors.session.view import Identity
 from ramify.actors.tokenizer import Tokenizer
 from ramify.gpu.executors.base import BadLogits, PendingStep
 from ramify.gpu.executors.fake import FakeExecutor, FakeModel
@@ -61,6 +63,7 @@ class SimClient:
         self.key: str | None = None
         self.session: str | None = None
         self.revision = 0
+        self.lost = False  # a server ended without what it has seen
         self.have: dict[str, int] = {}
         self.chunks: dict[str, list[tuple[int, str]]] = {}  # branch -> (position, text)
         self.said: dict[str, str] = {}  # the text of branches that are gone
@@ -115,6 +118,11 @@ class SimClient:
             match message:
                 case w.State():
                     self.session, self.key = message.session, message.key or self.key
+                    self.lost = self.lost or message.lost
+                    if self.engine.stored:  # a branch that was made after the last save is gone
+                        for name in self.have.keys() - {known.branch for known in message.branches}:
+                            del self.have[name]
+                            self.chunks.pop(name, None)
                     for known in message.branches:
                         start = known.position if known.started_at is None else known.started_at
                         self.have.setdefault(known.branch, start)
@@ -136,7 +144,7 @@ class SimClient:
         chunks = self.chunks.setdefault(delta.branch, [])
         if delta.truncate is not None:
             chunks[:] = [chunk for chunk in chunks if chunk[0] <= delta.truncate]
-        else:
+        elif not self.lost:  # else a rollback whose reply it had may have run again
             assert delta.position > self.have.get(delta.branch, 0), "a delta goes back"
         if delta.text or delta.truncate is None:
             chunks.append((delta.position, delta.text))
@@ -218,12 +226,16 @@ class SimEngine:
         constraints: int = 512,
         drafts: int = 0,
         acceptance: float = 0.8,
+        stored: bool = False,
     ) -> None:
+        self.stored = stored
+        self.saved: dict[int, dict[str, bytes]] = {}  # what a store has of each session
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
         self.detokenizer = Detokenizer(tokenizer.token_bytes)
         self.model = FakeModel(tokenizer.vocab_size, eos=2, eos_every=eos_every, first=3)
-        self.executor = FakeExecutor(
+        self._make_executor = partial(
+            FakeExecutor,
             self.model,
             pages=pages,
             page_size=page_size,
@@ -236,12 +248,11 @@ class SimEngine:
             generous=0.9,
             step_seconds=1e-6,  # so that drafts pay
         )
-        info = self.executor.info
+        self._schedules = ScheduleConfig(in_flight=in_flight, lookahead=4)
+        self._constraints = constraints
         self.context = context
         self.vocab = tokenizer.vocab_size if vocab is None else vocab
         self.limits = limits or Limits()
-        self.cache = RadixCache(info.pages, info.page_size)
-        self.scheduler = Scheduler(info, ScheduleConfig(in_flight=in_flight, lookahead=4))
         self.random = random.Random(seed)
         self.now = 100.0
         self.cores: dict[int, SessionCore] = {}
@@ -249,21 +260,36 @@ class SimEngine:
         self.sockets = 0
         self.computed = 0
         self.deltas = 0
-        core = ("scheduler", "cache", "executor", "grammar")
-        self._mail: dict[Any, deque[Any]] = {name: deque() for name in core}
-        self.shelf = Shelf(most=constraints)
-        self._mail["scheduler"].append(m.Constrain(0, packed(tokenizer)))
-        self._pending: deque[PendingStep] = deque()
         self.integrity = True
         self.unheld: set[tuple[str, int]] = set()  # (client, op id) of generations that call nothing
         self.calls: Automaton | None = None  # free text with calls, where the sessions have tools
+        self._start()
+
+    def _start(self) -> None:
+        """An engine in which no session is."""
+        self.executor = self._make_executor()
+        info = self.executor.info
+        self.cache = RadixCache(info.pages, info.page_size)
+        self.scheduler = Scheduler(info, self._schedules)
+        core = ("scheduler", "cache", "executor", "grammar")
+        self._mail: dict[Any, deque[Any]] = {name: deque() for name in core}
+        self.shelf = Shelf(most=self._constraints)
+        self._mail["scheduler"].append(m.Constrain(0, packed(self.tokenizer)))
+        self._pending: deque[PendingStep] = deque()
 
     # --- building ------------------------------------------------------------------------------
 
     def session(self, name: str = "c", **opened: Any) -> SimClient:
         number = len(self.cores) + 1
+        self.cores[number] = self._core(number)
+        self._mail[number] = deque()
+        client = SimClient(self, number, name, **opened)
+        client.connect()
+        return client
+
+    def _core(self, number: int, *, saved: bool = False) -> SessionCore:
         core = SessionCore(
-            Identity(f"s_{number}", "key", "view"),
+            Identity(f"s_{number}", "key"),
             SessionState(
                 number,
                 context=self.context,
@@ -277,12 +303,37 @@ class SimEngine:
             server=w.ServerInfo(version=1, epoch="e", model="fake"),
             ttl_s=600.0,
             random_seed=lambda: 7,
+            saved=saved,
+            kept_s=1e6 if self.stored else None,
         )
-        self.cores[number] = core
-        self._mail[number] = deque()
-        client = SimClient(self, number, name, **opened)
-        client.connect()
-        return client
+        if self.stored:
+            core.record(model="fake", priority=8, created=1e9)
+        return core
+
+    # --- a store -------------------------------------------------------------------------------
+
+    def save(self, number: int) -> None:
+        """The store has all of the session from now on."""
+        changes = self.cores[number].changes(1e9 + self.now)
+        if changes is not None:
+            items = self.saved.setdefault(number, {})
+            for key in changes.drop:
+                items.pop(key, None)
+            items.update(changes.put)
+
+    def crash(self) -> None:
+        """The process dies, and another one takes up what the store has. Clients lose their sockets."""
+        for client in self.clients.values():
+            client.socket = None
+        self.clients.clear()
+        self._start()
+        for number in list(self.cores):
+            core = self.cores[number] = self._core(number, saved=number in self.saved)
+            self._mail[number] = deque()
+            if number in self.saved:
+                restore(core, self.saved[number], self.now, 1e9 + self.now)
+                self.save(number)  # as `Saver`: before anybody hears of this life
+                self._flush(number)
 
     def post_session(self, number: int, message: Any) -> None:
         self._mail[number].append(message)

@@ -131,7 +131,7 @@ def test_a_failed_spawn_is_reported_by_each_child(sim: Callable[..., Any]) -> No
         ([w.Append(id=1, text="a", expect=3)], "conflict"),
         ([w.Append(id=1, tokens=[5] * 600)], "too_long"),
         ([w.Generate(id=1, n=65)], "limit"),
-        ([w.Set(id=1, persist=True)], "unsupported"),
+        ([w.Set(id=1, persist="lazy")], "unsupported"),
         ([w.Join(id=1, from_=["main"])], "bad_request"),
         ([w.Join(id=1, from_=["a", "a"])], "bad_request"),
         ([w.Join(id=1, from_=["nope"])], "no_branch"),

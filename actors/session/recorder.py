@@ -1,0 +1,424 @@
+"""What a session has that its store does not have yet. Pure.
+
+`collect` compares the session with what was collected before and returns the items that differ. Its cost
+follows the branches and the ops that wait, not the text: a segment is encoded once, when it is complete,
+and the one of a running generation each time. Segments that no branch reaches any more tell so
+themselves (`branch.Saved`).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from ramify.actors.session.branch import Branch, Label, Link, Saved
+from ramify.actors.session.generations import Generations
+from ramify.actors.session.identity import Identity
+from ramify.actors.session.op_runner import OpRunner
+from ramify.actors.session.publisher import Publisher
+from ramify.actors.session.reply_log import ReplyLog
+from ramify.actors.session.segments import InputSegment, OutputSegment
+from ramify.actors.session.state import SessionState
+from ramify.actors.session.tasks import FrameRun, Task
+from ramify.protocol.plan import pack
+from ramify.protocol.sampling import TokenLogprobs
+from ramify.protocol.saved import (
+    FORMAT,
+    HEAD,
+    Changes,
+    SavedBranch,
+    SavedClient,
+    SavedFrame,
+    SavedHead,
+    SavedInput,
+    SavedLabel,
+    SavedOp,
+    SavedOutput,
+    SavedRun,
+    SavedWait,
+)
+from ramify.protocol.wire import Op, TokenLogprob
+
+HANDLE = (1 << 32) - 1
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Recorder:
+    """Of one session. `model`: whose tokens its branches hold; `created`: seconds since 1970."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        state: SessionState,
+        publisher: Publisher,
+        runner: OpRunner,
+        *,
+        model: str,
+        priority: int,
+        created: float,
+        displaceable: bool,
+    ) -> None:
+        self._identity = identity
+        self._state = state
+        self._publisher = publisher
+        self._runner = runner
+        self._model = model
+        self._priority = priority
+        self._created = created
+        self._displaceable = displaceable
+        self._count = 0  # segments that were numbered
+        self._gone: list[int] = []
+        self._growing: dict[int, int] = {}  # segments that are being written -> their tokens, as saved
+        self._head = b""
+        self._replies: dict[str, set[int]] = {}  # client -> ops whose replies are saved
+        self._ops: dict[int, tuple[int, Op]] = {}  # by id(): those that are saved
+        self._frames: dict[int, tuple[int, FrameRun]] = {}
+        self._numbered = 0  # ops and frames
+        self._put: dict[str, bytes] = {}
+        self._drop: list[str] = []
+
+    @property
+    def kept(self) -> bool:
+        """Whether a store may have the session at all."""
+        return self._state.persist != "none"
+
+    def adopt(
+        self, segments: dict[int, Link], count: int, replies: dict[str, set[int]], rest: list[str]
+    ) -> None:
+        """The store has these: the session was made of them.
+
+        `count`: segments that were numbered; `rest`: items that go: ops and frames, which get new ones,
+        and segments that no branch had when its server ended.
+        """
+        self._count = count
+        for number, link in segments.items():
+            link.saved = Saved(number, self._gone)
+        self._replies = replies
+        for client, log in self._publisher.reply_logs.items():
+            self._replies.setdefault(client, set())
+            log.changed = set()
+        self._drop += rest
+        self._numbered = max((int(key[1:]) for key in rest if key[0] in "of"), default=0)
+
+    def reset(self) -> None:
+        """The store has nothing of the session any more."""
+        for branch in self._state.branches.values():
+            link = branch.segments.top
+            while link is not None and link.saved is not None:
+                link.saved = None
+                link = link.before
+        self._gone.clear()
+        self._growing, self._ops, self._frames, self._replies = {}, {}, {}, {}
+        self._head, self._drop = b"", []
+        for log in self._publisher.reply_logs.values():
+            log.changed = None
+
+    def collect(
+        self,
+        now: float,
+        wall: float,
+        *,
+        ttl_s: float | None,
+        away: bool,
+        sync: bool = False,
+        live: bool = True,
+    ) -> Changes | None:
+        """What has changed since the last time; None: nothing.
+
+        `now`: as ops arrive; `wall`: the same moment in seconds since 1970. `ttl_s`: how long it may be
+        kept when nobody is there (`away`); None: as long as the store likes. `sync`, `live`: as in
+        `Changes`.
+        """
+        if not self.kept:
+            return None
+        put, drop = self._put, self._drop = {}, self._drop
+        branches, labels = self._branches()
+        waits, failed = self._waits(now, wall)
+        head = _encode(
+            SavedHead(
+                format=FORMAT,
+                session=self._identity.session,
+                key=self._identity.hashes[0],
+                view_key=self._identity.hashes[1],
+                owner=self._state.owner,
+                namespace=self._state.namespace,
+                priority=self._priority,
+                displaceable=self._displaceable,
+                model=self._model,
+                revision=self._state.revision,
+                lives=self._state.lives,
+                handles=self._state.handles,
+                segments=self._count,
+                created=self._created,
+                ttl_s=ttl_s,
+                persist=self._state.persist,
+                meta=self._state.meta,
+                branches=branches,
+                labels=labels,
+                clients=self._clients(waits),
+                waits=waits,
+                failed=failed,
+            )
+        )
+        if head != self._head:
+            self._head = put[HEAD] = head
+        gone, self._gone[:] = list(self._gone), []
+        for number in gone:
+            self._growing.pop(number, None)
+            drop.append(f"s{number}")
+        self._put, self._drop = {}, []
+        if not put and not drop and live:
+            return None
+        return Changes(
+            session=self._identity.session,
+            owner=self._state.owner,
+            put=put,
+            drop=drop,
+            used=wall,
+            expires=wall + ttl_s if away and ttl_s is not None else None,
+            busy=bool(waits),
+            live=live,
+            sync=sync,
+        )
+
+    # --- branches and segments -------------------------------------------------------------------
+
+    def _branches(self) -> tuple[list[SavedBranch], list[SavedLabel]]:
+        places: dict[int, int] = {}
+        labels: list[Label] = []
+
+        def place(label: Label | None) -> int:
+            if label is None:
+                return -1
+            found = places.get(id(label))
+            if found is None:
+                label.ancestor()  # so that dropped ones between are left out
+                found = places[id(label)] = len(labels)
+                labels.append(label)
+            return found
+
+        saved: list[SavedBranch] = []
+        for branch in self._state.branches.values():
+            if (branch.persist or self._state.persist) == "none":
+                continue
+            saved.append(
+                SavedBranch(
+                    handle=branch.handle & HANDLE,
+                    top=self._number(branch),
+                    label=place(branch.label),
+                    of=place(branch.of),
+                    at=branch.at,
+                    own=branch.own,
+                    born=branch.born,
+                    cuts=branch.cuts,
+                    retain_s=branch.retain_s,
+                    meta=branch.meta,
+                    reason=branch.reason,
+                    persist=branch.persist,
+                )
+            )
+        at = 0
+        table: list[SavedLabel] = []
+        while at < len(labels):  # `place` adds those above
+            label = labels[at]
+            table.append(SavedLabel(label.name, place(label.above), label.gone))
+            at += 1
+        return saved, table
+
+    def _number(self, branch: Branch) -> int:
+        """The number of the branch's last segment; those without one get theirs, and are written."""
+        new: list[Link] = []
+        link = branch.segments.top
+        while link is not None and link.saved is None:
+            new.append(link)
+            link = link.before
+        if link is not None and link.saved is not None and self._growing:
+            self._grown(link, link.saved.number)
+        for each in reversed(new):
+            self._count += 1
+            each.saved = Saved(self._count, self._gone)
+            segment = each.segment
+            self._put[f"s{self._count}"] = _encode(saved_segment(each))
+            if isinstance(segment, OutputSegment) and not segment.ended:
+                self._growing[self._count] = len(segment.tokens)
+        top = branch.segments.top
+        return top.saved.number if top is not None and top.saved is not None else 0
+
+    def _grown(self, link: Link, number: int) -> None:
+        """Write a segment again that had more to come when it was written."""
+        segment, length = link.segment, self._growing.get(number)
+        if length is None:
+            return
+        assert isinstance(segment, OutputSegment)
+        if segment.ended:
+            del self._growing[number]
+        elif len(segment.tokens) == length:
+            return
+        else:
+            self._growing[number] = len(segment.tokens)
+        self._put[f"s{number}"] = _encode(saved_segment(link))
+
+    # --- ops -------------------------------------------------------------------------------------
+
+    def _waits(
+        self, now: float, wall: float
+    ) -> tuple[list[SavedWait], dict[int, dict[str, tuple[str, str] | None]]]:
+        left: dict[int, list[Task]] = {}
+        for task in self._runner.tasks():
+            left.setdefault(id(task.op), []).append(task)
+        before, self._ops = self._ops, {}
+        frames, self._frames = self._frames, {}
+        waits: list[SavedWait] = []
+        failed: dict[int, dict[str, tuple[str, str] | None]] = {}
+        for tasks in left.values():
+            first = tasks[0]
+            frame = self._frames.get(id(first.frame)) or frames.get(id(first.frame))
+            if frame is None:
+                self._numbered += 1
+                frame = self._numbered, first.frame
+                self._put[f"f{frame[0]}"] = _encode(SavedFrame(first.frame.client, first.frame.opened))
+            self._frames[id(first.frame)] = frame
+            if first.frame.failed:
+                failed[frame[0]] = {
+                    name: None if error is None else (error.code, error.message)
+                    for name, error in first.frame.failed.items()
+                }
+            known = before.get(id(first.op))
+            if known is None:
+                self._numbered += 1
+                known = self._numbered, first.op
+                arrived = wall - (now - first.arrived)
+                self._put[f"o{known[0]}"] = _encode(SavedOp(frame[0], arrived, first.op))  # type: ignore[arg-type]
+            self._ops[id(first.op)] = known
+            runs = [run for task in tasks for run in self._run(task, self._runner.generations)]
+            waits.append(SavedWait(known[0], [task.place for task in tasks], runs))
+        self._drop += [f"o{number}" for key, (number, _) in before.items() if key not in self._ops]
+        self._drop += [f"f{number}" for key, (number, _) in frames.items() if key not in self._frames]
+        return waits, failed
+
+    @staticmethod
+    def _run(task: Task, generations: Generations) -> Iterator[SavedRun]:
+        generation = generations.of(task)
+        if generation is None:
+            return
+        top = generation.branch.segments.top
+        number = top.saved.number if top is not None and top.saved is not None else 0
+        yield SavedRun(
+            place=task.place,
+            segment=number,
+            seed=generation.sampling.seed,
+            opened=generation.opened,
+            forced=generation.forced,
+            accepted=generation.accepted,
+            logprob=generation.logprob_sum,
+            scored=generation.logprob_count,
+        )
+
+    # --- replies ---------------------------------------------------------------------------------
+
+    def _clients(self, waits: list[SavedWait]) -> list[SavedClient]:
+        due = {(task.frame.client, task.op.id) for task in self._runner.tasks()}
+        clients: list[SavedClient] = []
+        logs = self._publisher.reply_logs
+        for client, log in logs.items():
+            mine = {ident: left for ident, left in log.due.items() if (client, ident) in due}
+            clients.append(SavedClient(client, log.last, mine))
+            self._save_replies(client, log)
+        for client in [client for client in self._replies if client not in logs]:
+            self._drop += [reply_key(client, ident) for ident in self._replies.pop(client)]
+        return clients
+
+    def _save_replies(self, client: str, log: ReplyLog) -> None:
+        saved = self._replies.setdefault(client, set())
+        if log.changed is None:
+            log.changed = set(log.replies)
+        for ident in log.changed:
+            replies = log.replies.get(ident)
+            if replies is not None:
+                saved.add(ident)
+                self._put[reply_key(client, ident)] = _encode(replies)
+            elif ident in saved:
+                saved.discard(ident)
+                self._drop.append(reply_key(client, ident))
+        log.changed = set()
+
+
+def reply_key(client: str, ident: int) -> str:
+    """The item with the replies to an op."""
+    return f"r{ident}:{client}"
+
+
+def saved_segment(link: Link) -> SavedInput | SavedOutput:
+    """The record of a segment. Those before it have numbers."""
+    segment, before = link.segment, _number_of(link.before)
+    if isinstance(segment, InputSegment):
+        return SavedInput(
+            before=before,
+            start=segment.start,
+            tokens=pack(segment.tokens),
+            text=segment.text,
+            raw=None if segment.raw is segment.text else segment.raw,
+            tail=segment.tail.value,
+            role=segment.role,
+            op=segment.op,
+            messages=list(segment.messages),
+            turn=segment.turn,
+            chat=segment.chat,
+            history=_history(link, segment),
+        )
+    ended = segment.ended
+    return SavedOutput(
+        before=before,
+        start=segment.start,
+        tokens=pack(segment.tokens),
+        ended=ended,
+        counts=segment.counts if ended else [],
+        sizes=[len(chunk) for chunk in segment.chunks] if ended else [],
+        text=segment.text if ended else "",
+        labels=_labels(segment) if ended else None,
+        logprobs=_logprobs(segment.logprobs),
+        spoken=segment.spoken,
+        mean=segment.mean,
+        op=segment.op,
+        client=segment.client,
+        quiet=segment.quiet,
+        tail=segment.tail.value,
+        role=segment.role,
+        lead=segment.lead,
+        eos_text=segment.eos_text,
+    )
+
+
+def _number_of(link: Link | None) -> int:
+    return 0 if link is None or link.saved is None else link.saved.number
+
+
+def _history(link: Link, segment: InputSegment) -> tuple[int, Any] | None:
+    """The segment whose history comes before its own, and what its own adds."""
+    history = segment.history
+    if history is None:
+        return None
+    if history.before is None:
+        return 0, list(history.messages)
+    at: Link | None = link.before
+    while at is not None:
+        if at.segment.history is history.before:
+            return _number_of(at), list(history.messages)
+        at = at.before
+    return 0, history.all()
+
+
+def _labels(segment: OutputSegment) -> Any:
+    if segment.labels is None:
+        return None
+    return [list(label) if isinstance(label, tuple) else label for label in segment.labels]
+
+
+def _logprobs(entries: list[TokenLogprob] | None) -> list[TokenLogprobs] | None:
+    if entries is None:
+        return None
+    return [
+        TokenLogprobs(each.logprob, [t for t, _ in each.top], [p for _, p in each.top])
+        for each in entries
+    ]

@@ -1,0 +1,283 @@
+"""Makes a session again of the items that a store has of it. Pure.
+
+Text and positions are as they were saved. A generation that ran goes on behind its last saved token; ops
+that waited run in their order. What came after the last save is lost: a client that has seen it hears
+`truncate` when it resumes.
+"""
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ramify.actors.session.branch import Branch, Label, Link
+from ramify.actors.session.calls.labels import label_bytes
+from ramify.actors.session.calls.toolbox import Toolbox
+from ramify.actors.session.core import SessionCore
+from ramify.actors.session.meter import BRANCH, LOGPROB, MARK, SEGMENT, TOKEN, Meter
+from ramify.actors.session.ops.registry import HANDLERS
+from ramify.actors.session.segments import History, InputSegment, OutputSegment, Segment, Tail
+from ramify.actors.session.sizes import op_bytes
+from ramify.actors.session.state import SessionState
+from ramify.actors.session.tasks import Bill, FrameRun, Resumed, Task
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.messages import ExtendBranch, ForkBranch, OpenBranch
+from ramify.protocol.plan import pack, unpack
+from ramify.protocol.sampling import TokenLogprobs
+from ramify.protocol.saved import (
+    FORMAT,
+    HEAD,
+    SavedBranch,
+    SavedFrame,
+    SavedHead,
+    SavedInput,
+    SavedOp,
+    SavedOutput,
+    SavedRun,
+    SavedSegment,
+)
+from ramify.protocol.wire import Op, ServerMessage, TokenLogprob
+
+
+class Damaged(Exception):
+    """Items that do not belong together, or that nobody can read."""
+
+
+def read_head(items: Mapping[str, bytes]) -> SavedHead:
+    """Raises Damaged, also for a format that this server does not know."""
+    head: SavedHead = _decoded(items, HEAD, SavedHead)
+    return head
+
+
+def restore(core: SessionCore, items: Mapping[str, bytes], now: float, wall: float) -> None:
+    """Fill `core`, which is empty, from `items`. `now` and `wall` as in `Recorder.collect`.
+
+    Raises Damaged, and LimitExceeded if it may not hold so much.
+    """
+    head = read_head(items)
+    if head.format > FORMAT:
+        raise Damaged(f"the session was saved in format {head.format}, this server knows up to {FORMAT}")
+    _Restoring(core, items, head).run(now, wall)
+
+
+class _Restoring:
+    def __init__(self, core: SessionCore, items: Mapping[str, bytes], head: SavedHead) -> None:
+        self._core = core
+        self._items = items
+        self._head = head
+        self._links: dict[int, Link | None] = {0: None}
+        self._seen: dict[int, Link] = {}
+
+    def run(self, now: float, wall: float) -> None:
+        core, head = self._core, self._head
+        state = core.state
+        state.persist = head.persist
+        state.restore(head.revision, head.lives, head.handles, head.meta)
+        runs = self._runs()
+        labels = self._labels()
+        for saved in sorted(head.branches, key=lambda each: each.handle):
+            self._branch(state, saved, labels)
+        resumed: dict[int, dict[int, Resumed]] = {}
+        for number, run in runs:
+            branch = self._running(run.segment)
+            if branch is not None:
+                segment = branch.segments.pop()
+                assert isinstance(segment, OutputSegment)
+                if run.opened is not None and run.opened < branch.position:
+                    branch.truncate(run.opened, state.decode)
+                resumed.setdefault(number, {})[run.place] = Resumed(segment, run)
+        self._tell_cache(state)
+        for branch in state.branches.values():
+            if branch.retain_s is not None:
+                state.out.retained[branch.handle] = now + branch.retain_s
+        replies = self._clients()
+        if core.recorder is not None:
+            known = {HEAD, *(f"s{number}" for number in self._seen)}
+            rest = [key for key in self._items if key not in known and key[:1] != "r"]
+            core.recorder.adopt(self._seen, head.segments, replies, rest)
+        core.publisher.now = now
+        self._ops(resumed, now, wall)
+
+    # --- segments --------------------------------------------------------------------------------
+
+    def _link(self, number: int) -> Link | None:
+        """The link with this number, and all before it."""
+        way: list[tuple[int, SavedSegment]] = []
+        while number not in self._links:
+            saved = _decoded(self._items, f"s{number}", SavedSegment)
+            way.append((number, saved))
+            if len(way) > self._head.segments:
+                raise Damaged("its segments form a circle")
+            number = saved.before
+        link = self._links[number]
+        for each, saved in reversed(way):
+            if link is not None and saved.start != link.segment.end:
+                raise Damaged(f"segment {each} begins at {saved.start}, not at {link.segment.end}")
+            link = Link(self._segment(saved), link)
+            self._links[each] = self._seen[each] = link
+        return link
+
+    def _segment(self, saved: SavedSegment) -> Segment:
+        meter = self._core.state.meter
+        if isinstance(saved, SavedInput):
+            return self._input(saved, meter)
+        return _output(saved, meter)
+
+    def _input(self, saved: SavedInput, meter: Meter) -> InputSegment:
+        history = None
+        if saved.history is not None:
+            before, messages = saved.history
+            link = self._links.get(before)
+            history = History(link.segment.history if link is not None else None, messages)
+        segment = InputSegment(
+            saved.start,
+            unpack(saved.tokens),
+            saved.text,
+            tail=Tail(saved.tail),
+            role=saved.role,
+            op=saved.op,
+            messages=saved.messages,
+            turn=saved.turn,
+            raw=saved.raw,
+            chat=saved.chat,
+            history=history,
+        )
+        segment.count(meter)
+        return segment
+
+    # --- branches --------------------------------------------------------------------------------
+
+    def _labels(self) -> list[Label]:
+        labels = [Label(saved.name) for saved in self._head.labels]
+        for label, saved in zip(labels, self._head.labels, strict=True):
+            label.gone = saved.gone
+            label.above = labels[saved.above] if saved.above >= 0 else None
+        return labels
+
+    def _branch(self, state: SessionState, saved: SavedBranch, labels: list[Label]) -> None:
+        of = labels[saved.of] if saved.of >= 0 else None
+        branch = Branch("", state.number << 32 | saved.handle, of=of, at=saved.at, born=saved.born)
+        branch.label = labels[saved.label]
+        branch.own, branch.cuts = saved.own, list(saved.cuts)
+        branch.retain_s, branch.reason, branch.persist = saved.retain_s, saved.reason, saved.persist
+        branch.segments.restore(self._link(saved.top))
+        state.branches[branch.name] = branch
+        state.meter.add(BRANCH)
+        state.annotate(branch, saved.meta)
+
+    def _running(self, number: int) -> Branch | None:
+        link = self._links.get(number)
+        if link is None:
+            return None
+        for branch in self._core.state.branches.values():
+            if branch.segments.top is link:
+                return branch
+        return None
+
+    def _tell_cache(self, state: SessionState) -> None:
+        """Each branch is a fork of the first that has its segments: shared tokens are told once."""
+        placed: dict[int, int] = {}  # id(link) -> a handle that has it
+        for branch in state.branches.values():
+            own: list[Link] = []
+            link = branch.segments.top
+            while link is not None and id(link) not in placed:
+                own.append(link)
+                link = link.before
+            if link is None:
+                state.out.cache.append(OpenBranch(branch.handle, state.namespace))
+            else:
+                state.out.cache.append(ForkBranch(placed[id(link)], [branch.handle], link.segment.end))
+            tokens: array[int] = array("i")
+            for each in reversed(own):
+                placed[id(each)] = branch.handle
+                tokens.extend(each.segment.tokens)
+            if tokens:
+                state.out.cache.append(ExtendBranch(branch.handle, pack(tokens)))
+
+    # --- clients and ops -------------------------------------------------------------------------
+
+    def _clients(self) -> dict[str, set[int]]:
+        replies: dict[str, dict[int, list[ServerMessage]]] = {}
+        for key in self._items:
+            if key[:1] == "r":
+                ident, _, client = key[1:].partition(":")
+                told = _decoded(self._items, key, list[ServerMessage])
+                replies.setdefault(client, {})[int(ident)] = told
+        for known in self._head.clients:
+            log = self._core.publisher.reply_log(known.name)
+            log.restore(known.last, known.due, replies.get(known.name, {}))
+        return {name: set(known) for name, known in replies.items()}
+
+    def _runs(self) -> list[tuple[int, SavedRun]]:
+        return [(wait.number, run) for wait in self._head.waits for run in wait.runs]
+
+    def _ops(self, resumed: dict[int, dict[int, Resumed]], now: float, wall: float) -> None:
+        frames: dict[int, FrameRun] = {}
+        begun: list[Task] = []
+        for wait in self._head.waits:
+            saved = _decoded(self._items, f"o{wait.number}", SavedOp)
+            frame = frames.get(saved.frame)
+            if frame is None:
+                frame = frames[saved.frame] = self._frame(saved.frame)
+            op = saved.op
+            handler = HANDLERS.get(type(op)) if isinstance(op, Op) else None
+            if handler is None:
+                raise Damaged(f"op {wait.number} is none that waits")
+            tasks = handler.tasks(op, frame)
+            bill = Bill(op_bytes(op), len(wait.left))
+            for place, task in enumerate(tasks):
+                task.place, task.bill = place, bill
+                task.resumed = resumed.get(wait.number, {}).get(place)
+            left = [tasks[place] for place in wait.left]
+            self._core.resume(left, min(now, now - (wall - saved.arrived)))
+            begun += left
+        self._core.resumed(begun)
+
+    def _frame(self, number: int) -> FrameRun:
+        saved = _decoded(self._items, f"f{number}", SavedFrame)
+        tools = Toolbox(saved.opened.tools)
+        frame = FrameRun(saved.opened, lambda: tools)
+        for name, told in self._head.failed.get(number, {}).items():
+            frame.failed[name] = None if told is None else RamifyError(told[1])
+        return frame
+
+
+def _output(saved: SavedOutput, meter: Meter) -> OutputSegment:
+    segment = OutputSegment(saved.start, op=saved.op, client=saved.client)
+    segment.tokens = unpack(saved.tokens)
+    segment.counts = list(saved.counts)
+    at = 0
+    for size in saved.sizes:
+        segment.chunks.append(saved.text[at : at + size])
+        at += size
+    segment.quiet, segment.ended = saved.quiet, saved.ended
+    segment.tail, segment.role = Tail(saved.tail), saved.role
+    segment.lead, segment.eos_text, segment.mean = saved.lead, saved.eos_text, saved.mean
+    segment.spoken = saved.spoken
+    segment.charge(
+        meter, SEGMENT + TOKEN * len(segment.tokens) + MARK * len(segment.chunks) + len(saved.text)
+    )
+    if saved.labels is not None:
+        segment.labels = [tuple(each) if isinstance(each, list) else each for each in saved.labels]
+        segment.grow(sum(map(label_bytes, segment.labels)))
+    if saved.logprobs is not None:
+        pairs = zip(segment.tokens, saved.logprobs, strict=False)  # a stop token has none
+        segment.logprobs = [_logprob(token, each) for token, each in pairs]
+        segment.grow(LOGPROB * sum(1 + len(each.top) for each in segment.logprobs))
+    return segment
+
+
+def _logprob(token: int, saved: TokenLogprobs) -> TokenLogprob:
+    top = list(zip(saved.top_ids, saved.top_logprobs, strict=True))
+    return TokenLogprob(token=token, logprob=saved.logprob, top=top)
+
+
+def _decoded(items: Mapping[str, bytes], key: str, kind: Any) -> Any:
+    body = items.get(key)
+    if body is None:
+        raise Damaged(f"item {key!r} is missing")
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Damaged(f"item {key!r} cannot be read: {error}") from error

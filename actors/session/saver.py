@@ -1,0 +1,161 @@
+"""When a session is saved, and what waits for it.
+
+The first save comes before anybody hears of the session: whoever has its key will find it, and a life
+that somebody has seen is known to the next one. Then `lazy`: when an op is done, and a quarter of a
+second after anything else has changed, if no save is under way. `sync`: at once, and what sockets should
+hear waits, from the first reply on, until the store has it. Meanwhile the session goes on; what it says
+later waits behind that.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from ramify.actors.kit.clock import Clock, Timer
+from ramify.actors.kit.mailbox import Address, MailboxClosed
+from ramify.actors.session.core import SessionCore
+from ramify.protocol.messages import Forget, Save, StoreMessage
+from ramify.protocol.wire import Done, Ok, ServerMessage
+
+LAZY_SECONDS = 0.25
+
+
+class Saver:
+    """Of one session. `stored`: the store has something of it. `wall`: seconds since 1970."""
+
+    def __init__(
+        self,
+        core: SessionCore,
+        store: Address[StoreMessage],
+        clock: Clock,
+        *,
+        stored: bool = False,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._core = core
+        self._store = store
+        self._clock = clock
+        self._wall = wall
+        self._stored = stored
+        self._told = False  # the store knows of this life of the session
+        self._ticket = 0
+        self._lazy: int | None = None  # the tickets of what is under way
+        self._sync: int | None = None
+        self._covered: dict[int, int] = {}  # socket -> messages that wait for `_sync`
+        self._ready: dict[int, int] = {}  # socket -> messages that have waited
+        self._changed = False
+        self._timer: Timer | None = None
+
+    # --- what sockets may hear -------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """The session has handled something. Asks for a save if it is time for one."""
+        self._changed = True
+        done, owes = self._done()
+        if self._sync is None and (owes or not self._told):
+            self._told = True
+            self._sync = self._save(sync=owes)
+            if self._sync is not None:
+                self._covered = {s.socket: len(s.out) for s in self._core.publisher.subscribers.values()}
+        elif done and self._lazy is None:
+            self._due()
+        self._later()
+
+    @property
+    def holds(self) -> bool:
+        """Whether sockets hear only what is `ready`."""
+        return self._sync is not None or bool(self._ready)
+
+    def ready(self, socket: int) -> int:
+        """How many of its messages may be sent, while some are held."""
+        return self._ready.get(socket, 0)
+
+    def sent(self, socket: int, count: int) -> None:
+        """So many of those that were `ready` were sent."""
+        left = self._ready.pop(socket, 0) - count
+        if left > 0:
+            self._ready[socket] = left
+        if socket in self._covered:
+            self._covered[socket] -= count
+
+    def saved(self, ticket: int) -> None:
+        """The store has what was told with this ticket, and everything before."""
+        if ticket == self._lazy:
+            self._lazy = None
+        if ticket == self._sync:
+            self._sync = None
+            here = self._core.publisher.subscribers
+            self._ready = {s: count for s, count in self._covered.items() if count and s in here}
+            self._covered = {}
+        self._later()
+
+    def _done(self) -> tuple[bool, bool]:
+        """Whether somebody is about to hear that an op is done; of one that must be saved first."""
+        done = False
+        for subscriber in self._core.publisher.subscribers.values():
+            for message in subscriber.out[self._ready.get(subscriber.socket, 0) :]:
+                if isinstance(message, Ok | Done):
+                    done = True
+                    if self._waits(message):
+                        return True, True
+        return done, False
+
+    def _waits(self, message: ServerMessage) -> bool:
+        state = self._core.state
+        branch = state.branches.get(getattr(message, "branch", None) or "")
+        return ((branch.persist if branch is not None else None) or state.persist) == "sync"
+
+    # --- saving ----------------------------------------------------------------------------------
+
+    def _later(self) -> None:
+        if self._changed and self._timer is None and self._lazy is None:
+            self._timer = self._clock.call_at(self._clock.now() + LAZY_SECONDS, self._due)
+
+    def _due(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._changed = False
+        self._lazy = self._save()
+
+    def _save(self, *, sync: bool = False, last: bool = False) -> int | None:
+        """The ticket; None: there is nothing to save."""
+        core = self._core
+        if core.recorder is not None and not core.recorder.kept:
+            if self._stored:
+                self._stored = False
+                core.recorder.reset()
+                self._tell(Forget(core.identity.session))
+            return None
+        changes = core.changes(self._wall(), sync=sync, live=not last)
+        if changes is None:
+            return None
+        self._stored = True
+        self._ticket += 1
+        self._tell(Save(0 if last else core.state.number, self._ticket, changes))
+        return self._ticket
+
+    def _tell(self, message: StoreMessage) -> None:
+        with suppress(MailboxClosed):
+            self._store.tell(message)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def leave(self) -> bool:
+        """The server stops: whether the session goes on elsewhere, so that no op of it has ended."""
+        recorder = self._core.recorder
+        return recorder is not None and recorder.kept
+
+    def end(self) -> None:
+        """The session leaves the memory, or is over (`core.ended`)."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        match self._core.ended:
+            case "closed":
+                if self._stored:
+                    self._tell(Forget(self._core.identity.session))
+            case "crashed":  # nobody knows what it is now; the store has what it was
+                pass
+            case _:
+                self._save(last=True)

@@ -1,0 +1,273 @@
+"""Sessions in one SQLite file, in WAL mode.
+
+A commit that nobody waits for is in the kernel's hands: it survives the process, and a loss of power may
+take the last ones along. A `sync` commit is flushed to the disk first. Several processes of one server
+may have the file open; `claim` keeps other servers out.
+"""
+
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ramify.actors.store.base import StoreError
+from ramify.protocol.saved import FORMAT, HEAD, Changes, Kept
+
+WAIT_SECONDS = 10.0  # for another process that writes
+PAGES = 4000  # of the log, until it is moved into the file
+
+_SCHEMA = """
+CREATE TABLE about (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE sessions (
+    number INTEGER PRIMARY KEY,
+    session TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    used REAL NOT NULL,
+    expires REAL,
+    busy INTEGER NOT NULL,
+    live INTEGER NOT NULL,
+    size INTEGER NOT NULL
+);
+CREATE INDEX by_use ON sessions (used);
+CREATE TABLE items (
+    session INTEGER NOT NULL REFERENCES sessions (number) ON DELETE CASCADE,
+    key TEXT NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (session, key)
+) WITHOUT ROWID;
+"""
+
+
+def claim(path: Path) -> IO[bytes]:
+    """Be the only server on this store until the file that is returned is closed. Raises StoreError."""
+    lock = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        held = open(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")  # noqa: SIM115
+    except OSError as error:
+        raise StoreError(f"--store {path}: {error.strerror}: choose another place, or `none`") from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        held.close()
+        raise StoreError(
+            f"--store {path} is in use by another server: stop it, or give this one another file"
+        ) from None
+    return held
+
+
+class SqliteStore:
+    """A `Store` in the file `path`, which is made if it is not there. Raises StoreError."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        self._synced = False
+        try:
+            if not read_only and not path.exists():
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # nobody else reads what was said
+            mode = "ro" if read_only else "rw"
+            self._db = sqlite3.connect(
+                f"file:{_quoted(path)}?mode={mode}",
+                uri=True,
+                timeout=WAIT_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(f"the store {path} cannot be opened: {error}") from error
+        try:
+            self._begin(read_only)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _begin(self, read_only: bool) -> None:
+        with self._errors():
+            self._db.execute("PRAGMA foreign_keys = ON")
+            if not read_only:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute("PRAGMA synchronous = NORMAL")
+                self._db.execute(f"PRAGMA wal_autocheckpoint = {PAGES}")
+            known = self._db.execute("SELECT name FROM sqlite_master WHERE name = 'about'").fetchone()
+            if known is None:
+                if read_only:
+                    raise StoreError(f"{self.path} is no store of sessions")
+                self._make()
+            found = self._db.execute("SELECT value FROM about WHERE name = 'format'").fetchone()
+        if found is None or not isinstance(found[0], int):
+            raise StoreError(f"{self.path} is no store of sessions, or it is damaged")
+        if found[0] > FORMAT:
+            raise StoreError(
+                f"the store {self.path} has format {found[0]}, this version of Ramify knows up to "
+                f"{FORMAT}: use the newer version, or another store"
+            )
+
+    def _make(self) -> None:
+        with self._transaction():
+            tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if tables:  # another process was faster, or it is somebody else's file
+                if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'about'").fetchone():
+                    return
+                raise StoreError(f"{self.path} is a database of something else: give another file")
+            for statement in _SCHEMA.split(";"):
+                if statement.strip():
+                    self._db.execute(statement)
+            self._db.execute("INSERT INTO about VALUES ('format', ?)", (FORMAT,))
+
+    # --- a `Store` -------------------------------------------------------------------------------
+
+    def write(self, batch: Sequence[Changes]) -> None:
+        sync = any(changes.sync for changes in batch)
+        with self._errors():
+            if sync != self._synced:
+                self._db.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
+                self._synced = sync
+            with self._transaction():
+                for changes in batch:
+                    self._write(changes)
+
+    def _write(self, changes: Changes) -> None:
+        db = self._db
+        row = (changes.owner, changes.used, changes.expires, changes.busy, changes.live)
+        found = db.execute(
+            "SELECT number FROM sessions WHERE session = ?", (changes.session,)
+        ).fetchone()
+        if found is None:
+            if HEAD not in changes.put:
+                return  # it was forgotten meanwhile
+            made = db.execute(
+                "INSERT INTO sessions (owner, used, expires, busy, live, session, size) "
+                "VALUES (?, ?, ?, ?, ?, ?, 0)",
+                (*row, changes.session),
+            )
+            number = made.lastrowid
+        else:
+            number = found[0]
+        size = 0
+        for key in changes.drop:
+            gone = db.execute(
+                "DELETE FROM items WHERE session = ? AND key = ? RETURNING length(body)", (number, key)
+            ).fetchone()
+            size -= gone[0] if gone else 0
+        for key, body in changes.put.items():
+            before = db.execute(
+                "SELECT length(body) FROM items WHERE session = ? AND key = ?", (number, key)
+            ).fetchone()
+            size += len(body) - (before[0] if before else 0)
+        db.executemany(
+            "INSERT INTO items VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body",
+            [(number, key, body) for key, body in changes.put.items()],
+        )
+        db.execute(
+            "UPDATE sessions SET owner = ?, used = ?, expires = ?, busy = ?, live = ?, size = size + ? "
+            "WHERE number = ?",
+            (*row, size, number),
+        )
+
+    def read(self, session: str) -> Mapping[str, bytes]:
+        with self._errors():
+            rows = self._db.execute(
+                "SELECT key, body FROM items JOIN sessions ON items.session = number "
+                "WHERE sessions.session = ? AND (expires IS NULL OR expires > ?)",
+                (session, time.time()),
+            ).fetchall()
+        return dict(rows)
+
+    def delete(self, sessions: Sequence[str]) -> None:
+        with self._errors(), self._transaction():
+            self._db.executemany(
+                "DELETE FROM sessions WHERE session = ?", [(each,) for each in sessions]
+            )
+
+    def kept(self) -> Iterator[Kept]:
+        with self._errors():
+            rows = self._db.execute(
+                "SELECT session, owner, used, expires, busy, size FROM sessions ORDER BY used DESC"
+            ).fetchall()
+        for session, owner, used, expires, busy, size in rows:
+            yield Kept(session, owner, used, expires, bool(busy), size)
+
+    def waiting(self) -> list[str]:
+        """The sessions in which ops wait or run, the last used first."""
+        with self._errors():
+            rows = self._db.execute("SELECT session FROM sessions WHERE busy ORDER BY used DESC")
+            return [row[0] for row in rows]
+
+    def unclaimed(self) -> None:
+        """No server has any of the sessions in memory: called by the one that has claimed the store."""
+        with self._errors(), self._transaction():
+            self._db.execute("UPDATE sessions SET live = 0 WHERE live")
+
+    def sweep(self, *, older_than: float, most: int, now: float) -> int:
+        with self._errors(), self._transaction():
+            gone = self._db.execute(
+                "DELETE FROM sessions WHERE NOT live AND (used < ? OR expires < ?)", (older_than, now)
+            ).rowcount
+            total = self._db.execute("SELECT coalesce(sum(size), 0) FROM sessions").fetchone()[0]
+            if total > most:
+                over, oldest = total - most, []
+                rows = self._db.execute("SELECT number, size FROM sessions WHERE NOT live ORDER BY used")
+                for number, size in rows:
+                    if over <= 0:
+                        break
+                    oldest.append((number,))
+                    over -= size
+                self._db.executemany("DELETE FROM sessions WHERE number = ?", oldest)
+                gone += len(oldest)
+        return gone
+
+    def check(self) -> list[str]:
+        """What is wrong with the file, in SQLite's words; nothing: it is sound. Reads all of it."""
+        try:
+            found = [row[0] for row in self._db.execute("PRAGMA integrity_check")]
+            found += [
+                f"{row[0]} {row[1]}: no session" for row in self._db.execute("PRAGMA foreign_key_check")
+            ]
+        except sqlite3.Error as error:
+            return [str(error)]
+        return [] if found == ["ok"] else found
+
+    def close(self) -> None:
+        self._db.close()
+
+    # --- errors ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.rollback()
+            raise StoreError(f"the store {self.path}: {error}{_advice(error)}") from error
+
+
+def _advice(error: sqlite3.Error) -> str:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return ": make room on the disk"
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return ": look at it with `ramify store check`, or give another `--store`"
+    if code == sqlite3.SQLITE_READONLY:
+        return ": its folder must be writable"
+    return ""
+
+
+def _quoted(path: Path) -> str:
+    return str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")

@@ -1,0 +1,236 @@
+"""What a store keeps of a session: its items, and the records in them.
+
+A session is a set of *items*, each a short key and some bytes (`msgpack` of a record here), so any store
+that maps keys to bytes can keep it, and a save writes only what has changed:
+
+| key | record | written |
+|---|---|---|
+| `head` | `SavedHead` | at each change that is no text |
+| `s<n>` | `SavedInput`, `SavedOutput` | once; an output that is being written, at each save |
+| `r<op>:<client>` | list of replies | when the op is answered |
+| `o<n>` | `SavedOp` | once, for an op that waits or runs; gone once it is answered |
+| `f<n>` | `SavedFrame` | once, with the first such op of its frame |
+
+Segments are a stack that branches share (`actors/session/branch.py`): each names the one before it, so a
+history that a hundred forks have in common is kept once.
+
+Positions and counts are tokens, times are seconds since 1970.
+"""
+
+import hashlib
+import hmac
+
+import msgspec
+
+from ramify.protocol.sampling import TokenLogprobs
+from ramify.protocol.wire import (
+    ChatMessage,
+    ClientMessage,
+    JsonObject,
+    Open,
+    Part,
+    PartKind,
+    Persist,
+    Role,
+)
+
+FORMAT = 1  # of the records; a store of a newer one is refused, of an older one migrated
+HEAD = "head"
+
+
+class SavedInput(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """An `InputSegment`. `before`: the number of the segment before it, 0: it is the first.
+
+    `history`: of the conversation behind the segment of that number (0: from its start), these messages.
+    """
+
+    before: int
+    start: int
+    tokens: bytes
+    text: str
+    raw: str | None
+    tail: str
+    role: Role | None
+    op: int | None
+    messages: list[ChatMessage]
+    turn: int
+    chat: bool
+    history: tuple[int, list[ChatMessage]] | None
+
+
+class SavedOutput(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """An `OutputSegment`. One that is being written (`ended` is False) has its tokens only.
+
+    `sizes`: characters of each chunk of `text`.
+    """
+
+    before: int
+    start: int
+    tokens: bytes
+    ended: bool
+    counts: list[int]
+    sizes: list[int]
+    text: str
+    labels: list[PartKind | list[Part]] | None
+    logprobs: list[TokenLogprobs] | None
+    spoken: ChatMessage | None
+    mean: float | None
+    op: int | None
+    client: str | None
+    quiet: bool
+    tail: str
+    role: Role | None
+    lead: int
+    eos_text: str
+
+
+SavedSegment = SavedInput | SavedOutput
+
+
+class SavedLabel(msgspec.Struct, frozen=True, array_like=True):
+    """A branch's name. `above`: the place in the list of the one it was forked off, -1: none."""
+
+    name: str
+    above: int
+    gone: bool
+
+
+class SavedBranch(msgspec.Struct, frozen=True, array_like=True):
+    """A `Branch`. `handle`: its count in the session; `top`: the number of its last segment (0: none).
+
+    `label`, `of`: places in `SavedHead.labels` (-1: none).
+    """
+
+    handle: int
+    top: int
+    label: int
+    of: int
+    at: int
+    own: int
+    born: int
+    cuts: list[tuple[int, int]]
+    retain_s: float | None
+    meta: JsonObject | None
+    reason: str | None
+    persist: Persist | None
+
+
+class SavedClient(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a client: `last`, its highest op id; `due`: op id -> replies still to come."""
+
+    name: str
+    last: int
+    due: dict[int, int]
+
+
+class SavedRun(msgspec.Struct, frozen=True, array_like=True):
+    """A generation that runs or waits. `place`: of its task among the op's; `segment`: its number.
+
+    `opened`: where the text stands that its output was made to begin with, if any. `logprob`: the sum of
+    its tokens' log-probabilities, `scored`: of how many of them.
+    """
+
+    place: int
+    segment: int
+    seed: int
+    opened: int | None
+    forced: int
+    accepted: int
+    logprob: float
+    scored: int
+
+
+class SavedWait(msgspec.Struct, frozen=True, array_like=True):
+    """An op that is not done. `left`: the places of its tasks that are not."""
+
+    number: int
+    left: list[int]
+    runs: list[SavedRun]
+
+
+class SavedOp(msgspec.Struct, frozen=True, array_like=True):
+    """An op as it came, and the number of its frame."""
+
+    frame: int
+    arrived: float
+    op: ClientMessage
+
+
+class SavedFrame(msgspec.Struct, frozen=True, array_like=True):
+    """How the client of a frame had opened the session."""
+
+    client: str
+    opened: Open
+
+
+class SavedHead(msgspec.Struct, frozen=True, array_like=True):
+    """Everything of a session that is no text.
+
+    `key`, `view_key`: SHA-256 of them. `model`: whose tokens these are. `lives`: the last revision that
+    was saved in each life of the session, on the servers before this one. `handles`, `segments`: how
+    many were numbered. `failed`: of each frame with ops that wait: branches on which one failed, with
+    code and message of those errors that no reply has told.
+    """
+
+    format: int
+    session: str
+    key: bytes
+    view_key: bytes
+    owner: str
+    namespace: str
+    priority: int
+    displaceable: bool
+    model: str
+    revision: int
+    lives: list[int]
+    handles: int
+    segments: int
+    created: float
+    ttl_s: float | None
+    persist: Persist
+    meta: JsonObject | None
+    branches: list[SavedBranch]
+    labels: list[SavedLabel]
+    clients: list[SavedClient]
+    waits: list[SavedWait]
+    failed: dict[int, dict[str, tuple[str, str] | None]]
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What to write of a session, all of it or nothing.
+
+    `expires`: when it may be forgotten; None: when the store decides. `busy`: ops wait or run, so the
+    session goes on by itself after a restart. `live`: it is in a server's memory. `sync`: it must be on
+    the disk before anybody hears of it.
+    """
+
+    session: str
+    owner: str
+    put: dict[str, bytes]
+    drop: list[str]
+    used: float
+    expires: float | None
+    busy: bool
+    live: bool = True
+    sync: bool = False
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A session in a store, as lists show it. `size`: bytes of its items."""
+
+    session: str
+    owner: str
+    used: float
+    expires: float | None
+    busy: bool
+    size: int
+
+
+def key_hash(key: str) -> bytes:
+    """What a store keeps of a key. Keys are random, so a plain hash tells nothing."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def same_key(key: str, hashed: bytes) -> bool:
+    """Whether `key` has this hash, in constant time."""
+    return hmac.compare_digest(key_hash(key), hashed)

@@ -1,0 +1,109 @@
+"""Servers that end, in any way, and the next one on the same store: clients find what they had."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.protocol.errors import ConfigError
+
+SLOW = {"step_seconds": 0.002}
+
+
+def login(state: dict[str, Any]) -> dict[str, Any]:
+    return {"session": state["session"], "key": state["key"]}
+
+
+async def refused(peer: Any, code: str, **fields: Any) -> dict[str, Any]:
+    """The error that answers such an `open`."""
+    await peer.send({"type": "open", "client": "peer", **fields})
+    error: dict[str, Any] = await peer.next("error", "state")
+    assert error.get("code") == code, error
+    return error
+
+
+async def test_a_generation_goes_on_after_a_restart(
+    serving: Any, placement: dict[str, Any], tmp_path: Path
+) -> None:
+    """The first server stops in mid-stream: nobody hears an end, and the text is that of one run."""
+    kept = {"store": tmp_path / "s.db", "grace_s": 0.0}
+    async with AsyncExitStack() as sockets:
+        async with serving(**placement, fake=SLOW, server=kept, idle_at_end=False) as served:
+            oracle = served.oracle
+            expected = oracle.output(oracle.turn("long"), 300)
+            peer = await sockets.enter_async_context(served.connect())
+            state = await peer.open(peer.user(1, "long"), peer.greedy(2, max_tokens=300), tokens=True)
+            assert state["persist"] == "lazy"
+            await peer.next("delta")
+            await peer.next("delta")
+    assert not [m for m in peer.log if m["type"] in ("done", "error")]
+    async with serving(**placement, fake=SLOW, server=kept) as served, served.connect() as again:
+        again.follow(peer)
+        back = await again.open(**login(state), **peer.seen, tokens=True)
+        assert back["resumed"]
+        assert "lost" not in back
+        done = await again.terminal(2)
+        assert (done["reason"], done["usage"]["output"]) == ("length", 300)
+        assert again.text() == oracle.text(expected)
+
+
+async def test_a_session_leaves_the_memory_and_comes_back(
+    serving: Any, placement: dict[str, Any], tmp_path: Path
+) -> None:
+    kept = {"store": tmp_path / "s.db", "session_ttl_s": 0.0}
+    async with serving(**placement, server=kept) as served:
+        async with served.connect() as peer:
+            state = await peer.open(peer.user(1, "hi"), peer.greedy(2, max_tokens=5))
+            await peer.terminal(2)
+            text, tree = peer.text(), await peer.tree(3)
+        await served.quiet()
+        async with served.connect() as again:
+            again.follow(peer)
+            await again.open(**login(state), **peer.seen)
+            assert await again.tree(4) == tree
+            assert again.text() == text
+            await again.send({"type": "close", "id": 5})
+            await again.terminal(5)
+        async with served.connect() as late:
+            assert "closed" in (await refused(late, "no_session", **login(state)))["message"]
+
+
+async def test_a_view_key_and_a_wrong_key_after_a_restart(
+    serving: Any, placement: dict[str, Any], tmp_path: Path
+) -> None:
+    kept = {"store": tmp_path / "s.db"}
+    async with serving(**placement, server=kept) as served, served.connect() as peer:
+        state = await peer.open(peer.user(1, "hi"))
+        await peer.terminal(1)
+    async with serving(**placement, server=kept) as served:
+        async with served.connect() as viewer:
+            seen = await viewer.open(session=state["session"], key=state["view_key"])
+            assert "key" not in seen
+        async with served.connect() as thief:
+            await refused(thief, "forbidden", session=state["session"], key="k_wrong")
+
+
+async def test_sync_and_none(serving: Any, placement: dict[str, Any], tmp_path: Path) -> None:
+    kept = {"store": tmp_path / "s.db", "session_ttl_s": 0.0}
+    async with serving(**placement, server=kept) as served:
+        async with served.connect() as peer:
+            state = await peer.open({"type": "set", "id": 1, "persist": "sync"}, peer.user(2, "hi"))
+            await peer.terminal(2)
+        async with served.connect() as other:
+            gone = await other.open({"type": "set", "id": 1, "persist": "none"}, other.user(2, "hi"))
+            await other.terminal(2)
+        await served.quiet()
+        async with served.connect() as peer:
+            assert (await peer.open(**login(state)))["persist"] == "sync"
+        async with served.connect() as other:
+            await refused(other, "no_session", **login(gone))
+
+
+async def test_two_servers_on_one_store(serving: Any, tmp_path: Path) -> None:
+    kept = {"store": tmp_path / "s.db"}
+    async with serving(server=kept):
+        with pytest.raises(ConfigError, match="in use by another server"):
+            async with serving(server=kept):
+                await asyncio.sleep(0)
