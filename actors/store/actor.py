@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import anyio
@@ -63,6 +64,7 @@ class StoreActor:
         self._most = most
         self._waiting = waiting
         self._thread = ThreadPoolExecutor(1, "store")
+        self._pending: list[StoreMessage] = []  # taken out of the mailbox and not done
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until the mailbox is closed and all that it held is written."""
@@ -72,8 +74,8 @@ class StoreActor:
         swept = 0.0
         try:
             while True:
-                messages = await self._mailbox.drain()
-                await self._serve(messages)
+                self._pending += await self._mailbox.drain()
+                await self._serve()
                 if time.monotonic() - swept > SWEEP_SECONDS:
                     swept = time.monotonic()
                     await self._sweep()
@@ -84,36 +86,33 @@ class StoreActor:
                 await self._last()
 
     async def _last(self) -> None:
-        """What sessions tell while they end, which may be now."""
+        """What sessions tell while they end, which may be now, and what was begun."""
         with anyio.move_on_after(LAST_SECONDS):
             while len(self._sessions):  # noqa: ASYNC110 (a router tells nobody that it is empty)
                 await anyio.sleep(0.01)
         self._mailbox.close()
-        left = self._mailbox.drain_nowait()
+        self._pending += self._mailbox.drain_nowait()
+        self._pending = [each for each in self._pending if not isinstance(each, Fetch)]
         with anyio.move_on_after(LAST_SECONDS):
-            await self._serve([each for each in left if not isinstance(each, Fetch)])
+            await self._serve()
         self._thread.submit(self._store.close)
         self._thread.shutdown(wait=False)
 
-    async def _serve(self, messages: list[StoreMessage]) -> None:
-        saves: list[Save] = []
-        for message in messages:
-            match message:
-                case Save():
-                    saves.append(message)
-                case Forget(session):
-                    await self._write(saves)
-                    saves = []
-                    await self._retried(partial(self._store.delete, [session]))
-                case Fetch(session):
-                    await self._write(saves)
-                    saves = []
-                    await self._fetch(session)
-        await self._write(saves)
+    async def _serve(self) -> None:
+        """Work off what is pending. What is under way stays there until it is done: see `_last`."""
+        while self._pending:
+            saves = list(takewhile(lambda each: isinstance(each, Save), self._pending))
+            if saves:
+                await self._write(saves)
+            else:
+                match self._pending[0]:
+                    case Forget(session):
+                        await self._retried(partial(self._store.delete, [session]))
+                    case Fetch(session):
+                        await self._fetch(session)
+            del self._pending[: len(saves) or 1]
 
-    async def _write(self, saves: list[Save]) -> None:
-        if not saves:
-            return
+    async def _write(self, saves: list[Any]) -> None:
         await self._retried(partial(self._store.write, [save.changes for save in saves]))
         for save in saves:
             if save.session:

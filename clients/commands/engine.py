@@ -8,8 +8,9 @@ here and nowhere else, when a command needs it.
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TextIO
 
 from ramify.protocol.config import EngineConfig
@@ -37,6 +38,24 @@ def serve(config: EngineConfig, progress: Progress) -> None:
     engine = import_module("ramify.actors.engine")
     with _faults(engine, config):
         asyncio.run(engine.serve(config, progress=progress))
+
+
+@contextmanager
+def store(path: Path, *, writes: bool) -> Iterator[Any]:
+    """The saved sessions in the file `path`: an `actors.store.base.Store`. Raises ConfigError.
+
+    `writes`: no server may run on it meanwhile.
+    """
+    base, sqlite = (import_module(f"ramify.actors.store.{name}") for name in ("base", "sqlite"))
+    try:
+        with sqlite.claim(path) if writes else nullcontext():
+            opened = sqlite.SqliteStore(path, read_only=not writes)
+            try:
+                yield opened
+            finally:
+                opened.close()
+    except base.StoreError as error:
+        raise ConfigError(str(error)) from error
 
 
 @contextmanager

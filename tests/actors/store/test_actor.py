@@ -145,3 +145,26 @@ async def test_what_sessions_save_while_they_end_is_written() -> None:
         it.mailbox.tell(save("late", 1, 0))
         it.sessions.remove(1)
     assert "late" in it.store.items
+
+
+async def test_what_was_begun_when_the_server_stopped_is_written() -> None:
+    """It is cancelled in the middle of a batch, with more behind it."""
+    it = Running()
+    begun, go = threading.Event(), threading.Event()
+    write = it.store.write
+
+    def slow(batch: Sequence[Changes]) -> None:
+        begun.set()
+        go.wait(10)
+        write(batch)
+
+    it.store.write = slow  # type: ignore[method-assign]
+    async with anyio.create_task_group() as group:
+        await group.start(it.actor.run)
+        for message in (save("a", 1), Forget("z"), save("b", 2, 0)):
+            it.mailbox.tell(message)
+        await asyncio.to_thread(begun.wait, 10)
+        it.sessions.remove(1)
+        group.cancel_scope.cancel()
+        go.set()
+    assert {"a", "b"} <= it.store.items.keys()

@@ -1,0 +1,207 @@
+"""`ramify store`: look at the file in which a server saves sessions, move sessions. No torch."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ramify.clients.commands import engine
+from ramify.clients.commands.screen import shown
+from ramify.clients.commands.settings import store_path
+from ramify.protocol.errors import ConfigError
+from ramify.protocol.saved import FORMAT, HEAD, Changes, SavedHead, SavedOutput, SavedSegment
+
+MOST_BYTES = 1 << 31  # of a file that is imported
+DAY_S = 86_400.0
+
+
+class Exported(msgspec.Struct, frozen=True, array_like=True):
+    """A session as one file holds it. `what`: tells the file from others."""
+
+    what: str
+    format: int
+    session: str
+    owner: str
+    items: dict[str, bytes]
+
+
+WHAT = "ramify session"
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("store", help="look at saved sessions, export and import them")
+    parser.add_argument("--store", default="auto", metavar="FILE", help="as of `ramify serve`")
+    parser.add_argument(
+        "--port", type=int, default=8765, metavar="N", help="of the server, for --store auto (8765)"
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions.add_parser("ls", help="the sessions, the last used first")
+    actions.add_parser("check", help="read everything; says what is damaged")
+    show = actions.add_parser("show", help="one session: its branches and their text")
+    show.add_argument("session")
+    prune = actions.add_parser("prune", help="forget sessions; no server may run on the store")
+    prune.add_argument("session", nargs="*", help="these")
+    prune.add_argument("--days", type=float, metavar="DAYS", help="those not used for so long")
+    export = actions.add_parser(
+        "export", help="write a session into a file; its key opens it elsewhere too"
+    )
+    export.add_argument("session")
+    export.add_argument("file", type=Path)
+    imported = actions.add_parser(
+        "import", help="add the session of a file; no server may run on the store"
+    )
+    imported.add_argument("file", type=Path)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the action says. Raises ConfigError."""
+    path = store_path(args.store, args.port)
+    if path is None:
+        raise ConfigError("there is no store: give its file with --store")
+    writes = args.action in ("prune", "import")
+    if not writes and not path.exists():
+        raise ConfigError(f"there is no store {path}: give the server's --store, or its --port")
+    with engine.store(path, writes=writes) as store:
+        return int(ACTIONS[args.action](store, args))
+
+
+def _ls(store: Any, args: argparse.Namespace) -> int:
+    for kept in store.kept():
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.used))
+        rest = [f"owner {kept.owner}"] if kept.owner else []
+        rest += ["ops wait"] if kept.busy else []
+        print(shown("  ".join([kept.session, used, f"{kept.size:>9} bytes", *rest])))
+    return 0
+
+
+def _check(store: Any, args: argparse.Namespace) -> int:
+    faults = list(store.check())
+    if not faults:
+        for kept in list(store.kept()):
+            try:
+                _texts(store.read(kept.session))
+            except (msgspec.MsgspecError, KeyError, ConfigError) as error:
+                faults.append(f"session {kept.session}: {error}")
+    for fault in faults:
+        print(shown(fault))
+    print("damaged" if faults else "sound")
+    return 1 if faults else 0
+
+
+def _show(store: Any, args: argparse.Namespace) -> int:
+    items = _items(store, args.session)
+    head = _head(items)
+    print(shown(f"session {head.session}  model {head.model}  persist {head.persist}"))
+    for name, position, turns in _texts(items):
+        print(shown(f"\n[{name}] {position} tokens"))
+        for who, text in turns:
+            print(shown(f"{who}: {text}"))
+    if head.waits:
+        print(f"\n{len(head.waits)} ops wait or run")
+    return 0
+
+
+def _prune(store: Any, args: argparse.Namespace) -> int:
+    if not args.session and args.days is None:
+        raise ConfigError("say which: sessions, or --days")
+    named = set(args.session)
+    before = time.time() - args.days * DAY_S if args.days is not None else 0.0
+    gone = [kept.session for kept in store.kept() if kept.session in named or kept.used < before]
+    store.delete(gone)
+    print(f"forgot {len(gone)} sessions")
+    return 0
+
+
+def _export(store: Any, args: argparse.Namespace) -> int:
+    items = dict(_items(store, args.session))
+    owner = _head(items).owner
+    body = msgspec.msgpack.encode(Exported(WHAT, FORMAT, args.session, owner, items))
+    try:
+        with open(os.open(args.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(body)
+    except OSError as error:
+        raise ConfigError(f"{args.file}: {error.strerror}: choose another file") from error
+    return 0
+
+
+def _import(store: Any, args: argparse.Namespace) -> int:
+    try:
+        if args.file.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"{args.file} is larger than {MOST_BYTES} bytes")
+        found = msgspec.msgpack.decode(args.file.read_bytes(), type=Exported)
+    except OSError as error:
+        raise ConfigError(f"{args.file}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{args.file} is no session that `ramify store export` wrote") from error
+    if found.what != WHAT or found.format > FORMAT:
+        raise ConfigError(f"{args.file} is no session that this version of Ramify can read")
+    _texts(found.items)
+    if store.read(found.session):
+        raise ConfigError(f"the store has a session {found.session} already: prune it first")
+    busy = bool(_head(found.items).waits)
+    store.write(
+        [
+            Changes(
+                found.session,
+                found.owner,
+                found.items,
+                [],
+                time.time(),
+                None,
+                busy,
+                live=False,
+                sync=True,
+            )
+        ]
+    )
+    print(shown(f"session {found.session}"))
+    return 0
+
+
+ACTIONS = {
+    "ls": _ls,
+    "check": _check,
+    "show": _show,
+    "prune": _prune,
+    "export": _export,
+    "import": _import,
+}
+
+
+def _items(store: Any, session: str) -> Any:
+    items = store.read(session)
+    if not items:
+        raise ConfigError(f"the store has no session {session}: `ramify store ls` shows which it has")
+    return items
+
+
+def _head(items: Any) -> SavedHead:
+    try:
+        return msgspec.msgpack.decode(items[HEAD], type=SavedHead)
+    except (KeyError, msgspec.MsgspecError) as error:
+        raise ConfigError("what was saved of the session is damaged") from error
+
+
+def _texts(items: Any) -> list[tuple[str, int, list[tuple[str, str]]]]:
+    """Of each branch its name, its tokens, and who said what. Raises ConfigError if one is missing."""
+    head = _head(items)
+    found = []
+    for branch in head.branches:
+        turns: list[tuple[str, str]] = []
+        number, position, seen = branch.top, 0, 0
+        while number:
+            seen += 1
+            if seen > head.segments or f"s{number}" not in items:
+                raise ConfigError(f"segment {number} of the session is missing")
+            segment: Any = msgspec.msgpack.decode(items[f"s{number}"], type=SavedSegment)
+            position = max(position, segment.start + len(segment.tokens) // 4)
+            running = isinstance(segment, SavedOutput) and not segment.ended
+            text = "(being generated)" if running else segment.text
+            turns.append((segment.role or "text", text))
+            number = segment.before
+        found.append((head.labels[branch.label].name, position, turns[::-1]))
+    return found

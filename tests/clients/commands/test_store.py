@@ -1,0 +1,113 @@
+"""`ramify store` on a store that an engine has written."""
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import connect
+
+from ramify.actors.engine import running_engine
+from ramify.actors.executor.spec import FakeSpec
+from ramify.actors.store.sqlite import claim
+from ramify.clients.cli import main
+from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
+
+FAKE = FakeSpec(model={"vocab_size": 384, "eos": 2, "first": 3})
+
+
+@pytest.fixture
+async def kept(tokenizer_folder: Path, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """A store, and the `state` of the session in it: a branch with an answer and a fork of it."""
+    path = tmp_path / "s.db"
+    config = EngineConfig(
+        model=ModelConfig(path=tokenizer_folder), server=ServerConfig(port=0, store=path, grace_s=0)
+    )
+    async with running_engine(config, spec=FAKE) as engine, connect(engine.url) as ws:
+        await ws.send(
+            json.dumps(
+                [
+                    {"type": "open", "client": "c"},
+                    {"type": "append", "id": 1, "text": "one two"},
+                    {"type": "generate", "id": 2, "max_tokens": 5, "temperature": 0},
+                    {"type": "fork", "id": 3, "branch": "main", "as": ["other"]},
+                ]
+            )
+        )
+        messages: list[dict[str, Any]] = []
+        while not any(message.get("id") == 3 for message in messages):
+            frame = json.loads(await ws.recv())
+            messages += frame if isinstance(frame, list) else [frame]
+    return path, messages[0]
+
+
+def test_what_is_there(kept: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    path, state = kept
+    at = ["store", "--store", str(path)]
+    assert main([*at, "ls"]) == 0
+    assert state["session"] in capsys.readouterr().out
+    assert main([*at, "show", state["session"]]) == 0
+    shown = capsys.readouterr().out
+    assert "[main]" in shown
+    assert "[other]" in shown
+    assert shown.count("one two") == 2
+    assert state["key"] not in shown
+    assert main([*at, "check"]) == 0
+    assert capsys.readouterr().out == "sound\n"
+    assert main([*at, "show", "s_none"]) == 2
+
+
+async def test_a_session_moves_to_another_server(
+    kept: tuple[Path, dict[str, Any]], tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    path, state = kept
+    file, other = tmp_path / "session", tmp_path / "other.db"
+    assert main(["store", "--store", str(path), "export", state["session"], str(file)]) == 0
+    assert file.stat().st_mode & 0o077 == 0
+    assert main(["store", "--store", str(path), "export", state["session"], str(file)]) == 2
+    assert main(["store", "--store", str(other), "import", str(file)]) == 0
+    assert main(["store", "--store", str(other), "import", str(file)]) == 2
+    config = EngineConfig(
+        model=ModelConfig(path=tokenizer_folder), server=ServerConfig(port=0, store=other, grace_s=0)
+    )
+    async with running_engine(config, spec=FAKE) as engine, connect(engine.url) as ws:
+        opened = {"type": "open", "client": "c", "session": state["session"], "key": state["key"]}
+        await ws.send(json.dumps(opened))
+        back = json.loads(await ws.recv())
+        assert [branch["branch"] for branch in back["branches"]] == ["main", "other"]
+
+
+def test_prune(kept: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    path, state = kept
+    at = ["store", "--store", str(path)]
+    assert main([*at, "prune"]) == 2
+    assert main([*at, "prune", "--days", "1"]) == 0
+    assert capsys.readouterr().out == "forgot 0 sessions\n"
+    with claim(path):
+        assert main([*at, "prune", state["session"]]) == 2
+        assert main([*at, "ls"]) == 0
+    assert "in use by another server" in capsys.readouterr().err
+    assert main([*at, "prune", state["session"]]) == 0
+    assert main([*at, "show", state["session"]]) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"no session", b"\x95\xa1x\x01\xa1a\xa0\x80"])
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    assert main(["store", "--store", str(tmp_path / "s.db"), "import", str(file)]) == 2
+
+
+def test_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "--store", "none", "ls"]) == 2
+    assert main(["store", "--store", str(tmp_path / "none.db"), "ls"]) == 2
+    assert "there is no store" in capsys.readouterr().err
+
+
+def test_damage(kept: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    path, _ = kept
+    with sqlite3.connect(path) as db:
+        db.execute("DELETE FROM items WHERE key = 's1'")
+    assert main(["store", "--store", str(path), "check"]) == 1
+    assert "segment 1 of the session is missing" in capsys.readouterr().out
