@@ -254,6 +254,11 @@ class Directory:
         except Damaged as damaged:
             log.error("a saved session is damaged", session=session, error=str(damaged))
             error = RamifyError("the session was saved, and what was saved is damaged: open a new one")
+        except BaseException as bug:
+            if isinstance(bug, ENDS):
+                raise
+            log.exception("a saved session could not be taken up", session=session)
+            error = RamifyError("the session was saved, and could not be taken up: open a new one")
         for message in waiting:
             if error is not None:
                 log.info("open refused", client=message.open.who, code=error.code)
@@ -407,13 +412,13 @@ class Directory:
             ttl_max_s=self._ttl_max_s,
             random_seed=lambda: secrets.randbits(62),
             saved=items is not None,
-            kept_s=self._kept_s,
+            kept_s=self._kept_s if saves else None,
         )
         saver = None
-        if self._store is not None:
+        if self._store is not None and saves:
             created = self._wall() if items is None else read_head(items).created
             core.state.persist = self._persist
-            core.record(model=self._model, priority=priority, created=created)
+            core.record(model=self._model, priority=priority, created=created, displaceable=displaceable)
             saver = Saver(core, self._store, self._clock, stored=items is not None, wall=self._wall)
         if items is not None:
             restore(core, items, self._clock.now(), self._wall())

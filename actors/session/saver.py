@@ -51,12 +51,15 @@ class Saver:
     def turn(self) -> None:
         """The session has handled something. Asks for a save if it is time for one."""
         self._changed = True
+        here = self._core.publisher.subscribers
+        if self._ready:  # a socket may have gone before it was sent what it may hear
+            self._ready = {socket: count for socket, count in self._ready.items() if socket in here}
         done, owes = self._done()
         if self._sync is None and (owes or not self._told):
             self._told = True
             self._sync = self._save(sync=owes)
             if self._sync is not None:
-                self._covered = {s.socket: len(s.out) for s in self._core.publisher.subscribers.values()}
+                self._covered = {s.socket: len(s.out) for s in here.values()}
         elif done and self._lazy is None:
             self._due()
         self._later()
