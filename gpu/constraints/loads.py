@@ -80,9 +80,10 @@ class Loads:
 
     def _make(self, ident: int, body: bytes) -> Loaded:
         assert self._vocabulary is not None
-        words = self._vocabulary.result()
         begun = time.perf_counter()
         try:
+            words = self._vocabulary.result()
+            begun = time.perf_counter()  # waiting for the vocabulary is not this one's work
             made = constraint_of(body, words, self._grammars, self._store)
             if self._prepare is not None:
                 self._prepare(ident, made)

@@ -153,7 +153,11 @@ class Output:
         self._threads().submit(self._work, tokens, done)
 
     def _begin(self, loaded: "Future[Loaded]", outputs: Sequence[int], done: Event) -> None:
-        self._enter(loaded)
+        try:
+            self._enter(loaded)
+        except Exception:
+            log.exception("a constraint cannot be followed")
+            self.why = LOST
         self._work(outputs, done)
 
     def _work(self, tokens: Sequence[int], done: Event) -> None:

@@ -48,3 +48,14 @@ def test_what_cannot_be_loaded_is_counted_and_told_nobody_else(caplog: pytest.Lo
     assert (sorted(asked), loads.counters.loaded, loads.counters.failed) == ([1, 3], 1, 2)
     assert "no room for it" in caplog.text
     loads.close()
+
+
+def test_a_vocabulary_that_cannot_be_read_fails_each_constraint(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loads = Loads(2)
+    loads.vocabulary(b"nonsense")
+    assert isinstance(loads.constraint(1, BODY).result(), ConstraintError)
+    assert loads.counters.failed == 1
+    assert "could not be loaded" in caplog.text
+    loads.close()

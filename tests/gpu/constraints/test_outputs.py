@@ -10,7 +10,7 @@ import pytest
 
 from ramify.actors.grammar.automaton import Automaton as Machine
 from ramify.gpu.constraints.matcher import Automaton
-from ramify.gpu.constraints.outputs import FEW, NOTHING, Legal, Output
+from ramify.gpu.constraints.outputs import FEW, LOST, NOTHING, Legal, Output
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.errors import ConstraintError
@@ -156,6 +156,29 @@ def test_what_cannot_be_followed_allows_nothing(
     assert output.why == "no room"
     output.advance([1])
     assert output.ready
+
+
+class Broken:
+    """A constraint that makes no matchers: a bug."""
+
+    def matcher(self) -> Any:
+        raise RuntimeError("no matcher")
+
+
+@pytest.mark.parametrize("fault", ["of the load", "of the matcher"])
+def test_a_bug_ahead_of_the_first_token_leaves_no_row_waiting(
+    threads: ThreadPoolExecutor, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    future = Future[Any]()
+    output = Output(future, [], lambda: threads)
+    if fault == "of the load":
+        future.set_exception(RuntimeError("it was not loaded"))
+    else:
+        future.set_result(Broken())
+    assert output.wait(now())
+    assert output.look().legal == (NOTHING,)
+    assert output.why == LOST
+    assert "cannot be followed" in caplog.text
 
 
 def test_free_text_is_not_all_tokens(threads: ThreadPoolExecutor) -> None:
