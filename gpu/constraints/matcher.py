@@ -90,15 +90,20 @@ class Automaton:
 
 
 class AutomatonMatcher:
-    """The states that an output has gone through. `state`: where it stands."""
+    """The states that an output has gone through. `state`: where it stands.
 
-    __slots__ = ("_machine", "_states")
+    `elsewhere`: a device makes this output's masks. That is each output's own: one of a constraint may
+    find no place on the device while another one has it.
+    """
+
+    __slots__ = ("_machine", "_states", "elsewhere")
 
     quick = True
 
     def __init__(self, machine: TokenAutomaton) -> None:
         self._machine = machine
         self._states = [machine.start]
+        self.elsewhere = machine.elsewhere
 
     @property
     def machine(self) -> TokenAutomaton:
@@ -113,7 +118,7 @@ class AutomatonMatcher:
         return self._machine.vocabulary.everything
 
     def knows(self) -> bool:
-        return self._machine.knows(self._states[-1])
+        return self.elsewhere or self._machine.knows(self._states[-1])
 
     def only(self) -> int:
         return self._machine.only(self._states[-1])

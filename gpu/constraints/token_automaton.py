@@ -28,8 +28,8 @@ _UNKNOWN = -2
 class TokenAutomaton:
     """A byte automaton over the tokens of a vocabulary.
 
-    `start`: the first state; `end`: the state behind a stop token. `elsewhere`: a device makes the
-    masks, so none need be made ahead here.
+    `start`: the first state; `end`: the state behind a stop token. `elsewhere`: a device
+    can hold it, so no masks need be made ahead here.
     """
 
     start = 0
@@ -88,8 +88,8 @@ class TokenAutomaton:
         return found
 
     def knows(self, state: int) -> bool:
-        """Whether `plan`, `only` and `mask` need not be made, or quickly, or never (`elsewhere`)."""
-        if self._quick or self.elsewhere or state == self.end:
+        """Whether `plan`, `only` and `mask` need not be made, or quickly."""
+        if self._quick or state == self.end:
             return True
         if not self._forced.knows(state):
             return False

@@ -132,8 +132,8 @@ class CudaConstraints:
         if isinstance(matcher, AutomatonMatcher):
             self.automata.put(ident, matcher.machine)
             self._on_device[row] = self.automata.open(row, ident, matcher.state)
-            if not self._on_device[row]:
-                matcher.machine.elsewhere = False
+            # Work in threads is for outputs of which no step is in flight.
+            matcher.elsewhere = bool(self._on_device[row])
 
     def _guess(self, step: StepRows, extends: int) -> StepRows:
         """`step` with the drafts of rows with constraints given, or left out where none are known.

@@ -217,8 +217,6 @@ def test_what_is_known_without_work(vocabulary: Vocabulary) -> None:
     machine.mask(free)
     machine.only(free)
     assert machine.knows(free)
-    machine.elsewhere = True
-    assert machine.knows(0)
 
 
 def test_a_vocabulary_that_cannot_spell_the_constraint() -> None:

@@ -4,6 +4,7 @@ In Triton's interpreter, or on a GPU.
 """
 
 import json
+import random
 import re
 from concurrent.futures import Future
 from pathlib import Path
@@ -233,3 +234,133 @@ def test_beside_a_drafter(make: Any) -> None:
     executor = make(draft="ngram", draft_tokens=3)
     constrained = Run(executor, 3, 18)
     same(plain, constrained)
+
+
+PATTERNS = [rf"\{{{n}[a-z]{{0,{1 + n % 3}}}\}}" for n in range(8)]
+
+
+class Crowd:
+    """Rows that open and close at random, two steps in flight, under more constraints than the device's
+    memory holds.
+    """
+
+    def __init__(self, executor: Any, drafts: int) -> None:
+        self.executor, self.drafts = executor, drafts
+        self.words = vocabulary(executor.info.vocab_size)
+        self.dice = random.Random(11)
+        self.live: dict[int, tuple[int, list[int]]] = {}  # by row: its constraint, what it sampled
+        self.closes: list[int] = []
+        self.texts: list[tuple[str, str]] = []
+        self.step = self.placed = self.unplaced = 0
+        for ident, pattern in enumerate(PATTERNS, 1):
+            machine = Machine.from_regex(pattern)
+            made = Automaton(TokenAutomaton(self.words, machine.next, machine.classes, machine.final))
+            executor.constraints._prepare(ident, made)
+            executor.constraints.rows.put(ident, made)
+
+    def plan(self, rows: int) -> StepPlan:
+        decodes = [*self.live]
+        closes, self.closes = self.closes, []
+        opens, extends = [], []
+        free = [row for row in range(rows) if row not in self.live]
+        for row in self.dice.sample(free, min(len(free), self.dice.randrange(3))):
+            ident = self.dice.randrange(len(PATTERNS)) + 1
+            self.live[row] = ident, []
+            prompt = pack([5, 9, 40 + ident])
+            pages = pack(range(4 * row, 4 * row + 4))
+            sampling = SamplingParams(temperature=1.0, seed=self.dice.randrange(99))
+            opens.append(OpenRow(row, self.step, pages, 0, sampling, 0, prompt, ident))
+            extends.append(ExtendRow(row, 0, prompt, True))
+        self.step += 1
+        asked = pack([self.drafts] * len(decodes)) if self.drafts else b""
+        return StepPlan(
+            self.step, pack(closes), opens, extends=extends, decodes=pack(decodes), drafts=asked
+        )
+
+    def take(self, step: Any, opened: dict[int, Any]) -> None:
+        """What the step says of rows that were not closed since."""
+        result = step.result()
+        tokens = list(unpack(result.tokens))
+        counts = list(unpack(result.counts)) or [1] * len(tokens)
+        for row, count in zip(unpack(result.rows).tolist(), counts, strict=True):
+            own, tokens = tokens[:count], tokens[count:]
+            if self.live.get(row) is not opened.get(row) or row not in self.live:
+                continue
+            ident, output = self.live[row]
+            for token in own:
+                assert token >= 0, result.reasons
+                if token == STOP or len(output) == 40:
+                    self.end(row, ident, output, token == STOP)
+                    break
+                output.append(token)
+            else:
+                if self.dice.random() < 0.02:  # a client cancels
+                    self.end(row, ident, output, False)
+
+    def end(self, row: int, ident: int, output: list[int], whole: bool) -> None:
+        text = b"".join(self.words.tokens[token] for token in output).decode()
+        if whole:
+            self.texts.append((PATTERNS[ident - 1], text))
+        del self.live[row]
+        self.closes.append(row)
+
+    def run(self, steps: int, rows: int) -> None:
+        pending: list[tuple[Any, dict[int, Any]]] = []
+        constraints = self.executor.constraints
+        for _ in range(steps):
+            pending.append((self.executor.launch(self.plan(rows)), dict(self.live)))
+            for row in self.live:
+                if row not in constraints._opening:
+                    self.placed += constraints._on_device[row]
+                    self.unplaced += not constraints._on_device[row]
+            if len(pending) > 1:
+                self.take(*pending.pop(0))
+        for step in pending:
+            self.take(*step)
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_more_constraints_than_fit(make: Any, monkeypatch: pytest.MonkeyPatch, drafts: int) -> None:
+    """Some rows are followed on the host, the next of the same constraint on the device: all obey."""
+    monkeypatch.setattr("ramify.gpu.constraints.token_automaton.QUICK_NODES", 0)
+    monkeypatch.setattr("ramify.gpu.executors.cuda_constraints.ARENA_BYTES", 3 * 1280)
+    crowd = Crowd(make(), drafts)
+    crowd.run(16 if drafts else 24, 5)
+    assert crowd.placed > 10
+    assert crowd.unplaced > 5
+    assert len(crowd.texts) > 5
+    for pattern, text in crowd.texts:
+        assert re.fullmatch(pattern, text), (pattern, text)
+
+
+def test_no_thread_moves_what_the_device_follows(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps come two at a time, so nobody else may look ahead from where it stands: though a row
+    of the same constraint, which found no place there, was followed on the host before.
+    """
+    monkeypatch.setattr("ramify.gpu.constraints.token_automaton.QUICK_NODES", 0)
+    executor = make()
+    constraints = executor.constraints
+    words = vocabulary(executor.info.vocab_size)
+    machine = Machine.from_regex("[a-z]{9}")
+    made = Automaton(TokenAutomaton(words, machine.next, machine.classes, machine.final))
+    constraints._prepare(1, made)
+    constraints.rows.put(1, made)
+
+    def opened(row: int) -> Any:
+        opens = [OpenRow(row, row, pack([row]), 0, SETTINGS[0], 0, pack([5]), 1)]
+        plan = StepPlan(0, opens=opens, extends=[ExtendRow(row, 0, pack([5]), True)])
+        executor.launch(plan).result()
+        return constraints.rows._of[row]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(constraints.automata, "open", lambda *given: False)
+        opened(0)
+    output = opened(1)
+    assert constraints._on_device[:2].tolist() == [False, True]
+    began: list[object] = []
+    monkeypatch.setattr(output, "_threads", lambda: began.append(1))
+    steps = [executor.launch(StepPlan(n, decodes=pack([1]))) for n in (1, 2)]
+    for step in steps:
+        assert unpack(step.result().tokens)[0] >= 0
+    assert output.ready
+    assert not began
