@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.gpu.constraints.vocabulary import MARK, Vocabulary
+from ramify.gpu.constraints.vocabulary import MARK, TAIL, Vocabulary
 
 WINDOW = 256  # bytes of forced text that are looked at from one state
 MOST_FORCED = 64  # tokens of one plan
-MOST_DRAFTS = 4  # tokens of a tail
+MOST_DRAFTS = TAIL  # tokens of one plan
 _MOST_PLANS = 4096  # that are kept, of one constraint
 _MOST_LOOKED_AT = 1024  # nodes, when it is asked whether a token may span the border
 
@@ -94,7 +94,7 @@ class ForcedText:
         else:
             return Plan(tuple(forced), ())
         tokens, _ = self._spelled(*self._text(state))
-        return Plan(tuple(forced), tuple(tokens[:MOST_DRAFTS]))
+        return Plan(tuple(forced), tokens[:MOST_DRAFTS])
 
     def _step(self, state: int) -> tuple[int, int] | None:
         """The forced token in `state`, and the state behind it."""
@@ -139,25 +139,16 @@ class ForcedText:
             size = 0
         return bytes(text[:size]), states[: size + 1]
 
-    def _spelled(self, text: bytes, states: list[int]) -> tuple[list[int], int]:
+    def _spelled(self, text: bytes, states: list[int]) -> tuple[tuple[int, ...], int]:
         """The tokens of `text`, and the bytes of it whose tokens nothing that follows can change."""
-        if not text:
-            return [], 0
-        table = self._vocabulary.tokens
-        tokens = self._vocabulary.encode(text.decode())
-        if b"".join(table[i] for i in tokens) != text:
-            return [], 0  # the tokenizer writes it differently, in another normal form for example
-        begin = len(text) - sum(len(table[i]) for i in tokens[-MOST_DRAFTS:])
-        for at in range(begin, len(text)):
-            if self._may_span(text[at:], states[-1]):
-                return tokens, at
-        return tokens, len(text)
+        spelling = self._vocabulary.spelled(text)
+        for at, node in spelling.borders:
+            if self._may_span(node, states[-1]):
+                return spelling.tokens, at
+        return spelling.tokens, len(text)
 
-    def _may_span(self, text: bytes, state: int) -> bool:
-        """Whether a token begins with `text` and goes on with what is legal in `state`."""
-        node = self._vocabulary.find(text)
-        if node < 0:
-            return False
+    def _may_span(self, node: int, state: int) -> bool:
+        """Whether a token begins with the text of `node` and goes on with what is legal in `state`."""
         tree = self._vocabulary
         stack = [(node, state)]
         looked_at = 0

@@ -163,7 +163,8 @@ class Output:
     def _work(self, tokens: Sequence[int], done: Event) -> None:
         try:
             self._take(tokens)
-            if not self._closed:
+            # What is made quickly is made when it is asked for; where a device follows, nothing is.
+            if not (self._closed or self.matcher is None or self.matcher.knows()):
                 self._look()
         except Exception:
             log.exception("a constraint cannot be followed")

@@ -8,7 +8,7 @@ It does not know automata, nor the tokenizer: only the bytes of each id and how 
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 MARK = 0xFF  # the first byte of a token that is no text; UTF-8 has none such, nor the last one, 0xFE
 NAMELESS = b"\xff\xfe"  # an id without text or name
 SHORT = 16  # bytes of a token whose mask may be shared between states: see `alike`
+TAIL = 4  # tokens at the end of a text that what follows may change
+_MOST_SPELLED = 8192  # texts whose spelling is kept
 
 
 class Preorder(NamedTuple):
@@ -28,6 +30,15 @@ class Preorder(NamedTuple):
     depth: NDArray[np.uint16]
     end: NDArray[np.int32]
     token: NDArray[np.int32]
+
+
+class Spelling(NamedTuple):
+    """The tokens of a text, and where in its last `TAIL` of them a longer token may begin: the byte, and
+    the node of the text from there on. No tokens: the tokenizer writes it differently.
+    """
+
+    tokens: tuple[int, ...]
+    borders: tuple[tuple[int, int], ...]
 
 
 def _is_known(data: bytes) -> bool:
@@ -44,6 +55,7 @@ class Vocabulary:
     stands behind other tokens. `tokens`: the bytes of each id. A token that is no text (`<tool_call>`)
     has a name between 0xFF and 0xFE, so that an automaton can tell it from the same text, spelled.
     `everything`: the mask of all ids, this very object wherever all are legal.
+    `spelled`: the `Spelling` of a text, UTF-8. Kept for all constraints, which have much text in common.
 
     Arrays, one entry a node, the root is 0: `byte` uint8, `parent`, `child` (the first one; the children
     of a node are side by side) and `children` (how many), `token` (a token that ends there, or -1).
@@ -64,6 +76,7 @@ class Vocabulary:
         self.tokens += [NAMELESS] * (self.size - len(tokens))
         self.stop_ids = tuple(sorted(set(stop_ids)))
         self.encode = encode
+        self.spelled = lru_cache(_MOST_SPELLED)(self._spelled)
         self.words = -(-self.size // 32)
         self.everything = self.pack(np.ones(self.size, np.bool_))
         self.everything.flags.writeable = False
@@ -167,6 +180,17 @@ class Vocabulary:
         end = begin + int(self.children[node])
         found = begin + int(np.searchsorted(self.byte[begin:end], byte))
         return found if found < end and self.byte[found] == byte else -1
+
+    def _spelled(self, text: bytes) -> Spelling:
+        if not text:
+            return Spelling((), ())
+        table = self.tokens
+        tokens = tuple(self.encode(text.decode()))
+        if b"".join(table[i] for i in tokens) != text:
+            return Spelling((), ())  # another normal form, for example
+        begin = len(text) - sum(len(table[i]) for i in tokens[-TAIL:])
+        nodes = ((at, self.find(text[at:])) for at in range(begin, len(text)))
+        return Spelling(tokens, tuple((at, node) for at, node in nodes if node >= 0))
 
     def longer(self, text: bytes) -> NDArray[np.int32]:
         """The tokens that begin with `text` and have more bytes."""

@@ -130,6 +130,25 @@ def test_the_spelling_is_the_tokenizers(vocabulary: Vocabulary) -> None:
     assert (*plan.forced, *plan.drafts) == tuple(vocabulary.encode(text))
 
 
+def test_a_text_is_spelled_once_for_all_states_and_constraints(vocabulary: Vocabulary) -> None:
+    """What follows it is looked at in each: here a token may span the border, or none."""
+    asked: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        asked.append(text)
+        return vocabulary.encode(text)
+
+    own = Vocabulary(vocabulary.tokens, vocabulary.stop_ids, encode)
+    text = '{"name": "'
+    for pattern in (r'\{"name": "[ -~]', r'\{"name": "\n', r'[xy]\{"name": "[a-z]'):
+        machine, fresh = compiled(pattern, own), compiled(pattern, vocabulary)
+        for state in range(machine.end):
+            vocabulary.spelled.cache_clear()
+            assert machine.plan(state) == fresh.plan(state)
+    assert sorted(asked) == sorted(set(asked))
+    assert asked.count(text) == 1
+
+
 def test_a_border_that_a_token_may_span_is_not_forced() -> None:
     tokens = [b'"', b"a", b"b", b'"a', b":", b'":', b'":"', b""]
     spellings = {'":"': [6], '"': [0], ':"': [4, 0], '"a': [3]}

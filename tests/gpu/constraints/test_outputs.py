@@ -119,6 +119,20 @@ def test_one_that_is_loaded_later_is_late_at_once(threads: ThreadPoolExecutor) -
     assert [*map(output.look().legal[0].has, [*b"ab", STOP])] == [False, True, True]
 
 
+def test_nothing_is_made_ahead_where_a_device_follows(threads: ThreadPoolExecutor) -> None:
+    """Its masks would hold up the next constraint's loading. Nor where masks are made quickly."""
+    made = Machine.from_regex("ab[xy]{600}")
+    for elsewhere, quick in ((True, False), (False, True), (False, False)):
+        machine = TokenAutomaton(WORDS, made.next, made.classes, made.final)
+        machine.elsewhere, machine._quick = elsewhere, quick
+        coming = Future[Any]()
+        output = Output(coming, list(b"ab"), lambda: threads)
+        coming.set_result(Automaton(machine))
+        assert output.wait(now())
+        assert (output._ahead is None) == (elsewhere or quick)
+        assert len(output.look().legal) == 1  # who asks gets it
+
+
 def test_a_long_replay_is_done_elsewhere_and_ends_with_the_row(threads: ThreadPoolExecutor) -> None:
     gate = Gate("a*", True)
     gate.open.set()
