@@ -15,12 +15,14 @@ from ramify.protocol.wire import ClientMessage, ServerMessage
 class Dialogue(Protocol):
     """`ops`: the frame to send. `streams`: whether the answer goes out piece by piece.
 
-    `keeps`: its session goes on without it. `outlives`: it goes on when the client has gone.
+    `keeps`: its session goes on without it; `saves`: and may be on a disk, if it is a new one.
+    `outlives`: it goes on when the client has gone.
     """
 
     ops: list[ClientMessage]
     streams: bool
     keeps: bool
+    saves: bool
     outlives: bool
 
     @property

@@ -33,7 +33,7 @@ class DialogueRun(ABC):
         self._binding = SessionBinding(hub, number)
         self._binding.credential = credential
         self._binding.displaceable = dialogue.keeps  # nobody closes it
-        self._binding.saves = dialogue.keeps
+        self._binding.saves = dialogue.saves
         self._size = size
 
     def start(self) -> None:

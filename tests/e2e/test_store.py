@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ramify.actors.session.saver import LAZY_SECONDS
+from ramify.actors.store.sqlite import SqliteStore
 from ramify.protocol.errors import ConfigError
 
 SLOW = {"step_seconds": 0.002}
@@ -99,6 +101,34 @@ async def test_sync_and_none(serving: Any, placement: dict[str, Any], tmp_path: 
             assert (await peer.open(**login(state)))["persist"] == "sync"
         async with served.connect() as other:
             await refused(other, "no_session", **login(gone))
+
+
+async def test_requests_that_nobody_comes_back_to_are_not_saved(
+    serving: Any, openai_of: Any, tmp_path: Path
+) -> None:
+    """Chat completions, and responses that are not to be stored, also while their socket is open."""
+    path = tmp_path / "s.db"
+
+    async def saved() -> int:
+        await asyncio.sleep(2 * LAZY_SECONDS)
+        store = SqliteStore(path, read_only=True)
+        try:
+            return len(list(store.kept()))
+        finally:
+            store.close()
+
+    async with serving(server={"store": path}) as served, openai_of(served) as (client, model):
+        await client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "secret"}], max_tokens=3
+        )
+        async with client.responses.connect() as connection:
+            settings = {"model": model, "input": "secret", "max_output_tokens": 3}
+            await connection.response.create(**settings, store=False)
+            while (await connection.recv()).type not in ("response.completed", "response.incomplete"):
+                pass
+            assert await saved() == 0
+        await client.responses.create(**settings)
+        assert await saved() == 1
 
 
 async def test_two_servers_on_one_store(serving: Any, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class ChatDialogue:
 
     streams = True
     keeps = False
+    saves = False
     outlives = True
 
     def __init__(self, request: SendRequest, message_id: str) -> None:

@@ -37,6 +37,7 @@ class Answers(ABC):
     """
 
     keeps = False
+    saves = False
     outlives = False
 
     def __init__(self, ops: list[ClientMessage], branches: Sequence[str], *, streams: bool) -> None:

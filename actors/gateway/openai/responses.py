@@ -85,6 +85,7 @@ class ResponseDialogue:
         self._says = self._branch if request.generates else f"{self._branch}.warm"
         previous = self._previous()
         self.keeps = request.stores or previous is not None or self._transient
+        self.saves = request.stores
         opening, *rest = self._all_ops(previous)
         # In the background the object is kept before the generation begins: only `State` says where.
         self.ops = [opening] if self.outlives else [opening, *rest]

@@ -75,6 +75,7 @@ class StoredDialogue:
     streams = False
     outlives = False
     keeps = True
+    saves = True
 
     def __init__(
         self, stored: Stored, ident: str, ask: "Cancel | Drop | None", page: ItemPage | None = None
