@@ -104,6 +104,33 @@ async function keptSessions() {
   return chats.map(({ session, key }) => ({ session, key }));
 }
 
+scene("a chat that was deleted is gone from the server too", async (page) => {
+  await send(page, "not for long");
+  await settled(page);
+  const [login] = await page.evaluate(keptSessions);
+  assert.equal(await page.evaluate(answerToOpen, login), "state");
+  await page.locator("header").getByRole("button", { name: "More for this chat" }).click();
+  await page.getByRole("menuitem", { name: "Delete" }).click();
+  await page.getByRole("button", { name: "Undo" }).waitFor();
+  assert.equal(await page.evaluate(answerToOpen, login), "state"); // it can still be had back
+  await page.reload(); // and now it cannot
+  await page.waitForFunction(`(${answerToOpen})(${JSON.stringify(login)}).then((said) => said === "no_session")`, null, { polling: 100 });
+  assert.deepEqual(await page.evaluate(keptSessions), []);
+});
+
+/** What the server says to one who comes back to a session: "state", or an error's code. */
+function answerToOpen({ session, key }) {
+  return new Promise((resolve) => {
+    const socket = new WebSocket(`ws://${location.host}/v1/ws`, ["ramify.v1+json"]);
+    socket.onopen = () => socket.send(JSON.stringify({ type: "open", client: "looks", session, key }));
+    socket.onmessage = ({ data }) => {
+      const [message] = [JSON.parse(data)].flat();
+      resolve(message.code ?? message.type);
+      socket.close();
+    };
+  });
+}
+
 async function endSessions(sessions) {
   for (const { session, key } of sessions) {
     await new Promise((resolve) => {
@@ -156,10 +183,15 @@ scene("a chat goes into a file and back", async (page) => {
   await send(page, "Keep **this**");
   await settled(page);
   await again(page);
+  await page.locator("header").getByRole("button", { name: "More for this chat" }).click();
+  await page.getByRole("menuitem", { name: "Rename" }).click();
+  await page.getByLabel("Title of this chat").fill("Keep? this one.");
+  await page.getByLabel("Title of this chat").press("Enter");
   const before = await answers(page);
   const saved = async (name) => {
     await page.locator("header").getByRole("button", { name: "More for this chat" }).click();
     const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("menuitem", { name }).click()]);
+    assert.match(download.suggestedFilename(), /^Keep +this one\.(md|json)$/);
     return readFile(await download.path(), "utf8");
   };
   assert.match(await saved("Export as Markdown"), /## You\n\nKeep \*\*this\*\*\n\n## Answer/);

@@ -7,7 +7,7 @@ import { batch, signal } from "@preact/signals";
 import { Replaced } from "../../../lib/index.js";
 import { copied } from "../render/clipboard.js";
 import { Chat } from "./chat.js";
-import { askServer, connection, hasToken, setToken } from "./connection.js";
+import { askServer, connection, endSession, hasToken, setToken } from "./connection.js";
 import { settings, toolsOf } from "./settings.js";
 import { Store } from "./store.js";
 import { download, fromJson, toJson, toMarkdown } from "./transfer.js";
@@ -32,7 +32,7 @@ export async function start() {
   store = await Store.open();
   store.onchange(changedElsewhere);
   chats.value = (await store.chats()).filter(({ deleted }) => !deleted);
-  for (const { id } of (await store.chats()).filter(({ deleted }) => deleted)) store.remove(id);
+  for (const { id } of (await store.chats()).filter(({ deleted }) => deleted)) forget(id);
   navigator.storage?.persist?.().catch(() => {});
   if (!store.durable) toast.value = { mild: true, text: "This browser keeps nothing for this page (a private window?): chats are gone when the tab is closed. Export what you need." };
   addEventListener("hashchange", () => { if (location.hash.startsWith("#watch=")) location.reload(); });
@@ -119,6 +119,7 @@ async function show(chat) {
 
 /** A chat that is not shown needs no connection, unless something runs in it. */
 async function release(chat) {
+  if (chat.record.deleted) return; // it was left then
   if (chat.tree.size === 0) {
     open.delete(chat.id);
     await chat.end();
@@ -138,7 +139,7 @@ async function release(chat) {
 
 /** The list shows what a chat is called now. */
 function noted(chat) {
-  if (!chat.tree.size) return;
+  if (!chat.tree.size || chat.record.deleted) return;
   const others = chats.value.filter(({ id }) => id !== chat.id);
   chats.value = [{ ...chat.record, busy: chat.busy }, ...others].sort((a, b) => b.updated - a.updated);
   if (current.value === chat && !location.hash.includes(chat.id)) history.replaceState(null, "", `#chat=${chat.id}`);
@@ -183,18 +184,26 @@ async function change(id, changes) {
   chats.value = (record.deleted ? others : [record, ...others]).sort((a, b) => b.updated - a.updated);
 }
 
+/** Forget a chat for good, here and on the server. */
+async function forget(id) {
+  const record = await store.chat(id);
+  await store.remove(id);
+  if (record) await endSession(record);
+}
+
 /** Delete a chat; for a while it can be had back. */
 export async function remove(id) {
   const chat = open.get(id);
   const { title } = chats.value.find((each) => each.id === id);
   if (chat) {
     chat.stop();
+    chat.record.deleted = Date.now(); // for whatever saves it from now on
     await chat.leave();
     open.delete(id);
   }
   await change(id, { deleted: Date.now() });
   if (current.value?.id === id) await newChat();
-  const timer = setTimeout(() => { store.remove(id); if (toast.value?.id === id) toast.value = null; }, UNDO_MS);
+  const timer = setTimeout(() => { forget(id); if (toast.value?.id === id) toast.value = null; }, UNDO_MS);
   toast.value = {
     id, mild: true, text: `“${title}” was deleted.`,
     action: ["Undo", async () => { clearTimeout(timer); await change(id, { deleted: undefined }); await openChat(id); }],
@@ -219,13 +228,13 @@ async function whole(id) {
 export async function exportChat(id, format) {
   const chat = await whole(id);
   if (!chat.record) return;
-  if (format === "markdown") download(`${chat.record.title}.md`, toMarkdown(chat), "text/markdown");
-  else download(`${chat.record.title}.json`, toJson([chat]), "application/json");
+  if (format === "markdown") download(chat.record.title, ".md", toMarkdown(chat), "text/markdown");
+  else download(chat.record.title, ".json", toJson([chat]), "application/json");
 }
 
 export async function exportAll() {
   const all = await Promise.all(chats.value.map(({ id }) => whole(id)));
-  download(`Ramify chats ${new Date().toISOString().slice(0, 10)}.json`, toJson(all), "application/json");
+  download(`Ramify chats ${new Date().toISOString().slice(0, 10)}`, ".json", toJson(all), "application/json");
 }
 
 export async function importFile(file) {

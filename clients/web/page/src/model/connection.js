@@ -1,6 +1,6 @@
 /** How the page connects: the server that gave it out, and the token that a person typed in, kept for the tab. */
 
-import { mintToken } from "../../../lib/index.js";
+import { connect, mintToken } from "../../../lib/index.js";
 
 const KEPT = "ramify chat token";
 
@@ -31,6 +31,17 @@ async function token() {
     if (error.code === "unsupported") return undefined; // the server has no tokens
     throw error;
   }
+}
+
+/** End a chat's session on the server. One that cannot be reached, or knows it no more, is left alone. */
+export async function endSession({ session, key, client }) {
+  if (!session) return;
+  const { url, ...options } = connection();
+  const last = connect(url, { ...options, session, key, client, retry: "never" });
+  try {
+    await last.ready;
+    await last.close();
+  } catch { /* nothing is kept there, or only until its time is over */ }
 }
 
 /** What the server says of itself and its model (/v1/info). Null: no answer; `refused`: it wants a (better) token. */

@@ -84,12 +84,13 @@ export function toMarkdown({ record, messages }) {
   return `${parts.join("\n\n")}\n`;
 }
 
-/** Offer a text as a file. */
-export function download(name, text, type) {
+/** Offer a text as a file, named after `title`. `ending`: of its name. */
+export function download(title, ending, text, type) {
   const url = URL.createObjectURL(new Blob([text], { type }));
   const link = document.createElement("a");
   link.href = url;
-  link.download = name.replace(/[\\/:*?"<>|\u0000-\u001f]+/g, " ").trim().slice(0, 100);
+  const name = title.replace(/[\\/:*?"<>|\u0000-\u001f]+/g, " ").slice(0, 100).replace(/^[\s.]+|[\s.]+$/g, "");
+  link.download = (name || "chat") + ending;
   link.click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
