@@ -84,7 +84,7 @@ def _check(store: Any, args: argparse.Namespace) -> int:
         for kept in list(store.kept()):
             try:
                 _texts(store.read(kept.session))
-            except (msgspec.MsgspecError, KeyError, ConfigError) as error:
+            except ConfigError as error:
                 faults.append(f"session {kept.session}: {error}")
     for fault in faults:
         print(shown(fault))
@@ -187,7 +187,7 @@ def _head(items: Any) -> SavedHead:
 
 
 def _texts(items: Any) -> list[tuple[str, int, list[tuple[str, str]]]]:
-    """Of each branch its name, its tokens, and who said what. Raises ConfigError if one is missing."""
+    """Of each branch its name, its tokens, and who said what. Raises ConfigError if it is damaged."""
     head = _head(items)
     found = []
     for branch in head.branches:
@@ -197,11 +197,20 @@ def _texts(items: Any) -> list[tuple[str, int, list[tuple[str, str]]]]:
             seen += 1
             if seen > head.segments or f"s{number}" not in items:
                 raise ConfigError(f"segment {number} of the session is missing")
-            segment: Any = msgspec.msgpack.decode(items[f"s{number}"], type=SavedSegment)
+            segment = _segment(items[f"s{number}"], number)
             position = max(position, segment.start + len(segment.tokens) // 4)
             running = isinstance(segment, SavedOutput) and not segment.ended
             text = "(being generated)" if running else segment.text
             turns.append((segment.role or "text", text))
             number = segment.before
+        if not 0 <= branch.label < len(head.labels):
+            raise ConfigError("a branch of the session has no name")
         found.append((head.labels[branch.label].name, position, turns[::-1]))
     return found
+
+
+def _segment(item: bytes, number: int) -> Any:
+    try:
+        return msgspec.msgpack.decode(item, type=SavedSegment)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ConfigError(f"segment {number} of the session is damaged: {error}") from error

@@ -5,6 +5,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from websockets.asyncio.client import connect
 
@@ -13,6 +14,7 @@ from ramify.actors.executor.spec import FakeSpec
 from ramify.actors.store.sqlite import claim
 from ramify.clients.cli import main
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
+from ramify.protocol.saved import SavedHead
 
 FAKE = FakeSpec(model={"vocab_size": 384, "eos": 2, "first": 3})
 
@@ -103,6 +105,29 @@ def test_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "--store", "none", "ls"]) == 2
     assert main(["store", "--store", str(tmp_path / "none.db"), "ls"]) == 2
     assert "there is no store" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["s1", "head"])
+def test_damage_inside_an_item(
+    kept: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path, key: str
+) -> None:
+    """It is told in words, whatever is asked."""
+    path, state = kept
+    body: Any = b"\xc1"
+    with sqlite3.connect(path) as db:
+        if key == "head":
+            (whole,) = db.execute("SELECT body FROM items WHERE key = 'head'").fetchone()
+            body = msgspec.msgpack.encode(
+                msgspec.structs.replace(msgspec.msgpack.decode(whole, type=SavedHead), labels=[])
+            )
+        db.execute("UPDATE items SET body = ? WHERE key = ?", (body, key))
+    at = ["store", "--store", str(path)]
+    assert main([*at, "check"]) == 1
+    assert f"session {state['session']}" in capsys.readouterr().out
+    assert main([*at, "show", state["session"]]) == 2
+    assert main([*at, "export", state["session"], str(tmp_path / "file")]) == 0
+    assert main(["store", "--store", str(tmp_path / "2.db"), "import", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.count("of the session") == 2
 
 
 def test_damage(kept: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
