@@ -37,7 +37,7 @@ from ramify.actors.front.processes import ProcessFront
 from ramify.actors.grammar.actor import GrammarActor
 from ramify.actors.grammar.counts import counts_of
 from ramify.actors.grammar.pool import CompilePool, PoolLimits
-from ramify.actors.grammar.vocabulary import vocabulary_of
+from ramify.actors.grammar.vocabulary import read_elsewhere, read_here
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.files import allow_files
 from ramify.actors.kit.lag import watch_loop
@@ -220,12 +220,15 @@ class Engine:
             version=PROTOCOL_VERSION, epoch=self.epoch, model=info.model, context=info.context
         )
         pool = CompilePool(PoolLimits(seconds=config.limits.compile_ms / 1e3), self.clock)
+        # On a CPU it would take what steps compute with, on servers that see no constraint too.
+        ahead = info.device.startswith("cuda")
         grammar = GrammarActor(
             self._to_grammar,
             pool,
-            partial(vocabulary_of, config.model.path),
+            partial(read_elsewhere if ahead else read_here, config.model.path),
             self._to_scheduler,
             self.front.spread,
+            ahead=ahead,
             unable=None if info.constrains else f"its executor on {info.device} cannot",
         )
         self.metrics.watch_constraints(partial(counts_of, pool, grammar.shelf))

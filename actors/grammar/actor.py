@@ -6,7 +6,7 @@ once. Compiling is the pool's business; this file knows neither regexes nor sche
 body.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 import anyio
@@ -46,18 +46,19 @@ class Compiler(Protocol):
 
 
 class GrammarActor:
-    """`vocabulary`: makes the body of constraint 0, which every other needs; called once, in a thread.
-    `unable`: why constraints cannot be served; None: they can.
+    """`vocabulary`: makes the body of constraint 0, which every other needs; called until it succeeds.
+    `ahead`: at once, not when the first constraint comes. `unable`: why constraints cannot be served; None: they can.
     """
 
     def __init__(
         self,
         mailbox: Mailbox[GrammarMessage],
         compiler: Compiler,
-        vocabulary: Callable[[], bytes],
+        vocabulary: Callable[[], Awaitable[bytes]],
         scheduler: Address[SchedulerEvent],
         sessions: Spread[SessionMessage],
         *,
+        ahead: bool = False,
         unable: str | None = None,
     ) -> None:
         self._mailbox = mailbox
@@ -65,6 +66,7 @@ class GrammarActor:
         self._vocabulary = vocabulary
         self._scheduler = scheduler
         self._sessions = sessions
+        self._ahead = ahead and unable is None
         self._unable = unable
         self.shelf = Shelf()
         self._waiting: dict[int, anyio.CancelScope] = {}  # by request
@@ -75,6 +77,8 @@ class GrammarActor:
         """Until the mailbox is closed."""
         async with anyio.create_task_group() as tasks:
             task_status.started()
+            if self._ahead:
+                tasks.start_soon(self._prepare)
             while True:
                 try:
                     messages = await self._mailbox.drain()
@@ -92,6 +96,12 @@ class GrammarActor:
                                 [each for each in self._waiting if session_of(each) == session]
                             )
             tasks.cancel_scope.cancel()
+
+    async def _prepare(self) -> None:
+        try:
+            await self._vocabulary_read()
+        except Exception:
+            log.exception("the vocabulary is not there yet: the first constraint tries again")
 
     def _abandon(self, requests: Iterable[int]) -> None:
         for request in requests:
@@ -143,6 +153,6 @@ class GrammarActor:
     async def _vocabulary_read(self) -> None:
         async with self._reading:
             if not self._read:
-                body = await anyio.to_thread.run_sync(self._vocabulary)
+                body = await self._vocabulary()
                 self._scheduler.tell(Constrain(0, body))
                 self._read = True

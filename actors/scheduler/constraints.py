@@ -3,8 +3,8 @@
 The grammar actor says what there is (`Constrain`) and what no new request will name (`Unconstrain`).
 The body of a constraint goes to the executor with the first plan after a request named it, so that it is
 made while the request waits and its prompt is computed; it stays there until it is retired and the last
-request that names it has ended. Ident 0 is the vocabulary: it goes ahead of the first constraint and
-stays.
+request that names it has ended. Ident 0 is the vocabulary: it goes with the next plan, with one of its own
+if there is nothing to do, and stays.
 """
 
 from ramify.protocol.messages import Constrain, Unconstrain
@@ -27,6 +27,7 @@ class Constraints:
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
         self.wanted: list[int] = []  # ids that the executor is to load
+        self.due = False  # the executor lacks the vocabulary, or one of `wanted`
         self.dropped: list[int] = []  # ids that it is to forget
 
     def __len__(self) -> int:
@@ -35,6 +36,7 @@ class Constraints:
 
     def add(self, message: Constrain) -> None:
         self._entries[message.ident] = _Entry(message.body)
+        self.due |= not message.ident
 
     def retire(self, message: Unconstrain) -> None:
         entry = self._entries.get(message.ident)
@@ -49,6 +51,7 @@ class Constraints:
             return False
         if not entry.users and not entry.loaded:
             self.wanted.append(ident)
+            self.due = True
         entry.users += 1
         return True
 
@@ -61,7 +64,7 @@ class Constraints:
     def loads(self) -> list[LoadConstraint]:
         """What the next plan brings: all that requests have named since the last one, and still do."""
         loads = []
-        wanted, self.wanted = self.wanted, []
+        wanted, self.wanted, self.due = self.wanted, [], False
         for ident in (0, *wanted):
             entry = self._entries.get(ident)
             if entry is not None and not entry.loaded and (entry.users or not ident):

@@ -206,7 +206,8 @@ class Planner:
         if firsts:
             bound = firsts + bound
             rows = pack(run.row for run in firsts) + rows
-        if not extends and not bound and (self.in_flight or not self._closes):
+        news = self._closes or self.constraints.due
+        if not extends and not bound and (self.in_flight or not news):
             return None
         self._step += 1
         self._tick += 1
@@ -225,7 +226,7 @@ class Planner:
                 if count:
                     run.planned = self._tick + run.offset
                     self._schedule(run)
-        loads = self.constraints.loads() if self.constraints.wanted else []
+        loads = self.constraints.loads() if self.constraints.due else []
         forgets = self.constraints.forgets() if self.constraints.dropped else b""
         plan = StepPlan(
             self._step, closes, opens, grows, extends, self._decode_rows, drafts, loads, forgets

@@ -1,7 +1,8 @@
 """What plans bring of constraints, as bytes, and what is made of it, in threads.
 
-Making a vocabulary takes tenths of a second, a large constraint as long. No step waits for that: who
-needs it is told when it is there. llguidance's form of the vocabulary is made when the first grammar
+Making a vocabulary takes a second, a large constraint tenths of one. No step waits for that: who
+needs it is told when it is there. What the first automaton would need beyond the vocabulary (kernels,
+tables on a device) is made right behind it. llguidance's form of the vocabulary is made when the first grammar
 comes.
 """
 
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 from threading import Lock
 
 import msgspec
+import numpy as np
 
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.matcher import Automaton, Constraint
+from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import VocabularyBody
 from ramify.protocol.errors import ConstraintError
@@ -59,7 +62,7 @@ class Loads:
     def vocabulary(self, body: bytes) -> None:
         """Begin to make the vocabulary."""
         threads = ThreadPoolExecutor(1, "vocabulary")
-        self._vocabulary = threads.submit(read_vocabulary, body, self._size)
+        self._vocabulary = threads.submit(self._read, body)
         threads.shutdown(wait=False)  # the thread ends with its work
 
     def constraint(self, ident: int, body: bytes) -> "Future[Loaded]":
@@ -77,6 +80,22 @@ class Loads:
         """Begin no more work."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, body: bytes) -> Vocabulary:
+        vocabulary = read_vocabulary(body, self._size)
+        try:
+            self._warm_up(vocabulary)
+        except Exception:
+            log.exception("what constraints need was not made ahead")
+        return vocabulary
+
+    def _warm_up(self, vocabulary: Vocabulary) -> None:
+        """Make, and drop, an automaton of one state that takes everything, as number 0."""
+        nothing = np.zeros((1, 1), np.int32), np.zeros(256, np.uint8), np.ones(1, np.bool_)
+        first = Automaton(TokenAutomaton(vocabulary, *nothing, self._store))
+        if self._prepare is not None:
+            self._prepare(0, first)
+        first.close()
 
     def _make(self, ident: int, body: bytes) -> Loaded:
         assert self._vocabulary is not None

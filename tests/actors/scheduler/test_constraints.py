@@ -67,3 +67,27 @@ def test_what_was_never_loaded_is_not_forgotten() -> None:
     constraints.retire(Unconstrain(1))
     constraints.retire(Unconstrain(1))
     assert constraints.forgets() == b""
+
+
+def test_the_vocabulary_is_due_as_soon_as_it_is_known() -> None:
+    constraints = known(1)
+    assert constraints.due
+    assert constraints.loads() == [LoadConstraint(0, b"0")]
+    assert not constraints.due
+    assert constraints.take(1)
+    assert constraints.due
+    assert constraints.loads() == [LoadConstraint(1, b"1")]
+    assert constraints.loads() == []
+    constraints.add(Constrain(2, b"2"))
+    assert not constraints.due  # nobody has named it
+
+
+def test_the_vocabulary_gets_a_plan_of_its_own(world) -> None:
+    w = world()
+    w.turn(Constrain(0, b"words"))
+    (plan,) = w.sent
+    assert plan.constraints == [LoadConstraint(0, b"words")]
+    assert (plan.opens, plan.extends, plan.decodes) == ([], [], b"")
+    w.run(w.submit(max_tokens=2))
+    assert all(not plan.constraints for plan in w.sent[1:])
+    w.check_idle()

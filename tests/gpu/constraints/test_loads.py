@@ -32,6 +32,27 @@ def test_a_constraint_needs_a_vocabulary() -> None:
         Loads(257).constraint(1, BODY)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_the_first_constraint_needs_is_made_with_the_vocabulary(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And a vocabulary without it is still one."""
+    speller = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str()
+    asked: list[int] = []
+
+    def prepare(ident: int, constraint: Constraint) -> None:
+        asked.append(ident)
+        if fails and not ident:
+            raise RuntimeError("no memory")
+
+    loads = Loads(2, prepare=prepare)
+    loads.vocabulary(msgspec.msgpack.encode(VocabularyBody([b"a", b"b"], [], speller)))
+    assert not isinstance(loads.constraint(1, BODY).result(), ConstraintError)
+    assert asked == [0, 1]
+    assert ("no memory" in caplog.text) == fails
+    loads.close()
+
+
 def test_what_cannot_be_loaded_is_counted_and_told_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
     speller = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str()
     asked: list[int] = []
@@ -45,7 +66,7 @@ def test_what_cannot_be_loaded_is_counted_and_told_nobody_else(caplog: pytest.Lo
     loads.vocabulary(msgspec.msgpack.encode(VocabularyBody([b"a", b"b"], [], speller)))
     made = [loads.constraint(ident, body) for ident, body in ((1, BODY), (2, b"nonsense"), (3, BODY))]
     assert [isinstance(future.result(), ConstraintError) for future in made] == [False, True, True]
-    assert (sorted(asked), loads.counters.loaded, loads.counters.failed) == ([1, 3], 1, 2)
+    assert (sorted(asked), loads.counters.loaded, loads.counters.failed) == ([0, 1, 3], 1, 2)
     assert "no room for it" in caplog.text
     loads.close()
 

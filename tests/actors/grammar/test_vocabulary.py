@@ -1,0 +1,27 @@
+"""Who reads the vocabulary. What is in it: `actors/session/test_constraints.py`."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+import ramify
+from ramify.actors.grammar.vocabulary import Unread, read_elsewhere, read_here
+
+FOLDER = Path(ramify.__file__).parent / "gpu" / "default_model"
+
+
+async def test_a_process_reads_what_a_thread_does() -> None:
+    assert await read_elsewhere(FOLDER) == await read_here(FOLDER)
+
+
+async def test_what_cannot_be_read_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Unread, match="exit code 1"):
+        await read_elsewhere(tmp_path / "nothing")
+    assert "is not a folder with a model" in capfd.readouterr().err
+
+
+async def test_who_stops_waits_for_no_process() -> None:
+    with anyio.fail_after(5), anyio.move_on_after(0.05) as scope:
+        await read_elsewhere(FOLDER)
+    assert scope.cancelled_caught
