@@ -58,6 +58,14 @@ class FakeServer:
         self.port: int = self._answer()["port"]
         self.pid = self._process.pid
 
+    def kill(self) -> None:
+        """End the process at once, as a crash would (SIGKILL)."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
     def snapshot(self, *, collect: bool = False) -> dict[str, Any]:
         """See `Probe.snapshot`. `collect`: after a full garbage collection."""
         assert self._process.stdin is not None
@@ -238,7 +246,13 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
     vocab_size, first = write_model_folder(folder)
     config = EngineConfig(
         model=ModelConfig(path=folder),
-        server=ServerConfig(port=0, session_ttl_s=options.ttl, grace_s=1.0, ping_interval_s=30.0),
+        server=ServerConfig(
+            port=0,
+            session_ttl_s=options.ttl,
+            grace_s=1.0,
+            ping_interval_s=30.0,
+            store=options.store,
+        ),
         executor=options.executor,
         gateways=options.gateways,
     )
@@ -280,6 +294,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     parser.add_argument("--pages", type=int, default=1 << 18)
     parser.add_argument("--ttl", type=float, default=600.0, help="of sessions without sockets, s")
+    parser.add_argument("--store", type=Path, help="the file that keeps sessions")
     parser.add_argument("--verify", type=int, default=0, help="check KV and cache all the time")
     parser.add_argument("--lag", type=int, default=0, help="collect the event loop's lag")
     return parser.parse_args()

@@ -537,7 +537,13 @@ class Waiting(Base, frozen=True):
     sessions: list[str]
 
 
-DirectoryMessage = OpenSession | Shutdown | Fetched | Waiting
+class Saving(Base, frozen=True):
+    """Whether the store can be written. `error`: why not, since now; None: it can be again."""
+
+    error: str | None
+
+
+DirectoryMessage = OpenSession | Shutdown | Fetched | Waiting | Saving
 
 # --- store mailbox ------------------------------------------------------------------------------
 

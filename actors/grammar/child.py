@@ -38,9 +38,12 @@ def main(fd: int, memory: int, seconds: int) -> int:
     os.nice(5)  # steps of the model go first
     _limit(resource.RLIMIT_AS, _address_space() + memory)
     _limit(resource.RLIMIT_CORE, 0)
-    engine: BlockingLink[FromWorker, Job] = BlockingLink(
-        socket.socket(fileno=fd), to_worker(), encoder(), max_frame=MAX_FRAME
-    )
+    try:
+        engine: BlockingLink[FromWorker, Job] = BlockingLink(
+            socket.socket(fileno=fd), to_worker(), encoder(), max_frame=MAX_FRAME
+        )
+    except LinkClosed:  # the engine has gone before the worker was there
+        return 0
     try:
         engine.send(Waiting())
         while True:

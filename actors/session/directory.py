@@ -57,6 +57,7 @@ from ramify.protocol.messages import (
     OpenRefused,
     OpenSession,
     RequestMessage,
+    Saving,
     SessionMessage,
     Shutdown,
     StoreMessage,
@@ -140,6 +141,7 @@ class Directory:
         self._kept_s = kept_s if store is not None else None
         self._wall = wall
         self._persist: Persist = persist
+        self._unsaved = False  # the store cannot be written now
         self._coming: dict[str, list[OpenSession]] = {}  # who waits for a session that is being read
         self._mailbox = mailbox
         dialect = dialect_of(tokenizer.template_source, tool_parser)
@@ -224,6 +226,8 @@ class Directory:
             case Waiting(sessions):
                 for session in sessions:
                     self._fetch(session, [])
+            case Saving(error):
+                self._unsaved = error is not None
             case Shutdown():
                 self._draining = message
 
@@ -345,7 +349,12 @@ class Directory:
         raise Forbidden("the session's `key` is missing or wrong")
 
     def _create(self, message: OpenSession, group: TaskGroup) -> tuple[int, _Entry]:
-        """A new session. Raises LimitExceeded."""
+        """A new session. Raises LimitExceeded, and Overloaded while what it needs cannot be written."""
+        if self._unsaved and message.saves:
+            raise Overloaded(
+                "new sessions cannot be saved now (the server's log says why): try later",
+                retry_ms=FETCH_RETRY_MS,
+            )
         if message.displaceable:
             budget = self._holdings.budget(message.owner)
             for session in self._displacement.make_room(message.owner, budget, self._in_use):

@@ -2,7 +2,9 @@
 
 One thread makes all calls, so no step and no socket waits for a disk. What waits in the mailbox while a
 batch is written is the next batch. While the store cannot be written (a full disk), sessions go on: each
-has one `Save` under way, so what waits is bounded by them; the batch is tried again each second.
+has one `Save` under way, so what waits is bounded by them; the batch is tried again each second. Reads
+would have to wait for that, because what they are to find may be unwritten: they are refused meanwhile,
+and the directory, which is told, refuses new sessions.
 """
 
 import asyncio
@@ -28,6 +30,7 @@ from ramify.protocol.messages import (
     Forget,
     Save,
     Saved,
+    Saving,
     SessionMessage,
     StoreMessage,
     Waiting,
@@ -145,12 +148,23 @@ class StoreActor:
             except StoreError as error:
                 if not failed:
                     log.error("sessions cannot be saved; trying again each second", error=str(error))
+                    self._directory.tell(Saving(str(error)))
                 failed = True
+                self._refuse(str(error))
                 await anyio.sleep(AGAIN_SECONDS)
                 continue
             if failed:
                 log.info("sessions are saved again")
+                self._directory.tell(Saving(None))
             return
+
+    def _refuse(self, error: str) -> None:
+        """Nothing can be written: answer who would read."""
+        self._pending += self._mailbox.drain_nowait()
+        reads = [each.session for each in self._pending if isinstance(each, Fetch)]
+        self._pending = [each for each in self._pending if not isinstance(each, Fetch)]
+        for session in reads:
+            self._directory.tell(Fetched(session, {}, error))
 
     async def _call(self, call: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()

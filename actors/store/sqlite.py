@@ -66,6 +66,7 @@ class SqliteStore:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
         self._synced = False
+        self._file: tuple[int, int] | None = None  # device and inode of what was opened
         try:
             if not read_only and not path.exists():
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,6 +83,7 @@ class SqliteStore:
             raise StoreError(f"the store {path} cannot be opened: {error}") from error
         try:
             self._begin(read_only)
+            self._file = self._found()
         except BaseException:
             self._db.close()
             raise
@@ -119,9 +121,22 @@ class SqliteStore:
                     self._db.execute(statement)
             self._db.execute("INSERT INTO about VALUES ('format', ?)", (FORMAT,))
 
+    def _found(self) -> tuple[int, int] | None:
+        """What `path` names now; None: nothing."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
     # --- a `Store` -------------------------------------------------------------------------------
 
     def write(self, batch: Sequence[Changes]) -> None:
+        if self._found() != self._file:  # SQLite would go on in a file that nobody can open again
+            raise StoreError(
+                f"the store {self.path} was removed or replaced while the server runs: "
+                "put it back, or restart the server"
+            )
         sync = any(changes.sync for changes in batch)
         with self._errors():
             if sync != self._synced:

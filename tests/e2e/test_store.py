@@ -137,3 +137,27 @@ async def test_two_servers_on_one_store(serving: Any, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="in use by another server"):
             async with serving(server=kept):
                 await asyncio.sleep(0)
+
+
+async def test_while_the_store_cannot_be_written(serving: Any, tmp_path: Path) -> None:
+    """Here its file is taken away. Who is there goes on; who comes is told to try later."""
+    path, aside = tmp_path / "s.db", tmp_path / "aside.db"
+    async with serving(server={"store": path}) as served, served.connect() as peer:
+        await peer.open(peer.user(1, "hi"))
+        await peer.terminal(1)
+        await asyncio.to_thread(path.rename, aside)
+        await peer.send(peer.greedy(2, max_tokens=5))
+        assert (await peer.terminal(2))["reason"] == "length"
+        await asyncio.sleep(1.0)  # a save has failed
+        async with served.connect() as new:
+            assert "saved" in (await refused(new, "overloaded"))["message"]
+        async with served.connect() as late:
+            await refused(late, "overloaded", session="s_unknown", key="k_wrong")
+        await asyncio.to_thread(aside.rename, path)
+        async with asyncio.timeout(20):
+            while True:
+                async with served.connect() as new:
+                    await new.send({"type": "open", "client": "new"})
+                    if (await new.next("error", "state"))["type"] == "state":
+                        break
+                await asyncio.sleep(0.2)

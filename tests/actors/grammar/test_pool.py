@@ -3,6 +3,9 @@
 import asyncio
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -243,3 +246,22 @@ async def test_twenty_hostile_constraints_hold_up_nobody() -> None:
     assert (
         sorted(late)[len(late) * 9 // 10] < 0.02
     )  # the machine is shared; the benchmark has the figure
+
+
+def test_a_worker_whose_engine_has_gone_ends_quietly() -> None:
+    """The engine was killed while the worker started: no traceback where a server's errors go."""
+    here, there = socket.socketpair()
+    here.close()
+    command = [
+        sys.executable,
+        "-m",
+        "ramify.actors.grammar.child",
+        str(there.fileno()),
+        str(1 << 30),
+        "5",
+    ]
+    ended = subprocess.run(
+        command, pass_fds=[there.fileno()], capture_output=True, timeout=60, check=False
+    )
+    there.close()
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -13,7 +13,7 @@ from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.store import actor as module
 from ramify.actors.store.actor import StoreActor
 from ramify.actors.store.base import StoreError
-from ramify.protocol.messages import Fetch, Fetched, Forget, Save, Saved, Waiting
+from ramify.protocol.messages import Fetch, Fetched, Forget, Save, Saved, Saving, Waiting
 from ramify.protocol.saved import Changes, Kept
 
 
@@ -118,6 +118,35 @@ async def test_a_full_disk_is_waited_for(monkeypatch: Any) -> None:
         it.store.broken = False
         async with asyncio.timeout(10):
             assert await it.session.drain() == [Saved(1)]
+        it.sessions.remove(1)
+        it.mailbox.close()
+
+
+async def test_while_nothing_can_be_written_reads_are_refused(monkeypatch: Any) -> None:
+    """Those that came with the batch, and those that come later; then all goes on in order."""
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.01)
+    it = Running()
+    it.store.broken = True
+    for message in (save("a", 1), Fetch("b"), save("b", 2), Fetch("c")):
+        it.mailbox.tell(message)
+    refused = "the disk is full"
+    async with anyio.create_task_group() as group:
+        await group.start(it.actor.run)
+        async with asyncio.timeout(10):
+            heard: list[Any] = []
+            while len(heard) < 3:
+                heard += await it.directory.drain()
+            assert heard == [Saving(refused), Fetched("b", {}, refused), Fetched("c", {}, refused)]
+            it.mailbox.tell(Fetch("a"))
+            assert await it.directory.drain() == [Fetched("a", {}, refused)]
+            it.store.broken = False
+            assert await it.directory.drain() == [Saving(None)]
+            told = await it.session.drain()
+            while len(told) < 2:
+                told += await it.session.drain()
+            assert told == [Saved(1), Saved(2)]
+            it.mailbox.tell(Fetch("b"))
+            assert await it.directory.drain() == [Fetched("b", {"head": b"x"})]
         it.sessions.remove(1)
         it.mailbox.close()
 

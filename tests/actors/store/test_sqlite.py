@@ -169,3 +169,20 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         claim(tmp_path / "file" / "s.db")
     with pytest.raises(StoreError, match="cannot be opened"):
         SqliteStore(tmp_path / "none.db", read_only=True)
+
+
+def test_a_file_that_is_gone_takes_no_saves(tmp_path: Path) -> None:
+    """SQLite would write on into a file without a name, and `sync` replies would not be true."""
+    path, aside = tmp_path / "s.db", tmp_path / "aside.db"
+    store = SqliteStore(path)
+    store.write([changes()])
+    path.rename(aside)
+    with pytest.raises(StoreError, match="removed or replaced"):
+        store.write([changes("s_2")])
+    path.write_bytes(b"")
+    with pytest.raises(StoreError, match="removed or replaced"):
+        store.write([changes("s_2")])
+    aside.rename(path)
+    store.write([changes("s_2")])
+    assert {each.session for each in store.kept()} == {"s_1", "s_2"}
+    store.close()
