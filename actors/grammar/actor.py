@@ -47,7 +47,8 @@ class Compiler(Protocol):
 
 class GrammarActor:
     """`vocabulary`: makes the body of constraint 0, which every other needs; called until it succeeds.
-    `ahead`: at once, not when the first constraint comes. `unable`: why constraints cannot be served; None: they can.
+    `ahead`: at once, not when the first constraint comes. `unable`: why constraints cannot be served;
+    None: they can.
     """
 
     def __init__(

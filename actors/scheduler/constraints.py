@@ -3,8 +3,8 @@
 The grammar actor says what there is (`Constrain`) and what no new request will name (`Unconstrain`).
 The body of a constraint goes to the executor with the first plan after a request named it, so that it is
 made while the request waits and its prompt is computed; it stays there until it is retired and the last
-request that names it has ended. Ident 0 is the vocabulary: it goes with the next plan, with one of its own
-if there is nothing to do, and stays.
+request that names it has ended. Ident 0 is the vocabulary: it goes with the next plan, with one of its
+own if there is nothing to do, and stays.
 """
 
 from ramify.protocol.messages import Constrain, Unconstrain

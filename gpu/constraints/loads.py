@@ -2,8 +2,8 @@
 
 Making a vocabulary takes a second, a large constraint tenths of one. No step waits for that: who
 needs it is told when it is there. What the first automaton would need beyond the vocabulary (kernels,
-tables on a device) is made right behind it. llguidance's form of the vocabulary is made when the first grammar
-comes.
+tables on a device) is made right behind it. llguidance's form of the vocabulary is made when the first
+grammar comes.
 """
 
 import logging
