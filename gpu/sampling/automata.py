@@ -21,7 +21,7 @@ from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.sampling.triton_automata import Masks, Tokens, advance, masks_into
 from ramify.gpu.step.staging import Upload
 
-ARENA_BYTES = 128 << 20  # of the device, for the tables of all constraints
+ARENA_BYTES = 256 << 20  # of the device, for the tables of all constraints
 _ALIGN = 32  # words
 
 Int32s = npt.NDArray[np.int32]

@@ -87,7 +87,7 @@ export class Branch {
   }
 
   /** Rename, keep its KV warm for a while, or attach facts of your own.
-   *  @param {{name?: string, retain_s?: number, persist?: boolean, meta?: Record<string, unknown>} & Abortable} fields */
+   *  @param {{name?: string, retain_s?: number, persist?: "none" | "lazy" | "sync", meta?: Record<string, unknown>} & Abortable} fields */
   async set(fields) {
     const ok = await this.session.set({ ...fields, branch: this.name });
     if (fields.name !== undefined) this.name = fields.name;

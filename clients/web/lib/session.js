@@ -281,7 +281,7 @@ export class Session extends EventTarget {
   }
 
   /** Rename a branch, keep its KV warm, or attach a JSON object; without `branch`: to the session.
-   *  @param {{branch?: string, name?: string, retain_s?: number, persist?: boolean, meta?: Record<string, unknown>}
+   *  @param {{branch?: string, name?: string, retain_s?: number, persist?: "none" | "lazy" | "sync", meta?: Record<string, unknown>}
    *    & Abortable} fields @returns {Promise<OkMessage>} */
   set({ signal, ...fields }) {
     return this.#one({ type: "set", ...fields }, signal);

@@ -17,7 +17,15 @@ def config(*flags: str) -> EngineConfig:
 
 
 def test_the_defaults_are_those_of_the_settings() -> None:
-    assert config() == EngineConfig(model=ModelConfig(path=Path("m")))
+    assert config("--store", "none") == EngineConfig(model=ModelConfig(path=Path("m")))
+
+
+def test_where_sessions_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert config().server.store == Path("/state/ramify/sessions-8765.db")
+    assert config("--port", "9000").server.store == Path("/state/ramify/sessions-9000.db")
+    assert config("--port", "0").server.store is None
+    assert config("--port", "0", "--store", "x.db").server.store == Path("x.db")
 
 
 def test_every_flag() -> None:
