@@ -11,7 +11,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -66,6 +66,7 @@ from ramify.protocol.messages import (
 from ramify.protocol.wire import Open, Persist, ServerInfo
 
 FETCH_RETRY_MS = 2000
+WRONG_KEY = "the session's `key` is missing or wrong"
 RETRY_MS = 1000  # when a client may look for this server's next life
 log = get_log(__name__)
 Message = TypeVar("Message")
@@ -239,8 +240,8 @@ class Directory:
         if coming is not None:
             coming += who
         elif session not in self._entries and self._store is not None:
-            self._coming[session] = who
             self._store.tell(Fetch(session))
+            self._coming[session] = who
 
     def _fetched(
         self, session: str, items: dict[str, bytes], fault: str | None, group: TaskGroup
@@ -251,7 +252,7 @@ class Directory:
         try:
             if fault is not None:
                 raise Overloaded("the session cannot be read now: try later", retry_ms=FETCH_RETRY_MS)
-            if items and session not in self._entries:
+            if items and session not in self._entries and _wanted(session, items, waiting):
                 self._take_up(session, items, group)
         except RamifyError as refused:
             error = refused
@@ -342,11 +343,8 @@ class Directory:
             if entry.identity.shows(key):
                 return number, entry, False
         if entry is None or not mine:
-            raise NoSession(
-                f"there is no session {session!r}: it was closed, has expired, or the server restarted; "
-                "open one without `session`"
-            )
-        raise Forbidden("the session's `key` is missing or wrong")
+            raise _no_session(session)
+        raise Forbidden(WRONG_KEY)
 
     def _create(self, message: OpenSession, group: TaskGroup) -> tuple[int, _Entry]:
         """A new session. Raises LimitExceeded, and Overloaded while what it needs cannot be written."""
@@ -485,6 +483,30 @@ class Directory:
         self._must_cache.tell(DropSessions([number]))
         self._holdings.close(core.state.owner, core.state.meter)
         log.info("session ended", session=identity.session, reason=core.ended or "stopped")
+
+
+def _no_session(session: str) -> NoSession:
+    return NoSession(
+        f"there is no session {session!r}: it was closed, has expired, or the server restarted; "
+        "open one without `session`"
+    )
+
+
+def _wanted(session: str, items: Mapping[str, bytes], waiting: Sequence[OpenSession]) -> bool:
+    """Whether a saved session is to be taken up: somebody has a key of it, or its ops wait.
+
+    Raises NoSession or Forbidden if those who want it may not: it costs its owner, not them.
+    """
+    if not waiting:
+        return True
+    head = read_head(items)
+    saved = Identity(session, "", hashes=(head.key, head.view_key))
+    mine = [message for message in waiting if message.owner == head.owner]
+    if any(saved.opens(message.open.key or "") for message in mine):
+        return True
+    if any(saved.shows(message.open.key or "") for message in waiting):
+        return True
+    raise Forbidden(WRONG_KEY) if mine else _no_session(session)
 
 
 def _relay(address: Address[Message]) -> Relay[Message]:

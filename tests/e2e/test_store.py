@@ -85,6 +85,10 @@ async def test_a_view_key_and_a_wrong_key_after_a_restart(
             assert "key" not in seen
         async with served.connect() as thief:
             await refused(thief, "forbidden", session=state["session"], key="k_wrong")
+    async with serving(**placement, server=kept) as served:
+        async with served.connect() as thief:
+            await refused(thief, "forbidden", session=state["session"], key="k_wrong")
+        await served.deserted()  # it was not even taken up
 
 
 async def test_sync_and_none(serving: Any, placement: dict[str, Any], tmp_path: Path) -> None:

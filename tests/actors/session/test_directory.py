@@ -363,10 +363,10 @@ async def test_a_saved_session_that_breaks_the_server_ends_alone(
 
     async with doors(stored=True) as each:
         each.inbox.tell(m.OpenSession(1, w.Open(client="c"), []))
-        await each.settle()
+        key = state_of(await each.settle(), 1).key
         (saved,) = each.store.drain_nowait()
         monkeypatch.setattr(directory_module, "restore", broken)
-        each.inbox.tell(m.OpenSession(2, w.Open(client="c", session="s_old", key="k"), []))
+        each.inbox.tell(m.OpenSession(2, w.Open(client="c", session="s_old", key=key), []))
         await each.settle()
         assert m.Fetch("s_old") in each.store.drain_nowait()
         each.inbox.tell(m.Fetched("s_old", saved.changes.put))
