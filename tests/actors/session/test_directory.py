@@ -363,7 +363,9 @@ async def test_a_saved_session_that_breaks_the_server_ends_alone(
 
     async with doors(stored=True) as each:
         each.inbox.tell(m.OpenSession(1, w.Open(client="c"), []))
-        key = state_of(await each.settle(), 1).key
+        await each.settle()
+        ((_, entry),) = each.directory._entries.values()
+        key = entry.identity.key
         (saved,) = each.store.drain_nowait()
         monkeypatch.setattr(directory_module, "restore", broken)
         each.inbox.tell(m.OpenSession(2, w.Open(client="c", session="s_old", key=key), []))
