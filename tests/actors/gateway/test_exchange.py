@@ -19,7 +19,7 @@ class Dialogue:
     """Says what each `Ok` names, and ends with an `Ok` without a branch."""
 
     ops: list[ClientMessage] = []
-    streams, keeps, outlives = True, True, False
+    streams, keeps, saves, outlives = True, True, False, False
     over = False
 
     def receive(self, messages: list[ServerMessage]) -> bytes | Response | None:

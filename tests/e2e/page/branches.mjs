@@ -106,7 +106,7 @@ scene("the palette finds commands and chats", async (page) => {
   await page.keyboard.press("Control+k");
   await page.keyboard.type("dark");
   await page.keyboard.press("Enter");
-  assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "dark");
+  await page.waitForFunction(() => document.documentElement.dataset.theme === "dark");
   await page.keyboard.press("Control+Shift+o");
   await page.waitForFunction(() => !document.querySelector(".message"));
   await page.keyboard.press("Control+k");
