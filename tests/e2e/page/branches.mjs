@@ -104,7 +104,9 @@ scene("the palette finds commands and chats", async (page) => {
   await send(page, "about foxes");
   await settled(page);
   await page.keyboard.press("Control+k");
+  await page.waitForFunction(() => document.activeElement?.closest(".palette"));
   await page.keyboard.type("dark");
+  await page.waitForFunction(() => document.querySelectorAll(".palette [role=option]").length === 1);
   await page.keyboard.press("Enter");
   await page.waitForFunction(() => document.documentElement.dataset.theme === "dark");
   await page.keyboard.press("Control+Shift+o");
