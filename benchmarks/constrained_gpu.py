@@ -21,21 +21,19 @@ import gzip
 import json
 import random
 import re
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from report import headline, machine, write_json
 
-_READY = re.compile(r'ready: ([^\s"]+)')
+from ramify.clients.bench.server import served
+
 ROUNDS = 50
 STOPS = ("<|im_end|>", "</s>", "<|endoftext|>")
 
@@ -72,33 +70,6 @@ FORCED = closed(
     what_the_wand_is_made_of={"enum": ["holly and phoenix feather", "willow and unicorn hair"]},
     whether_the_character_is_alive={"type": "boolean"},
 )
-
-
-@contextmanager
-def server(folder: str, flags: Sequence[str]) -> Iterator[str]:
-    """Its URL, once it is ready."""
-    command = [
-        sys.executable,
-        "-m",
-        "ramify.clients.cli",
-        "serve",
-        "--port",
-        "0",
-        "--log-level",
-        "warning",
-    ]
-    command += ["--load-format", "dummy", "--model", folder, *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        found = (_READY.search(line) for line in process.stdout)
-        url = next((match[1] for match in found if match), None)
-        if url is None:
-            raise SystemExit(f"the server ended with code {process.wait()} before it was ready")
-        yield url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
 
 
 def metric(url: str, name: str) -> float:
@@ -405,16 +376,17 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             results["kernel"] = kernels(Path(name), options)
         if options.parts == ["kernel"]:
             return results
-        flags = ["--device", options.device, "--context", "2048", "--kv-tokens", str(options.kv_tokens)]
+        flags = ["--load-format", "dummy", "--model", name]
+        flags += ["--device", options.device, "--context", "2048", "--kv-tokens", str(options.kv_tokens)]
         flags += options.flags
-        on = Streams(stack.enter_context(server(name, flags)), options.streams, options.prompt)
+        on = Streams(stack.enter_context(served(flags, None)).url, options.streams, options.prompt)
         await on.open()
         if "loss" in options.parts:
             results["loss"] = await losses(on, options)
         if "beside" in options.parts:
             results["beside"] = await beside(on, options)
         if "jumps" in options.parts:
-            url = stack.enter_context(server(name, [*flags, "--no-jump-forward"]))
+            url = stack.enter_context(served([*flags, "--no-jump-forward"], None)).url
             off = Streams(url, options.streams, options.prompt)
             await off.open()
             results["jumps"] = await jumps(on, off, options)

@@ -20,8 +20,6 @@ import asyncio
 import json
 import os
 import random
-import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -35,7 +33,6 @@ from report import headline, machine, percentile, table, write_json
 
 CYCLE = 64  # tokens
 MOST = 7  # drafts of the drafter that knows
-_READY = re.compile(r'ready: ([^\s"]+)')
 
 
 # --- the server, and the process of its executor -----------------------------------------------
@@ -83,27 +80,18 @@ def server(
     flags: Sequence[str], shape: str, cycle: int, acceptance: Path | None = None
 ) -> Iterator[str]:
     """Its URL, once it is ready."""
+    from ramify.clients.bench.server import served
     from ramify.clients.bench.shapes import SHAPES, write_model_folder
 
     with tempfile.TemporaryDirectory() as folder:
         write_model_folder(Path(folder), shape)
         sizes = SHAPES[shape] | {"tie_word_embeddings": False}
         (Path(folder) / "config.json").write_text(json.dumps(sizes))
-        command = [sys.executable, __file__, "serve", "--cycle", str(cycle)]
-        command += ["--known", str(acceptance)] if acceptance is not None else []
-        command += ["--", "--port", "0", "--log-level", "warning", "--load-format", "dummy"]
-        command += ["--model", folder, "--name", shape, *flags]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        try:
-            found = (_READY.match(line) for line in process.stdout)
-            url = next((match[1] for match in found if match), None)
-            if url is None:
-                raise SystemExit(f"the server ended with code {process.wait()} before it was ready")
-            yield url
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+        program = [__file__, "serve", "--cycle", str(cycle)]
+        program += ["--known", str(acceptance)] if acceptance is not None else []
+        model = ["--load-format", "dummy", "--model", folder, "--name", shape]
+        with served([*model, *flags], None, program=[*program, "--"]) as found:
+            yield found.url
 
 
 # --- a drafter that knows ----------------------------------------------------------------------

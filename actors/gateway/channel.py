@@ -12,7 +12,6 @@ from ramify.actors.gateway.door import Line
 from ramify.actors.gateway.http import Response
 from ramify.actors.gateway.hub import Hub
 from ramify.protocol.credentials import Credential
-from ramify.protocol.errors import Overloaded
 from ramify.protocol.wire import ClientMessage, ServerMessage
 
 
@@ -81,16 +80,6 @@ class Channel(DialogueRun):
     def flush(self) -> None:
         self._line.flush()
 
-    def abort(self) -> None:
-        self._over = True
-        self._leave()
-
-    def on_timer(self, now: float) -> None:
-        open_by = self._binding.open_by
-        if open_by is not None and now >= open_by and not self._over:
-            self._end(Overloaded("the server did not open a session in time"))
-            self.flush()
-
     def _queue(self, made: bytes | Response | None) -> None:
         if made is None or self._released:
             return
@@ -108,8 +97,3 @@ class Channel(DialogueRun):
         super()._ends()
         if not self._lingers:
             self._leave()
-
-    def _leave(self) -> None:
-        self._binding.end()
-        self._hub.timers.forget(self.id)
-        self._hub.connections.pop(self.id, None)

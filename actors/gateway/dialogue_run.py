@@ -70,13 +70,17 @@ class DialogueRun(ABC):
     def flush(self) -> None:
         """Write what was queued."""
 
-    @abstractmethod
     def abort(self) -> None:
         """End it now; nothing more is sent."""
+        self._over = True
+        self._leave()
 
-    @abstractmethod
     def on_timer(self, now: float) -> None:
         """A deadline may have come."""
+        open_by = self._binding.open_by
+        if open_by is not None and now >= open_by and not self._over:
+            self._end(Overloaded("the server did not open a session in time"))
+            self.flush()
 
     def close(self, code: int, reason: str) -> None:
         """The server ends it: the session is gone, or the server stops."""
@@ -99,6 +103,12 @@ class DialogueRun(ABC):
     @abstractmethod
     def _ended(self) -> None:
         """The dialogue is over, and all that it says is queued. Called once."""
+
+    def _leave(self) -> None:
+        """Give back what it holds of the gateway. May be called again."""
+        self._binding.end()
+        self._hub.timers.forget(self.id)
+        self._hub.connections.pop(self.id, None)
 
     def _reply(self, messages: list[ServerMessage]) -> None:
         told = [message for message in messages if not isinstance(message, Bye)]

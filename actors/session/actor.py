@@ -230,7 +230,7 @@ class SessionActor:
             # Sockets first: when the engine goes down telling the others raises, and ends must be heard.
             if self._saver is not None:
                 self._saver.turn()
-            if self._saver is not None and self._saver.holds and self.core.ended is None:
+            if self._saver is not None and self._saver.holds:
                 self._send_saved(self._saver)
                 return self._send_on(out)
             for subscriber in self.core.publisher.subscribers.values():

@@ -1,6 +1,18 @@
 """Errors as messages: what a refused frame or a failed op is answered with. Pure."""
 
-from ramify.protocol.errors import RamifyError
+from ramify.protocol.errors import (
+    BadRequest,
+    Conflict,
+    ConstraintError,
+    Exists,
+    Forbidden,
+    LimitExceeded,
+    NoBranch,
+    Overloaded,
+    RamifyError,
+    TooLong,
+    Unsupported,
+)
 from ramify.protocol.wire import ClientMessage, Error, Op
 
 
@@ -20,6 +32,31 @@ class DeadlinePassed(RamifyError):
     """A generation's `deadline_ms` was over before it could begin."""
 
     code = "deadline"
+
+
+_KINDS: dict[str, type[RamifyError]] = {
+    kind.code: kind
+    for kind in (
+        BadRequest,
+        Cancelled,
+        Conflict,
+        ConstraintError,
+        DeadlinePassed,
+        Exists,
+        Forbidden,
+        LimitExceeded,
+        NoBranch,
+        Overloaded,
+        Skipped,
+        TooLong,
+        Unsupported,
+    )
+}
+
+
+def error_of(code: str, message: str) -> RamifyError:
+    """The error with this code; `internal` for one that no op fails with."""
+    return _KINDS.get(code, RamifyError)(message)
 
 
 def bare(error: RamifyError) -> RamifyError:

@@ -17,11 +17,11 @@ from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.meter import BRANCH, LOGPROB, MARK, SEGMENT, TOKEN, Meter
 from ramify.actors.session.ops.registry import HANDLERS
+from ramify.actors.session.replies import error_of
 from ramify.actors.session.segments import History, InputSegment, OutputSegment, Segment, Tail
 from ramify.actors.session.sizes import op_bytes
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Bill, FrameRun, Resumed, Task
-from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import ExtendBranch, ForkBranch, OpenBranch
 from ramify.protocol.plan import pack, unpack
 from ramify.protocol.sampling import TokenLogprobs
@@ -152,13 +152,15 @@ class _Restoring:
         labels = [Label(saved.name) for saved in self._head.labels]
         for label, saved in zip(labels, self._head.labels, strict=True):
             label.gone = saved.gone
-            label.above = labels[saved.above] if saved.above >= 0 else None
+            label.above = _label(labels, saved.above)
         return labels
 
     def _branch(self, state: SessionState, saved: SavedBranch, labels: list[Label]) -> None:
-        of = labels[saved.of] if saved.of >= 0 else None
+        of, label = _label(labels, saved.of), _label(labels, saved.label)
+        if label is None:
+            raise Damaged("a branch has no name")
         branch = Branch("", state.number << 32 | saved.handle, of=of, at=saved.at, born=saved.born)
-        branch.label = labels[saved.label]
+        branch.label = label
         branch.own, branch.cuts = saved.own, list(saved.cuts)
         branch.retain_s, branch.reason, branch.persist = saved.retain_s, saved.reason, saved.persist
         branch.segments.restore(self._link(saved.top))
@@ -239,8 +241,14 @@ class _Restoring:
         tools = Toolbox(saved.opened.tools)
         frame = FrameRun(saved.opened, lambda: tools)
         for name, told in self._head.failed.get(number, {}).items():
-            frame.failed[name] = None if told is None else RamifyError(told[1])
+            frame.failed[name] = None if told is None else error_of(*told)
         return frame
+
+
+def _label(labels: list[Label], place: int) -> Label | None:
+    if not -1 <= place < len(labels):
+        raise Damaged(f"label {place} is missing")
+    return labels[place] if place >= 0 else None
 
 
 def _output(saved: SavedOutput, meter: Meter) -> OutputSegment:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ramify.actors.kit.clock import Clock, Timer
+from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.mailbox import Address, MailboxClosed
 from ramify.actors.session.core import SessionCore
 from ramify.protocol.messages import Forget, Save, StoreMessage
@@ -43,14 +43,14 @@ class Saver:
         self._sync: int | None = None
         self._covered: dict[int, int] = {}  # socket -> messages that wait for `_sync`
         self._ready: dict[int, int] = {}  # socket -> messages that have waited
-        self._changed = False
-        self._timer: Timer | None = None
+        self._due: float | None = None  # when what has changed is saved, if anything has
+        self._leaving = False
 
     # --- what sockets may hear -------------------------------------------------------------------
 
     def turn(self) -> None:
-        """The session has handled something. Asks for a save if it is time for one."""
-        self._changed = True
+        """The session has handled something, or its time has come: save if there is reason to."""
+        now = self._clock.now()
         here = self._core.publisher.subscribers
         if self._ready:  # a socket may have gone before it was sent what it may hear
             self._ready = {socket: count for socket, count in self._ready.items() if socket in here}
@@ -60,13 +60,19 @@ class Saver:
             self._sync = self._save(sync=owes)
             if self._sync is not None:
                 self._covered = {s.socket: len(s.out) for s in here.values()}
-        elif done and self._lazy is None:
-            self._due()
-        self._later()
+        if self._due is None:
+            self._due = now + LAZY_SECONDS
+        if self._lazy is None and (done or now >= self._due):
+            self._due = None
+            self._lazy = self._save()
+        elif self._lazy is None:
+            self._core.state.out.wake(self._due)
 
     @property
     def holds(self) -> bool:
-        """Whether sockets hear only what is `ready`."""
+        """Whether sockets hear only what is `ready`. A session that is over tells the rest."""
+        if self._core.ended is not None and not self._leaving:
+            return False
         return self._sync is not None or bool(self._ready)
 
     def ready(self, socket: int) -> int:
@@ -90,7 +96,6 @@ class Saver:
             here = self._core.publisher.subscribers
             self._ready = {s: count for s, count in self._covered.items() if count and s in here}
             self._covered = {}
-        self._later()
 
     def _done(self) -> tuple[bool, bool]:
         """Whether somebody is about to hear that an op is done; of one that must be saved first."""
@@ -109,17 +114,6 @@ class Saver:
         return ((branch.persist if branch is not None else None) or state.persist) == "sync"
 
     # --- saving ----------------------------------------------------------------------------------
-
-    def _later(self) -> None:
-        if self._changed and self._timer is None and self._lazy is None:
-            self._timer = self._clock.call_at(self._clock.now() + LAZY_SECONDS, self._due)
-
-    def _due(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._changed = False
-        self._lazy = self._save()
 
     def _save(self, *, sync: bool = False, last: bool = False) -> int | None:
         """The ticket; None: there is nothing to save."""
@@ -147,13 +141,11 @@ class Saver:
     def leave(self) -> bool:
         """The server stops: whether the session goes on elsewhere, so that no op of it has ended."""
         recorder = self._core.recorder
-        return recorder is not None and recorder.kept
+        self._leaving = recorder is not None and recorder.kept
+        return self._leaving
 
     def end(self) -> None:
         """The session leaves the memory, or is over (`core.ended`)."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         match self._core.ended:
             case "closed":
                 if self._stored:

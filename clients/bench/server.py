@@ -38,16 +38,18 @@ class Served(msgspec.Struct, frozen=True):
 
 @contextmanager
 def served(
-    flags: Sequence[str], shape: str | None, environment: Mapping[str, str] | None = None
+    flags: Sequence[str],
+    shape: str | None,
+    environment: Mapping[str, str] | None = None,
+    program: Sequence[str] = ("-m", "ramify.clients.cli", "serve"),
 ) -> Iterator[Served]:
     """Start `ramify serve FLAGS` on a free port; stop it at the end of the block.
 
     `shape`: serve a config of this shape with random weights. `environment`: variables beside our
-    own. Its log goes to our stderr.
+    own. `program`: what Python runs, with the flags behind it. Its log goes to our stderr.
     Raises BenchFailed if it ends before it is ready, or inside the block.
     """
-    command = [sys.executable, "-m", "ramify.clients.cli", "serve", "--port", "0"]
-    command += ["--log-level", "warning"]
+    command = [sys.executable, *program, "--port", "0", "--log-level", "warning"]
     with _ended_by_sigterm(), tempfile.TemporaryDirectory() as folder:
         if shape is not None:
             write_model_folder(Path(folder), shape)

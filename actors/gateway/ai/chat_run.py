@@ -12,7 +12,6 @@ from ramify.actors.gateway.door import Line
 from ramify.actors.gateway.http import Response
 from ramify.actors.gateway.hub import Hub
 from ramify.protocol.credentials import Credential
-from ramify.protocol.errors import Overloaded
 from ramify.protocol.wire import Cancel, JsonObject, ServerMessage
 
 ALONE_S = 120.0  # that an answer goes on without anybody who listens
@@ -94,6 +93,8 @@ class ChatRun(DialogueRun):
         listener.replay(self._transcript)
         self._listeners.append(listener)
         self._hub.timers.forget(self.id)
+        if self._binding.open_by is not None:  # nobody has answered `open` yet
+            self._hub.timers.schedule(self.id, self._binding.open_by)
 
     def leave(self, listener: Listener) -> None:
         """A listener is gone."""
@@ -128,16 +129,9 @@ class ChatRun(DialogueRun):
         for line in lines:
             line.flush()
 
-    def abort(self) -> None:
-        self._over = True
-        self._leave()
-
     def on_timer(self, now: float) -> None:
-        open_by = self._binding.open_by
-        if open_by is not None and now >= open_by and not self._over:
-            self._end(Overloaded("the server did not open a session in time"))
-            self.flush()
-        elif not self._listeners and not self._over:
+        super().on_timer(now)
+        if not self._listeners and not self._over:
             if now >= self._alone_until:
                 self.cancel()
             else:
@@ -160,9 +154,7 @@ class ChatRun(DialogueRun):
         self._leave()
 
     def _leave(self) -> None:
-        self._binding.end()
-        self._hub.timers.forget(self.id)
-        self._hub.connections.pop(self.id, None)
+        super()._leave()
         self._hub.chats.end(self._chat, self, None, self._hub.clock.now())
 
     # ---

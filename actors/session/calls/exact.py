@@ -56,7 +56,17 @@ class Calls(NamedTuple):
     forced: Part
 
 
-Writer = Callable[[Written, Sequence[Tool], bool, bool, Callable[[str], bool]], Calls]
+class Asked(NamedTuple):
+    """What the calls have to be: see `exact_calls`."""
+
+    written: Written
+    tools: Sequence[Tool]
+    demanded: bool
+    parallel: bool
+    ends_output: Callable[[str], bool]
+
+
+Writer = Callable[[Asked], Calls]
 
 
 def exact_calls(
@@ -77,7 +87,7 @@ def exact_calls(
     write = _FAMILIES.get(dialect.name)
     if write is None:
         return None
-    found = write(written, tools, demanded, parallel, ends_output)
+    found = write(Asked(written, tools, demanded, parallel, ends_output))
     if dialect.thought is None or dialect.tags or found.free is None:
         return found
     return found._replace(free=ThoughtPart(dialect.thought.begin, dialect.thought.end, found.free))
@@ -98,142 +108,112 @@ def after_thought(dialect: Dialect, answer: Part) -> Part:
 # --- families --------------------------------------------------------------------------------------
 
 
-def _tagged(
-    written: Written,
-    tools: Sequence[Tool],
-    demanded: bool,
-    parallel: bool,
-    ends_output: Callable[[str], bool],
-) -> Calls:
+def _tagged(asked: Asked) -> Calls:
     """Hermes, Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
-    opening, argument = written
+    opening, argument = asked.written
     blank = _blank_behind(opening, forms.TOOL_CALL)
-    end = _kept(forms.TOOL_CALL_END, ends_output)
+    end = _kept(forms.TOOL_CALL_END, asked.ends_output)
     tags = [
-        Tag(f"{opening}{_json_name(tool)}{argument}", _object(tool, demanded), f"}}{blank}{end}")
-        for tool in tools
+        Tag(f"{opening}{_json_name(tool)}{argument}", _object(tool, asked.demanded), f"}}{blank}{end}")
+        for tool in asked.tools
     ]
-    return Calls(_free(tags, [forms.TOOL_CALL], parallel), _forced(tags, blank, parallel))
+    return Calls(_free(tags, [forms.TOOL_CALL], asked.parallel), _forced(tags, blank, asked.parallel))
 
 
-def _xml(
-    written: Written,
-    tools: Sequence[Tool],
-    demanded: bool,
-    parallel: bool,
-    ends_output: Callable[[str], bool],
-) -> Calls:
+def _xml(asked: Asked) -> Calls:
     """Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
-    opening, argument = written
+    opening, argument = asked.written
     blank = _blank_behind(opening, forms.TOOL_CALL)
-    end = _kept(forms.TOOL_CALL_END, ends_output)
+    end = _kept(forms.TOOL_CALL_END, asked.ends_output)
     tags, bare = [], []
-    for tool in tools:
-        content = _parameters(tool, demanded)
+    for tool in asked.tools:
+        content = _parameters(tool, asked.demanded)
         tags.append(Tag(f"{opening}{tool.name}{argument}", content, f"{forms.FUNCTION_END}{blank}{end}"))
         bare.append(Tag(f"{forms.FUNCTION}{tool.name}{argument}", content, forms.FUNCTION_END))
-    free = _free([*tags, *bare], [forms.TOOL_CALL, forms.FUNCTION], parallel)
-    return Calls(free, _forced(tags, blank, parallel))
+    free = _free([*tags, *bare], [forms.TOOL_CALL, forms.FUNCTION], asked.parallel)
+    return Calls(free, _forced(tags, blank, asked.parallel))
 
 
-def _llama3(
-    written: Written,
-    tools: Sequence[Tool],
-    demanded: bool,
-    parallel: bool,
-    ends_output: Callable[[str], bool],
-) -> Calls:
+def _llama3(asked: Asked) -> Calls:
     """Llama 3: `{"name": ..., "parameters": {...}}` as the whole answer, or behind `<|python_tag|>`."""
-    opening, argument = written
+    opening, argument = asked.written
     opening = opening.removeprefix(forms.PYTHON_TAG)
     tags = [
-        Tag(f"{opening}{_json_name(tool)}{argument}", _object(tool, demanded), "}") for tool in tools
+        Tag(f"{opening}{_json_name(tool)}{argument}", _object(tool, asked.demanded), "}")
+        for tool in asked.tools
     ]
-    forced = _forced(tags, "; ", parallel)
+    forced = _forced(tags, "; ", asked.parallel)
     marked = [Tag(f"{forms.PYTHON_TAG}{tag.begin}", tag.content, tag.end) for tag in tags]
     free = TagsPart(marked, [forms.PYTHON_TAG + "{"], stop_after_first=True)
     begun = [
-        f"{opening.replace(': ', space)}{_json_name(tool)}" for tool in tools for space in (": ", ":")
+        f"{opening.replace(': ', space)}{_json_name(tool)}"
+        for tool in asked.tools
+        for space in (": ", ":")
     ]
     bare = SequencePart([_LEADING, forced])
     return Calls(UnionPart([bare, UnlessPart(free, begun)]), forced)
 
 
-def _mistral(
-    written: Written,
-    tools: Sequence[Tool],
-    demanded: bool,
-    parallel: bool,
-    ends_output: Callable[[str], bool],
-) -> Calls:
+def _mistral(asked: Asked) -> Calls:
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]NAME[ARGS]{...}`."""
-    opening, argument = written
+    opening, argument = asked.written
     list_begin, bracket, head = opening.partition("[{")
     if bracket:
         ident = UnionPart([TextPart(""), _sequence(Tag(', "id": "', RegexPart(_ID), '"'))])
         each = [
             Tag(
                 "{" + head + _json_name(tool) + argument,
-                SequencePart([_object(tool, demanded), ident]),
+                SequencePart([_object(tool, asked.demanded), ident]),
                 "}",
             )
-            for tool in tools
+            for tool in asked.tools
         ]
-        whole = Tag(f"{list_begin}[", _forced(each, ", ", parallel), "]")
+        whole = Tag(f"{list_begin}[", _forced(each, ", ", asked.parallel), "]")
         return Calls(_free([whole], [forms.TOOL_CALLS], False), _sequence(whole))
     before, marked, behind = argument.partition(CALL_ID)
     tags = []
-    for tool in tools:
-        content: Part = _object(tool, demanded)
+    for tool in asked.tools:
+        content: Part = _object(tool, asked.demanded)
         if marked:
             content = SequencePart([RegexPart(_ID), TextPart(behind), content])
         tags.append(Tag(f"{opening}{tool.name}{before}", content, ""))
-    return Calls(_free(tags, [forms.TOOL_CALLS], parallel), _forced(tags, "", parallel))
+    return Calls(_free(tags, [forms.TOOL_CALLS], asked.parallel), _forced(tags, "", asked.parallel))
 
 
-def _deepseek(
-    written: Written,
-    tools: Sequence[Tool],
-    demanded: bool,
-    parallel: bool,
-    ends_output: Callable[[str], bool],
-) -> Calls:
+def _deepseek(asked: Asked) -> Calls:
     """DeepSeek: `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`, in marks for all."""
-    opening, argument = written
+    opening, argument = asked.written
     opening = opening.removeprefix(forms.CALLS_BEGIN)
     fenced = "```" in argument
     end = ("\n```" if fenced else "") + forms.CALL_END
-    each = [Tag(f"{opening}{tool.name}{argument}", _object(tool, demanded), end) for tool in tools]
-    several = _forced(each, "\n" if fenced else "", parallel)
-    ended = UnionPart([TextPart(""), TextPart(_kept(forms.CALLS_END, ends_output))])
+    each = [
+        Tag(f"{opening}{tool.name}{argument}", _object(tool, asked.demanded), end)
+        for tool in asked.tools
+    ]
+    several = _forced(each, "\n" if fenced else "", asked.parallel)
+    ended = UnionPart([TextPart(""), TextPart(_kept(forms.CALLS_END, asked.ends_output))])
     whole = Tag(forms.CALLS_BEGIN, SequencePart([several, ended]), "")  # some templates leave it out
     return Calls(_free([whole], [forms.CALLS_BEGIN], False), _sequence(whole))
 
 
-def _harmony(
-    written: Written,
-    tools: Sequence[Tool],
-    demanded: bool,
-    parallel: bool,
-    ends_output: Callable[[str], bool],
-) -> Calls:
+def _harmony(asked: Asked) -> Calls:
     """gpt-oss: `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`.
 
     One call in an answer: what ends it ends the output.
     """
-    opening, argument = written
-    end = _kept(forms.CALL, ends_output)
+    opening, argument = asked.written
+    end = _kept(forms.CALL, asked.ends_output)
     headers = UnionPart([TextPart(header) for header in _HEADERS])
     begins = (forms.COMMENTARY, f"{_STARTED} {forms.RECIPIENT}")
-    contents = {tool.name: _object(tool, demanded) for tool in tools}
+    contents = {tool.name: _object(tool, asked.demanded) for tool in asked.tools}
     tags = [
         Tag(f"{begin}{tool.name}", SequencePart([headers, contents[tool.name]]), end)
         for begin in begins
-        for tool in tools
+        for tool in asked.tools
     ]
     first = [
         Tag(f"{forms.RECIPIENT}{tool.name}", SequencePart([headers, contents[tool.name]]), end)
-        for tool in tools
+        for tool in asked.tools
     ]
     free = UnionPart(
         [
@@ -241,20 +221,14 @@ def _harmony(
             UnlessPart(TagsPart(tags, list(begins), stop_after_first=True), [forms.RECIPIENT]),
         ]
     )
-    forced = [Tag(f"{opening}{tool.name}{argument}", contents[tool.name], end) for tool in tools]
+    forced = [Tag(f"{opening}{tool.name}{argument}", contents[tool.name], end) for tool in asked.tools]
     return Calls(free, _forced(forced, "", False))
 
 
-def _any(
-    written: Written,
-    tools: Sequence[Tool],
-    demanded: bool,
-    parallel: bool,
-    ends_output: Callable[[str], bool],
-) -> Calls:
+def _any(asked: Asked) -> Calls:
     """A template that mentions no calls: forced and strict ones are Hermes', others are free."""
-    found = _tagged(written, tools, demanded, parallel, ends_output)
-    return found if any(tool.strict for tool in tools) else found._replace(free=None)
+    found = _tagged(asked)
+    return found if any(tool.strict for tool in asked.tools) else found._replace(free=None)
 
 
 _FAMILIES: dict[str, Writer] = {

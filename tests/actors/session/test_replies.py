@@ -3,15 +3,18 @@
 import gc
 import weakref
 
+import pytest
+
 from ramify.actors.session.replies import (
     Cancelled,
     DeadlinePassed,
     Skipped,
     bare,
     error_message,
+    error_of,
     refusals,
 )
-from ramify.protocol.errors import BadRequest, Overloaded, RamifyError
+from ramify.protocol.errors import BadRequest, NoBranch, Overloaded, RamifyError, TooLong
 from ramify.protocol.wire import Append, Credit, Drop
 
 
@@ -59,3 +62,13 @@ def test_an_error_that_is_kept_holds_nothing_of_where_it_came_from() -> None:
     finally:
         gc.enable()
     assert (kept[0].__traceback__, kept[0].__cause__, kept[0].__context__) == (None, None, None)
+
+
+@pytest.mark.parametrize("kind", [BadRequest, Cancelled, DeadlinePassed, NoBranch, Skipped, TooLong])
+def test_an_error_is_known_by_its_code(kind: type[RamifyError]) -> None:
+    found = error_of(kind.code, "why")
+    assert (type(found), found.message) == (kind, "why")
+
+
+def test_a_code_that_no_op_fails_with() -> None:
+    assert error_of("unheard", "why").code == "internal"

@@ -237,6 +237,14 @@ def test_damage_is_told(sim_class: Any, tokenizer: Tokenizer) -> None:
         *({k: v for k, v in items.items() if k != key} for key in items if key[0] == "s"),
         *({**items, key: items[key][:-3]} for key in items),
         {**items, "s1": items["s2"]},
+        *(
+            {**items, "head": msgspec.msgpack.encode(msgspec.structs.replace(head, branches=[wrong]))}
+            for wrong in (
+                msgspec.structs.replace(head.branches[0], label=-1),
+                msgspec.structs.replace(head.branches[0], label=9),
+                msgspec.structs.replace(head.branches[0], of=-2),
+            )
+        ),
     ]
     for each in broken:
         with pytest.raises(Damaged):

@@ -1,32 +1,20 @@
 """The saver: what sockets may hear, and that one that has gone holds up nobody."""
 
-from typing import Any
-
+from ramify.actors.kit.clock import Clock, ManualClock
 from ramify.actors.kit.mailbox import Mailbox
-from ramify.actors.session.saver import Saver
+from ramify.actors.session.saver import LAZY_SECONDS, Saver
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.messages import Save, StoreMessage
 from tests.actors.session.alone import Alone
 
 
-class NoTimers:
-    """A clock whose timers never come."""
-
-    def now(self) -> float:
-        return 10.0
-
-    def call_at(self, when: float, call: Any) -> Any:
-        return self
-
-    def cancel(self) -> None:
-        pass
-
-
-def saving(tokenizer: Tokenizer) -> tuple[Alone, Saver, Mailbox[StoreMessage]]:
+def saving(
+    tokenizer: Tokenizer, clock: Clock | None = None
+) -> tuple[Alone, Saver, Mailbox[StoreMessage]]:
     alone = Alone(tokenizer)
     alone.core.record(model="m", priority=0, created=0.0)
     store: Mailbox[StoreMessage] = Mailbox("store", 10)
-    return alone, Saver(alone.core, store, NoTimers(), wall=lambda: 100.0), store
+    return alone, Saver(alone.core, store, clock or ManualClock(), wall=lambda: 100.0), store
 
 
 def ticket(store: Mailbox[StoreMessage]) -> int:
@@ -46,6 +34,33 @@ def test_nobody_hears_of_a_session_before_the_store_has_it(tokenizer: Tokenizer)
     assert saver.ready(1) == count
     saver.sent(1, count)
     assert not saver.holds
+
+
+def test_what_changed_is_saved_when_its_time_has_come(tokenizer: Tokenizer) -> None:
+    clock = ManualClock(10.0)
+    alone, saver, store = saving(tokenizer, clock)
+    saver.turn()
+    saver.saved(ticket(store))
+    alone.core.state.out.wake_at = None
+    alone.core.state.meta = {"a": 1}
+    saver.turn()
+    assert not store.drain_nowait()
+    assert alone.core.state.out.wake_at == 10.0 + LAZY_SECONDS
+    clock.advance(LAZY_SECONDS)
+    saver.turn()
+    assert ticket(store)
+
+
+def test_a_server_that_stops_tells_nothing_that_is_not_saved(tokenizer: Tokenizer) -> None:
+    """The next one has the op, and answers it."""
+    alone, saver, store = saving(tokenizer)
+    saver.turn()
+    assert saver.leave()
+    alone.core.ended = "stopped"
+    assert saver.holds
+    assert saver.ready(1) == 0
+    saver.end()
+    assert [save.changes.live for save in store.drain_nowait()] == [True, False]
 
 
 def test_a_socket_that_went_holds_up_nobody(tokenizer: Tokenizer) -> None:
