@@ -394,7 +394,7 @@ def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
         drafts = ["none", *(draft for draft in options.drafts if draft != "none")]
         servers = {d: stack.enter_context(served([*flags, "--draft", d], None)) for d in drafts}
         for kind in options.kinds:
-            prompts = [texts.ids(text) for text in texts.kind(kind, options.prompts)]
+            prompts = texts.of_kind(kind, options.prompts)
             heat = 1.0 if kind == "chat" else 0.0
             for streams in options.batches:
                 groups = [

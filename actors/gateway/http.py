@@ -91,6 +91,16 @@ def error_response(status: int, code: Code, message: str, **headers: str) -> Res
     return json_response(status, Error(code=code, message=message), **headers)
 
 
+def error_in(response: Response) -> Error | None:
+    """The error of ours that a response tells, for an API that tells it otherwise; None: it tells none."""
+    if response.status < 400:
+        return None
+    try:
+        return msgspec.json.decode(response.body, type=Error)
+    except msgspec.DecodeError:
+        return None
+
+
 class RequestParser:
     """Reads one request. `fault` is set, instead of a request returned, when it is unusable."""
 

@@ -6,14 +6,13 @@ from typing import Any
 import msgspec
 
 from ramify.actors.gateway.accepted import Accepted, accept, credential_of
-from ramify.actors.gateway.http import HttpRequest, Response, json_response
+from ramify.actors.gateway.http import HttpRequest, Response, error_in, json_response
 from ramify.actors.gateway.hub import Hub
 from ramify.actors.gateway.ollama.answers import OllamaAnswers, loaded, of_error
 from ramify.actors.gateway.ollama.requests import ChatRequest, GenerateRequest, ShowRequest
 from ramify.actors.gateway.openai.errors import unknown_model
 from ramify.actors.gateway.openai.requests import decode
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.wire import Error
 
 NDJSON = "application/x-ndjson"
 _METHODS = {
@@ -72,11 +71,8 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
 
 def reshaped(response: Response) -> Response:
     """An error of the gateway itself, in this API's shape."""
-    if response.status < 400:
-        return response
-    try:
-        error = msgspec.json.decode(response.body, type=Error)
-    except msgspec.DecodeError:
+    error = error_in(response)
+    if error is None:
         return response
     body = msgspec.json.encode({"error": error.message})
     return msgspec.structs.replace(response, body=body)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.actors.gateway.http import Response
+from ramify.actors.gateway.http import Response, error_in
 from ramify.protocol.errors import BadRequest, Code, RamifyError
 from ramify.protocol.wire import Error
 
@@ -124,11 +124,8 @@ def of_error(error: Error | RamifyError) -> Response:
 
 def reshaped(response: Response) -> Response:
     """An error of the gateway itself, in this API's shape; any other response as it is."""
-    if response.status < 400:
-        return response
-    try:
-        error = msgspec.json.decode(response.body, type=Error)
-    except msgspec.DecodeError:
+    error = error_in(response)
+    if error is None:
         return response
     code = "invalid_api_key" if response.status == HTTPStatus.UNAUTHORIZED else error.code
     body = msgspec.json.encode(error_body(response.status, error.message, code=code))
