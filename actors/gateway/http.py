@@ -92,7 +92,7 @@ def error_response(status: int, code: Code, message: str, **headers: str) -> Res
 
 
 def error_in(response: Response) -> Error | None:
-    """The error of ours that a response tells, for an API that tells it otherwise; None: it tells none."""
+    """The error of ours that a response tells, for APIs that tell it otherwise; None: none."""
     if response.status < 400:
         return None
     try:
