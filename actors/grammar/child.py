@@ -1,10 +1,13 @@
 """The main program of a compile worker: `python -m ramify.actors.grammar.child FD MEMORY SECONDS`.
 
-FD is a connected Unix stream socket, inherited from the engine; when it ends, so does the worker. The
-system limits what a job may take: MEMORY bytes of address space more than the start took, and SECONDS of
-CPU time (the engine kills a worker whose job takes too long; this ends one whose engine has died).
+FD is a connected Unix stream socket, inherited from the engine; when it ends, so does the worker. A job
+may take MEMORY bytes more than the start took: a thread looks, and ends the process. It may take SECONDS
+of CPU time (the engine kills a worker whose job takes too long; this ends one whose engine has died). The
+system's own limit of memory is behind the thread's, for code that lets no thread look: at it, Python may
+try for ever to allocate what an exception needs.
 
-Exit codes: 0 the engine has gone, 3 it talks nonsense; a limit ends it by a signal.
+Exit codes: 0 the engine has gone, 3 it talks nonsense, 4 (`TOO_MUCH`) it took too much memory; a limit of
+the system ends it by a signal.
 """
 
 import contextlib
@@ -13,10 +16,13 @@ import resource
 import signal
 import socket
 import sys
+import threading
+import time
 
 from ramify.actors.grammar.compile import compile_constraint
 from ramify.actors.grammar.wire import (
     MAX_FRAME,
+    TOO_MUCH,
     Done,
     Failed,
     FromWorker,
@@ -30,13 +36,17 @@ from ramify.actors.kit.frames import LinkClosed, LinkError
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import ConstraintError
 
+LOOK_SECONDS = 0.02
+BEYOND = 256 << 20  # bytes between the thread's limit and the system's: what is taken between two looks
+
 
 def main(fd: int, memory: int, seconds: int) -> int:
     """Work until the engine has gone. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.nice(5)  # steps of the model go first
-    _limit(resource.RLIMIT_AS, _address_space() + memory)
+    threading.Thread(target=_watch, args=(_resident() + memory,), daemon=True).start()
+    _limit(resource.RLIMIT_AS, _address_space() + memory + BEYOND)
     _limit(resource.RLIMIT_CORE, 0)
     try:
         engine: BlockingLink[FromWorker, Job] = BlockingLink(
@@ -60,6 +70,13 @@ def main(fd: int, memory: int, seconds: int) -> int:
         engine.close()
 
 
+def _watch(most: int) -> None:
+    """End the process once it has more than `most` bytes of memory."""
+    while _resident() <= most:
+        time.sleep(LOOK_SECONDS)
+    os._exit(TOO_MUCH)
+
+
 def _result(spec: ConstraintSpec) -> FromWorker:
     try:
         return Done(compile_constraint(spec))
@@ -73,11 +90,20 @@ def _result(spec: ConstraintSpec) -> FromWorker:
 
 def _address_space() -> int:
     """Bytes that the process has mapped: libraries reserve some for each core of the machine."""
+    return _statm(0, 1 << 34)
+
+
+def _resident() -> int:
+    """Bytes of memory that the process has."""
+    return _statm(1, 0)
+
+
+def _statm(place: int, unknown: int) -> int:
     try:
         with open("/proc/self/statm") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
+            return int(file.read().split()[place]) * resource.getpagesize()
     except OSError:  # not Linux
-        return 1 << 34
+        return unknown
 
 
 def _limit(kind: int, value: int) -> None:

@@ -22,6 +22,7 @@ from ramify.actors.grammar.job_queue import JobQueue
 from ramify.actors.grammar.results import Result, Results
 from ramify.actors.grammar.wire import (
     MAX_FRAME,
+    TOO_MUCH,
     Done,
     Failed,
     FromWorker,
@@ -350,5 +351,7 @@ class _Worker:
 
     def _why(self) -> str:
         if self._ended.done() and not self._ended.cancelled():
+            if self._ended.result() == TOO_MUCH:
+                return "it needs too much memory"
             return self._process.explain(self._ended.result())
         return "its process has gone"

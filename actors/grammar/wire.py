@@ -14,6 +14,7 @@ from ramify.protocol.constraints import CompiledConstraint, ConstraintSpec
 from ramify.protocol.errors import ConstraintError
 
 MAX_FRAME = 1 << 26
+TOO_MUCH = 4  # exit code of a worker whose job took too much memory
 
 
 class Job(msgspec.Struct, array_like=True):
