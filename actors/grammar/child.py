@@ -2,12 +2,12 @@
 
 FD is a connected Unix stream socket, inherited from the engine; when it ends, so does the worker. A job
 may take MEMORY bytes more than the start took: a thread looks, and ends the process. It may take SECONDS
-of CPU time (the engine kills a worker whose job takes too long; this ends one whose engine has died). The
-system's own limit of memory is behind the thread's, for code that lets no thread look: at it, Python may
-try for ever to allocate what an exception needs.
+of CPU time (the engine kills a worker whose job takes too long; this ends one whose engine has died).
+The system's own limit of memory is behind the thread's, for code that lets no thread look: at it, Python
+may try for ever to allocate what an exception needs.
 
-Exit codes: 0 the engine has gone, 3 it talks nonsense, 4 (`TOO_MUCH`) it took too much memory; a limit of
-the system ends it by a signal.
+Exit codes: 0 the engine has gone, 3 it talks nonsense, 4 (`TOO_MUCH`) it took too much memory; a limit
+of the system ends it by a signal.
 """
 
 import contextlib
