@@ -48,7 +48,7 @@ async def test_a_printed_program_runs(
     name: str, source: str, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     config = EngineConfig(model=ModelConfig(path=tokenizer_folder), server=ServerConfig(port=0))
-    spec = FakeSpec(model={"vocab_size": 384, "eos": 2, "first": 3, "eos_every": 30})
+    spec = FakeSpec(model={"vocab_size": 384, "eos": 2, "first": 3, "eos_every": 9999})
     async with running_engine(config, spec=spec, check_idle=True) as engine:
         code, output = await run_program(engine, source, tmp_path / "program.py")
     assert code == 0, output
