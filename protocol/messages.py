@@ -480,6 +480,12 @@ class Saved(Base, frozen=True):
     ticket: int
 
 
+class NotSaved(Base, frozen=True):
+    """The store cannot be written. The session's `Save` with this ticket is tried again until it can."""
+
+    ticket: int
+
+
 SessionMessage = (
     Attach
     | Frame
@@ -492,6 +498,7 @@ SessionMessage = (
     | NotCompiled
     | Lost
     | Saved
+    | NotSaved
     | Tick
 )
 
@@ -549,7 +556,8 @@ DirectoryMessage = OpenSession | Shutdown | Fetched | Waiting | Saving
 
 
 class Save(Base, frozen=True):
-    """Write `changes`. Answered by `Saved` to `session` once they are on the disk, if it is not 0."""
+    """Write `changes`. Answered by `Saved` to `session` once they are on the disk, if it is not 0; by
+    `NotSaved` before that, once they could not be written."""
 
     session: int
     ticket: int
@@ -581,7 +589,10 @@ class Opened(Base, frozen=True):
 
 
 class OpenRefused(Base, frozen=True):
-    """The other answer to `OpenSession`: `error` is sent, and the client may `open` anew."""
+    """The other answer to `OpenSession`: `error` is sent, and the client may `open` anew.
+
+    It may follow `Opened`: the session cannot have the socket. Its sender has detached it.
+    """
 
     socket: int
     error: Error

@@ -169,6 +169,8 @@ class PeerRouter(Mailboxes):
             self._send(worker, message)
             if isinstance(message, Opened):
                 self._remote_sockets[message.socket] = message.session
+            elif isinstance(message, OpenRefused):  # a session may refuse what was `Opened`
+                self._remote_sockets.pop(message.socket, None)
         elif isinstance(message, Opened):  # it went while its `open` was under way
             self.fan_out.put(message.session, Detached(message.socket))
             self.fan_out.start()
@@ -243,9 +245,9 @@ class PeerRouter(Mailboxes):
         socket = message.socket
         if isinstance(message, Opened):
             self._opening.discard(socket)
-        elif isinstance(message, OpenRefused) and socket in self._opening:
+        elif isinstance(message, OpenRefused):
             self._opening.discard(socket)
-            del self._remote_sessions[socket]
+            self._remote_sessions.pop(socket, None)
         self._arrived.tell(message)
 
 

@@ -1,7 +1,7 @@
 """Which session a socket belongs to, and what becomes of its frames until and while it has one.
 
     WAITING --open--> OPENING --Opened--> ATTACHED --the session is gone--> WAITING
-       ^-----------------|  the directory delivered an error               (end: ENDED, from each)
+       ^-----------------|  the directory refused, or the session          (end: ENDED, from each)
 
 No sockets and no codecs here: frames come in decoded, refusals go back as return values. It tells
 the directory and the sessions, and it is who tells `Detached`, exactly once per `Opened`.
@@ -111,7 +111,11 @@ class SessionBinding:
         return self._replay()
 
     def failed(self) -> list[ServerMessage]:
-        """The directory's other answer: an error. The client may `open` anew. Returns refusals."""
+        """The directory's other answer, or the session's: an error. The client may `open` anew.
+
+        Returns refusals.
+        """
+        self._session = None
         self._await_open()
         return self._replay()
 

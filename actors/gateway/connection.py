@@ -219,9 +219,9 @@ class Connection(asyncio.Protocol):
         return idle
 
     def refused(self, error: Error) -> None:
-        """The directory's other answer: no session, so the client may `open` anew."""
+        """The directory's other answer, or the session's: the client may `open` anew."""
         self._reply([error])
-        if self._binding is not None and self._binding.stage is Stage.OPENING:
+        if self._binding is not None and self._binding.stage in (Stage.OPENING, Stage.ATTACHED):
             self._reply(self._binding.failed())
             self._pace_reading()
 

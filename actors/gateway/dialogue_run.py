@@ -59,7 +59,9 @@ class DialogueRun(ABC):
         self._reply(self._binding.opened(session))
 
     def refused(self, error: Error) -> None:
-        """The directory's other answer."""
+        """The directory's other answer, or the session's."""
+        if self._binding.stage is Stage.ATTACHED:
+            self._binding.failed()
         self._reply([error])
 
     @abstractmethod

@@ -40,6 +40,8 @@ from ramify.protocol.messages import (
     Inspected,
     Lost,
     NotCompiled,
+    NotSaved,
+    OpenRefused,
     RequestMessage,
     Saved,
     SessionMessage,
@@ -214,6 +216,9 @@ class SessionActor:
             case Saved(ticket):
                 if self._saver is not None:
                     self._saver.saved(ticket)
+            case NotSaved(ticket):
+                if self._saver is not None:
+                    self._saver.failed(ticket)
             case Tick():
                 core.tick(now)
             case Displace():
@@ -230,6 +235,8 @@ class SessionActor:
             # Sockets first: when the engine goes down telling the others raises, and ends must be heard.
             if self._saver is not None:
                 self._saver.turn()
+            if out.refused:
+                _tell_all(self._gateway, out.refused, lambda refused: OpenRefused(*refused))
             if self._saver is not None and self._saver.holds:
                 self._send_saved(self._saver)
                 return self._send_on(out)

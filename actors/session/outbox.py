@@ -24,7 +24,7 @@ from ramify.protocol.messages import (
     RetainBranches,
     Submit,
 )
-from ramify.protocol.wire import ServerMessage
+from ramify.protocol.wire import Error, ServerMessage
 
 ToCache = OpenBranch | ExtendBranch | ForkBranch | MoveBranch | RetainBranches | DropBranches | Inspect
 ToScheduler = Submit | Cancel
@@ -56,6 +56,7 @@ class Outbox:
         self.scheduler: list[ToScheduler] = []
         self.grammar: list[ToGrammar] = []
         self.notes: list[tuple[int, ServerMessage]] = []  # to sockets that are not attached
+        self.refused: list[tuple[int, Error]] = []  # sockets that are turned away, and why
         self.closes: list[tuple[int, int, str]] = []  # socket, code, reason
         self.encode: list[EncodeText] = []
         self.wake_at: float | None = None

@@ -4,7 +4,8 @@ The first save comes before anybody hears of the session: whoever has its key wi
 that somebody has seen is known to the next one. Then `lazy`: when an op is done, and a quarter of a
 second after anything else has changed, if no save is under way. `sync`: at once, and what sockets should
 hear waits, from the first reply on, until the store has it. Meanwhile the session goes on; what it says
-later waits behind that.
+later waits behind that. While the store cannot be written, an `open` whose answer would wait for it is
+refused, to be tried again.
 """
 
 import time
@@ -14,10 +15,13 @@ from contextlib import suppress
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.mailbox import Address, MailboxClosed
 from ramify.actors.session.core import SessionCore
+from ramify.actors.session.replies import error_message
+from ramify.protocol.errors import Overloaded
 from ramify.protocol.messages import Forget, Save, StoreMessage
 from ramify.protocol.wire import Done, Ok, ServerMessage
 
 LAZY_SECONDS = 0.25
+RETRY_MS = 2000  # when an `open` may be tried again
 
 
 class Saver:
@@ -45,6 +49,8 @@ class Saver:
         self._ready: dict[int, int] = {}  # socket -> messages that have waited
         self._due: float | None = None  # when what has changed is saved, if anything has
         self._leaving = False
+        self._failing = False  # `_sync` could not be written, and is tried again
+        self._unheard = not stored  # nobody has heard of the session yet
 
     # --- what sockets may hear -------------------------------------------------------------------
 
@@ -67,6 +73,22 @@ class Saver:
             self._lazy = self._save()
         elif self._lazy is None:
             self._core.state.out.wake(self._due)
+        if self._failing:
+            self._turn_away()
+
+    def _turn_away(self) -> None:
+        """Refuse each `open` whose answer waits for the store. A new session ends with that."""
+        error = Overloaded(
+            "the session cannot be saved now (the server's log says why): try later",
+            retry_ms=RETRY_MS,
+        )
+        here = self._core.publisher.subscribers.values()
+        for socket in [s.socket for s in here if not self._ready.get(s.socket) and s.unanswered]:
+            self._covered.pop(socket, None)
+            self._core.state.out.refused.append((socket, error_message(error)))
+            self._core.detached(socket, self._clock.now())
+        if self._unheard and self._core.ended is None:
+            self._core.ended = "unsaved"
 
     @property
     def holds(self) -> bool:
@@ -93,9 +115,15 @@ class Saver:
             self._lazy = None
         if ticket == self._sync:
             self._sync = None
+            self._failing = self._unheard = False
             here = self._core.publisher.subscribers
             self._ready = {s: count for s, count in self._covered.items() if count and s in here}
             self._covered = {}
+
+    def failed(self, ticket: int) -> None:
+        """What was told with this ticket could not be written, and is tried again."""
+        if ticket == self._sync:
+            self._failing = True
 
     def _done(self) -> tuple[bool, bool]:
         """Whether somebody is about to hear that an op is done; of one that must be saved first."""
@@ -147,7 +175,7 @@ class Saver:
     def end(self) -> None:
         """The session leaves the memory, or is over (`core.ended`)."""
         match self._core.ended:
-            case "closed":
+            case "closed" | "unsaved":
                 if self._stored:
                     self._tell(Forget(self._core.identity.session))
             case "crashed":  # nobody knows what it is now; the store has what it was

@@ -16,7 +16,7 @@ from ramify.actors.session.calls.toolbox import Toolbox
 from ramify.actors.session.meter import Meter
 from ramify.actors.session.segments import OutputSegment
 from ramify.actors.session.sizes import open_bytes, reply_bytes
-from ramify.protocol.wire import Delta, Open, ServerMessage, Tree
+from ramify.protocol.wire import Delta, Open, ServerMessage, State, Tree
 
 UNLIMITED = 2**63
 
@@ -52,6 +52,11 @@ class Subscriber:
         if self._tools is None:
             self._tools = Toolbox(self.opened.tools)
         return self._tools
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the answer to its `open` is still to be sent."""
+        return bool(self.out) and isinstance(self.out[0], State) and self.out[0].id is None
 
     # --- cursors ---------------------------------------------------------------------------
 

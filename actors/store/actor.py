@@ -28,6 +28,7 @@ from ramify.protocol.messages import (
     Fetch,
     Fetched,
     Forget,
+    NotSaved,
     Save,
     Saved,
     Saving,
@@ -142,6 +143,7 @@ class StoreActor:
 
     async def _retried(self, call: Callable[[], Any]) -> None:
         failed = False
+        told: set[tuple[int, int]] = set()  # session, ticket
         while True:
             try:
                 await self._call(call)
@@ -151,6 +153,7 @@ class StoreActor:
                     self._directory.tell(Saving(str(error)))
                 failed = True
                 self._refuse(str(error))
+                self._tell_unsaved(told)
                 await anyio.sleep(AGAIN_SECONDS)
                 continue
             if failed:
@@ -165,6 +168,13 @@ class StoreActor:
         self._pending = [each for each in self._pending if not isinstance(each, Fetch)]
         for session in reads:
             self._directory.tell(Fetched(session, {}, error))
+
+    def _tell_unsaved(self, told: set[tuple[int, int]]) -> None:
+        """Each session that waits for a save hears once that it may take long."""
+        for each in self._pending:
+            if isinstance(each, Save) and each.session and (each.session, each.ticket) not in told:
+                told.add((each.session, each.ticket))
+                self._sessions.tell(each.session, NotSaved(each.ticket))
 
     async def _call(self, call: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()

@@ -143,6 +143,38 @@ async def test_two_servers_on_one_store(serving: Any, tmp_path: Path) -> None:
                 await asyncio.sleep(0)
 
 
+async def test_the_open_that_first_meets_a_broken_store(
+    serving: Any, placement: dict[str, Any], openai_of: Any, tmp_path: Path
+) -> None:
+    """It is answered at once, on a socket that may `open` again; a stored session goes on later."""
+    path, aside = tmp_path / "s.db", tmp_path / "aside.db"
+    kept = {"store": path, "session_ttl_s": 0.0}
+    async with serving(**placement, server=kept) as served:
+        async with served.connect() as peer:
+            state = await peer.open(peer.user(1, "hi"))
+            await peer.terminal(1)
+        await served.quiet()
+        await asyncio.to_thread(path.rename, aside)
+        async with served.connect() as new:
+            async with asyncio.timeout(20):
+                error = await refused(new, "overloaded")
+            assert "cannot be saved" in error["message"]
+            await asyncio.to_thread(aside.rename, path)
+            async with asyncio.timeout(20):
+                while True:
+                    await new.send([{"type": "open", "client": "new"}, new.user(1, "hi")])
+                    if (await new.next("error", "state"))["type"] == "state":
+                        break
+                    await asyncio.sleep(0.2)
+            await new.terminal(1)
+        async with served.connect() as again:
+            again.follow(peer)
+            await again.open(**login(state), **peer.seen)
+    store = SqliteStore(path, read_only=True)
+    assert len(list(store.kept())) == 2  # nothing is left of the sessions that were refused
+    store.close()
+
+
 async def test_while_the_store_cannot_be_written(serving: Any, tmp_path: Path) -> None:
     """Here its file is taken away. Who is there goes on; who comes is told to try later."""
     path, aside = tmp_path / "s.db", tmp_path / "aside.db"

@@ -4,7 +4,8 @@ from ramify.actors.kit.clock import Clock, ManualClock
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.session.saver import LAZY_SECONDS, Saver
 from ramify.actors.tokenizer import Tokenizer
-from ramify.protocol.messages import Save, StoreMessage
+from ramify.protocol.messages import Forget, Save, StoreMessage
+from ramify.protocol.wire import Set
 from tests.actors.session.alone import Alone
 
 
@@ -72,3 +73,42 @@ def test_a_socket_that_went_holds_up_nobody(tokenizer: Tokenizer) -> None:
     alone.attach()
     saver.turn()
     assert not saver.holds
+
+
+def test_an_open_that_would_wait_for_a_broken_store_is_refused(tokenizer: Tokenizer) -> None:
+    """A new session ends with it: nobody has heard of it."""
+    alone, saver, store = saving(tokenizer)
+    saver.turn()
+    first = ticket(store)
+    saver.failed(first + 1)  # of another save
+    saver.turn()
+    assert not alone.core.state.out.refused
+    saver.failed(first)
+    saver.turn()
+    ((socket, error),) = alone.core.state.out.refused
+    assert (socket, error.code) == (1, "overloaded")
+    assert (error.retry_ms or 0) > 0
+    assert alone.core.ended == "unsaved"
+    assert not alone.core.sockets
+    saver.end()
+    assert store.drain_nowait() == [Forget(alone.core.identity.session)]
+
+
+def test_a_session_that_was_heard_of_goes_on_while_an_open_is_refused(tokenizer: Tokenizer) -> None:
+    alone, saver, store = saving(tokenizer)
+    saver.turn()
+    saver.saved(ticket(store))
+    saver.sent(1, len(alone.core.publisher.subscribers[1].out))
+    alone.core.publisher.subscribers[1].out.clear()
+    alone.core.state.persist = "sync"
+    alone.send(Set(id=1, meta={"a": 1}))
+    saver.turn()
+    pending = ticket(store)
+    saver.failed(pending)
+    alone.attach("other")
+    saver.turn()
+    assert [socket for socket, _ in alone.core.state.out.refused] == [2]
+    assert alone.core.sockets == [1]
+    assert alone.core.ended is None
+    saver.saved(pending)
+    assert saver.ready(1) == 1

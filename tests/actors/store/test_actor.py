@@ -13,7 +13,7 @@ from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.store import actor as module
 from ramify.actors.store.actor import StoreActor
 from ramify.actors.store.base import StoreError
-from ramify.protocol.messages import Fetch, Fetched, Forget, Save, Saved, Saving, Waiting
+from ramify.protocol.messages import Fetch, Fetched, Forget, NotSaved, Save, Saved, Saving, Waiting
 from ramify.protocol.saved import Changes, Kept
 
 
@@ -114,7 +114,10 @@ async def test_a_full_disk_is_waited_for(monkeypatch: Any) -> None:
         await group.start(it.actor.run)
         it.mailbox.tell(save("a", 1))
         await anyio.sleep(0.05)
-        assert not it.session.drain_nowait()
+        assert it.session.drain_nowait() == [NotSaved(1)]  # told once
+        it.mailbox.tell(save("a", 2))
+        await anyio.sleep(0.05)
+        assert it.session.drain_nowait() == [NotSaved(2)]
         it.store.broken = False
         async with asyncio.timeout(10):
             assert await it.session.drain() == [Saved(1)]
@@ -142,9 +145,9 @@ async def test_while_nothing_can_be_written_reads_are_refused(monkeypatch: Any) 
             it.store.broken = False
             assert await it.directory.drain() == [Saving(None)]
             told = await it.session.drain()
-            while len(told) < 2:
+            while len(told) < 4:
                 told += await it.session.drain()
-            assert told == [Saved(1), Saved(2)]
+            assert told == [NotSaved(1), NotSaved(2), Saved(1), Saved(2)]
             it.mailbox.tell(Fetch("b"))
             assert await it.directory.drain() == [Fetched("b", {"head": b"x"})]
         it.sessions.remove(1)
