@@ -127,7 +127,8 @@ class SavedRun(msgspec.Struct, frozen=True, array_like=True):
     """A generation that runs or waits. `place`: of its task among the op's; `segment`: its number.
 
     `opened`: where the text stands that its output was made to begin with, if any. `logprob`: the sum of
-    its tokens' log-probabilities, `scored`: of how many of them.
+    its tokens' log-probabilities, `scored`: of how many of them. `ttft`: from the op's arrival to its
+    first token; None: there is none, or a version before this field wrote it.
     """
 
     place: int
@@ -138,6 +139,7 @@ class SavedRun(msgspec.Struct, frozen=True, array_like=True):
     accepted: int
     logprob: float
     scored: int
+    ttft: float | None = None
 
 
 class SavedWait(msgspec.Struct, frozen=True, array_like=True):
@@ -163,13 +165,22 @@ class SavedFrame(msgspec.Struct, frozen=True, array_like=True):
     opened: Open
 
 
+class SavedError(msgspec.Struct, frozen=True, array_like=True):
+    """An error that no reply has told yet."""
+
+    code: str
+    message: str
+    retry_ms: int | None = None
+    details: JsonObject | None = None
+
+
 class SavedHead(msgspec.Struct, frozen=True, array_like=True):
     """Everything of a session that is no text.
 
     `key`, `view_key`: SHA-256 of them. `model`: whose tokens these are. `lives`: the last revision that
     was saved in each life of the session, on the servers before this one. `handles`, `segments`: how
     many were numbered. `failed`: of each frame with ops that wait: branches on which one failed, with
-    code and message of those errors that no reply has told.
+    those errors that no reply has told.
     """
 
     format: int
@@ -193,7 +204,7 @@ class SavedHead(msgspec.Struct, frozen=True, array_like=True):
     labels: list[SavedLabel]
     clients: list[SavedClient]
     waits: list[SavedWait]
-    failed: dict[int, dict[str, tuple[str, str] | None]]
+    failed: dict[int, dict[str, SavedError | None]]
 
 
 class Changes(msgspec.Struct, frozen=True):

@@ -134,6 +134,15 @@ class SessionActor:
         self._broken = True
         self._mailbox.close()
 
+    def save_with(self, saver: Saver) -> None:
+        """The session, which had no saver, is saved from now on."""
+        self._saver = saver
+
+    @property
+    def saves(self) -> bool:
+        """Whether it has a saver."""
+        return self._saver is not None
+
     def displace(self) -> None:
         """End the session if nobody uses it, and nothing runs in it."""
         self._tell(Displace())

@@ -54,7 +54,7 @@ class Attachments:
         self._on_gone = on_gone
         self._default_ttl = self._ttl = ttl_s
         self._ttl_max = ttl_max_s
-        self._kept = kept_s
+        self.kept_s = kept_s
         self.asked_ttl: float | None = None  # what a client has asked for
         self._expires: float | None = None
         self._joining: dict[int, Attach] = {}  # waiting for the cache
@@ -166,7 +166,7 @@ class Attachments:
             ttl = opened.ttl_s if opened.ttl_s is not None else self._default_ttl
             self._ttl = min(ttl, self._ttl_max)
             self.asked_ttl = self._ttl if opened.ttl_s is not None else None
-        kept = self._kept if self._kept is not None and self.asked_ttl is None else self._ttl
+        kept = self.kept_s if self.kept_s is not None and self.asked_ttl is None else self._ttl
         state = self._view.opened(message, reply_log, resident, lengths, kept)
         subscriber.out.append(state)
         for branch in list(self._state.branches.values()):

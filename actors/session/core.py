@@ -42,6 +42,7 @@ from ramify.protocol.wire import (
     ClientMessage,
     Credit,
     Op,
+    Persist,
     ServerInfo,
 )
 
@@ -113,6 +114,18 @@ class SessionCore:
             displaceable=displaceable,
         )
         return self.recorder
+
+    def save_from_now(self, persist: Persist, kept_s: float | None) -> None:
+        """The session was not to be saved, and is from now on; what it holds already still is not.
+
+        Call `record` as well.
+        """
+        self.state.persist, self.state.stored = persist, True
+        self._view.stored, self._attachments.kept_s = True, kept_s
+        for branch in self.state.branches.values():
+            branch.persist = branch.persist or "none"
+        for log in self.publisher.reply_logs.values():
+            log.changed = set()
 
     def changes(self, wall: float, *, sync: bool = False, live: bool = True) -> Changes | None:
         """What its store does not have; None: nothing, or there is no store."""
@@ -217,7 +230,7 @@ class SessionCore:
         """A step's tokens for this session's requests, and which of the requests ended."""
         self.publisher.now = now
         for item in message.progress:
-            self.generations.progress(item)
+            self.generations.progress(item, now)
         for finished in message.finished:
             if not self._runner.selects.finished(finished, now):
                 self.generations.finished(finished)

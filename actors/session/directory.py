@@ -321,6 +321,8 @@ class Directory:
                 self._fetch(wanted, [message])
                 return
             number, entry, write = self._find(wanted, opened, message.owner)
+            if write and message.saves and not entry.actor.saves:
+                self._save_from_now(entry)
         try:
             place = (message.place or 0) + 1
             entry.mailbox.tell(Attach(message.socket, opened, message.ops, write, message.size, place))
@@ -348,11 +350,8 @@ class Directory:
 
     def _create(self, message: OpenSession, group: TaskGroup) -> tuple[int, _Entry]:
         """A new session. Raises LimitExceeded, and Overloaded while what it needs cannot be written."""
-        if self._unsaved and message.saves:
-            raise Overloaded(
-                "new sessions cannot be saved now (the server's log says why): try later",
-                retry_ms=FETCH_RETRY_MS,
-            )
+        if message.saves:
+            self._refuse_unsaved()
         if message.displaceable:
             budget = self._holdings.budget(message.owner)
             for session in self._displacement.make_room(message.owner, budget, self._in_use):
@@ -373,6 +372,29 @@ class Directory:
         except BaseException:
             self._holdings.close(message.owner, meter)
             raise
+
+    def _save_from_now(self, entry: _Entry) -> None:
+        """Something is to be kept of a session that nobody was to come back to."""
+        if self._store is None:
+            return
+        self._refuse_unsaved()
+        core = entry.actor.core
+        core.save_from_now(self._persist, self._kept_s)
+        core.record(
+            model=self._model,
+            priority=core.state.limits.priority,
+            created=self._wall(),
+            displaceable=entry.displaceable,
+        )
+        entry.actor.save_with(Saver(core, self._store, self._clock, late=True, wall=self._wall))
+
+    def _refuse_unsaved(self) -> None:
+        """Raises Overloaded while nothing can be written."""
+        if self._unsaved:
+            raise Overloaded(
+                "sessions cannot be saved now (the server's log says why): try later",
+                retry_ms=FETCH_RETRY_MS,
+            )
 
     def _in_use(self, session: str) -> bool:
         return bool(self._entries[session][1].actor.core.sockets)

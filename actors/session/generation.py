@@ -14,6 +14,7 @@ from ramify.actors.session.segments import OutputSegment
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import Finished
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
+from ramify.protocol.saved import SavedRun
 from ramify.protocol.wire import Generate, Hit, TokenLogprob, Usage
 
 
@@ -47,6 +48,8 @@ class GenerationState:
         self.chat = chat
         self.opened = opened  # where what it was made to begin with stands, if anything
         self.arrived = now
+        self.began = now  # later than it arrived, where an earlier server had begun it
+        self.resumed = False  # and its first tokens came from there
         self.request = 0
         self.before = 0  # output tokens of earlier requests (a pause)
         self.stopping = False  # a stop string matched: the request is being cut there
@@ -56,7 +59,8 @@ class GenerationState:
         self.expired = False  # its deadline has passed
         self.exhausted = False  # the session has no more memory: it is being cut here
         self.first: Finished | None = None  # of the first request: prompt, cached, computed
-        self.first_token = 0.0
+        self._scheduled = False  # `first_token` is the scheduler's time, not that of its message
+        self.first_token = 0.0  # when it came; 0: it has not, or nobody knows
         self.held: Held | None = None  # what it has to be
         self.compiling = False  # its request waits for its constraint
         self.notes: list[str] = []  # on its constraint
@@ -127,7 +131,11 @@ class GenerationState:
             del self.segment.logprobs[count:]
 
     def usage(self, finished: Finished, output: int) -> Usage:
-        """What it cost. Times run from the op's arrival; `cached` is what the first request found."""
+        """What it cost. Times run from the op's arrival; `cached` is what the first request found.
+
+        Of an answer that an earlier server began, the time to the first token is what it was there, and
+        the queue is that of this server.
+        """
         first = self.first or finished
         started = first.started or finished.ended
         return Usage(
@@ -137,8 +145,8 @@ class GenerationState:
             output=output,
             forced=min(self.forced, output),
             hit=Hit(gpu=first.cached),
-            queue_ms=round(max(0.0, started - self.arrived) * 1e3, 3),
-            ttft_ms=round((self.first_token - self.arrived) * 1e3, 3) if self.first_token else None,
+            queue_ms=round(max(0.0, started - self.began) * 1e3, 3),
+            ttft_ms=None if (ttft := self.ttft) is None else round(ttft * 1e3, 3),
             total_ms=round((finished.ended - self.arrived) * 1e3, 3),
             accepted=min(self.accepted, output),
         )
@@ -149,5 +157,19 @@ class GenerationState:
         self.accepted += finished.accepted
         if self.first is None or not self.first.computed:  # paused before it ran
             self.first = finished
-        if not self.first_token:
+        if not self.resumed and finished.first_token and not self._scheduled:
+            self._scheduled = True
             self.first_token = finished.first_token
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from the op's arrival to its first token, if it has one."""
+        return self.first_token - self.arrived if self.first_token else None
+
+    def resume(self, now: float, run: SavedRun) -> None:
+        """An earlier server has begun it, and had its first token."""
+        self.resumed, self.began = True, now
+        if run.ttft is not None:
+            self.first_token = self.arrived + run.ttft
+        self.forced, self.accepted = run.forced, run.accepted
+        self.logprob_sum, self.logprob_count = run.logprob, run.scored

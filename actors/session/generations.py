@@ -151,13 +151,13 @@ class Generations:
             generation.notes = ["with `ignore_eos`, calls are not held to the tools' schemas"]
         branch.segments.append(segment)
         self._by_task[id(task)] = generation
-        if task.resumed is not None and self._resume(generation, task, task.resumed):
+        if task.resumed is not None and self._resume(generation, task, task.resumed, now):
             return
         away = self._paused.get(task.frame.client)
         (self._ready if away is None else away)[id(task)] = generation, task
         self.submit_ready()
 
-    def _resume(self, generation: GenerationState, task: Task, resumed: Resumed) -> bool:
+    def _resume(self, generation: GenerationState, task: Task, resumed: Resumed, now: float) -> bool:
         """Go on where an earlier server was. True if it had come to its end, which is told now.
 
         Where the output would begin elsewhere (another template), it is made anew.
@@ -172,12 +172,11 @@ class Generations:
         segment.logprobs = before.logprobs
         if before.logprobs is not None:
             segment.grow(LOGPROB * sum(1 + len(each.top) for each in before.logprobs))
-        generation.forced, generation.accepted = run.forced, run.accepted
-        generation.logprob_sum, generation.logprob_count = run.logprob, run.scored
+        generation.resume(now, run)
         if not generation.decided and generation.remaining > 0:
             return False
         reason: EndedHere = "stop" if generation.decided else "length"
-        self._close(generation, task, _ended_here(generation, task.arrived, reason=reason))
+        self._close(generation, task, _ended_here(generation, now, reason=reason))
         return True
 
     def _check(self, branch: Branch, op: Generate) -> None:
@@ -308,12 +307,14 @@ class Generations:
 
     # --- while it runs ---------------------------------------------------------------------
 
-    def progress(self, item: Progress) -> None:
+    def progress(self, item: Progress, now: float) -> None:
         """New tokens of a request."""
         entry = self._by_request.get(item.request)
         if entry is None:
             return
         generation = entry[0]
+        if not generation.first_token and not generation.resumed:
+            generation.first_token = now
         if generation.push(unpack(item.tokens), item.logprobs):
             assert generation.text.stopped is not None
             keep = generation.text.stopped.keep_tokens - generation.before

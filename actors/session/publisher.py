@@ -44,7 +44,12 @@ class Publisher:
 
         `write`: False where a viewer asked. `children`: the branches that the op made.
         """
-        self.reply_log(client, write).record(ident, message if again is None else again, keep=keep)
+        self.reply_log(client, write).record(
+            ident,
+            message if again is None else again,
+            keep=keep,
+            saved=branch is None or branch.persist != "none",
+        )
         for subscriber in self.subscribers.values():
             if subscriber.client == client and subscriber.write == write:
                 subscriber.reply(branch, message, children)

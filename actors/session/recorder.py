@@ -20,6 +20,7 @@ from ramify.actors.session.reply_log import ReplyLog
 from ramify.actors.session.segments import InputSegment, OutputSegment
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import FrameRun, Task
+from ramify.protocol.errors import RamifyError
 from ramify.protocol.plan import pack
 from ramify.protocol.sampling import TokenLogprobs
 from ramify.protocol.saved import (
@@ -28,6 +29,7 @@ from ramify.protocol.saved import (
     Changes,
     SavedBranch,
     SavedClient,
+    SavedError,
     SavedFrame,
     SavedHead,
     SavedInput,
@@ -263,14 +265,14 @@ class Recorder:
 
     def _waits(
         self, now: float, wall: float
-    ) -> tuple[list[SavedWait], dict[int, dict[str, tuple[str, str] | None]]]:
+    ) -> tuple[list[SavedWait], dict[int, dict[str, SavedError | None]]]:
         left: dict[int, list[Task]] = {}
-        for task in self._runner.tasks():
+        for task in self._tasks():
             left.setdefault(id(task.op), []).append(task)
         before, self._ops = self._ops, {}
         frames, self._frames = self._frames, {}
         waits: list[SavedWait] = []
-        failed: dict[int, dict[str, tuple[str, str] | None]] = {}
+        failed: dict[int, dict[str, SavedError | None]] = {}
         for tasks in left.values():
             first = tasks[0]
             frame = self._frames.get(id(first.frame)) or frames.get(id(first.frame))
@@ -281,7 +283,7 @@ class Recorder:
             self._frames[id(first.frame)] = frame
             if first.frame.failed:
                 failed[frame[0]] = {
-                    name: None if error is None else (error.code, error.message)
+                    name: None if error is None else saved_error(error)
                     for name, error in first.frame.failed.items()
                 }
             known = before.get(id(first.op))
@@ -296,6 +298,14 @@ class Recorder:
         self._drop += [f"o{number}" for key, (number, _) in before.items() if key not in self._ops]
         self._drop += [f"f{number}" for key, (number, _) in frames.items() if key not in self._frames]
         return waits, failed
+
+    def _tasks(self) -> Iterator[Task]:
+        """Those that are not done, but on branches that are not saved."""
+        branches = self._state.branches
+        for task in self._runner.tasks():
+            branch = branches.get(task.branch or "")
+            if branch is None or (branch.persist or self._state.persist) != "none":
+                yield task
 
     @staticmethod
     def _run(task: Task, generations: Generations) -> Iterator[SavedRun]:
@@ -313,12 +323,13 @@ class Recorder:
             accepted=generation.accepted,
             logprob=generation.logprob_sum,
             scored=generation.logprob_count,
+            ttft=generation.ttft,
         )
 
     # --- replies ---------------------------------------------------------------------------------
 
     def _clients(self, waits: list[SavedWait]) -> list[SavedClient]:
-        due = {(task.frame.client, task.op.id) for task in self._runner.tasks()}
+        due = {(task.frame.client, task.op.id) for task in self._tasks()}
         clients: list[SavedClient] = []
         logs = self._publisher.reply_logs
         for client, log in logs.items():
@@ -347,6 +358,11 @@ class Recorder:
 def reply_key(client: str, ident: int) -> str:
     """The item with the replies to an op."""
     return f"r{ident}:{client}"
+
+
+def saved_error(error: RamifyError) -> SavedError:
+    """What `replies.error_of` makes an error of again."""
+    return SavedError(error.code, error.message, error.retry_ms, error.details)
 
 
 def saved_segment(link: Link) -> SavedInput | SavedOutput:

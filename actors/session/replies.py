@@ -8,11 +8,14 @@ from ramify.protocol.errors import (
     Forbidden,
     LimitExceeded,
     NoBranch,
+    NoSession,
     Overloaded,
     RamifyError,
     TooLong,
+    Unauthorized,
     Unsupported,
 )
+from ramify.protocol.saved import SavedError
 from ramify.protocol.wire import ClientMessage, Error, Op
 
 
@@ -46,17 +49,21 @@ _KINDS: dict[str, type[RamifyError]] = {
         Forbidden,
         LimitExceeded,
         NoBranch,
+        NoSession,
         Overloaded,
         Skipped,
         TooLong,
+        Unauthorized,
         Unsupported,
     )
 }
 
 
-def error_of(code: str, message: str) -> RamifyError:
-    """The error with this code; `internal` for one that no op fails with."""
-    return _KINDS.get(code, RamifyError)(message)
+def error_of(saved: SavedError) -> RamifyError:
+    """The error that was saved; `internal` where this version does not know its code."""
+    error = _KINDS.get(saved.code, RamifyError)(saved.message)
+    error.details, error.retry_ms = saved.details, saved.retry_ms
+    return error
 
 
 def bare(error: RamifyError) -> RamifyError:

@@ -87,12 +87,14 @@ class ReplyLog:
         """Whether terminal replies of this op are still to come."""
         return ident in self._pending
 
-    def record(self, ident: int, message: ServerMessage, *, keep: bool = True) -> None:
-        """A terminal reply is sent. `keep`: to be sent again."""
+    def record(
+        self, ident: int, message: ServerMessage, *, keep: bool = True, saved: bool = True
+    ) -> None:
+        """A terminal reply is sent. `keep`: to be sent again; `saved`: also by a later server."""
         if keep:
             self.replies.setdefault(ident, []).append(message)
             self._hold(reply_bytes(message))
-            if self.changed is not None:
+            if self.changed is not None and saved:
                 self.changed.add(ident)
         left = self._pending.get(ident, 1) - 1
         if left > 0:

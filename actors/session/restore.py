@@ -241,7 +241,7 @@ class _Restoring:
         tools = Toolbox(saved.opened.tools)
         frame = FrameRun(saved.opened, lambda: tools)
         for name, told in self._head.failed.get(number, {}).items():
-            frame.failed[name] = None if told is None else error_of(*told)
+            frame.failed[name] = None if told is None else error_of(told)
         return frame
 
 

@@ -25,7 +25,10 @@ RETRY_MS = 2000  # when an `open` may be tried again
 
 
 class Saver:
-    """Of one session. `stored`: the store has something of it. `wall`: seconds since 1970."""
+    """Of one session. `stored`: the store has something of it. `wall`: seconds since 1970.
+
+    `late`: the session has been there without a saver.
+    """
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class Saver:
         clock: Clock,
         *,
         stored: bool = False,
+        late: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._core = core
@@ -50,7 +54,8 @@ class Saver:
         self._due: float | None = None  # when what has changed is saved, if anything has
         self._leaving = False
         self._failing = False  # `_sync` could not be written, and is tried again
-        self._unheard = not stored  # nobody has heard of the session yet
+        self._unheard = not stored and not late  # nobody has heard of the session yet
+        self._late = late  # and nothing of it was saved yet
 
     # --- what sockets may hear -------------------------------------------------------------------
 
@@ -87,6 +92,8 @@ class Saver:
             self._covered.pop(socket, None)
             self._core.state.out.refused.append((socket, error_message(error)))
             self._core.detached(socket, self._clock.now())
+        if self._late:  # those who were here before wait for nothing
+            self._covered = {}
         if self._unheard and self._core.ended is None:
             self._core.ended = "unsaved"
 
@@ -94,6 +101,8 @@ class Saver:
     def holds(self) -> bool:
         """Whether sockets hear only what is `ready`. A session that is over tells the rest."""
         if self._core.ended is not None and not self._leaving:
+            return False
+        if self._late and self._failing:
             return False
         return self._sync is not None or bool(self._ready)
 
@@ -115,7 +124,7 @@ class Saver:
             self._lazy = None
         if ticket == self._sync:
             self._sync = None
-            self._failing = self._unheard = False
+            self._failing = self._unheard = self._late = False
             here = self._core.publisher.subscribers
             self._ready = {s: count for s, count in self._covered.items() if count and s in here}
             self._covered = {}

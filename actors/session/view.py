@@ -30,7 +30,7 @@ class View:
         self._state = state
         self._generations = generations
         self._server = server
-        self._stored = stored
+        self.stored = stored
 
     def lengths(self) -> dict[Branch, int]:
         """Tokens of each branch that have KV for its next turn, unless they were evicted.
@@ -70,7 +70,7 @@ class View:
             meta=state.meta,
             ttl_s=ttl_s,
             lost=state.lost(message.open.revision),
-            persist=state.persist if self._stored else None,
+            persist=state.persist if self.stored else None,
         )
 
     def tree(self, op: Tree, reply_log: ReplyLog, branches: list[Branch], resident: list[int]) -> State:

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from ramify.actors.session.saver import LAZY_SECONDS
@@ -133,6 +134,58 @@ async def test_requests_that_nobody_comes_back_to_are_not_saved(
             assert await saved() == 0
         await client.responses.create(**settings)
         assert await saved() == 1
+
+
+async def said(connection: Any) -> Any:
+    """The response that a lane says next."""
+    async for event in connection:
+        assert event.type not in ("error", "response.failed"), event
+        if event.type in ("response.completed", "response.incomplete"):
+            return event.response
+    raise AssertionError("the socket was closed")
+
+
+async def test_a_stored_response_behind_one_that_is_not(
+    serving: Any, placement: dict[str, Any], openai_of: Any, tmp_path: Path
+) -> None:
+    """It is saved, and with it what it continues; another one that is not stored is not, at any time."""
+    path = tmp_path / "s.db"
+
+    def texts() -> bytes:
+        store = SqliteStore(path, read_only=True)
+        try:
+            items = [store.read(each.session) for each in store.kept()]
+        finally:
+            store.close()
+        return b"".join(b"".join(each.values()) for each in items)
+
+    kept: dict[str, Any] = {**placement, "server": {"store": path}}
+    async with serving(**kept) as served, openai_of(served) as (client, model):
+        settings = {"model": model, "max_output_tokens": 3, "temperature": 0}
+        async with client.responses.connect() as connection:
+            await connection.response.create(**settings, input="first", store=False)
+            first = await said(connection)
+            await connection.response.create(**settings, input="second", previous_response_id=first.id)
+            second = await said(connection)
+            behind = {"previous_response_id": second.id, "store": False}
+            await connection.response.create(**settings, input="secret", **behind)
+            third = await said(connection)
+            await asyncio.sleep(2 * LAZY_SECONDS)
+            assert b"second" in await asyncio.to_thread(texts)
+            assert b"secret" not in await asyncio.to_thread(texts)
+            await client.responses.create(**settings, input="secret", **behind)
+            await asyncio.sleep(2 * LAZY_SECONDS)
+        assert b"secret" not in await asyncio.to_thread(texts)
+        prompt = (await client.responses.input_items.list(second.id)).data
+    async with serving(**kept) as served, openai_of(served) as (client, model):
+        again = await client.responses.retrieve(second.id)
+        assert again.output_text == second.output_text
+        assert (await client.responses.input_items.list(second.id)).data == prompt
+        more = await client.responses.create(**settings, input="on", previous_response_id=second.id)
+        assert more.usage.input_tokens > second.usage.total_tokens
+        for gone in (first, third):
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(gone.id)
 
 
 async def test_two_servers_on_one_store(serving: Any, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from ramify.protocol.wire import (
 )
 
 # ids of the ops, which increase
-FORK, APPEND, BEGIN, WARM, GENERATE, COOL, KEEP, KEEP_LESS, FORGET = 1, 2, 3, 4, 5, 6, 7, 8, 9
+FORK, HIDE, APPEND, BEGIN, WARM, GENERATE, COOL, KEEP, KEEP_LESS, FORGET = range(1, 11)
 META = "response"  # the key under which a branch's `meta` holds the object
 INPUT = "input"  # and the items that it answered, if both have room
 KEPT = Limits().meta_bytes
@@ -156,9 +156,9 @@ class ResponseDialogue:
                     return self._fails(out, failure)
                 case Done() if message.branch == self._says:
                     out.append(self._ended(message))
-                case Error(id=7, code="limit") if self._kept_input:  # KEEP: no room for both
+                case Error(id=8, code="limit") if self._kept_input:  # KEEP: no room for both
                     self._more.append(self._keep(KEEP_LESS, *self._kept, with_input=False))
-                case Ok(id=3 | 7 | 8) | Error(id=3 | 7 | 8):  # BEGIN, KEEP, KEEP_LESS
+                case Ok(id=4 | 8 | 9) | Error(id=4 | 8 | 9):  # BEGIN, KEEP, KEEP_LESS
                     self._lost = self._lost or isinstance(message, Error)
                     if message.id != BEGIN:
                         return self._complete(out)
@@ -209,6 +209,8 @@ class ResponseDialogue:
             given["top_p"] = max(request.top_p, 1e-20)
         self._instructions = previous.instructions if previous else checksum(request.instructions)
         ops: list[ClientMessage] = [opened, Fork(id=FORK, branch=from_, as_=[branch])]
+        if previous is not None and not request.stores:  # its session may be one that is saved
+            ops.append(Set(id=HIDE, branch=branch, persist="none"))
         if messages := request.messages(instructed=instructed):
             ops.append(Append(id=APPEND, branch=branch, messages=messages))
         if not request.generates:

@@ -2,7 +2,9 @@
 
 import gc
 import weakref
+from typing import get_args
 
+import msgspec
 import pytest
 
 from ramify.actors.session.replies import (
@@ -14,8 +16,9 @@ from ramify.actors.session.replies import (
     error_of,
     refusals,
 )
-from ramify.protocol.errors import BadRequest, NoBranch, Overloaded, RamifyError, TooLong
-from ramify.protocol.wire import Append, Credit, Drop
+from ramify.protocol.errors import BadRequest, Code, Overloaded, RamifyError
+from ramify.protocol.saved import SavedError
+from ramify.protocol.wire import Append, Credit, Drop, Error
 
 
 def test_an_error_is_told_with_all_that_it_knows() -> None:
@@ -64,11 +67,16 @@ def test_an_error_that_is_kept_holds_nothing_of_where_it_came_from() -> None:
     assert (kept[0].__traceback__, kept[0].__cause__, kept[0].__context__) == (None, None, None)
 
 
-@pytest.mark.parametrize("kind", [BadRequest, Cancelled, DeadlinePassed, NoBranch, Skipped, TooLong])
-def test_an_error_is_known_by_its_code(kind: type[RamifyError]) -> None:
-    found = error_of(kind.code, "why")
-    assert (type(found), found.message) == (kind, "why")
+@pytest.mark.parametrize("code", get_args(Code))
+def test_a_saved_error_is_what_it_was(code: str) -> None:
+    found = error_of(SavedError(code, "why", 5, {"max": 3}))
+    assert error_message(found) == Error(code=code, message="why", retry_ms=5, details={"max": 3})  # type: ignore[arg-type]
 
 
-def test_a_code_that_no_op_fails_with() -> None:
-    assert error_of("unheard", "why").code == "internal"
+def test_a_code_that_this_version_does_not_know() -> None:
+    assert error_of(SavedError("unheard", "why")).code == "internal"
+
+
+def test_an_error_saved_by_the_version_before() -> None:
+    saved = msgspec.msgpack.decode(msgspec.msgpack.encode(("limit", "why")), type=SavedError)
+    assert saved == SavedError("limit", "why")

@@ -120,6 +120,30 @@ def test_a_generation_goes_on_where_it_was(sim_class: Any, tokenizer: Tokenizer,
     assert again.usage.output == done.usage.output
 
 
+def test_an_outage_is_no_time_to_the_first_token(sim_class: Any, tokenizer: Tokenizer) -> None:
+    engine = sim_class(tokenizer, stored=True)
+    client = engine.session()
+    client.send(
+        w.Append(id=client.id(), text="one two three"),
+        w.Generate(id=client.id(), max_tokens=30, temperature=0, ignore_eos=True),
+    )
+    main = engine.cores[1].state.branches["main"]
+    while len(main.segments) < 2 or not main.segments[-1].tokens:
+        engine.pump(1)
+    engine.save(1)
+    for _ in range(2):  # and once more, before it has gone on
+        engine.now += 60.0
+        engine.crash()
+        engine.save(1)
+    client.connect()
+    engine.pump()
+    usage = client.replies[2][0].usage
+    assert usage.output == 30
+    assert usage.ttft_ms < 1000
+    assert usage.queue_ms < 1000
+    assert usage.total_ms > 120_000
+
+
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(seed=st.integers(0, 2**32), sync=st.booleans())
 def test_random_sessions_and_crashes(
