@@ -16,7 +16,7 @@ const COPIED = ["index.html", "game24.html", "icon.svg"];
 /** What the page loads; what only some answers need (highlighting, formulas) comes in chunks of its own. */
 const page = {
   absWorkingDir: HERE,
-  entryPoints: { chat: "src/chat.jsx", game24: "src/game24.jsx", style: "src/chat.css", markdown: "src/render/answer.js" },
+  entryPoints: { chat: "src/chat.jsx", game24: "src/game24.jsx", style: "src/chat.css", markdown: "src/render/answer.js", validate: "src/validate.js" },
   outdir: SITE,
   bundle: true,
   splitting: true,

@@ -1,19 +1,9 @@
 /** Branches: drafts side by side, keep, merge, judge; the tree and its keys; the palette; nobody is shut out. */
 
 import assert from "node:assert/strict";
-import { readFile } from "node:fs/promises";
-import { fileURLToPath } from "node:url";
-import { answers, best, last, scene, send, settled, streaming } from "./harness.mjs";
+import { answers, best, findings, last, scene, send, settled, streaming } from "./harness.mjs";
 
 const LONG_TASK_MS = 100; // 50 on a machine of its own; that of a test has others at work
-const axe = await readFile(fileURLToPath(new URL("../../../clients/web/page/node_modules/axe-core/axe.min.js", import.meta.url)), "utf8");
-
-/** What axe finds wrong with what is shown. */
-async function findings(page) {
-  await page.evaluate(axe);
-  const { violations } = await page.evaluate(() => globalThis.axe.run());
-  return violations.map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html.slice(0, 160)).join(" | ")}`);
-}
 
 scene("drafts stream side by side; one is kept, the others stay", async (page) => {
   await send(page, "A draft", { count: 3 });
@@ -116,22 +106,6 @@ scene("the palette finds commands and chats", async (page) => {
   await page.keyboard.press("Enter");
   await page.waitForFunction(() => document.querySelector(".bubble")?.textContent === "about foxes");
 }, { settings: { max_tokens: 10 } });
-
-scene("answers in a format, with a file attached", async (page) => {
-  await page.getByRole("button", { name: "Answer format" }).click();
-  await page.getByRole("textbox", { name: "JSON schema" }).fill("{");
-  await page.getByText(/This is no JSON/).waitFor();
-  await page.getByRole("textbox", { name: "JSON schema" }).fill(JSON.stringify({ type: "object", properties: { n: { enum: [1, 2] } }, required: ["n"] }));
-  await page.getByRole("button", { name: "Done" }).click();
-  await page.getByLabel("Files to attach").setInputFiles({ name: "notes.txt", mimeType: "text/plain", buffer: Buffer.from("three ``` ticks") });
-  await page.getByLabel("Files to attach").setInputFiles({ name: "picture.png", mimeType: "image/png", buffer: Buffer.from([0x89, 0, 0xff]) });
-  await page.getByText(/is no text file/).waitFor();
-  await send(page, "How many?");
-  await settled(page);
-  assert.ok([1, 2].includes(JSON.parse(await page.locator(".answer pre").textContent()).n));
-  await page.getByText(/^Valid:/).waitFor();
-  assert.equal(await page.locator(".file summary").textContent(), "notes.txt 15 characters");
-});
 
 scene("nobody is shut out: axe finds nothing, on any screen", async (page) => {
   assert.deepEqual(await findings(page), []);

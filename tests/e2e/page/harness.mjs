@@ -4,7 +4,9 @@
  */
 
 import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
 import { after, test } from "node:test";
+import { fileURLToPath } from "node:url";
 import { chromium } from "../../../clients/web/page/node_modules/playwright-core/index.mjs";
 
 export const URL_OF_SERVER = process.argv[2];
@@ -83,4 +85,13 @@ export async function again(page) {
   await page.getByRole("button", { name: /^Retry/ }).last().click();
   await page.waitForFunction(() => document.querySelector(".writing"));
   await settled(page);
+}
+
+const axe = await readFile(fileURLToPath(new URL("../../../clients/web/page/node_modules/axe-core/axe.min.js", import.meta.url)), "utf8");
+
+/** What axe finds wrong with what is shown. */
+export async function findings(page) {
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => globalThis.axe.run());
+  return violations.map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html.slice(0, 160)).join(" | ")}`);
 }

@@ -231,7 +231,7 @@ export class Chat {
       const branches = count === 1 && !used ? [this.#reach(message)] : this.#fork(message, count);
       const made = this.#session.generate({ ...options, branch: branches });
       const answers = made.map((_, i) => this.tree.add({
-        parent: message.id, role: "assistant", text: "", state: "running", ...(options.constraint?.json_schema && { json: true }), place: { epoch: this.record.epoch, branch: branches[i] },
+        parent: message.id, role: "assistant", text: "", state: "running", ...(options.constraint?.json_schema && { json: true, schema: options.constraint.json_schema }), place: { epoch: this.record.epoch, branch: branches[i] },
       }));
       if (count > 1) this.tree.choose(answers[0]);
       this.#touch([message, ...answers], 0);
@@ -245,6 +245,13 @@ export class Chat {
   }
 
   retry(answer, more) { return this.answer(this.tree.parent(answer), more); }
+
+  /** A JSON answer as a person has corrected it: a sibling, which the model takes for its own words when the chat goes on. */
+  correct(answer, text) {
+    const message = this.tree.add({ parent: answer.parent, role: "assistant", text, json: true, schema: answer.schema, corrected: true });
+    this.#touch([message, this.tree.parent(message)], 0);
+    this.#changed();
+  }
 
   /** Go on with an answer that was cut: its text grows. */
   async goOn(answer, { options = {} } = {}) {

@@ -18,7 +18,7 @@ export const FIELDS = [
   { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, hint: "0: none" },
 ];
 
-const DEFAULTS = { system: "", tools: "", theme: "system", ahead: false, count: 1, format: "", stop: "" };
+const DEFAULTS = { system: "", tools: "", theme: "system", ahead: false, count: 1, format: "", form: false, stop: "" };
 
 function kept() {
   try {

@@ -1,9 +1,11 @@
 /** Chats as files: JSON that can be imported again, and Markdown to read. Pure. */
 
+import { isObject } from "./form.js";
 import { Tree, contentOf, unique } from "./tree.js";
 
 const FORMAT = "ramify chats 1";
 const MOST_BYTES = 64 << 20;
+const MOST_SCHEMA = 256 << 10; // characters
 const ROLES = ["user", "assistant", "tool"];
 
 /** @param {{record: object, messages: object[]}[]} chats */
@@ -44,7 +46,7 @@ function imported(chat, i) {
   return { record, messages };
 }
 
-function fields({ role, text, created, system, files, calls, results, usage, reason, thoughtMs, merged, json }) {
+function fields({ role, text, created, system, files, calls, results, usage, reason, thoughtMs, merged, json, schema, corrected }) {
   const known = { role, text, created: Number(created) || 0, reason, thoughtMs: Number(thoughtMs) || undefined };
   if (typeof system === "string") known.system = system;
   if (Array.isArray(files)) known.files = files.map(({ name, text: body }) => ({ name: String(name), text: String(body) }));
@@ -53,6 +55,8 @@ function fields({ role, text, created, system, files, calls, results, usage, rea
   if (usage && typeof usage === "object") known.usage = Object.fromEntries(Object.entries(usage).filter(([, value]) => Number.isFinite(value)));
   if (Array.isArray(merged)) known.merged = [];
   if (json === true) known.json = true;
+  if (json === true && isObject(schema) && JSON.stringify(schema).length <= MOST_SCHEMA) known.schema = schema;
+  if (corrected === true) known.corrected = true;
   return known;
 }
 

@@ -2,7 +2,9 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { login, panels } from "../model/app.js";
+import { initial } from "../model/form.js";
 import { FIELDS, schemaOf, set, settings, toolsOf } from "../model/settings.js";
+import { Field } from "./form.jsx";
 
 const EXAMPLE = JSON.stringify({
   type: "object",
@@ -63,7 +65,7 @@ export function SettingsDialog() {
 
 export function FormatDialog() {
   const { format } = settings.value;
-  const { error } = schemaOf(format);
+  const { error, schema } = schemaOf(format);
   const close = () => { panels.format.value = false; };
   return (
     <Dialog open={panels.format.value} close={close} title="Answer format">
@@ -71,6 +73,12 @@ export function FormatDialog() {
       <label>JSON schema
         <textarea rows={12} class="mono" spellcheck={false} value={format} placeholder={EXAMPLE} aria-invalid={Boolean(error)} onInput={(event) => set({ format: event.target.value })} /></label>
       {error && <p class="failed" role="alert">{error}</p>}
+      {schema && (
+        <details class="preview">
+          <summary>The form that answers will fill in</summary>
+          <fieldset class="data" disabled><Field key={format} schema={schema} root={schema} label="Answer" value={initial(schema, schema)} change={() => {}} /></fieldset>
+        </details>
+      )}
       <div class="buttons">
         {format.trim() ? <button type="button" onClick={() => set({ format: "" })}>Free text</button> : <button type="button" onClick={() => set({ format: EXAMPLE })}>Use the example</button>}
         <button type="button" class="primary" onClick={close}>Done</button>

@@ -70,7 +70,7 @@ export function AnswerMessage({ chat, message, last }) {
   const live = chat.live.get(message.id);
   return (
     <article class="message" aria-label="Answer">
-      <AnswerText chat={chat} message={message} />
+      <AnswerText chat={chat} message={message} correct={chat.watching ? undefined : (text) => chat.correct(message, text)} />
       {message.calls?.map((call, i) => <Call key={i} call={call} />)}
       {message.calls?.length > 0 && last && !live && !chat.watching && <ResultForm chat={chat} message={message} />}
       {message.state === "failed" && <p class="failed" role="alert">No answer: {message.error}</p>}
@@ -194,7 +194,7 @@ export function Stats({ chat, message }) {
 const ENDS = { length: "token limit", cancelled: "stopped", deadline: "out of time", error: "failed", interrupted: "interrupted" };
 
 /** @param {object} message  an answer */
-export function statsOf({ usage, reason }) {
+export function statsOf({ usage, reason, corrected }) {
   const parts = [];
   if (usage) {
     const seconds = (usage.total_ms - (usage.ttft_ms ?? 0)) / 1000;
@@ -204,6 +204,7 @@ export function statsOf({ usage, reason }) {
     parts.push(`${usage.cached} of ${usage.prompt} cached`);
   }
   if (ENDS[reason]) parts.push(ENDS[reason]);
+  if (corrected) parts.push("corrected by you");
   return parts.join(" · ");
 }
 
