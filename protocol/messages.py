@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from ramify.protocol.cluster import ListenKv, UnlistenKv
 from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import Code
 from ramify.protocol.plan import ExecutorDown, StepPlan, StepResult, StopExecutor
@@ -177,6 +178,8 @@ CacheMessage = (
     | DropSessions
     | Inspect
     | Settle
+    | ListenKv
+    | UnlistenKv
 )
 
 # --- scheduler mailbox ------------------------------------------------------------------------

@@ -7,6 +7,7 @@ Does not know what a message does to the tree.
 """
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from ramify.actors.cache.cache import RadixCache
@@ -15,10 +16,14 @@ from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
 from ramify.protocol import messages as m
+from ramify.protocol.cluster import KvEvents, ListenKv, UnlistenKv
 
 
 class CacheActor:
-    """Serves `cache`. With `check_idle`, checks it whenever nothing runs and nothing waits."""
+    """Serves `cache`. With `check_idle`, checks it whenever nothing runs and nothing waits.
+
+    `routers`: who brings `KvEvents` to those that asked for them by `ListenKv`; None: nobody may ask.
+    """
 
     def __init__(
         self,
@@ -26,6 +31,7 @@ class CacheActor:
         cache: RadixCache,
         scheduler: Address[m.Settled],
         sessions: Spread[m.SessionMessage],
+        routers: Address[KvEvents] | None = None,
         *,
         clock: Clock | None = None,
         check_idle: bool = False,
@@ -34,6 +40,7 @@ class CacheActor:
         self.cache = cache
         self._scheduler = scheduler
         self._sessions = sessions
+        self._routers = routers
         self._clock: Clock = clock if clock is not None else MonotonicClock()
         self._check_idle = check_idle
 
@@ -48,8 +55,21 @@ class CacheActor:
             for message in messages:
                 self._handle(message)
             self._sessions.start()
+            if self._routers is not None:
+                await self._announce(self._routers)
             if self._check_idle and not self.cache.runs and not len(self.mailbox):
                 check(self.cache)
+
+    async def _announce(self, routers: Address[KvEvents]) -> None:
+        """Tell what has changed: behind the answers, and in parts if it is much."""
+        while self.cache.pending_news:
+            for event in self.cache.news():
+                routers.tell(event)
+            if not self.cache.pending_news:
+                return
+            await anyio.lowlevel.checkpoint()
+            if len(self.mailbox):  # what waits goes first; the rest follows it
+                return
 
     def _handle(self, message: m.CacheMessage) -> None:
         cache = self.cache
@@ -70,5 +90,11 @@ class CacheActor:
                 cache.drop_branches(message)
             case m.DropSessions():
                 cache.drop_sessions(message)
+            case ListenKv():
+                if self._routers is not None:
+                    for event in cache.listen_kv(message):
+                        self._routers.tell(event)
+            case UnlistenKv():
+                cache.unlisten_kv(message)
             case m.Inspect():
                 self._sessions.put(message.session, cache.inspect(message))

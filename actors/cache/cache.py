@@ -13,12 +13,14 @@ Does not know time (`now` is an argument), sockets, policy, or what a page holds
 import numpy as np
 
 from ramify.actors.cache.allocator import PageAllocator
+from ramify.actors.cache.announcer import Announcer
 from ramify.actors.cache.branches import Branches
 from ramify.actors.cache.node import Node
 from ramify.actors.cache.residency import REACH, Residency
 from ramify.actors.cache.run import Run
 from ramify.actors.cache.tree import RadixTree
 from ramify.protocol import messages as m
+from ramify.protocol.cluster import BLOCK, MOST_LISTENERS, KvEvents, ListenKv, UnlistenKv
 
 
 class UnknownRequest(RuntimeError):
@@ -28,16 +30,17 @@ class UnknownRequest(RuntimeError):
 class RadixCache:
     """`pages` KV pages of `page_size` tokens, and the tokens of every live branch.
 
-    `reach`: see `Residency`.
+    `reach`: see `Residency`. `block`: tokens of a block, see `Announcer`; a multiple of the page size.
     """
 
-    def __init__(self, pages: int, page_size: int = 1, reach: int = REACH) -> None:
+    def __init__(self, pages: int, page_size: int = 1, reach: int = REACH, block: int = BLOCK) -> None:
         self.page_size = page_size
-        self.tree = RadixTree(page_size)
+        self.tree = RadixTree(page_size, block)
         self.allocator = PageAllocator(pages)
         self.residency = Residency(self.tree, self.allocator, reach)
         self.branches = Branches(self.tree, self.residency.victims.reconsider)
         self.runs: dict[int, Run] = {}
+        self._listeners: set[int] = set()
 
     @property
     def total(self) -> int:
@@ -92,6 +95,37 @@ class RadixCache:
             node = self.branches.find(branch)
             resident.append(-1 if node is None else self._resident(node, found))
         return m.Inspected(message.id, resident)
+
+    # --- what is resident, for routers ------------------------------------------------------
+
+    def listen_kv(self, message: ListenKv) -> list[KvEvents]:
+        """A snapshot for a listener; `news` has what follows. Beyond `MOST_LISTENERS`: nothing."""
+        listeners = self._listeners
+        if message.listener not in listeners and len(listeners) >= MOST_LISTENERS:
+            return []
+        if self.residency.announcer is None:
+            self.residency.announcer = Announcer(self.tree)
+        listeners.add(message.listener)
+        return self.residency.announcer.snapshot(message.listener)
+
+    def unlisten_kv(self, message: UnlistenKv) -> None:
+        self._listeners.discard(message.listener)
+        if not self._listeners and self.residency.announcer is not None:
+            self.residency.announcer.close()
+            self.residency.announcer = None
+
+    def news(self) -> list[KvEvents]:
+        """What became resident or cold since the last call, for all that listen.
+
+        A bounded part of it at a time: call it while there is `pending_news`.
+        """
+        announcer = self.residency.announcer
+        return announcer.flush() if announcer is not None and announcer.pending else []
+
+    @property
+    def pending_news(self) -> bool:
+        announcer = self.residency.announcer
+        return announcer is not None and announcer.pending
 
     # --- requests ---------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ramify.actors.cache.allocator import Pages
+from ramify.actors.kit.blocks import Hashes
 
 Tokens = npt.NDArray[np.int32]
 
@@ -29,6 +30,7 @@ class Node:
     __slots__ = (
         "children",
         "end",
+        "hashes",
         "last_use",
         "locks",
         "owner",
@@ -63,6 +65,7 @@ class Node:
         self.until = 0.0  # about when the last of them ends: who goes first among the retained
         self.proven = False  # resident only: somebody sampled from finite logits over this KV
         self.suspect = False  # resident and locked only: a request over this KV was not finite
+        self.hashes: Hashes | None = None  # resident only: what routers were told of it (`Announcer`)
         self.table: bytes | None = None  # page table of [0, end), if kept; only while locked
 
     def __repr__(self) -> str:

@@ -19,6 +19,7 @@ Does not know branches, requests or clocks.
 import numpy as np
 
 from ramify.actors.cache.allocator import PageAllocator, Pages
+from ramify.actors.cache.announcer import Announcer
 from ramify.actors.cache.eviction import Victims, evictable
 from ramify.actors.cache.node import Node
 from ramify.actors.cache.tree import RadixTree
@@ -44,6 +45,7 @@ class Residency:
         self._kept_bytes = 0
         self._reach = reach
         self._uses = 0
+        self.announcer: Announcer | None = None  # where somebody listens to what is resident
 
     @property
     def free(self) -> int:
@@ -202,6 +204,8 @@ class Residency:
         self.private -= len(pages)
         self.evictable += len(pages)
         self.touch(node)
+        if self.announcer is not None:
+            self.announcer.stored(node)
 
     # --- KV that is not finite --------------------------------------------------------------
 
@@ -293,6 +297,8 @@ class Residency:
         node.proven = node.suspect = False
         parent.resident_children -= 1
         parent.last_use = max(parent.last_use, node.last_use)
+        if self.announcer is not None:
+            self.announcer.removed(node)
         if not node.refs and not node.children:
             self.tree.delete(node)
         return pages

@@ -10,15 +10,20 @@ from collections.abc import Iterator
 import numpy as np
 
 from ramify.actors.cache.node import NO_PAGES, NO_TOKENS, Node, Tokens, common_prefix, compact
+from ramify.protocol.cluster import BLOCK
 
 
 class RadixTree:
-    """Nodes by token runs. `page_size` only says how a split divides a node's pages."""
+    """Nodes by token runs.
 
-    def __init__(self, page_size: int = 1) -> None:
+    `page_size` and `block` only say how a split divides a node's pages and hashes.
+    """
+
+    def __init__(self, page_size: int = 1, block: int = BLOCK) -> None:
         if page_size < 1:
             raise ValueError(f"page_size is {page_size}: must be at least 1")
         self.page_size = page_size
+        self.block = block
         self.nodes = 0  # without roots
         self.roots: dict[str, Node] = {}
         self._namespaces: dict[Node, str] = {}
@@ -34,6 +39,10 @@ class RadixTree:
             self.roots[namespace] = node
             self._namespaces[node] = namespace
         return node
+
+    def namespace(self, root: Node) -> str:
+        """The namespace that `root` is the root of."""
+        return self._namespaces[root]
 
     def insert(self, node: Node, tokens: Tokens) -> Node:
         """Append `tokens` at the end of `node`: the node whose end is theirs.
@@ -83,6 +92,10 @@ class RadixTree:
             upper.pages = node.pages[:count]
             upper.resident_children = 1
             node.pages = node.pages[count:]
+        if node.hashes is not None:
+            count = at // self.block - node.start // self.block
+            upper.hashes = node.hashes[:count]
+            node.hashes = node.hashes[count:]
         parent.children[int(upper.tokens[0])] = upper
         node.parent = upper
         node.start = at
@@ -97,7 +110,7 @@ class RadixTree:
         forks grow geometrically towards the root: O(log length) of them, and each token is copied
         O(log length) times. `node` keeps its identity, absorbed nodes are gone.
         """
-        parts, pages = [node.tokens], [node.pages]
+        parts, pages, hashes = [node.tokens], [node.pages], [node.hashes]
         start = node.start
         top = node.parent
         while (
@@ -114,6 +127,7 @@ class RadixTree:
         ):
             parts.append(top.tokens)
             pages.append(top.pages)
+            hashes.append(top.hashes)
             start = top.start
             node.last_use = max(node.last_use, top.last_use)
             node.until = max(node.until, top.until)
@@ -127,6 +141,9 @@ class RadixTree:
         node.tokens = np.concatenate(parts[::-1])
         if node.pages is not None:
             node.pages = np.concatenate([part for part in reversed(pages) if part is not None])
+        told = [part for part in reversed(hashes) if part is not None]  # those of the upper ones
+        if told:
+            node.hashes = np.concatenate(told)
         node.start = start
         node.parent = top
         top.children[int(node.tokens[0])] = node

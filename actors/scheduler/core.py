@@ -30,6 +30,7 @@ from ramify.actors.scheduler.request import (
 )
 from ramify.actors.scheduler.settlements import Settlements
 from ramify.actors.scheduler.targets import Targets, targets_of
+from ramify.protocol.cluster import ReplicaLoad
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import (
@@ -101,6 +102,31 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         return len(self._requests) - len(self._runs)
+
+    def load(self, heard: int = 0) -> ReplicaLoad:
+        """How busy it is, for routers. O(requests): to be asked some times a second, not each step."""
+        queued = decoding = 0
+        for request in self._requests.values():
+            run = request.run
+            if run is None:
+                queued += max(0, request.prompt - request.resident)
+            elif run.computed < run.prompt:
+                queued += run.prompt - run.computed
+            else:
+                decoding += 1
+        size, settlements = self._info.page_size, self._settlements
+        rate, step = self._planner.pace.measured(decoding)
+        return ReplicaLoad(
+            heard=heard,
+            queued=queued,
+            waiting=self.waiting,
+            decoding=decoding,
+            free=settlements.free * size,
+            evictable=(settlements.available - settlements.free) * size,
+            slots=self._info.pages * size,
+            prefill_rate=rate,
+            step_s=step,
+        )
 
     # --- events -------------------------------------------------------------------------------
 

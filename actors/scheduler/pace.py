@@ -119,6 +119,14 @@ class Pace:
             [(variance[i][j] - spread[i] * spread[j] / scale) * keep for j in range(3)] for i in range(3)
         ]
 
+    def measured(self, decodes: int) -> tuple[float, float]:
+        """Prompt tokens a second, and seconds that a step of so many decodes lasts; 0.0: not known."""
+        slope = self._weights[2] * _UNITS[2]
+        return (
+            1 / slope if slope > 1e-12 else 0.0,
+            self._weights[0] + self._weights[1] * decodes * _UNITS[1],
+        )
+
     def beside(self, decodes: int) -> int:
         """Most prompt tokens beside so many decodes."""
         if not self._target:

@@ -34,6 +34,7 @@ class Settlements:
         self._sent: deque[tuple[list[Request], list[Run], dict[int, Commit]]] = deque()
         self.finals = 0  # final commits that wait to be sent
         self.available = info.pages  # free and evictable pages after the last Settled
+        self.free = info.pages  # those that are free
 
     @property
     def outstanding(self) -> int:
@@ -93,6 +94,7 @@ class Settlements:
         if asked != answered:
             raise SchedulerError(f"Settled answers requests {answered}, asked were {asked}")
         self.available = message.free + message.evictable
+        self.free = message.free
         return acquires, grows
 
     def growth(self, run: Run) -> int:

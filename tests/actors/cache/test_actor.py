@@ -1,23 +1,26 @@
 """The shell: replies go where they belong, in order; failures are not swallowed."""
 
 import anyio
+import numpy as np
 import pytest
 
 from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.branches import UnknownBranch
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import IntegrityError
+from ramify.actors.kit.blocks import BlockHasher, seed
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import FanOut, Router
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol import messages as m
+from ramify.protocol.cluster import KvEvents, ListenKv, UnlistenKv
 from ramify.protocol.plan import pack
 
 
 class Wired:
     """A cache actor and the mailboxes around it."""
 
-    def __init__(self, pages: int = 8) -> None:
+    def __init__(self, pages: int = 8, routers: Mailbox[KvEvents] | None = None) -> None:
         self.mailbox: Mailbox[m.CacheMessage] = Mailbox("cache", 100)
         self.scheduler: Mailbox[m.Settled] = Mailbox("scheduler", 100)
         self.session: Mailbox[m.SessionMessage] = Mailbox("session", 100)
@@ -26,7 +29,13 @@ class Wired:
         self.cache = RadixCache(pages)
         self.clock = ManualClock()
         self.actor = CacheActor(
-            self.mailbox, self.cache, self.scheduler, FanOut(sessions), clock=self.clock, check_idle=True
+            self.mailbox,
+            self.cache,
+            self.scheduler,
+            FanOut(sessions),
+            routers,
+            clock=self.clock,
+            check_idle=True,
         )
 
     async def tell(self, *messages: m.CacheMessage) -> None:
@@ -84,3 +93,39 @@ async def test_a_failure_ends_the_actor(what: str) -> None:
     with pytest.raises(ExceptionGroup) as raised:
         await wired.tell(m.OpenBranch(1) if what == "integrity" else m.MoveBranch(1, 0))
     assert raised.value.subgroup(error) is not None
+
+
+async def test_routers_hear_what_is_resident() -> None:
+    routers: Mailbox[KvEvents] = Mailbox("routers", 100)
+    wired = Wired(pages=200, routers=routers)
+    tokens = list(range(130))
+    await wired.tell(
+        *branch(1, tokens),
+        ListenKv(3),
+        m.Settle([], [], [m.Acquire(7, 1, 0)]),
+        m.Settle([m.Commit(7, 130, final=True)], [], []),
+    )
+    hashes = BlockHasher().chain(seed(""), np.array(tokens, dtype=np.int32))
+    assert routers.drain_nowait() == [
+        KvEvents(0, listener=3, reset=True),
+        KvEvents(1, stored=hashes.tobytes()),
+    ]
+
+
+async def test_much_that_is_new_is_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramify.actors.cache.announcer.MOST_TOKENS", 1)
+    routers: Mailbox[KvEvents] = Mailbox("routers", 100)
+    wired = Wired(pages=1000, routers=routers)
+    news: list[m.CacheMessage] = []
+    for number in range(1, 6):
+        news += branch(number, [number] * 64)
+        news.append(m.Settle([], [], [m.Acquire(number, number, 0)]))
+        news.append(m.Settle([m.Commit(number, 64, final=True)], [], []))
+    await wired.tell(*news, ListenKv(3))
+    assert [event.seq for event in routers.drain_nowait()] == [0, 1, 2, 3, 4, 5]
+
+
+async def test_without_routers_nobody_listens() -> None:
+    wired = Wired()
+    await wired.tell(*branch(1, [1]), ListenKv(1), UnlistenKv(1))
+    assert wired.cache.residency.announcer is None

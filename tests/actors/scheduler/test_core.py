@@ -596,3 +596,20 @@ def test_a_constraint_that_is_stuck_ends_its_request_with_the_reason(world, expe
     assert "no way on" in finished.message
     assert w.output[ident(2)] == expected([4, 5], 0, 4)
     w.check_idle()
+
+
+def test_load_says_what_is_not_computed_yet(world):
+    """For routers: prompt tokens of all requests, minus what is computed or was found; page counts."""
+    w = world()
+    w.turn(w.submit())
+    before = w.core.load(heard=7)
+    assert (before.heard, before.queued, before.waiting, before.decoding) == (7, 3, 1, 0)
+    w.settled()
+    assert w.core.load().queued == 3
+    w.result()
+    during = w.core.load()
+    assert (during.queued, during.decoding) == (0, 1)
+    w.run()
+    after = w.core.load()
+    assert (after.queued, after.waiting, after.decoding) == (0, 0, 0)
+    assert after.free + after.evictable == after.slots > 0

@@ -426,3 +426,13 @@ def test_a_cpus_steps_grow_by_half_or_to_twice():
         exact(pace, Device())
         pace._full = 200
         assert pace.alone(True) == alone
+
+
+def test_what_routers_are_told_of_the_pace():
+    pace = make()
+    assert pace.measured(10) == (0.0, 0.0)
+    device = Device()
+    serve(pace, device, 200)
+    rate, step = pace.measured(64)
+    assert 1 / rate == pytest.approx(device.prompt, rel=0.1)
+    assert step == pytest.approx(device.base + 64 * device.decode, rel=0.1)

@@ -1,0 +1,68 @@
+"""What a replica tells the routers of a cluster: which blocks have KV there, and how busy it is.
+
+A *block* is `BLOCK` tokens of a branch, at positions that are multiples of it. Its hash stands for
+all tokens from the branch's start to the block's end, and the namespace (`actors/kit/blocks.py`), so
+equal hashes mean a shared prefix. Routers guess by these messages where a session's tokens are
+computed soonest; nothing that a session is told depends on them.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+BLOCK = 64  # tokens
+MOST_HASHES = 8192  # in one message: 64 KiB
+MOST_LISTENERS = 256
+
+Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * MOST_HASHES)]  # uint64, as they lie in memory
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+Rate = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+Listener = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+
+
+class KvEvents(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Blocks that a replica's cache has KV of no longer, then those that it has now.
+
+    `listener` 0: for everybody who listens. They are numbered by `seq`, without gaps: who misses one
+    asks for a snapshot by `ListenKv`. Otherwise a part of the snapshot for that listener, as of
+    `seq`: `stored` is added, and the first part (`reset`) replaces all that was known before.
+    """
+
+    seq: Count
+    stored: Hashes = b""
+    removed: Hashes = b""
+    listener: Count = 0
+    reset: bool = False
+
+
+class ListenKv(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """To the cache: `listener` wants `KvEvents` from now on, or missed some. It gets a snapshot."""
+
+    listener: Listener
+
+
+class UnlistenKv(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """To the cache: `listener` wants no more. Unknown listeners are no error."""
+
+    listener: Listener
+
+
+class ReplicaLoad(msgspec.Struct, tag=True, array_like=True, frozen=True, kw_only=True):
+    """How busy a replica is, told some times a second.
+
+    `heard`: how many requests of this listener it has taken so far (`ReplicaRouter.sent` counts them).
+    `queued`: prompt tokens of all its requests that are not computed yet. `decoding`: its requests
+    that decode. `free`, `evictable`, `slots`: token slots of its KV pool. `prefill_rate`: prompt
+    tokens a second, as it has measured; 0.0: not known yet. `step_s`: seconds of a step of decodes.
+    """
+
+    heard: Count = 0
+    queued: Count = 0
+    waiting: Count = 0
+    decoding: Count = 0
+    free: Count = 0
+    evictable: Count = 0
+    slots: Count = 0
+    prefill_rate: Rate = 0.0
+    step_s: Seconds = 0.0
