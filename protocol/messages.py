@@ -489,6 +489,15 @@ class NotSaved(Base, frozen=True):
     ticket: int
 
 
+class Moved(Base, frozen=True):
+    """Another server has the session, or wants it: it leaves the memory, and clients come back there.
+
+    `taken`: the other one has it, and nothing can be saved any more; else it waits for the last save.
+    """
+
+    taken: bool
+
+
 SessionMessage = (
     Attach
     | Frame
@@ -502,6 +511,7 @@ SessionMessage = (
     | Lost
     | Saved
     | NotSaved
+    | Moved
     | Tick
 )
 
@@ -533,12 +543,15 @@ class OpenSession(Base, frozen=True):
 class Fetched(Base, frozen=True):
     """The answer to `Fetch`. `items`: empty if the store has no such session.
 
-    `error`: why nobody knows; then it may be asked for again.
+    `error`: why nobody knows; then it may be asked for again. `fence`: the session is this server's from
+    now on, and saves carry it; 0: it was only looked at. `held`: another server has it, and keeps it.
     """
 
     session: str
     items: dict[str, bytes]
     error: str | None = None
+    fence: int = 0
+    held: bool = False
 
 
 class Waiting(Base, frozen=True):
@@ -553,14 +566,22 @@ class Saving(Base, frozen=True):
     error: str | None
 
 
-DirectoryMessage = OpenSession | Shutdown | Fetched | Waiting | Saving
+class Wanted(Base, frozen=True):
+    """Other servers wait for these sessions, which the store says this one has."""
+
+    sessions: list[str]
+
+
+DirectoryMessage = OpenSession | Shutdown | Fetched | Waiting | Saving | Wanted
 
 # --- store mailbox ------------------------------------------------------------------------------
 
 
 class Save(Base, frozen=True):
-    """Write `changes`. Answered by `Saved` to `session` once they are on the disk, if it is not 0; by
-    `NotSaved` before that, once they could not be written."""
+    """Write `changes`. Answered to `session`, if it is not 0: by `Saved` once they are on the disk, by
+    `Moved` if another server has taken the session and nothing was written; by `NotSaved` before that,
+    once they could not be written.
+    """
 
     session: int
     ticket: int
@@ -568,18 +589,30 @@ class Save(Base, frozen=True):
 
 
 class Fetch(Base, frozen=True):
-    """Read a session. Answered by `Fetched` to the directory."""
+    """Read a session. Answered by `Fetched` to the directory.
+
+    `how`: "look": its head only, and it stays whose it is. Else it becomes this server's: "free": unless
+    a server that lives has it; "ask": such a one is asked to save it first, and has a second for that.
+    """
 
     session: str
+    how: Literal["look", "free", "ask"] = "look"
 
 
 class Forget(Base, frozen=True):
-    """The session is over, or not to be saved any more."""
+    """The session is over, or not to be saved any more. `fence`: of the server that says so."""
+
+    session: str
+    fence: int
+
+
+class Release(Base, frozen=True):
+    """The session is not in this server's memory: others need not wait for it."""
 
     session: str
 
 
-StoreMessage = Save | Fetch | Forget
+StoreMessage = Save | Fetch | Forget | Release
 
 # --- gateway mailbox ----------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ Positions and counts are tokens, times are seconds since 1970.
 
 import hashlib
 import hmac
+import time
 
 import msgspec
 
@@ -212,7 +213,8 @@ class Changes(msgspec.Struct, frozen=True):
 
     `expires`: when it may be forgotten; None: when the store decides. `busy`: ops wait or run, so the
     session goes on by itself after a restart. `live`: it is in a server's memory. `sync`: it must be on
-    the disk before anybody hears of it.
+    the disk before anybody hears of it. `fence`: what the server got when it took the session; with an
+    older one than the store's nothing is written. `new`: the store has nothing of the session yet.
     """
 
     session: str
@@ -224,6 +226,8 @@ class Changes(msgspec.Struct, frozen=True):
     busy: bool
     live: bool = True
     sync: bool = False
+    fence: int = 0
+    new: bool = False
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -235,6 +239,11 @@ class Kept(msgspec.Struct, frozen=True):
     expires: float | None
     busy: bool
     size: int
+
+
+def next_fence(before: int = 0) -> int:
+    """A fence above `before`. It follows the clock: one that was forgotten is not given again."""
+    return max(before + 1, time.time_ns() // 1000)
 
 
 def key_hash(key: str) -> bytes:

@@ -194,6 +194,7 @@ class LocalFront:
             keep_s=server.store_days * DAY_S,
             most=server.store_bytes,
             waiting=[session for session in waiting if self._naming.takes(session)],
+            takes=self._naming.takes,
         )
         await group.start(guard("store", actor.run))
         return mailbox

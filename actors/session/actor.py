@@ -20,7 +20,7 @@ from ramify.actors.kit.clock import Clock, Timer
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.session.choices import Choices
-from ramify.actors.session.core import FAILED, SessionCore
+from ramify.actors.session.core import FAILED, MOVED, SessionCore
 from ramify.actors.session.encoder import Encoder, Job
 from ramify.actors.session.outbox import Encoded, EncodeText, Outbox
 from ramify.actors.session.pending_appends import Prepared
@@ -39,6 +39,7 @@ from ramify.protocol.messages import (
     GrammarMessage,
     Inspected,
     Lost,
+    Moved,
     NotCompiled,
     NotSaved,
     OpenRefused,
@@ -147,6 +148,10 @@ class SessionActor:
         """End the session if nobody uses it, and nothing runs in it."""
         self._tell(Displace())
 
+    def give_up(self) -> None:
+        """Another server waits for the session: save it, and let it go."""
+        self._tell(Moved(taken=False))
+
     async def live(self, on_end: Callable[[int, str], None]) -> None:
         """`run`, whatever happens. `on_end` gets the close code and reason for the session's sockets.
 
@@ -155,8 +160,8 @@ class SessionActor:
         code, reason = Close.DONE, "the session has ended"
         try:
             await self.run()
-            if self.core.ended == FAILED:
-                code, reason = Close.RESTART, FAILED
+            if self.core.ended in (FAILED, MOVED):
+                code, reason = Close.RESTART, self.core.ended
         except BaseException as error:  # a panic of a native library is no Exception
             if isinstance(error, ENDS):
                 raise
@@ -228,12 +233,23 @@ class SessionActor:
             case NotSaved(ticket):
                 if self._saver is not None:
                     self._saver.failed(ticket)
+            case Moved(taken):
+                self._move(taken)
             case Tick():
                 core.tick(now)
             case Displace():
                 core.displace(now)
             case Lost(reason):
                 raise RuntimeError(reason)  # a bug somewhere, which ends this session only
+
+    def _move(self, taken: bool) -> None:
+        """Its ops go on at another server: none of them has ended."""
+        if self._saver is not None:
+            if taken:
+                self._saver.lose()
+                self.core.ended = MOVED
+            elif self._saver.leave():
+                self.core.ended = MOVED
 
     def _send(self) -> bool:
         """Send what the core wants sent. False if a mailbox is full: the rest waits, in order."""

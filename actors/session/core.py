@@ -47,6 +47,7 @@ from ramify.protocol.wire import (
 )
 
 FAILED = "the engine failed"  # why a session may be over
+MOVED = "the session is at another server"
 
 
 class SessionCore:

@@ -11,10 +11,10 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -56,13 +56,16 @@ from ramify.protocol.messages import (
     Opened,
     OpenRefused,
     OpenSession,
+    Release,
     RequestMessage,
     Saving,
     SessionMessage,
     Shutdown,
     StoreMessage,
     Waiting,
+    Wanted,
 )
+from ramify.protocol.saved import SavedHead
 from ramify.protocol.wire import Open, Persist, ServerInfo
 
 FETCH_RETRY_MS = 2000
@@ -222,11 +225,14 @@ class Directory:
                     log.exception("a session could not be opened")
                     reply = error_message(RamifyError("the session could not be opened"))
                     self._must_gateway.tell(OpenRefused(socket, reply))
-            case Fetched(session, items, fault):
-                self._fetched(session, items, fault, group)
+            case Fetched():
+                self._fetched(message, group)
             case Waiting(sessions):
                 for session in sessions:
-                    self._fetch(session, [])
+                    self._fetch(session, [], how="free")
+            case Wanted(sessions):
+                for session in sessions:
+                    self._give_up(session)
             case Saving(error):
                 self._unsaved = error is not None
             case Shutdown():
@@ -234,26 +240,36 @@ class Directory:
 
     # --- sessions that the store has ---------------------------------------------------------------
 
-    def _fetch(self, session: str, who: list[OpenSession]) -> None:
-        """Have a session read for those who want to open it."""
+    def _fetch(
+        self, session: str, who: list[OpenSession], *, how: Literal["look", "free"] = "look"
+    ) -> None:
+        """Have a session read for those who want to open it, or because its ops wait ("free")."""
         coming = self._coming.get(session)
         if coming is not None:
             coming += who
         elif session not in self._entries and self._store is not None:
-            self._store.tell(Fetch(session))
+            self._store.tell(Fetch(session, how))
             self._coming[session] = who
 
-    def _fetched(
-        self, session: str, items: dict[str, bytes], fault: str | None, group: TaskGroup
-    ) -> None:
-        """The store has answered: take the session up, then let them in who waited."""
-        waiting = self._coming.pop(session, [])
+    def _fetched(self, found: Fetched, group: TaskGroup) -> None:
+        """The store has answered: take the session for those who may open it, then let them in."""
+        session, items = found.session, found.items
+        waiting = self._coming.get(session, [])
         error: RamifyError | None = None
         try:
-            if fault is not None:
+            if found.error is not None:
                 raise Overloaded("the session cannot be read now: try later", retry_ms=FETCH_RETRY_MS)
-            if items and session not in self._entries and _wanted(session, items, waiting):
-                self._take_up(session, items, group)
+            if found.held and waiting and self._store is not None:  # its ops are another server's
+                self._store.tell(Fetch(session))
+                return
+            if items and session not in self._entries:
+                head = read_head(items)
+                _check_wanted(session, head, waiting)
+                self._check_model(session, head)
+                if not found.fence and self._store is not None:  # who may not open it moves nothing
+                    self._store.tell(Fetch(session, "ask"))
+                    return
+                self._take_up(session, found, group)
         except RamifyError as refused:
             error = refused
         except Damaged as damaged:
@@ -264,6 +280,9 @@ class Directory:
                 raise
             log.exception("a saved session could not be taken up", session=session)
             error = RamifyError("the session was saved, and could not be taken up: open a new one")
+        self._coming.pop(session, None)
+        if found.fence and session not in self._entries and self._store is not None:
+            self._store.tell(Release(session))
         for message in waiting:
             if error is not None:
                 log.info("open refused", client=message.open.who, code=error.code)
@@ -271,14 +290,25 @@ class Directory:
             else:
                 self._handle(msgspec.structs.replace(message, fetched=True), group)
 
-    def _take_up(self, session: str, items: dict[str, bytes], group: TaskGroup) -> None:
-        """Make a session of what was saved. Raises Damaged, LimitExceeded, NoSession."""
-        head = read_head(items)
+    def _give_up(self, session: str) -> None:
+        """Another server waits for a session that the store says is here."""
+        _, entry = self._entries.get(session, (0, None))
+        if entry is not None:
+            entry.actor.give_up()
+        elif session not in self._coming and self._store is not None:
+            self._store.tell(Release(session))
+
+    def _check_model(self, session: str, head: SavedHead) -> None:
+        """Raises NoSession for one whose tokens are another model's."""
         if head.model != self._model:
             raise NoSession(
                 f"session {session!r} was made with the model {head.model!r}, this server has "
                 f"{self._model!r}, whose tokens differ: open a new one"
             )
+
+    def _take_up(self, session: str, found: Fetched, group: TaskGroup) -> None:
+        """Make a session of what was saved. Raises Damaged, LimitExceeded."""
+        head = read_head(found.items)
         meter = self._holdings.open(head.owner)
         try:
             self._begin(
@@ -291,7 +321,7 @@ class Directory:
                 displaceable=head.displaceable,
                 saves=True,
                 who=None,
-                items=items,
+                found=found,
             )
         except BaseException:
             self._holdings.close(head.owner, meter)
@@ -416,9 +446,9 @@ class Directory:
         displaceable: bool,
         saves: bool,
         who: str | None,
-        items: dict[str, bytes] | None = None,
+        found: Fetched | None = None,
     ) -> tuple[int, _Entry]:
-        """A session begins: a new one that `who` opened, or the one that was saved as `items`."""
+        """A session begins: a new one that `who` opened, or the one that was `found` in the store."""
         number = next(self._numbers)
         mailbox: SessionMailbox[SessionEvent] = SessionMailbox(f"session {number}")
         core = SessionCore(
@@ -440,17 +470,18 @@ class Directory:
             ttl_s=self._ttl_s,
             ttl_max_s=self._ttl_max_s,
             random_seed=lambda: secrets.randbits(62),
-            saved=items is not None,
+            saved=found is not None,
             kept_s=self._kept_s if saves else None,
         )
         saver = None
         if self._store is not None and saves:
-            created = self._wall() if items is None else read_head(items).created
+            created = self._wall() if found is None else read_head(found.items).created
             core.state.persist = self._persist
             core.record(model=self._model, priority=priority, created=created, displaceable=displaceable)
-            saver = Saver(core, self._store, self._clock, stored=items is not None, wall=self._wall)
-        if items is not None:
-            restore(core, items, self._clock.now(), self._wall())
+            fence = 0 if found is None else found.fence
+            saver = Saver(core, self._store, self._clock, fence=fence, wall=self._wall)
+        if found is not None:
+            restore(core, found.items, self._clock.now(), self._wall())
         actor = SessionActor(
             mailbox,
             core,
@@ -473,7 +504,7 @@ class Directory:
             self._metrics.sessions(1)
             undo.callback(self._metrics.sessions, -1)
             whose: dict[str, Any] = {"owner": owner} if owner else {}
-            if items is None:
+            if found is None:
                 log.info("session opened", session=identity.session, client=who, **whose)
             else:
                 log.info("session taken up", session=identity.session, **whose)
@@ -514,21 +545,17 @@ def _no_session(session: str) -> NoSession:
     )
 
 
-def _wanted(session: str, items: Mapping[str, bytes], waiting: Sequence[OpenSession]) -> bool:
-    """Whether a saved session is to be taken up: somebody has a key of it, or its ops wait.
+def _check_wanted(session: str, head: SavedHead, waiting: Sequence[OpenSession]) -> None:
+    """A saved session is to be taken up if somebody has a key of it, or if its ops wait.
 
     Raises NoSession or Forbidden if those who want it may not: it costs its owner, not them.
     """
-    if not waiting:
-        return True
-    head = read_head(items)
     saved = Identity(session, "", hashes=(head.key, head.view_key))
     mine = [message for message in waiting if message.owner == head.owner]
-    if any(saved.opens(message.open.key or "") for message in mine):
-        return True
-    if any(saved.shows(message.open.key or "") for message in waiting):
-        return True
-    raise Forbidden(WRONG_KEY) if mine else _no_session(session)
+    if not waiting or any(saved.opens(message.open.key or "") for message in mine):
+        return
+    if not any(saved.shows(message.open.key or "") for message in waiting):
+        raise Forbidden(WRONG_KEY) if mine else _no_session(session)
 
 
 def _relay(address: Address[Message]) -> Relay[Message]:

@@ -6,18 +6,24 @@ second after anything else has changed, if no save is under way. `sync`: at once
 hear waits, from the first reply on, until the store has it. Meanwhile the session goes on; what it says
 later waits behind that. While the store cannot be written, an `open` whose answer would wait for it is
 refused, to be tried again.
+
+What is saved carries the session's fence. Once another server has taken the session, the store refuses
+it, and nothing that was not saved is told any more: the other server has its own next words.
 """
 
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from msgspec import structs
+
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.mailbox import Address, MailboxClosed
 from ramify.actors.session.core import SessionCore
 from ramify.actors.session.replies import error_message
 from ramify.protocol.errors import Overloaded
-from ramify.protocol.messages import Forget, Save, StoreMessage
+from ramify.protocol.messages import Forget, Release, Save, StoreMessage
+from ramify.protocol.saved import next_fence
 from ramify.protocol.wire import Done, Ok, ServerMessage
 
 LAZY_SECONDS = 0.25
@@ -25,9 +31,9 @@ RETRY_MS = 2000  # when an `open` may be tried again
 
 
 class Saver:
-    """Of one session. `stored`: the store has something of it. `wall`: seconds since 1970.
+    """Of one session. `fence`: what the store gave for it; 0: it has nothing of it yet.
 
-    `late`: the session has been there without a saver.
+    `late`: the session has been there without a saver. `wall`: seconds since 1970.
     """
 
     def __init__(
@@ -36,7 +42,7 @@ class Saver:
         store: Address[StoreMessage],
         clock: Clock,
         *,
-        stored: bool = False,
+        fence: int = 0,
         late: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -44,7 +50,8 @@ class Saver:
         self._store = store
         self._clock = clock
         self._wall = wall
-        self._stored = stored
+        self._stored = fence > 0
+        self._fence = fence or next_fence()
         self._told = False  # the store knows of this life of the session
         self._ticket = 0
         self._lazy: int | None = None  # the tickets of what is under way
@@ -54,13 +61,16 @@ class Saver:
         self._due: float | None = None  # when what has changed is saved, if anything has
         self._leaving = False
         self._failing = False  # `_sync` could not be written, and is tried again
-        self._unheard = not stored and not late  # nobody has heard of the session yet
+        self._unheard = not fence and not late  # nobody has heard of the session yet
         self._late = late  # and nothing of it was saved yet
+        self._lost = False  # it is another server's
 
     # --- what sockets may hear -------------------------------------------------------------------
 
     def turn(self) -> None:
         """The session has handled something, or its time has come: save if there is reason to."""
+        if self._lost:
+            return
         now = self._clock.now()
         here = self._core.publisher.subscribers
         if self._ready:  # a socket may have gone before it was sent what it may hear
@@ -100,6 +110,8 @@ class Saver:
     @property
     def holds(self) -> bool:
         """Whether sockets hear only what is `ready`. A session that is over tells the rest."""
+        if self._lost:
+            return True
         if self._core.ended is not None and not self._leaving:
             return False
         if self._late and self._failing:
@@ -159,11 +171,12 @@ class Saver:
             if self._stored:
                 self._stored = False
                 core.recorder.reset()
-                self._tell(Forget(core.identity.session))
+                self._tell(Forget(core.identity.session, self._fence))
             return None
         changes = core.changes(self._wall(), sync=sync, live=not last)
         if changes is None:
             return None
+        changes = structs.replace(changes, fence=self._fence, new=not self._stored)
         self._stored = True
         self._ticket += 1
         self._tell(Save(0 if last else core.state.number, self._ticket, changes))
@@ -176,18 +189,29 @@ class Saver:
     # --- the end ---------------------------------------------------------------------------------
 
     def leave(self) -> bool:
-        """The server stops: whether the session goes on elsewhere, so that no op of it has ended."""
+        """The server stops, or another one wants the session: whether it goes on elsewhere, and none of
+        its ops has ended.
+        """
         recorder = self._core.recorder
         self._leaving = recorder is not None and recorder.kept
         return self._leaving
 
+    def lose(self) -> None:
+        """Another server has taken the session: nothing is saved or told any more."""
+        self._lost = True
+        self._ready = {}
+
     def end(self) -> None:
         """The session leaves the memory, or is over (`core.ended`)."""
+        session = self._core.identity.session
         match self._core.ended:
+            case _ if self._lost:
+                pass
             case "closed" | "unsaved":
                 if self._stored:
-                    self._tell(Forget(self._core.identity.session))
+                    self._tell(Forget(session, self._fence))
             case "crashed":  # nobody knows what it is now; the store has what it was
-                pass
+                if self._stored:
+                    self._tell(Release(session))
             case _:
                 self._save(last=True)

@@ -5,22 +5,26 @@ batch is written is the next batch. While the store cannot be written (a full di
 has one `Save` under way, so what waits is bounded by them; the batch is tried again each second. Reads
 would have to wait for that, because what they are to find may be unwritten: they are refused meanwhile,
 and the directory, which is told, refuses new sessions.
+
+Of a store that several servers share it asks a few times a second which sessions others want, and gives
+its sign of life with that; and it looks now and then for sessions whose server has died with ops that
+wait. It asks another server for a session for a second; then it takes it.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Literal, TypeVar
 
 import anyio
 from anyio.abc import TaskStatus
 
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
+from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.kit.relay import Relay
 from ramify.actors.store.base import Store, StoreError
 from ramify.protocol.messages import (
@@ -28,25 +32,38 @@ from ramify.protocol.messages import (
     Fetch,
     Fetched,
     Forget,
+    Moved,
     NotSaved,
+    Release,
     Save,
     Saved,
     Saving,
     SessionMessage,
     StoreMessage,
     Waiting,
+    Wanted,
 )
+from ramify.protocol.saved import HEAD
 
 AGAIN_SECONDS = 1.0
+TEND_SECONDS = 0.2
+ASK_SECONDS = 0.05  # until another server's session is asked for again
+HANDOVER_SECONDS = 1.0  # that it may take to save it
+LOOK_SECONDS = 2.0
 SWEEP_SECONDS = 600.0
 LAST_SECONDS = 5.0  # for sessions that end with the server, and for writing them
+BATCH_BYTES = 1 << 23  # of items that are written together, however many saves wait
+BATCH_ITEMS = 1 << 14
 
 T = TypeVar("T")
 log = get_log(__name__)
 
 
 class StoreActor:
-    """`keep_s`, `most`: see `Store.sweep`. `waiting`: sessions for the directory to take up at once."""
+    """`keep_s`, `most`: see `Store.sweep`. `waiting`: sessions for the directory to take up at once.
+
+    `takes`: which of those that wait later are for this process.
+    """
 
     def __init__(
         self,
@@ -58,6 +75,7 @@ class StoreActor:
         keep_s: float,
         most: int,
         waiting: list[str],
+        takes: Callable[[str], bool] = lambda session: True,
     ) -> None:
         self._mailbox = mailbox
         self._store = store
@@ -67,6 +85,9 @@ class StoreActor:
         self._keep = keep_s
         self._most = most
         self._waiting = waiting
+        self._takes = takes
+        self._asked: dict[str, float] = {}  # sessions that others were asked for -> until when
+        self._tried: dict[str, tuple[float, float]] = {}  # left behind: when next, and after how long
         self._thread = ThreadPoolExecutor(1, "store")
         self._pending: list[StoreMessage] = []  # taken out of the mailbox and not done
 
@@ -77,14 +98,17 @@ class StoreActor:
             self._directory.tell(Waiting(self._waiting))
         swept = 0.0
         try:
-            while True:
-                self._pending += await self._mailbox.drain()
-                await self._serve()
-                if time.monotonic() - swept > SWEEP_SECONDS:
-                    swept = time.monotonic()
-                    await self._sweep()
-        except MailboxClosed:
-            pass
+            async with anyio.create_task_group() as group:
+                if self._store.shared:
+                    group.start_soon(self._attend)
+                with suppress(MailboxClosed):
+                    while True:
+                        self._pending += await self._mailbox.drain()
+                        await self._serve()
+                        if time.monotonic() - swept > SWEEP_SECONDS:
+                            swept = time.monotonic()
+                            await self._sweep()
+                group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
                 await self._last()
@@ -105,30 +129,89 @@ class StoreActor:
     async def _serve(self) -> None:
         """Work off what is pending. What is under way stays there until it is done: see `_last`."""
         while self._pending:
-            saves = list(takewhile(lambda each: isinstance(each, Save), self._pending))
+            saves = _batch(self._pending)
             if saves:
                 await self._write(saves)
             else:
                 match self._pending[0]:
-                    case Forget(session):
-                        await self._retried(partial(self._store.delete, [session]))
-                    case Fetch(session):
-                        await self._fetch(session)
+                    case Forget(session, fence):
+                        await self._retried(partial(self._store.forget, session, fence))
+                    case Release(session):
+                        await self._retried(partial(self._store.release, session))
+                    case Fetch() as fetch:
+                        await self._fetch(fetch)
             del self._pending[: len(saves) or 1]
 
-    async def _write(self, saves: list[Any]) -> None:
-        await self._retried(partial(self._store.write, [save.changes for save in saves]))
-        for save in saves:
+    async def _write(self, saves: list[Save]) -> None:
+        moved = await self._retried(partial(self._store.write, [save.changes for save in saves]))
+        for place, save in enumerate(saves):
+            if place in moved:
+                log.info("a session is another server's now", session=save.changes.session)
             if save.session:
-                self._sessions.tell(save.session, Saved(save.ticket))
+                answer = Moved(taken=True) if place in moved else Saved(save.ticket)
+                self._sessions.tell(save.session, answer)
 
-    async def _fetch(self, session: str) -> None:
+    async def _fetch(self, fetch: Fetch) -> None:
+        session = fetch.session
         try:
-            items = await self._call(partial(self._store.read, session))
-            self._directory.tell(Fetched(session, dict(items)))
+            if fetch.how == "look":
+                head = await self._call(partial(self._store.head, session))
+                self._directory.tell(Fetched(session, {} if head is None else {HEAD: head}))
+            else:
+                await self._take(session, fetch.how)
         except StoreError as error:
+            self._asked.pop(session, None)
             log.error("a session could not be read", session=session, error=str(error))
             self._directory.tell(Fetched(session, {}, str(error)))
+
+    async def _take(self, session: str, how: Literal["free", "ask"]) -> None:
+        until = self._asked.get(session)
+        now = time.monotonic()
+        late = until is not None and now >= until
+        taken = await self._call(partial(self._store.take, session, "force" if late else how))
+        if taken is not None:
+            self._asked.pop(session, None)
+            self._directory.tell(Fetched(session, dict(taken.items), fence=taken.fence))
+        elif how == "free":
+            self._directory.tell(Fetched(session, {}, held=True))
+        else:
+            self._asked.setdefault(session, now + HANDOVER_SECONDS)
+            loop = asyncio.get_running_loop()
+            loop.call_later(ASK_SECONDS, self._ask_again, Fetch(session, "ask"))
+
+    def _ask_again(self, fetch: Fetch) -> None:
+        try:
+            self._mailbox.tell(fetch)
+        except MailboxClosed:
+            pass
+        except MailboxFull as error:
+            self._asked.pop(fetch.session, None)
+            self._directory.tell(Fetched(fetch.session, {}, str(error)))
+
+    async def _attend(self) -> None:
+        """Of a store that is shared: what others want of this server, and what dead ones have left."""
+        look = time.monotonic() + LOOK_SECONDS
+        while True:
+            await anyio.sleep(TEND_SECONDS)
+            with suppress(StoreError):  # the next save says it
+                wanted = await self._call(self._store.tend)
+                if wanted:
+                    self._directory.tell(Wanted(wanted))
+                if time.monotonic() > look:
+                    look = time.monotonic() + LOOK_SECONDS
+                    await self._look()
+
+    async def _look(self) -> None:
+        """Have sessions taken up that were left with ops; one that cannot be, ever more seldom."""
+        left = [each for each in await self._call(self._store.waiting) if self._takes(each)]
+        now = time.monotonic()
+        self._tried = {each: self._tried[each] for each in left if each in self._tried}
+        due = [each for each in left if now >= self._tried.get(each, (0.0, 0.0))[0]]
+        for each in due:
+            pause = min(2 * self._tried.get(each, (0.0, LOOK_SECONDS))[1], SWEEP_SECONDS)
+            self._tried[each] = now + pause, pause
+        if due:
+            self._directory.tell(Waiting(due))
 
     async def _sweep(self) -> None:
         now = time.time()
@@ -141,12 +224,12 @@ class StoreActor:
         if gone:
             log.info("the store has forgotten sessions", sessions=gone)
 
-    async def _retried(self, call: Callable[[], Any]) -> None:
+    async def _retried(self, call: Callable[[], T]) -> T:
         failed = False
         told: set[tuple[int, int]] = set()  # session, ticket
         while True:
             try:
-                await self._call(call)
+                done = await self._call(call)
             except StoreError as error:
                 if not failed:
                     log.error("sessions cannot be saved; trying again each second", error=str(error))
@@ -159,7 +242,7 @@ class StoreActor:
             if failed:
                 log.info("sessions are saved again")
                 self._directory.tell(Saving(None))
-            return
+            return done
 
     def _refuse(self, error: str) -> None:
         """Nothing can be written: answer who would read."""
@@ -167,6 +250,7 @@ class StoreActor:
         reads = [each.session for each in self._pending if isinstance(each, Fetch)]
         self._pending = [each for each in self._pending if not isinstance(each, Fetch)]
         for session in reads:
+            self._asked.pop(session, None)
             self._directory.tell(Fetched(session, {}, error))
 
     def _tell_unsaved(self, told: set[tuple[int, int]]) -> None:
@@ -179,3 +263,18 @@ class StoreActor:
     async def _call(self, call: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, call)
+
+
+def _batch(pending: list[StoreMessage]) -> list[Save]:
+    """The saves that come first, as many as are written together."""
+    saves: list[Save] = []
+    size = items = 0
+    for each in pending:
+        if not isinstance(each, Save):
+            break
+        size += sum(map(len, each.changes.put.values()))
+        items += len(each.changes.put) + len(each.changes.drop)
+        if saves and (size > BATCH_BYTES or items > BATCH_ITEMS):
+            break
+        saves.append(each)
+    return saves

@@ -2,7 +2,8 @@
 
 A commit that nobody waits for is in the kernel's hands: it survives the process, and a loss of power may
 take the last ones along. A `sync` commit is flushed to the disk first. Several processes of one server
-may have the file open; `claim` keeps other servers out.
+may have the file open; `claim` keeps other servers out. Each session has its place in one of these
+processes, so whoever asks for a session may have it: who had it before has gone, or hangs.
 """
 
 import fcntl
@@ -14,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from ramify.actors.store.base import StoreError
-from ramify.protocol.saved import FORMAT, HEAD, Changes, Kept
+from ramify.actors.store.base import How, StoreError, Taken
+from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
 
+LAYOUT = 2  # of the tables; 1 had no fences
 WAIT_SECONDS = 10.0  # for another process that writes
 PAGES = 4000  # of the log, until it is moved into the file
 
@@ -30,7 +32,8 @@ CREATE TABLE sessions (
     expires REAL,
     busy INTEGER NOT NULL,
     live INTEGER NOT NULL,
-    size INTEGER NOT NULL
+    size INTEGER NOT NULL,
+    fence INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX by_use ON sessions (used);
 CREATE TABLE items (
@@ -62,6 +65,8 @@ def claim(path: Path) -> IO[bytes]:
 
 class SqliteStore:
     """A `Store` in the file `path`, which is made if it is not there. Raises StoreError."""
+
+    shared = False
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
@@ -103,11 +108,13 @@ class SqliteStore:
             found = self._db.execute("SELECT value FROM about WHERE name = 'format'").fetchone()
         if found is None or not isinstance(found[0], int):
             raise StoreError(f"{self.path} is no store of sessions, or it is damaged")
-        if found[0] > FORMAT:
+        if found[0] > LAYOUT:
             raise StoreError(
                 f"the store {self.path} has format {found[0]}, this version of Ramify knows up to "
-                f"{FORMAT}: use the newer version, or another store"
+                f"{LAYOUT}: use the newer version, or another store"
             )
+        if found[0] < LAYOUT and not read_only:
+            self._migrate()
 
     def _make(self) -> None:
         with self._transaction():
@@ -119,7 +126,15 @@ class SqliteStore:
             for statement in _SCHEMA.split(";"):
                 if statement.strip():
                     self._db.execute(statement)
-            self._db.execute("INSERT INTO about VALUES ('format', ?)", (FORMAT,))
+            self._db.execute("INSERT INTO about VALUES ('format', ?)", (LAYOUT,))
+
+    def _migrate(self) -> None:
+        """From layout 1."""
+        with self._errors(), self._transaction():
+            columns = {row[1] for row in self._db.execute("PRAGMA table_info(sessions)")}
+            if "fence" not in columns:  # else another process was faster
+                self._db.execute("ALTER TABLE sessions ADD COLUMN fence INTEGER NOT NULL DEFAULT 0")
+                self._db.execute("UPDATE about SET value = ? WHERE name = 'format'", (LAYOUT,))
 
     def _found(self) -> tuple[int, int] | None:
         """What `path` names now; None: nothing."""
@@ -131,7 +146,7 @@ class SqliteStore:
 
     # --- a `Store` -------------------------------------------------------------------------------
 
-    def write(self, batch: Sequence[Changes]) -> None:
+    def write(self, batch: Sequence[Changes]) -> list[int]:
         if self._found() != self._file:  # SQLite would go on in a file that nobody can open again
             raise StoreError(
                 f"the store {self.path} was removed or replaced while the server runs: "
@@ -143,24 +158,26 @@ class SqliteStore:
                 self._db.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
                 self._synced = sync
             with self._transaction():
-                for changes in batch:
-                    self._write(changes)
+                return [place for place, changes in enumerate(batch) if not self._write(changes)]
 
-    def _write(self, changes: Changes) -> None:
+    def _write(self, changes: Changes) -> bool:
+        """False: the session is not this server's any more."""
         db = self._db
         row = (changes.owner, changes.used, changes.expires, changes.busy, changes.live)
         found = db.execute(
-            "SELECT number FROM sessions WHERE session = ?", (changes.session,)
+            "SELECT number, fence FROM sessions WHERE session = ?", (changes.session,)
         ).fetchone()
         if found is None:
-            if HEAD not in changes.put:
-                return  # it was forgotten meanwhile
+            if not changes.new:
+                return False  # another server took it, and it is over
             made = db.execute(
-                "INSERT INTO sessions (owner, used, expires, busy, live, session, size) "
-                "VALUES (?, ?, ?, ?, ?, ?, 0)",
-                (*row, changes.session),
+                "INSERT INTO sessions (owner, used, expires, busy, live, session, fence, size) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, 0)",
+                (*row, changes.session, changes.fence),
             )
             number = made.lastrowid
+        elif found[1] != changes.fence:
+            return False
         else:
             number = found[0]
         size = 0
@@ -183,6 +200,38 @@ class SqliteStore:
             "WHERE number = ?",
             (*row, size, number),
         )
+        return True
+
+    def take(self, session: str, how: How) -> Taken | None:
+        with self._errors(), self._transaction():
+            found = self._db.execute(
+                "SELECT number, fence FROM sessions "
+                "WHERE session = ? AND (expires IS NULL OR expires > ?)",
+                (session, time.time()),
+            ).fetchone()
+            if found is None:
+                return Taken(0, {})
+            number, fence = found[0], next_fence(found[1])
+            self._db.execute("UPDATE sessions SET fence = ?, live = 1 WHERE number = ?", (fence, number))
+            rows = self._db.execute("SELECT key, body FROM items WHERE session = ?", (number,))
+            return Taken(fence, dict(rows.fetchall()))
+
+    def release(self, session: str) -> None:
+        with self._errors(), self._transaction():
+            self._db.execute("UPDATE sessions SET live = 0 WHERE session = ?", (session,))
+
+    def forget(self, session: str, fence: int) -> None:
+        with self._errors(), self._transaction():
+            self._db.execute("DELETE FROM sessions WHERE session = ? AND fence = ?", (session, fence))
+
+    def head(self, session: str) -> bytes | None:
+        with self._errors():
+            row = self._db.execute(
+                "SELECT body FROM items JOIN sessions ON items.session = number "
+                "WHERE sessions.session = ? AND key = ? AND (expires IS NULL OR expires > ?)",
+                (session, HEAD, time.time()),
+            ).fetchone()
+        return None if row is None else row[0]
 
     def read(self, session: str) -> Mapping[str, bytes]:
         with self._errors():
@@ -208,7 +257,6 @@ class SqliteStore:
             yield Kept(session, owner, used, expires, bool(busy), size)
 
     def waiting(self) -> list[str]:
-        """The sessions in which ops wait or run, the last used first."""
         with self._errors():
             rows = self._db.execute("SELECT session FROM sessions WHERE busy ORDER BY used DESC")
             return [row[0] for row in rows]
@@ -235,6 +283,9 @@ class SqliteStore:
                 self._db.executemany("DELETE FROM sessions WHERE number = ?", oldest)
                 gone += len(oldest)
         return gone
+
+    def tend(self) -> list[str]:
+        return []
 
     def check(self) -> list[str]:
         """What is wrong with the file, in SQLite's words; nothing: it is sound. Reads all of it."""

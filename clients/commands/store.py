@@ -12,7 +12,15 @@ from ramify.clients.commands import engine
 from ramify.clients.commands.screen import shown
 from ramify.clients.commands.settings import store_path
 from ramify.protocol.errors import ConfigError
-from ramify.protocol.saved import FORMAT, HEAD, Changes, SavedHead, SavedOutput, SavedSegment
+from ramify.protocol.saved import (
+    FORMAT,
+    HEAD,
+    Changes,
+    SavedHead,
+    SavedOutput,
+    SavedSegment,
+    next_fence,
+)
 
 MOST_BYTES = 1 << 31  # of a file that is imported
 DAY_S = 86_400.0
@@ -155,6 +163,8 @@ def _import(store: Any, args: argparse.Namespace) -> int:
                 busy,
                 live=False,
                 sync=True,
+                fence=next_fence(),
+                new=True,
             )
         ]
     )

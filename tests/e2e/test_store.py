@@ -7,10 +7,11 @@ from typing import Any
 
 import openai
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from ramify.actors.session.saver import LAZY_SECONDS
 from ramify.actors.store.sqlite import SqliteStore
-from ramify.protocol.errors import ConfigError
+from ramify.protocol.errors import Close, ConfigError
 
 SLOW = {"step_seconds": 0.002}
 
@@ -226,6 +227,41 @@ async def test_the_open_that_first_meets_a_broken_store(
     store = SqliteStore(path, read_only=True)
     assert len(list(store.kept())) == 2  # nothing is left of the sessions that were refused
     store.close()
+
+
+async def test_who_took_a_session_meanwhile_has_it(
+    serving: Any, placement: dict[str, Any], tmp_path: Path
+) -> None:
+    """Here somebody takes it out of the store of a server that has it in memory and generates. Its
+    socket is sent away and nothing more is written; who comes back hears what it has, and goes on.
+    """
+    path = tmp_path / "s.db"
+    async with serving(**placement, fake=SLOW, server={"store": path}) as served:
+        oracle = served.oracle
+        expected = oracle.output(oracle.turn("long"), 400)
+        async with served.connect() as peer, served.connect() as other:
+            state = await peer.open(peer.user(1, "long"), peer.greedy(2, max_tokens=400), tokens=True)
+            await other.open(other.user(1, "hi"))
+            await peer.next("delta")
+            await asyncio.sleep(2 * LAZY_SECONDS)
+            store = SqliteStore(path)
+            taken = store.take(state["session"], "force")
+            with pytest.raises(ConnectionClosed) as closed:
+                while True:
+                    await peer.next("delta")
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == Close.RESTART
+            assert taken is not None
+            assert store.read(state["session"]) == taken.items
+            store.release(state["session"])
+            store.close()
+            await other.send(other.greedy(2, max_tokens=5))  # nobody else has noticed
+            assert (await other.terminal(2))["reason"] == "length"
+        async with served.connect() as again:
+            again.follow(peer)
+            assert (await again.open(**login(state), **peer.seen, tokens=True))["resumed"]
+            assert (await again.terminal(2))["usage"]["output"] == 400
+            assert again.text() == oracle.text(expected)
 
 
 async def test_while_the_store_cannot_be_written(serving: Any, tmp_path: Path) -> None:

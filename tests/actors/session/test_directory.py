@@ -371,9 +371,84 @@ async def test_a_saved_session_that_breaks_the_server_ends_alone(
         each.inbox.tell(m.OpenSession(2, w.Open(client="c", session="s_old", key=key), []))
         await each.settle()
         assert m.Fetch("s_old") in each.store.drain_nowait()
-        each.inbox.tell(m.Fetched("s_old", saved.changes.put))
+        each.inbox.tell(m.Fetched("s_old", saved.changes.put, fence=5))
         assert error_of(await each.settle(), 2) == "internal"
+        assert list(each.store.drain_nowait()) == [m.Release("s_old")]
         assert len(each.directory) == 1
         each.inbox.tell(m.OpenSession(3, w.Open(client="c"), []))
         await each.settle()
         assert len(each.directory) == 2
+
+
+async def test_only_who_may_open_a_session_takes_it_from_another_server(
+    doors: Callable[..., Any],
+) -> None:
+    """Its head is looked at first. One whose ops wait is taken if no other server has it."""
+    async with doors(stored=True) as each:
+        state = state_of(await opened(each, 1), 1)
+        (saved,) = each.store.drain_nowait()
+        items = saved.changes.put
+        for socket, key in ((2, "k_wrong"), (3, state.key)):
+            each.inbox.tell(m.OpenSession(socket, w.Open(client="c", session="s_old", key=key), []))
+            await each.settle()
+            assert list(each.store.drain_nowait()) == [m.Fetch("s_old")]
+            each.inbox.tell(m.Fetched("s_old", items))
+            if socket == 2:
+                assert error_of(await each.settle(), 2) == "forbidden"
+        assert not await each.settle()
+        assert list(each.store.drain_nowait()) == [m.Fetch("s_old", "ask")]
+        each.inbox.tell(m.Fetched("s_old", items, fence=5))
+        assert number_of(await each.settle(), 3) == 2
+        (told,) = each.store.drain_nowait()
+        assert (told.changes.fence, told.changes.new) == (5, False)
+        each.inbox.tell(m.Waiting(["s_busy"]))
+        await each.settle()
+        assert list(each.store.drain_nowait()) == [m.Fetch("s_busy", "free")]
+        each.inbox.tell(m.OpenSession(4, w.Open(client="c", session="s_busy", key="k"), []))
+        await each.settle()
+        each.inbox.tell(m.Fetched("s_busy", {}, held=True))
+        await each.settle()
+        assert list(each.store.drain_nowait()) == [m.Fetch("s_busy")]
+
+
+async def opened(each: Doors, socket: int | None = None) -> list[Any]:
+    """What the gateway is told once the store has what was saved first."""
+    if socket is not None:
+        each.inbox.tell(m.OpenSession(socket, w.Open(client="c"), []))
+    told = await each.settle()
+    assert each.store is not None
+    saves = list(each.store.drain_nowait())
+    for save in saves:
+        each.store.tell(save)
+        each.sessions.tell(save.session, m.Saved(save.ticket))
+    return told + await each.settle()
+
+
+async def test_a_session_that_another_server_wants_is_saved_and_let_go(
+    doors: Callable[..., Any],
+) -> None:
+    """Its sockets may come back elsewhere. Of one that is not here the store is told so."""
+    async with doors(stored=True) as each:
+        state = state_of(await opened(each, 1), 1)
+        each.store.drain_nowait()
+        each.inbox.tell(m.Wanted([state.session, "s_gone"]))
+        told = await each.settle()
+        assert [close.code for close in told if isinstance(close, m.CloseSocket)] == [Close.RESTART]
+        release, save = each.store.drain_nowait()
+        assert release == m.Release("s_gone")
+        assert (save.session, save.changes.live) == (0, False)
+        assert len(each.directory) == 0
+
+
+async def test_a_session_that_another_server_has_taken_ends_unsaved(doors: Callable[..., Any]) -> None:
+    async with doors(stored=True) as each:
+        told = await opened(each, 1)
+        await opened(each, 2)
+        each.store.drain_nowait()
+        number = number_of(told, 1)
+        each.sessions.tell(number, m.Frame(1, [w.Set(id=1, persist="sync")]))
+        each.sessions.tell(number, m.Moved(taken=True))
+        told = await each.settle()
+        assert [(close.socket, close.code) for close in told] == [(1, Close.RESTART)]
+        assert not each.store.drain_nowait()
+        assert len(each.directory) == 1

@@ -79,7 +79,9 @@ def test_an_open_that_would_wait_for_a_broken_store_is_refused(tokenizer: Tokeni
     """A new session ends with it: nobody has heard of it."""
     alone, saver, store = saving(tokenizer)
     saver.turn()
-    first = ticket(store)
+    (save,) = store.drain_nowait()
+    assert isinstance(save, Save)
+    first = save.ticket
     saver.failed(first + 1)  # of another save
     saver.turn()
     assert not alone.core.state.out.refused
@@ -91,7 +93,7 @@ def test_an_open_that_would_wait_for_a_broken_store_is_refused(tokenizer: Tokeni
     assert alone.core.ended == "unsaved"
     assert not alone.core.sockets
     saver.end()
-    assert store.drain_nowait() == [Forget(alone.core.identity.session)]
+    assert store.drain_nowait() == [Forget(alone.core.identity.session, save.changes.fence)]
 
 
 def test_a_session_that_was_heard_of_goes_on_while_an_open_is_refused(tokenizer: Tokenizer) -> None:

@@ -12,8 +12,19 @@ from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.store import actor as module
 from ramify.actors.store.actor import StoreActor
-from ramify.actors.store.base import StoreError
-from ramify.protocol.messages import Fetch, Fetched, Forget, NotSaved, Save, Saved, Saving, Waiting
+from ramify.actors.store.base import How, StoreError, Taken
+from ramify.protocol.messages import (
+    Fetch,
+    Fetched,
+    Forget,
+    Moved,
+    NotSaved,
+    Save,
+    Saved,
+    Saving,
+    Waiting,
+    Wanted,
+)
 from ramify.protocol.saved import Changes, Kept
 
 
@@ -25,18 +36,49 @@ class Memory:
         self.broken = False
         self.items: dict[str, dict[str, bytes]] = {}
         self.closed = threading.Event()
+        self.moved: set[str] = set()  # sessions that another server has taken
+        self.held: set[str] = set()  # that one has and keeps
+        self.wanted: list[str] = []
+        self.left: list[str] = []
 
-    def write(self, batch: Sequence[Changes]) -> None:
+    shared = False
+
+    def write(self, batch: Sequence[Changes]) -> list[int]:
         if self.broken:
             raise StoreError("the disk is full")
         self.calls.append([each.session for each in batch])
         for each in batch:
             self.items.setdefault(each.session, {}).update(each.put)
+        return [place for place, each in enumerate(batch) if each.session in self.moved]
 
-    def read(self, session: str) -> Mapping[str, bytes]:
+    def take(self, session: str, how: How) -> Taken | None:
+        self.calls.append((session, how))
         if self.broken:
             raise StoreError("the disk is gone")
+        if session in self.held and how != "force":
+            return None
+        return Taken(7, self.items.get(session, {}))
+
+    def release(self, session: str) -> None:
+        self.calls.append(("release", session))
+
+    def forget(self, session: str, fence: int) -> None:
+        self.items.pop(session, None)
+
+    def head(self, session: str) -> bytes | None:
+        if self.broken:
+            raise StoreError("the disk is gone")
+        return self.items.get(session, {}).get("head")
+
+    def read(self, session: str) -> Mapping[str, bytes]:
         return self.items.get(session, {})
+
+    def waiting(self) -> list[str]:
+        return self.left
+
+    def tend(self) -> list[str]:
+        wanted, self.wanted = self.wanted, []
+        return wanted
 
     def delete(self, sessions: Sequence[str]) -> None:
         for each in sessions:
@@ -86,7 +128,7 @@ async def test_saves_are_written_together_and_answered() -> None:
             save("b", 2),
             save("a", 3, 0),
             Fetch("a"),
-            Forget("a"),
+            Forget("a", 0),
             Fetch("a"),
         ):
             it.mailbox.tell(message)
@@ -104,6 +146,70 @@ async def test_saves_are_written_together_and_answered() -> None:
     assert heard == [Waiting(["s_9"]), Fetched("a", {"head": b"x"}), Fetched("a", {})]
     assert it.store.calls[0] == ["a", "b", "a"]
     assert await asyncio.to_thread(it.store.closed.wait, 5)
+
+
+async def test_who_lost_a_session_hears_it() -> None:
+    """The others of the same batch are saved."""
+    it = Running()
+    other: Mailbox[Any] = Mailbox("other", 100)
+    it.sessions.add(2, other)
+    it.store.moved.add("a")
+    for message in (save("a", 1), save("b", 5, 2), save("a", 2, 0)):
+        it.mailbox.tell(message)
+    async with anyio.create_task_group() as group:
+        await group.start(it.actor.run)
+        async with asyncio.timeout(10):
+            assert await it.session.drain() == [Moved(taken=True)]
+            assert await other.drain() == [Saved(5)]
+        it.sessions.remove(1)
+        it.sessions.remove(2)
+        it.mailbox.close()
+
+
+async def test_a_session_is_asked_for_before_it_is_taken(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "HANDOVER_SECONDS", 0.05)
+    it = Running()
+    it.store.items = {"a": {"head": b"x", "s1": b"y"}}
+    it.store.held.add("a")
+    async with anyio.create_task_group() as group:
+        await group.start(it.actor.run)
+        async with asyncio.timeout(10):
+            for how in ("look", "free", "ask"):
+                it.mailbox.tell(Fetch("a", how))
+            heard: list[Any] = []
+            while len(heard) < 3:
+                heard += await it.directory.drain()
+        it.sessions.remove(1)
+        it.mailbox.close()
+    assert heard == [
+        Fetched("a", {"head": b"x"}),
+        Fetched("a", {}, held=True),
+        Fetched("a", {"head": b"x", "s1": b"y"}, fence=7),
+    ]
+    asked = [call[1] for call in it.store.calls if call[0] == "a" and len(call) == 2]
+    assert asked[:3] == ["free", "ask", "ask"]
+    assert asked[-1] == "force"
+    assert asked.count("force") == 1
+
+
+async def test_in_a_shared_store_others_are_heard_and_the_dead_are_followed(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "TEND_SECONDS", 0.005)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
+    it = Running()
+    it.store.shared = True
+    it.store.wanted = ["a"]
+    it.store.left = ["b", "elsewhere"]
+    it.actor._takes = lambda session: session != "elsewhere"
+    async with anyio.create_task_group() as group:
+        await group.start(it.actor.run)
+        async with asyncio.timeout(10):
+            heard: list[Any] = []
+            while len(heard) < 3:  # what cannot be taken up is told again, ever later
+                heard += await it.directory.drain()
+        it.sessions.remove(1)
+        it.mailbox.close()
+    assert heard[:3] == [Wanted(["a"]), Waiting(["b"]), Waiting(["b"])]
 
 
 async def test_a_full_disk_is_waited_for(monkeypatch: Any) -> None:
@@ -185,15 +291,15 @@ async def test_what_was_begun_when_the_server_stopped_is_written() -> None:
     begun, go = threading.Event(), threading.Event()
     write = it.store.write
 
-    def slow(batch: Sequence[Changes]) -> None:
+    def slow(batch: Sequence[Changes]) -> list[int]:
         begun.set()
         go.wait(10)
-        write(batch)
+        return write(batch)
 
     it.store.write = slow  # type: ignore[method-assign]
     async with anyio.create_task_group() as group:
         await group.start(it.actor.run)
-        for message in (save("a", 1), Forget("z"), save("b", 2, 0)):
+        for message in (save("a", 1), Forget("z", 0), save("b", 2, 0)):
             it.mailbox.tell(message)
         await asyncio.to_thread(begun.wait, 10)
         it.sessions.remove(1)

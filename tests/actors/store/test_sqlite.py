@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ramify.actors.store.base import StoreError
-from ramify.actors.store.sqlite import SqliteStore, claim
-from ramify.protocol.saved import FORMAT, Changes
+from ramify.actors.store.base import StoreError, Taken
+from ramify.actors.store.sqlite import LAYOUT, SqliteStore, claim
+from ramify.protocol.saved import Changes, next_fence
 
 
 def changes(
@@ -22,9 +22,11 @@ def changes(
     busy: bool = False,
     live: bool = False,
     sync: bool = False,
+    fence: int = 1,
+    new: bool = True,
 ) -> Changes:
     put = {"head": b"h"} if put is None else put
-    return Changes(session, "me", put, drop or [], used, expires, busy, live, sync)
+    return Changes(session, "me", put, drop or [], used, expires, busy, live, sync, fence, new)
 
 
 def test_items_are_put_replaced_and_dropped(tmp_path: Path) -> None:
@@ -56,9 +58,53 @@ def test_only_its_user_reads_it(tmp_path: Path) -> None:
 def test_changes_of_a_session_that_was_forgotten_are_dropped(tmp_path: Path) -> None:
     """A save that was under way when the session ended must not make half of it again."""
     store = SqliteStore(tmp_path / "s.db")
-    store.write([changes(put={"s7": b"7"})])
+    assert store.write([changes(put={"s7": b"7"}, new=False), changes(new=False)]) == [0, 1]
     assert list(store.kept()) == []
     store.close()
+
+
+def test_who_took_a_session_last_has_it(tmp_path: Path) -> None:
+    """Whoever had it before changes nothing, also with a head, and also once it is over."""
+    path = tmp_path / "s.db"
+    old, new = SqliteStore(path), SqliteStore(path)
+    old.write([changes(put={"head": b"1", "s1": b"one"})])
+    taken = new.take("s_1", "ask")
+    assert taken is not None
+    assert taken.fence > next_fence() - 10**9
+    assert dict(taken.items) == {"head": b"1", "s1": b"one"}
+    late = changes(put={"head": b"late"}, drop=["s1"])
+    assert old.write([late, changes("s_2"), late]) == [0, 2]
+    assert new.read("s_1") == taken.items
+    assert new.read("s_2") == {"head": b"h"}
+    old.forget("s_1", 1)
+    assert new.write([changes(put={"head": b"2"}, new=False, fence=taken.fence)]) == []
+    assert new.head("s_1") == b"2"
+    again = old.take("s_1", "free")
+    assert again is not None
+    assert again.fence > taken.fence
+    old.forget("s_1", again.fence)
+    assert new.head("s_1") is None
+    assert new.write([changes(new=False, fence=taken.fence)]) == [0]
+    assert new.take("s_1", "force") == Taken(0, {})
+    old.close()
+    new.close()
+
+
+def test_a_store_without_fences_gets_them(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    SqliteStore(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("ALTER TABLE sessions DROP COLUMN fence")
+        db.execute("INSERT INTO sessions VALUES (1, 's_1', '', 1.0, NULL, 0, 1, 1)")
+        db.execute("INSERT INTO items VALUES (1, 'head', x'68')")
+        db.execute("UPDATE about SET value = 1")
+    store = SqliteStore(path)
+    taken = store.take("s_1", "ask")
+    assert taken is not None
+    assert taken.items == {"head": b"h"}
+    assert store.write([changes(new=False, fence=taken.fence)]) == []
+    store.close()
+    SqliteStore(path).close()
 
 
 def test_a_batch_is_written_as_a_whole(tmp_path: Path) -> None:
@@ -121,7 +167,7 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     SqliteStore(path).close()
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE about SET value = ?", (FORMAT + 1,))
+        db.execute("UPDATE about SET value = ?", (LAYOUT + 1,))
     with pytest.raises(StoreError, match="use the newer version"):
         SqliteStore(path)
 
