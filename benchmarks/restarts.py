@@ -1,6 +1,7 @@
 """A server that is killed again and again: what do its clients find when the next one has the store?
 
-    python benchmarks/restarts.py [--minutes 3] [--clients 20] [--life 4] [--gateways 0] [--seed 0]
+    python benchmarks/restarts.py [--minutes 3] [--kills 500] [--clients 20] [--life 4] [--gateways 0]
+        [--seed 0] [--trace]
 
 Clients play random rounds (append, generate, fork, prune, join, rollback, meta, queued ops) against a
 server with the fake executor and a store; it is ended by SIGKILL at random moments, and another one is
@@ -22,7 +23,7 @@ import re
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class World:
     faults: list[str] = field(default_factory=list)
     back: list[float] = field(default_factory=list)  # seconds from a server's start to `state`
     started: float = 0.0
+    traces: bool = False  # tell with a fault what was said before it
     up: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -101,6 +103,7 @@ class Client:
         self._lost = False
         self._confirmed = 0  # the highest op that was answered
         self._socket: ClientConnection | None = None
+        self._trace: deque[str] = deque(maxlen=60)  # what was said last
 
     # --- rounds ----------------------------------------------------------------------------------
 
@@ -188,7 +191,9 @@ class Client:
                 assert self._socket is not None
                 if fresh and self._left:
                     fresh = False
-                    await self._socket.send(_frame([self._sent[i] for i in sorted(self._left)]))
+                    again = [self._sent[i] for i in sorted(self._left)]
+                    self._note("->", again)
+                    await self._socket.send(_frame(again))
                 async with asyncio.timeout(2):
                     frame = _decode(await self._socket.recv())
             except AWAY as error:
@@ -218,11 +223,13 @@ class Client:
         if self._login:
             have = {name: branch.position for name, branch in self._branches.items()}
             opened |= {"have": have, "revision": self._revision}
+        self._note("->", opened)
         await socket.send(_frame(opened))
         async with asyncio.timeout(20):
             frame = _decode(await socket.recv())
         messages = frame if isinstance(frame, list) else [frame]
         first = messages[0]
+        self._note("<-", first)
         if first["type"] != "state":
             self._fault(f"open was refused: {first}")
             if first.get("code") == "no_session":
@@ -276,7 +283,12 @@ class Client:
         for name in here:
             self._branches.setdefault(name, Branch(whole=False))
 
+    def _note(self, way: str, message: Any) -> None:
+        if self._world.traces:
+            self._trace.append(f"  {self._world.lives} {way} {_frame(message)[:700]}")
+
     def _hear(self, message: dict[str, Any]) -> None:
+        self._note("<-", message)
         match message["type"]:
             case "delta":
                 self._delta(message)
@@ -409,7 +421,8 @@ class Client:
         line = f"life {self._world.lives}, {self._name} ({kind}): {what}"
         if len(self._world.faults) < 100:
             self._world.faults.append(line)
-            print(line[:600], file=sys.stderr)
+            print(line[:600], *self._trace, sep="\n", file=sys.stderr, flush=True)
+            self._trace.clear()
 
 
 def _replies(op: dict[str, Any]) -> int:
@@ -423,7 +436,7 @@ def _frame(messages: Any) -> str:
 
 
 async def campaign(options: argparse.Namespace, store: Path) -> World:
-    world, chance, stop = World(), random.Random(options.seed), asyncio.Event()
+    world, chance, stop = World(traces=options.trace), random.Random(options.seed), asyncio.Event()
     server: FakeServer | None = None
     clients: list[asyncio.Task[None]] = []
     end = time.monotonic() + options.minutes * 60
@@ -442,7 +455,7 @@ async def campaign(options: argparse.Namespace, store: Path) -> World:
                     asyncio.create_task(Client(world, i, options.seed).run(stop))
                     for i in range(options.clients)
                 ]
-            if time.monotonic() > end:
+            if time.monotonic() > end or world.lives > options.kills:
                 break
             await asyncio.sleep(chance.uniform(0.1, 2 * options.life))
             world.up.clear()
@@ -464,11 +477,13 @@ async def campaign(options: argparse.Namespace, store: Path) -> World:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--kills", type=int, default=10**9, help="end after so many")
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--life", type=float, default=4.0, help="of a server, s, on average")
     parser.add_argument("--gateways", type=int, default=0)
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trace", action="store_true", help="tell with a fault what was said before it")
     parser.add_argument("--json", help="write the results here")
     options = parser.parse_args()
     about = machine()

@@ -128,8 +128,10 @@ class SessionCore:
         for log in self.publisher.reply_logs.values():
             log.changed = set()
 
-    def changes(self, wall: float, *, sync: bool = False, live: bool = True) -> Changes | None:
-        """What its store does not have; None: nothing, or there is no store."""
+    def changes(
+        self, wall: float, *, sync: bool = False, live: bool = True, force: bool = False
+    ) -> Changes | None:
+        """What its store does not have; None: nothing, or there is no store. `force`: even so."""
         if self.recorder is None:
             return None
         times = self._attachments
@@ -140,6 +142,7 @@ class SessionCore:
             away=times.away or not live,
             sync=sync,
             live=live,
+            force=force,
         )
 
     def resume(self, tasks: list[Task], arrived: float) -> None:

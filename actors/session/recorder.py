@@ -125,8 +125,10 @@ class Recorder:
         away: bool,
         sync: bool = False,
         live: bool = True,
+        force: bool = False,
     ) -> Changes | None:
-        """What has changed since the last time; None: nothing.
+        """What has changed since the last time; None: nothing, unless it is to be told all the same
+        (`force`).
 
         `now`: as ops arrive; `wall`: the same moment in seconds since 1970. `ttl_s`: how long it may be
         kept when nobody is there (`away`); None: as long as the store likes. `sync`, `live`: as in
@@ -170,7 +172,7 @@ class Recorder:
             self._growing.pop(number, None)
             drop.append(f"s{number}")
         self._put, self._drop = {}, []
-        if not put and not drop and live:
+        if not put and not drop and live and not force:
             return None
         return Changes(
             session=self._identity.session,

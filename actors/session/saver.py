@@ -24,7 +24,7 @@ from ramify.actors.session.replies import error_message
 from ramify.protocol.errors import Overloaded
 from ramify.protocol.messages import Forget, Release, Save, StoreMessage
 from ramify.protocol.saved import next_fence
-from ramify.protocol.wire import Done, Ok, ServerMessage
+from ramify.protocol.wire import Done, Event, Ok, ServerMessage, State
 
 LAZY_SECONDS = 0.25
 RETRY_MS = 2000  # when an `open` may be tried again
@@ -64,6 +64,7 @@ class Saver:
         self._unheard = not fence and not late  # nobody has heard of the session yet
         self._late = late  # and nothing of it was saved yet
         self._lost = False  # it is another server's
+        self._unflushed = False  # a lazy save was told since the last one that is flushed to the disk
 
     # --- what sockets may hear -------------------------------------------------------------------
 
@@ -147,15 +148,23 @@ class Saver:
             self._failing = True
 
     def _done(self) -> tuple[bool, bool]:
-        """Whether somebody is about to hear that an op is done; of one that must be saved first."""
+        """Whether somebody is about to hear that an op is done; and of one that must be saved first."""
         done = False
         for subscriber in self._core.publisher.subscribers.values():
             for message in subscriber.out[self._ready.get(subscriber.socket, 0) :]:
-                if isinstance(message, Ok | Done):
+                if isinstance(message, Ok | Done | Event):
                     done = True
                     if self._waits(message):
                         return True, True
+                elif isinstance(message, State) and self._synced:
+                    return True, True  # it shows what ran while nobody was here
         return done, False
+
+    @property
+    def _synced(self) -> bool:
+        """Whether anything of the session is saved with `sync`."""
+        state = self._core.state
+        return state.persist == "sync" or any(b.persist == "sync" for b in state.branches.values())
 
     def _waits(self, message: ServerMessage) -> bool:
         state = self._core.state
@@ -173,11 +182,13 @@ class Saver:
                 core.recorder.reset()
                 self._tell(Forget(core.identity.session, self._fence))
             return None
-        changes = core.changes(self._wall(), sync=sync, live=not last)
+        # What somebody is to hear may be on its way in a lazy save, which nobody waits for.
+        force = sync and self._unflushed
+        changes = core.changes(self._wall(), sync=sync, live=not last, force=force)
         if changes is None:
             return None
         changes = structs.replace(changes, fence=self._fence, new=not self._stored)
-        self._stored = True
+        self._stored, self._unflushed = True, not sync
         self._ticket += 1
         self._tell(Save(0 if last else core.state.number, self._ticket, changes))
         return self._ticket

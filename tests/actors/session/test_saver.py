@@ -5,7 +5,7 @@ from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.session.saver import LAZY_SECONDS, Saver
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.messages import Forget, Save, StoreMessage
-from ramify.protocol.wire import Set
+from ramify.protocol.wire import Append, Set
 from tests.actors.session.alone import Alone
 
 
@@ -114,3 +114,58 @@ def test_a_session_that_was_heard_of_goes_on_while_an_open_is_refused(tokenizer:
     assert alone.core.ended is None
     saver.saved(pending)
     assert saver.ready(1) == 1
+
+
+def heard(alone: Alone, saver: Saver, store: Mailbox[StoreMessage]) -> None:
+    """The session is saved, and its sockets have heard all that was said."""
+    saver.turn()
+    for save in store.drain_nowait():
+        assert isinstance(save, Save)
+        saver.saved(save.ticket)
+    for subscriber in alone.core.publisher.subscribers.values():
+        saver.sent(subscriber.socket, len(subscriber.out))
+        subscriber.out.clear()
+    assert not saver.holds
+
+
+def test_a_sync_reply_waits_for_a_lazy_save_that_has_its_change(tokenizer: Tokenizer) -> None:
+    """It was made while another sync save was under way."""
+    alone, saver, store = saving(tokenizer)
+    alone.core.state.persist = "sync"
+    heard(alone, saver, store)
+    alone.send(Set(id=1, meta={"a": 1}))
+    saver.turn()
+    first = ticket(store)
+    alone.send(Set(id=2, meta={"a": 2}))
+    saver.turn()
+    lazy = ticket(store)  # it has what op 2 changed
+    saver.saved(first)
+    assert saver.ready(1) == 1
+    saver.turn()
+    last = ticket(store)
+    saver.saved(lazy)
+    assert saver.ready(1) == 1
+    saver.saved(last)
+    assert saver.ready(1) == 2
+
+
+def test_a_sync_session_shows_nobody_what_is_not_saved(tokenizer: Tokenizer) -> None:
+    """Its ops ran while nobody was here: the answer to `open` waits for them."""
+    alone, saver, store = saving(tokenizer)
+    alone.core.state.persist = "sync"
+    heard(alone, saver, store)
+    alone.send(Append(id=1, text="hello"))
+    alone.detach(1)
+    saver.turn()
+    lazy = [save.ticket for save in store.drain_nowait() if isinstance(save, Save)]
+    socket = alone.attach()
+    saver.turn()
+    (save,) = store.drain_nowait()
+    assert isinstance(save, Save)
+    assert save.changes.sync
+    for each in lazy:
+        saver.saved(each)
+    assert saver.holds
+    assert not saver.ready(socket)
+    saver.saved(save.ticket)
+    assert saver.ready(socket)
