@@ -132,9 +132,8 @@ class CudaConstraints:
         if isinstance(matcher, AutomatonMatcher):
             self.automata.put(ident, matcher.machine)
             self._on_device[row] = self.automata.open(row, ident, matcher.state)
-            # One that only found no place is moved at once, and its masks are made when they are asked
-            # for: work in threads is for automata that never have a place.
-            matcher.elsewhere = bool(self._on_device[row]) or matcher.machine.elsewhere
+            # One that found no place is looked ahead in a thread between its steps.
+            matcher.elsewhere = bool(self._on_device[row])
 
     def _guess(self, step: StepRows, extends: int) -> StepRows:
         """`step` with the drafts of rows with constraints given, or left out where none are known.

@@ -31,7 +31,9 @@ class Accepted:
 def inputs_of(step: StepRows) -> Ints:
     """[S] the draft that a sampling line runs; NO_TOKEN: the first line of its row, which runs none."""
     if step.lines is not None and not step.extends and len(step.given) == len(step.sampling):
-        return step.given.astype(np.int64)
+        inputs = step.given.astype(np.int64)
+        inputs[np.cumsum(step.lines) - step.lines] = NO_TOKEN  # of a short extend, its own token
+        return inputs
     inputs = np.full(len(step.sampling), NO_TOKEN, dtype=np.int64)
     if step.lines is not None:
         behind = within(step.lines) > 0

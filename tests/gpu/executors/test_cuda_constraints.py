@@ -215,6 +215,28 @@ def test_a_late_constraint_delays_its_rows_alone(make: Any) -> None:
     assert not executor.rows.unsettled.any()
 
 
+def test_a_prompt_of_one_token_beside_forced_drafts(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its extend runs as a decode, and its row, followed on the host, has its mask all the same."""
+    monkeypatch.setattr("ramify.gpu.executors.cuda_constraints.ARENA_BYTES", 1 << 10)
+    executor = make()
+    words = vocabulary(executor.info.vocab_size)
+    machine = Machine.from_regex(r'\{"name": "pilot, pilot, pilot"\}')
+    made = Automaton(TokenAutomaton(words, machine.next, machine.classes, machine.final))
+    executor.constraints.rows.put(1, made)
+    sampling = SamplingParams(temperature=5.0, seed=1)
+
+    def opening(row: int) -> dict[str, Any]:
+        opens = [OpenRow(row, row, pack([row]), 0, sampling, 0, pack([40 + row]), 1)]
+        return {"opens": opens, "extends": [ExtendRow(row, 0, pack([40 + row]), True)]}
+
+    first = unpack(executor.launch(StepPlan(0, **opening(0))).result().tokens)[0]
+    for row in range(1, 4):  # another row each time, as its turn to draft comes again
+        plan = StepPlan(row, **opening(row), decodes=pack([0]), drafts=pack([2]))
+        result = executor.launch(plan).result()
+        assert list(unpack(result.counts)) == [1, 3]
+        assert unpack(result.tokens)[0] == first
+
+
 def test_one_that_cannot_be_followed(make: Any) -> None:
     """Its row is stuck, and hears why; others go on."""
     executor = make()

@@ -66,3 +66,16 @@ def test_acceptance_is_its_definition() -> None:
     """Few rows, and enough for arrays."""
     check(5)
     check(60)
+
+
+def test_a_short_extend_runs_no_draft() -> None:
+    """On CUDA one of one token is a decode whose input is given: the first line of its row still."""
+    step = drafted([[5, 6], [7]]).with_short_extends_as_decodes()
+    short = StepRows(
+        rows=np.array([3, 0, 0, 0, 1, 1]), starts=np.zeros(6, np.int64), counts=np.ones(6, np.int64),
+        extends=1, tokens=np.array([9], np.int32), sampling=np.arange(6), draws=np.arange(6),
+        given=step.given, lines=np.array([1, 3, 2]),
+    ).with_short_extends_as_decodes()  # fmt: skip
+    assert short.given.tolist() == [9, NO_TOKEN, 5, 6, NO_TOKEN, 7]
+    assert inputs_of(short).tolist() == [NO_TOKEN, NO_TOKEN, 5, 6, NO_TOKEN, 7]
+    assert accept(short, np.array([4, 5, 6, 1, 7, 8])).counts.tolist() == [1, 3, 2]
