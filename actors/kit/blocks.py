@@ -2,7 +2,7 @@
 
 For each block k of `size` tokens t, with odd 64-bit weights w and a multiplier m, modulo 2^64:
 
-    state[k] = m * (state[k - 1] + mix(sum of t[i] * w[i])),    state[-1]: of the namespace
+    state[k] = m * (state[k - 1] + mix(g + sum of t[i] * w[i])),    state[-1]: of the namespace
 
 `mix` is the finalizer of SplitMix64 (Steele, Lea and Flood 2014). The chain is linear in what is
 mixed, so all blocks of a prompt are hashed by a few numpy operations (m is odd: its powers can be
@@ -29,6 +29,7 @@ _MASK = (1 << 64) - 1
 _M = 0xD6E8FEB86659FD93  # odd
 _RUN = 1024  # blocks that are chained at once
 _C1, _C2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_G = np.uint64(0x9E3779B97F4A7C15)
 _S1, _S2, _S3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
@@ -48,11 +49,12 @@ def _powers(base: int, count: int) -> Hashes:
 
 
 def _weights(count: int) -> Hashes:
-    state = _mix(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    state = mix(np.arange(1, count + 1, dtype=np.uint64) * _G)
     return state | np.uint64(1)
 
 
-def _mix(x: Hashes) -> Hashes:
+def mix(x: Hashes) -> Hashes:
+    """Numbers that look random, each a function of one of `x`."""
     x = x ^ (x >> _S1)
     x *= _C1
     x ^= x >> _S2
@@ -86,7 +88,7 @@ class BlockHasher:
             return [NO_HASHES] * len(runs)
         parts = [tokens[: count * size] for (_, tokens), count in zip(runs, counts, strict=True)]
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        mixed = _mix(joined.astype(np.uint64).reshape(-1, size) @ self._weights)
+        mixed = mix(joined.astype(np.uint64).reshape(-1, size) @ self._weights + _G)
         found: list[Hashes] = []
         at = 0
         for (state, _), count in zip(runs, counts, strict=True):

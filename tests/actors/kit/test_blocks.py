@@ -25,8 +25,8 @@ def by_definition(state: int, tokens: list[int], size: int) -> list[int]:
     found = []
     for k in range(len(tokens) // size):
         block = tokens[k * size : (k + 1) * size]
-        total = sum(t * w for t, w in zip(block, weights(size), strict=True)) & MASK
-        state = 0xD6E8FEB86659FD93 * (state + mix(total)) & MASK
+        total = sum(t * w for t, w in zip(block, weights(size), strict=True))
+        state = 0xD6E8FEB86659FD93 * (state + mix(total + 0x9E3779B97F4A7C15 & MASK)) & MASK
         found.append(state)
     return found
 

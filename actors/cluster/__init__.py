@@ -1,0 +1,1 @@
+"""Replicas: several cores behind one front. A session is at one, and moves when that one goes."""

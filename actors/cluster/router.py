@@ -1,0 +1,413 @@
+"""Where a session goes: to the replica that has its first token soonest, as far as is known. Pure.
+
+The expected time to first token at a replica is what waits there and what is to be computed, over the
+speed at which it computes:
+
+    (tokens queued + tokens sent there and not heard of + price * tokens that have no KV there) / rate
+
+- *Queued* is what the replica told last; what this router has sent since is added until a report counts
+  it in, so slow prefills do not pile up on one replica unseen.
+- *KV* is what replicas publish (`KvEvents`), and what requests that were placed lately will compute:
+  a burst with one new prefix goes where it is being computed.
+- The *price* of computing rises with the queues of all replicas: what one session computes, others
+  wait for.
+- A replica whose queue is longer than `imbalance` times the mean (and some slack) takes nothing,
+  whatever it has cached. Some replica always has the mean or less, so this never leaves nobody.
+- A tenant stays at few replicas (`tenancy.py`), unless going elsewhere saves more than `away_s`.
+- What is equal goes to the one that was chosen longest ago: never to the smallest tree.
+
+A session stays at its replica; `should_move` says when it is worth computing its KV elsewhere.
+
+Times are seconds that the caller passes in. Does not know sessions, sockets or processes.
+"""
+
+from collections import deque
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ramify.actors.cluster.index import PrefixIndex, Promises, levels
+from ramify.actors.cluster.tenancy import Tenancy
+from ramify.actors.kit.blocks import BlockHasher, Hashes, seed
+from ramify.protocol.cluster import BLOCK, KvEvents, ReplicaLoad
+
+MOST_UNHEARD = 1 << 16  # requests to a replica that has told nothing of them; the oldest are forgotten
+PROMISE_S = 10.0  # what was placed is expected to be in an index by then
+RESERVED_S = 5.0  # a place whose request does not come by then is not held
+_RATE = 20_000.0  # prompt tokens a second, until anything was measured
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """The weights of the score. Times in seconds, sizes in tokens."""
+
+    imbalance: float = 1.5  # times the mean of the queues that a replica's may be
+    slack_s: float = 0.25  # work beyond that which does not count as imbalance
+    price_s: float = 0.5  # mean wait at which computing a token costs twice its time
+    most_price: float = 3.0
+    away_s: float = 0.1  # what a tenant's session must save to be placed away from its home
+    pressed_s: float = 1.0  # what a replica costs that has no room for the KV
+    evict: float = 0.05  # of the time that evicted tokens took, what losing them costs
+    move_s: float = 0.5  # what a session must save to be moved
+    move_share: float = 0.5  # and this share of what it would wait where it is
+    rest_s: float = 20.0  # it stays for so long after it has come
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """A session's place. `cached`: tokens that are expected to have KV there; `computes`: the others.
+
+    `seconds`: the expected time to first token. `ticket`: for `ReplicaRouter.sent`.
+    """
+
+    replica: int
+    cached: int
+    computes: int
+    seconds: float
+    ticket: int
+
+
+class _Replica:
+    __slots__ = ("count", "number", "reserved", "sent", "seq", "slot", "unheard")
+
+    def __init__(self, number: int, slot: int) -> None:
+        self.number, self.slot = number, slot
+        self.seq = -1  # of the last event; -1: no snapshot yet
+        self.count = 0  # requests sent
+        self.sent: deque[tuple[int, int]] = deque()  # (count, tokens) that it was not heard of
+        self.unheard = 0  # their tokens
+        self.reserved: dict[int, int] = {}  # ticket: tokens
+
+
+class ReplicaRouter:
+    """One of possibly several routers of a cluster; each knows what it sends itself.
+
+    `memory`: bytes for the index of prefixes, about. `block`: tokens of a block, as the replicas'.
+    """
+
+    def __init__(
+        self, policy: Policy | None = None, *, memory: int = 256 << 20, block: int = BLOCK
+    ) -> None:
+        self.policy = policy if policy is not None else Policy()
+        self.index = PrefixIndex(memory)
+        self._hasher = BlockHasher(block)
+        self._promises = Promises(PROMISE_S, 1 << 16)
+        self._tenancy = Tenancy()
+        self._replicas: dict[int, _Replica] = {}
+        self._at: list[_Replica | None] = []  # by slot
+        self._tickets = 0
+        self._reservations: deque[tuple[float, int, int]] = deque()  # (until, replica, ticket)
+        self._version = 0
+        self._resize(8)
+
+    def __contains__(self, replica: int) -> bool:
+        return replica in self._replicas
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    # --- who is there -----------------------------------------------------------------------
+
+    def joined(self, replica: int) -> None:
+        """It may be chosen from now on. It was told nothing yet, and knows of nothing that was sent."""
+        if replica in self._replicas:
+            self.gone(replica)
+        slot = self.index.join()
+        while slot >= len(self._live):
+            self._resize(2 * len(self._live))
+        self._replicas[replica] = self._at[slot] = _Replica(replica, slot)
+        self._ids[slot] = replica & (1 << 63) - 1
+        self._queued[slot] = self._work[slot] = 0.0
+        self._rate[slot] = self._rates()
+        self._room[slot] = self._free[slot] = np.inf
+        self._turn[slot] = 0.0
+        self._live[slot] = True
+        self._version += 1
+
+    def drain(self, replica: int) -> None:
+        """It is not chosen any more. An unknown one is no error."""
+        known = self._replicas.get(replica)
+        if known is not None:
+            self._live[known.slot] = False
+            self._version += 1
+
+    def gone(self, replica: int) -> None:
+        """It is not there any more, and nothing of what it had. An unknown one is no error."""
+        known = self._replicas.pop(replica, None)
+        if known is None:
+            return
+        slot = known.slot
+        self.index.leave(slot)
+        self._promises.leave(slot)
+        self._at[slot] = None
+        self._live[slot] = False
+        self._work[slot] = self._queued[slot] = 0.0
+        self._version += 1
+
+    # --- what replicas tell -----------------------------------------------------------------
+
+    def update(self, replica: int, load: ReplicaLoad, now: float) -> None:
+        """A report of a replica's load. Of an unknown one: nothing."""
+        known = self._replicas.get(replica)
+        if known is None:
+            return
+        self._expire(now)
+        while known.sent and known.sent[0][0] <= load.heard:
+            known.unheard -= known.sent.popleft()[1]
+        slot = known.slot
+        self._queued[slot] = load.queued
+        if load.prefill_rate > 0.0:
+            self._rate[slot] = max(1.0, load.prefill_rate)
+        if load.slots:
+            self._room[slot] = load.free + load.evictable
+            self._free[slot] = load.free
+        self._weigh(known)
+
+    def events(self, replica: int, events: KvEvents) -> bool:
+        """What became resident or cold there. False: some were missed, so ask it for a snapshot."""
+        known = self._replicas.get(replica)
+        if known is None:
+            return True
+        if events.listener:
+            if events.reset and known.seq >= 0:
+                self._forget(known)
+        else:
+            if events.seq <= known.seq:
+                return True  # it was in a snapshot, or comes twice
+            if known.seq < 0 or events.seq != known.seq + 1:
+                return False
+        known.seq = events.seq
+        if events.removed:
+            self.index.remove(known.slot, np.frombuffer(events.removed, dtype=np.uint64))
+        if events.stored:
+            self.index.add(known.slot, np.frombuffer(events.stored, dtype=np.uint64))
+        return True
+
+    # --- placing ----------------------------------------------------------------------------
+
+    def place(
+        self, namespace: str, tokens: bytes, now: float, *, tenant: str | None = None
+    ) -> Placement | None:
+        """The replica for a session whose branch has these `tokens` (int32); None: there is none.
+
+        The place is reserved: `sent` with its ticket says that the request is on its way. `tenant`:
+        whose session it is, where several share a namespace.
+        """
+        self._expire(now)
+        if not self._live.any():
+            return None
+        size = len(tokens) // 4
+        hashes, cached = self._look(namespace, tokens)
+        seconds = self._seconds(size, cached)
+        name = namespace if tenant is None else tenant
+        strangers = self._strangers(name, now)
+        if strangers is not None:
+            seconds[strangers] += self.policy.away_s
+        return self._placed(name, self._choose(seconds), size, cached, hashes, now)
+
+    def should_move(
+        self,
+        namespace: str,
+        tokens: bytes,
+        now: float,
+        *,
+        replica: int,
+        position: int,
+        since: float,
+        tenant: str | None = None,
+    ) -> Placement | None:
+        """Where a session had better go before its next request; None: it stays.
+
+        It is at `replica` since `since`, where its branch has KV up to `position`, of the `tokens`.
+        From one that is gone or drains, it always goes, if there is another.
+        """
+        known = self._replicas.get(replica)
+        if known is None or not self._live[known.slot]:
+            return self.place(namespace, tokens, now, tenant=tenant)
+        policy = self.policy
+        self._expire(now)
+        size = len(tokens) // 4
+        if now - since < policy.rest_s or len(self._replicas) == 1:
+            return None
+        stays = (self._work[known.slot] + size - min(position, size)) / self._rate[known.slot]
+        enough = max(policy.move_s, policy.move_share * stays)
+        if stays <= enough:
+            return None
+        hashes, cached = self._look(namespace, tokens)
+        seconds = self._seconds(size, cached)
+        seconds[known.slot] = np.inf
+        slot = self._choose(seconds)
+        if not stays - seconds[slot] > enough:
+            return None
+        name = namespace if tenant is None else tenant
+        return self._placed(name, slot, size, cached, hashes, now)
+
+    def sent(self, replica: int, tokens: int, now: float, ticket: int = 0) -> int:
+        """A request goes to a replica that has to compute about so many tokens. Returns its count there.
+
+        `ticket`: the place that was reserved for it. An unknown replica is no error: 0.
+        """
+        known = self._replicas.get(replica)
+        if known is None:
+            return 0
+        known.reserved.pop(ticket, None)
+        known.count += 1
+        if tokens > 0:
+            known.sent.append((known.count, tokens))
+            known.unheard += tokens
+            if len(known.sent) > MOST_UNHEARD:
+                known.unheard -= known.sent.popleft()[1]
+        self._weigh(known)
+        return known.count
+
+    def work(self, replica: int) -> float:
+        """Tokens that wait at a replica, as far as this router knows."""
+        return float(self._work[self._replicas[replica].slot])
+
+    @property
+    def bound(self) -> float:
+        """Tokens that may wait at a replica which is chosen."""
+        live = self._live
+        mean = float(self._work.sum(where=live)) / max(1, int(live.sum()))
+        return self.policy.imbalance * mean + self.policy.slack_s * self._rates()
+
+    # --- internals --------------------------------------------------------------------------
+
+    def _resize(self, slots: int) -> None:
+        def grown(name: str, dtype: npt.DTypeLike, fill: float) -> None:
+            array = np.full(slots, fill, dtype=dtype)
+            old = getattr(self, name, None)
+            if old is not None:
+                array[: len(old)] = old
+            setattr(self, name, array)
+
+        self._live: npt.NDArray[np.bool_]
+        self._ids: npt.NDArray[np.uint64]
+        self._queued: npt.NDArray[np.float64]
+        self._work: npt.NDArray[np.float64]  # queued, sent and reserved
+        self._rate: npt.NDArray[np.float64]
+        self._room: npt.NDArray[np.float64]  # free and evictable slots of the pool
+        self._free: npt.NDArray[np.float64]
+        self._turn: npt.NDArray[np.float64]  # the ticket that last chose it
+        grown("_live", np.bool_, 0)
+        grown("_ids", np.uint64, 0)
+        for name in ("_queued", "_work", "_room", "_free", "_turn"):
+            grown(name, np.float64, 0)
+        grown("_rate", np.float64, _RATE)
+        self._at += [None] * (slots - len(self._at))
+
+    def _rates(self) -> float:
+        """Tokens a second of a replica, the mean."""
+        live = self._live
+        count = int(live.sum())
+        return float(self._rate.sum(where=live)) / count if count else _RATE
+
+    def _weigh(self, known: _Replica) -> None:
+        work = self._queued[known.slot] + known.unheard
+        if known.reserved:
+            work += sum(known.reserved.values())
+        self._work[known.slot] = work
+
+    def _expire(self, now: float) -> None:
+        """Give up places whose request did not come."""
+        while self._reservations and self._reservations[0][0] <= now:
+            _, number, ticket = self._reservations.popleft()
+            known = self._replicas.get(number)
+            if known is not None and known.reserved.pop(ticket, None) is not None:
+                self._weigh(known)
+
+    def _forget(self, known: _Replica) -> None:
+        """A snapshot comes: what was known of its cache does not count any more."""
+        slot = self.index.join()
+        while slot >= len(self._live):
+            self._resize(2 * len(self._live))
+        old = known.slot
+        for array in (
+            self._live, self._ids, self._queued, self._work, self._rate, self._room, self._free,
+            self._turn,
+        ):  # fmt: skip
+            array[slot] = array[old]
+        self._at[slot], self._at[old] = known, None
+        self._live[old] = False
+        self._work[old] = self._queued[old] = 0.0
+        self.index.leave(old)
+        self._promises.leave(old)
+        known.slot = slot
+        self._version += 1
+
+    def _look(self, namespace: str, tokens: bytes) -> tuple[Hashes, npt.NDArray[np.float64]]:
+        """The prompt's hashes, and how many of its tokens each slot has."""
+        array = np.frombuffer(tokens, dtype=np.int32)
+        hashes = self._hasher.chain(seed(namespace), array)
+        cached = np.zeros(len(self._live))
+        if len(hashes):
+            for blocks, slots in reversed(levels(self.index, self._promises, hashes)):
+                cached[_members(slots)] = blocks * self._hasher.size
+        return hashes, cached
+
+    def _seconds(self, size: int, cached: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The score of each slot: infinite for those that may not be chosen."""
+        policy, rate, work = self.policy, self._rate, self._work
+        computes = np.maximum(size - cached, 1.0)
+        wait = work / rate
+        live = self._live
+        count = int(live.sum())
+        mean = float(wait.sum(where=live)) / max(1, count)
+        price = min(policy.most_price, 1.0 + mean / policy.price_s)
+        seconds = wait + computes * price / rate
+        if policy.evict:
+            lost = np.minimum(np.maximum(computes - self._free, 0.0), computes)
+            seconds += policy.evict * lost / rate
+        seconds[computes + work > self._room] += policy.pressed_s
+        seconds[~live | (work > self.bound)] = np.inf
+        return seconds
+
+    def _choose(self, seconds: npt.NDArray[np.float64]) -> int:
+        """The least; of those that are nearly so, the one that was chosen longest ago."""
+        best = float(seconds.min())
+        near = np.flatnonzero(seconds <= best * 1.01 + 1e-4)
+        return int(near[0] if len(near) == 1 else near[self._turn[near].argmin()])
+
+    def _strangers(self, name: str, now: float) -> npt.NDArray[np.intp] | None:
+        slots = np.flatnonzero(self._live)
+        found = self._tenancy.strangers(name, self._ids[slots], self._version, self._rates(), now)
+        return None if found is None else slots[found]
+
+    def _placed(
+        self,
+        name: str,
+        slot: int,
+        size: int,
+        cached: npt.NDArray[np.float64],
+        hashes: Hashes,
+        now: float,
+    ) -> Placement:
+        known = self._at[slot]
+        assert known is not None
+        had = min(int(cached[slot]), size)
+        computes = size - had
+        seconds = float((self._work[slot] + computes) / self._rate[slot])
+        self._tickets += 1
+        self._turn[slot] = ticket = self._tickets
+        known.reserved[ticket] = computes
+        self._reservations.append((now + RESERVED_S, known.number, ticket))
+        self._weigh(known)
+        self._tenancy.computes(name, computes, now)
+        new = hashes[had // self._hasher.size :]
+        if self.index.stride > 1:
+            new = new[new % np.uint64(self.index.stride) == 0]
+        self._promises.add(slot, new.tolist(), now)
+        return Placement(known.number, had, computes, seconds, ticket)
+
+
+def _members(slots: int) -> npt.NDArray[np.intp] | list[int]:
+    """The numbers of the bits that are set."""
+    if slots.bit_count() > 16:
+        size = (slots.bit_length() + 7) // 8
+        bits = np.frombuffer(slots.to_bytes(size, "little"), dtype=np.uint8)
+        return np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+    found = []
+    while slots:
+        low = slots & -slots
+        found.append(low.bit_length() - 1)
+        slots ^= low
+    return found
