@@ -102,6 +102,12 @@ class DropSessions(Base, frozen=True):
     sessions: list[int]
 
 
+class Reopen(Base, frozen=True):
+    """Forget all handles of the session: it is going to open its branches anew."""
+
+    session: int
+
+
 class Inspect(Base, frozen=True):
     """Ask how much of each branch is resident. Answered by `Inspected` to the session."""
 
@@ -176,6 +182,7 @@ CacheMessage = (
     | RetainBranches
     | DropBranches
     | DropSessions
+    | Reopen
     | Inspect
     | Settle
     | ListenKv
@@ -411,6 +418,15 @@ class Inspected(Base, frozen=True):
     resident: list[int]
 
 
+class Move(Base, frozen=True):
+    """Another engine computes for this session from now on: see `Reopen`. No text is lost.
+
+    `quietly`: as soon as nothing runs.
+    """
+
+    quietly: bool = False
+
+
 class Lost(Base, frozen=True):
     """A message to this session could not be brought to it: it cannot go on. `reason`: for the log."""
 
@@ -509,6 +525,7 @@ SessionMessage = (
     | Compiled
     | NotCompiled
     | Lost
+    | Move
     | Saved
     | NotSaved
     | Moved

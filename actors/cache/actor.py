@@ -96,5 +96,7 @@ class CacheActor:
                         self._routers.tell(event)
             case UnlistenKv():
                 cache.unlisten_kv(message)
+            case m.Reopen(session):
+                cache.drop_sessions(m.DropSessions([session]))
             case m.Inspect():
                 self._sessions.put(message.session, cache.inspect(message))

@@ -40,6 +40,7 @@ from ramify.protocol.messages import (
     Inspected,
     Lost,
     Moved,
+    Move,
     NotCompiled,
     NotSaved,
     OpenRefused,
@@ -128,6 +129,7 @@ class SessionActor:
         self._timer_at = 0.0
         self._failure = "the server has stopped"
         self._broken = False
+        self._to_change = False  # the core, as soon as nothing runs
 
     def fail(self, reason: str) -> None:
         """The engine is broken: once it has read what waits, the session ends its ops and itself."""
@@ -182,6 +184,8 @@ class SessionActor:
             while core.ended is None:
                 for message in await self._mailbox.drain():
                     self._handle(message)
+                    if self._to_change and not core.busy:
+                        self._change_core()
                     if core.ended is not None:
                         break
                     if len(core.state.out.cache) + len(core.state.out.scheduler) >= HANDFUL:
@@ -235,6 +239,10 @@ class SessionActor:
                     self._saver.failed(ticket)
             case Moved(taken):
                 self._move(taken)
+            case Move(quietly):
+                self._to_change = True
+                if not quietly:
+                    self._change_core()
             case Tick():
                 core.tick(now)
             case Displace():
@@ -250,6 +258,10 @@ class SessionActor:
                 self.core.ended = MOVED
             elif self._saver.leave():
                 self.core.ended = MOVED
+
+    def _change_core(self) -> None:
+        self._to_change = False
+        self.core.change_core(self._clock.now())
 
     def _send(self) -> bool:
         """Send what the core wants sent. False if a mailbox is full: the rest waits, in order."""

@@ -28,6 +28,7 @@ from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.recorder import Recorder
 from ramify.actors.session.replies import error_message, refusals
 from ramify.actors.session.reply_log import ReplyLog
+from ramify.actors.session.retell import retell
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.subscriber import Subscriber
 from ramify.actors.session.tasks import FrameRun, Task
@@ -36,7 +37,7 @@ from ramify.actors.session.trees import Trees
 from ramify.actors.session.view import View
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import LimitExceeded, RamifyError
-from ramify.protocol.messages import Attach, Compiled, Frame, Inspected, NotCompiled, Tokens
+from ramify.protocol.messages import Attach, Compiled, Frame, Inspected, NotCompiled, Reopen, Tokens
 from ramify.protocol.saved import Changes
 from ramify.protocol.wire import (
     ClientMessage,
@@ -256,6 +257,25 @@ class SessionCore:
         """The cache has said which tokens are resident."""
         self.publisher.now = now
         self._inspections.answered(message)  # a socket that has its `state` now may bring ops
+        self._runner.judge()
+
+    @property
+    def busy(self) -> bool:
+        """Whether an engine computes anything for it that somebody waits for."""
+        return self._runner.busy
+
+    def move(self, now: float) -> None:
+        """The engine has gone, or gives the session up: it goes on at another, where it is.
+
+        Nothing of the text is lost and no socket notices: only the keys and values are computed again.
+        """
+        self.publisher.now = now
+        out = self.state.out
+        out.forget_engine()
+        out.cache.append(Reopen(self.state.number))
+        retell(self.state, now)
+        self._inspections.ask_again()
+        self._runner.move(now)
         self._runner.judge()
 
     def fail(self, error: RamifyError, now: float) -> None:

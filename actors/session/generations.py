@@ -387,6 +387,33 @@ class Generations:
             decided = generation.ending  # it was only to be confirmed
             self._close(generation, task, _ended_here(generation, now, None if decided else error))
 
+    def move(self, now: float) -> None:
+        """Another engine has the branches as they are here: make the requests of the old one anew.
+
+        What was only to be confirmed ends now. Call it when the cache has been told of the branches.
+        """
+        over: list[tuple[GenerationState, Task, EndedHere]] = []
+        again: _Queue = OrderedDict()
+        for generation, task in self._by_request.values():
+            generation.compiling = False
+            reason = _reason(generation)
+            if reason is not None:
+                over.append((generation, task, reason))
+                continue
+            away = self._paused.get(task.frame.client) if generation.pausing else None
+            (again if away is None else away)[id(task)] = generation, task
+        self._by_request.clear()
+        again.update(self._ready)
+        self._ready = again
+        prefills = [branch for request, branch in self._prefills.items() if branch.prefill == request]
+        self._prefills.clear()
+        for branch in prefills:
+            branch.prefill = None
+            self.prefill(branch, now)
+        for generation, task, reason in over:
+            self._close(generation, task, _ended_here(generation, now, reason=reason))
+        self.submit_ready()
+
     def finished(self, finished: Finished) -> None:
         """A request ended. Call `submit_ready` after the last one of a message."""
         branch = self._prefills.pop(finished.request, None)
@@ -526,6 +553,17 @@ class Generations:
         segment = generation.segment
         released = generation.text.finish()
         segment.release(len(segment.tokens), released.text if released is not None else "")
+
+
+def _reason(generation: GenerationState) -> EndedHere | None:
+    """How a generation ends whose engine is gone; None: it goes on."""
+    if generation.decided:
+        return "stop"
+    if generation.cancelled or generation.exhausted:
+        return "cancelled"
+    if generation.expired:
+        return "deadline"
+    return "length" if generation.remaining <= 0 else None
 
 
 def _mean(generation: GenerationState) -> float | None:

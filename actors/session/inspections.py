@@ -15,13 +15,13 @@ class Inspections:
 
     def __init__(self, state: SessionState) -> None:
         self._state = state
-        self._waiting: dict[int, tuple[int, Then]] = {}
+        self._waiting: dict[int, tuple[list[int], Then]] = {}  # branch handles
 
     def ask(self, branches: list[Branch], then: Then) -> None:
         """`then` gets the resident tokens of each branch, UNKNOWN if nobody can tell."""
         ident = self._state.next_id()
-        self._waiting[ident] = (len(branches), then)
         handles = [branch.handle for branch in branches]
+        self._waiting[ident] = (handles, then)
         self._state.out.cache.append(Inspect(self._state.number, ident, handles))
 
     def answered(self, message: Inspected) -> None:
@@ -33,5 +33,10 @@ class Inspections:
     def give_up(self) -> None:
         """The cache is gone: answer all with UNKNOWN."""
         while self._waiting:  # those who are answered may ask
-            count, then = self._waiting.pop(next(iter(self._waiting)))
-            then([UNKNOWN] * count)
+            handles, then = self._waiting.pop(next(iter(self._waiting)))
+            then([UNKNOWN] * len(handles))
+
+    def ask_again(self) -> None:
+        """Another cache has the branches now."""
+        for ident, (handles, _) in self._waiting.items():
+            self._state.out.cache.append(Inspect(self._state.number, ident, handles))

@@ -21,12 +21,22 @@ from ramify.protocol.messages import (
     Inspect,
     MoveBranch,
     OpenBranch,
+    Reopen,
     RetainBranches,
     Submit,
 )
 from ramify.protocol.wire import Error, ServerMessage
 
-ToCache = OpenBranch | ExtendBranch | ForkBranch | MoveBranch | RetainBranches | DropBranches | Inspect
+ToCache = (
+    OpenBranch
+    | ExtendBranch
+    | ForkBranch
+    | MoveBranch
+    | RetainBranches
+    | DropBranches
+    | Reopen
+    | Inspect
+)
 ToScheduler = Submit | Cancel
 ToGrammar = Compile | Abandon
 
@@ -63,9 +73,14 @@ class Outbox:
 
     def forget(self) -> None:
         """Cache, scheduler and grammar are gone: drop what is for them. Replies still go out."""
-        for commands in (self.cache, self.retained, self.scheduler, self.grammar, self.encode):
-            commands.clear()
+        self.forget_engine()
+        self.encode.clear()
         self.wake_at = None
+
+    def forget_engine(self) -> None:
+        """Others take the place of cache, scheduler and grammar: they are told everything anew."""
+        for commands in (self.cache, self.retained, self.scheduler, self.grammar):
+            commands.clear()
 
     def seal(self) -> None:
         """Make one message of all that is retained, behind those that make, move or drop branches."""

@@ -5,7 +5,6 @@ that waited run in their order. What came after the last save is lost: a client 
 `truncate` when it resumes.
 """
 
-from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,12 +17,12 @@ from ramify.actors.session.core import SessionCore
 from ramify.actors.session.meter import BRANCH, LOGPROB, MARK, SEGMENT, TOKEN, Meter
 from ramify.actors.session.ops.registry import HANDLERS
 from ramify.actors.session.replies import error_of
+from ramify.actors.session.retell import retell
 from ramify.actors.session.segments import History, InputSegment, OutputSegment, Segment, Tail
 from ramify.actors.session.sizes import op_bytes
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Bill, FrameRun, Resumed, Task
-from ramify.protocol.messages import ExtendBranch, ForkBranch, OpenBranch
-from ramify.protocol.plan import pack, unpack
+from ramify.protocol.plan import unpack
 from ramify.protocol.sampling import TokenLogprobs
 from ramify.protocol.saved import (
     FORMAT,
@@ -87,10 +86,7 @@ class _Restoring:
                 if run.opened is not None and run.opened < branch.position:
                     branch.truncate(run.opened, state.decode)
                 resumed.setdefault(number, {})[run.place] = Resumed(segment, run)
-        self._tell_cache(state)
-        for branch in state.branches.values():
-            if branch.retain_s is not None:
-                state.out.retained[branch.handle] = now + branch.retain_s
+        retell(state, now)
         replies = self._clients()
         if core.recorder is not None:
             known = {HEAD, *(f"s{number}" for number in self._seen)}
@@ -176,26 +172,6 @@ class _Restoring:
             if branch.segments.top is link:
                 return branch
         return None
-
-    def _tell_cache(self, state: SessionState) -> None:
-        """Each branch is a fork of the first that has its segments: shared tokens are told once."""
-        placed: dict[int, int] = {}  # id(link) -> a handle that has it
-        for branch in state.branches.values():
-            own: list[Link] = []
-            link = branch.segments.top
-            while link is not None and id(link) not in placed:
-                own.append(link)
-                link = link.before
-            if link is None:
-                state.out.cache.append(OpenBranch(branch.handle, state.namespace))
-            else:
-                state.out.cache.append(ForkBranch(placed[id(link)], [branch.handle], link.segment.end))
-            tokens: array[int] = array("i")
-            for each in reversed(own):
-                placed[id(each)] = branch.handle
-                tokens.extend(each.segment.tokens)
-            if tokens:
-                state.out.cache.append(ExtendBranch(branch.handle, pack(tokens)))
 
     # --- clients and ops -------------------------------------------------------------------------
 

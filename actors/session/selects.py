@@ -216,6 +216,16 @@ class Selects:
         selection.waiting.extendleft(reversed(pending.values()))
         pending.clear()
 
+    def move(self) -> None:
+        """Another engine has the branches: what is not scored yet is asked of it. Scores are kept."""
+        self._by_request.clear()
+        for selection in self._by_task.values():
+            selection.waiting.extendleft(reversed(selection.pending.values()))
+            selection.pending.clear()
+            selection.handles.clear()
+        for selection in list(self._by_task.values()):
+            self._go_on(selection)
+
     # --- the end ---------------------------------------------------------------------------------
 
     def finished(self, finished: Finished, now: float) -> bool:

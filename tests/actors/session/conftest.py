@@ -261,6 +261,7 @@ class SimEngine:
         self.computed = 0
         self.deltas = 0
         self.integrity = True
+        self._lost: set[int] = set()  # sessions whose engine is gone: nobody hears them
         self.unheld: set[tuple[str, int]] = set()  # (client, op id) of generations that call nothing
         self.calls: Automaton | None = None  # free text with calls, where the sessions have tools
         self._start()
@@ -334,6 +335,15 @@ class SimEngine:
                 restore(core, self.saved[number], self.now, 1e9 + self.now)
                 self.save(number)  # as `Saver`: before anybody hears of this life
                 self._flush(number)
+
+    def move(self) -> None:
+        """The engine dies, and another one takes its place; sockets stay."""
+        mail = {number: self._mail[number] for number in self.cores}
+        self._start()
+        self._mail.update(mail)
+        for number in self.cores:
+            self._lost.add(number)
+            self._mail[number].append(m.Move())
 
     def post_session(self, number: int, message: Any) -> None:
         self._mail[number].append(message)
@@ -447,6 +457,8 @@ class SimEngine:
                 cache.retain_branches(message)
             case m.DropBranches():
                 cache.drop_branches(message)
+            case m.Reopen(session):
+                cache.drop_sessions(m.DropSessions([session]))
             case m.Inspect():
                 self._mail[message.session].append(cache.inspect(message))
 
@@ -463,6 +475,7 @@ class SimEngine:
             m.Compiled: lambda: core.compiled(message, self.now),
             m.NotCompiled: lambda: core.compiled(message, self.now),
             m.Tick: lambda: core.tick(self.now),
+            m.Move: lambda: core.move(self.now),
         }
         handlers[type(message)]()
 
@@ -470,6 +483,11 @@ class SimEngine:
         core = self.cores[number]
         out = core.state.out
         out.seal()
+        if number in self._lost:
+            if out.cache and isinstance(out.cache[0], m.Reopen):
+                self._lost.remove(number)
+            else:
+                out.forget_engine()
         self._mail["cache"].extend(map(carried, out.cache))
         out.cache.clear()
         self._mail["grammar"].extend(map(carried, out.grammar))

@@ -1,0 +1,37 @@
+"""Tells a cache of all branches of a session, for one that has none of them. Pure.
+
+A session that was saved is taken up like this, and one whose engine has gone moves to another.
+"""
+
+from array import array
+
+from ramify.actors.session.branch import Link
+from ramify.actors.session.state import SessionState
+from ramify.protocol.messages import ExtendBranch, ForkBranch, OpenBranch
+from ramify.protocol.plan import pack
+
+
+def retell(state: SessionState, now: float) -> None:
+    """Each branch is a fork of the first that has its segments: shared tokens are told once.
+
+    `now`: from when on branches are retained.
+    """
+    placed: dict[int, int] = {}  # id(link) -> a handle that has it
+    for branch in state.branches.values():
+        own: list[Link] = []
+        link = branch.segments.top
+        while link is not None and id(link) not in placed:
+            own.append(link)
+            link = link.before
+        if link is None:
+            state.out.cache.append(OpenBranch(branch.handle, state.namespace))
+        else:
+            state.out.cache.append(ForkBranch(placed[id(link)], [branch.handle], link.segment.end))
+        tokens: array[int] = array("i")
+        for each in reversed(own):
+            placed[id(each)] = branch.handle
+            tokens.extend(each.segment.tokens)
+        if tokens:
+            state.out.cache.append(ExtendBranch(branch.handle, pack(tokens)))
+        if branch.retain_s is not None:
+            state.out.retained[branch.handle] = now + branch.retain_s
