@@ -16,7 +16,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -25,42 +24,28 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.cache import RadixCache
+from ramify.actors.core import PROTOCOL_VERSION, CoreActors, Progress
 from ramify.actors.credentials import read_credentials
-from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
-from ramify.actors.front.interface import Core, Front, Runner
+from ramify.actors.front.interface import Front, Runner
 from ramify.actors.front.local import LocalFront
 from ramify.actors.front.processes import ProcessFront
-from ramify.actors.grammar.actor import GrammarActor
-from ramify.actors.grammar.counts import counts_of
-from ramify.actors.grammar.pool import CompilePool, PoolLimits
-from ramify.actors.grammar.vocabulary import read_elsewhere, read_here
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.files import allow_files
 from ramify.actors.kit.lag import watch_loop
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.placement import place
-from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.store.base import StoreError
 from ramify.actors.store.sqlite import SqliteStore, claim
-from ramify.actors.watchdog import step_timeout, watch_executor
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import ConfigError, RamifyError
-from ramify.protocol.messages import CacheMessage, GrammarMessage, SchedulerEvent
 from ramify.protocol.plan import ExecutorInfo
-from ramify.protocol.wire import ServerInfo
 
-PROTOCOL_VERSION = 1
-BIG = 1 << 20  # messages of a core actor's mailbox
-SESSIONS = BIG // 2  # how many there may be where sessions add more; the core's own are bounded by steps
 FAILED_SECONDS = 5.0  # for sessions to say the ends of their requests; they may be behind
 
-Progress = Callable[[str, float], None]
 log = get_log(__name__)
 
 
@@ -128,15 +113,16 @@ class Engine:
         self.epoch = f"e_{secrets.token_hex(4)}"
         self.status = EngineStatus(config, self.epoch, self.metrics)
         self.port = 0
-        self.cache: RadixCache | None = None
-        self.executor: ExecutorHandle | None = None
         self.placement = place(config)
-        self._spec = spec
-        self._check_idle = check_idle
+        self.core = CoreActors(
+            config,
+            self.placement,
+            spec=spec,
+            clock=clock,
+            metrics=self.metrics,
+            check_idle=check_idle,
+        )
         self._claimed: IO[bytes] | None = None  # the store's lock
-        self._to_scheduler: Mailbox[SchedulerEvent] = Mailbox("scheduler", BIG)
-        self._to_cache: Mailbox[CacheMessage] = Mailbox("cache", BIG)
-        self._to_grammar: Mailbox[GrammarMessage] = Mailbox("grammar", BIG)
         credentials = read_credentials(config.server)
         if credentials:
             log.info("tokens are needed", names=len({one.name for one in credentials}))
@@ -148,6 +134,16 @@ class Engine:
             self.front = front
         else:
             self.front = LocalFront(config, self.status, self.metrics, clock, credentials=credentials)
+
+    @property
+    def cache(self) -> RadixCache | None:
+        """Of a core in this process."""
+        return self.core.cache
+
+    @property
+    def executor(self) -> ExecutorHandle | None:
+        """Of a core in this process."""
+        return self.core.executor
 
     @property
     def url(self) -> str:
@@ -178,10 +174,8 @@ class Engine:
             raise ConfigError(str(error)) from error
         log.info("sessions are saved", store=str(path))
 
-    async def load(self, progress: Progress) -> None:
+    async def load(self, group: TaskGroup, progress: Progress) -> None:
         """Load tokenizer and model. Raises ModelError, ConfigError, ExecutorNotStarted."""
-        placement = self.placement
-        log.info("placing the executor", **placement.told("executor"))
 
         def report(what: str, done: float) -> None:
             self.status.become(f"{what} {done:.0%}")
@@ -189,67 +183,16 @@ class Engine:
 
         report("reading the tokenizer", 0.0)
         await self.front.load()
-        self.executor = await start_executor(self._spec, placement.executor, progress=report)
+        await self.core.load(group, self._core, report)
 
     async def serve(self, group: TaskGroup) -> None:
         """Start the remaining actors, then be ready."""
-        executor, config = self.executor, self.config
-        assert executor is not None
-        info = executor.info
-        self.cache = RadixCache(info.pages, info.page_size)
-        self.metrics.kv(info.pages * info.page_size, 0, 0)
-        cache = CacheActor(
-            self._to_cache,
-            self.cache,
-            self._to_scheduler,
-            self.front.spread,
-            clock=self.clock,
-            check_idle=self._check_idle,
+        core = await self.core.serve(
+            group, self._core, self.front.spread, self.epoch, self.status.faulty
         )
-        scheduler = SchedulerActor(
-            self._to_scheduler,
-            info,
-            config.schedule,
-            self._to_cache,
-            executor,
-            self.front.spread,
-            self.clock,
-            self.metrics,
-        )
-        server = ServerInfo(
-            version=PROTOCOL_VERSION, epoch=self.epoch, model=info.model, context=info.context
-        )
-        pool = CompilePool(PoolLimits(seconds=config.limits.compile_ms / 1e3), self.clock)
-        # On a CPU it would take what steps compute with, on servers that see no constraint too.
-        ahead = info.device.startswith("cuda")
-        grammar = GrammarActor(
-            self._to_grammar,
-            pool,
-            partial(read_elsewhere if ahead else read_here, config.model.path),
-            self._to_scheduler,
-            self.front.spread,
-            ahead=ahead,
-            unable=None if info.constrains else f"its executor on {info.device} cannot",
-        )
-        self.metrics.watch_constraints(partial(counts_of, pool, grammar.shelf))
-        await group.start(self._core("cache", cache.run))
-        await group.start(self._core("scheduler", scheduler.run))
-        await group.start(self._core("compile pool", pool.run))
-        await group.start(self._core("grammar", grammar.run))
-        executor.connect(scheduler)
-        core = Core(
-            LimitedAddress(self._to_cache, SESSIONS),
-            LimitedAddress(self._to_scheduler, SESSIONS),
-            LimitedAddress(self._to_grammar, SESSIONS),
-            server,
-            info.context,
-            info.vocab_size,
-        )
+        info = self.core.info
         await self.front.serve(group, self._core, core)
         group.start_soon(watch_loop, self.clock, self.metrics)
-        timeout = step_timeout(config.step_timeout_s, info.device)
-        group.start_soon(watch_executor, executor, timeout, self.clock, self.status.faulty)
-        self.metrics.drafter(info.drafter)
         self.status.executor = info
         self.status.become("ready", ready=True)
         await self.front.announced()
@@ -316,9 +259,7 @@ class Engine:
         await self.front.close()
         if self._claimed is not None:
             self._claimed.close()
-        if self.executor is not None:
-            with anyio.CancelScope(shield=True):
-                await self.executor.stop(grace=5.0)
+        await self.core.close()
 
 
 @asynccontextmanager
@@ -344,7 +285,7 @@ async def running_engine(
     try:
         async with anyio.create_task_group() as group:
             await engine.listen(group)
-            await engine.load(progress)
+            await engine.load(group, progress)
             await engine.serve(group)
             yield engine
             await engine.drain()

@@ -140,7 +140,7 @@ class Probe:
         self._plan: list[float] = []
         self._from_thread: list[float] = []
         self._lag: list[float] = []
-        mailbox, executor = engine._to_scheduler, engine.executor
+        mailbox, executor = engine.core._to_scheduler, engine.executor
         assert executor is not None
         drain_with, tell_executor = mailbox.drain_with, executor.tell
 

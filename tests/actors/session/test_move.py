@@ -18,6 +18,7 @@ def test_a_generation_goes_on_at_the_same_position(
     sim_class: Any, tokenizer: Tokenizer, at: int
 ) -> None:
     """Texts and replies are those of a run whose engine lives."""
+    scores: Any = "unconditional_likelihood_normalized"
 
     def run(move: bool) -> Any:
         engine = sim_class(tokenizer, eos_every=40, seed=3)
@@ -25,7 +26,7 @@ def test_a_generation_goes_on_at_the_same_position(
         client.send(
             w.Append(id=client.id(), messages=[w.ChatMessage(role="user", content="hi")]),
             w.Generate(id=client.id(), max_tokens=30, temperature=0, stop=["zzz"], logprobs=1),
-            w.Select(id=client.id(), choices=["yes", "no"], method="unconditional_likelihood_normalized"),
+            w.Select(id=client.id(), choices=["yes", "no"], method=scores),
             w.Append(id=client.id(), messages=[w.ChatMessage(role="user", content="more")]),
             w.Generate(id=client.id(), n=3, as_=["x", "y", "z"], max_tokens=8, temperature=1, seed=5),
         )

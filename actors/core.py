@@ -1,0 +1,175 @@
+"""The core of an engine: scheduler, cache, grammar and the way to the executor, on one event loop.
+
+In the engine's process, or as a replica in one of its own (`cluster/`). This file does not know
+sessions, nor where they live.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+
+from ramify.actors.cache.actor import CacheActor
+from ramify.actors.cache.cache import RadixCache
+from ramify.actors.executor.actor import start_executor
+from ramify.actors.executor.handle import ExecutorHandle
+from ramify.actors.executor.spec import ExecutorSpec
+from ramify.actors.front.interface import Core, Guard
+from ramify.actors.grammar.actor import GrammarActor
+from ramify.actors.grammar.counts import counts_of
+from ramify.actors.grammar.pool import CompilePool, PoolLimits
+from ramify.actors.grammar.vocabulary import read_elsewhere, read_here
+from ramify.actors.kit.clock import Clock
+from ramify.actors.kit.fanout import Spread
+from ramify.actors.kit.log import get_log
+from ramify.actors.kit.mailbox import LimitedAddress, Mailbox
+from ramify.actors.kit.metrics import Metrics
+from ramify.actors.placement import Placement
+from ramify.actors.scheduler.actor import SchedulerActor
+from ramify.actors.watchdog import step_timeout, watch_executor
+from ramify.protocol.config import EngineConfig
+from ramify.protocol.messages import CacheMessage, GrammarMessage, SchedulerEvent, SessionMessage
+from ramify.protocol.plan import ExecutorInfo
+from ramify.protocol.wire import ServerInfo
+
+PROTOCOL_VERSION = 1
+BIG = 1 << 20  # messages of a core actor's mailbox
+SESSIONS = BIG // 2  # how many there may be where sessions add more; the core's own are bounded by steps
+
+Progress = Callable[[str, float], None]
+log = get_log(__name__)
+
+
+class CoreHost(Protocol):
+    """What computes for the sessions of a front: one core, or a cluster of them. Calls in this order."""
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """Of the executor, once loaded."""
+        ...
+
+    async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
+        """Load the model. Raises ModelError, ConfigError, ExecutorNotStarted."""
+        ...
+
+    async def serve(
+        self,
+        group: TaskGroup,
+        guard: Guard,
+        spread: Spread[SessionMessage],
+        epoch: str,
+        faulty: Callable[[str | None], None],
+    ) -> Core:
+        """Compute from now on. `spread`: how sessions are reached; `faulty`: see `watch_executor`."""
+        ...
+
+    async def close(self) -> None:
+        """Leave nothing behind, whatever came before."""
+        ...
+
+
+class CoreActors:
+    """One core. A `CoreHost`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        placement: Placement,
+        *,
+        spec: ExecutorSpec,
+        clock: Clock,
+        metrics: Metrics,
+        check_idle: bool,
+    ) -> None:
+        self.cache: RadixCache | None = None
+        self.executor: ExecutorHandle | None = None
+        self._config = config
+        self._placement = placement
+        self._spec = spec
+        self._clock = clock
+        self._metrics = metrics
+        self._check_idle = check_idle
+        self._to_scheduler: Mailbox[SchedulerEvent] = Mailbox("scheduler", BIG)
+        self._to_cache: Mailbox[CacheMessage] = Mailbox("cache", BIG)
+        self._to_grammar: Mailbox[GrammarMessage] = Mailbox("grammar", BIG)
+
+    @property
+    def info(self) -> ExecutorInfo:
+        assert self.executor is not None
+        return self.executor.info
+
+    async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
+        placement = self._placement
+        log.info("placing the executor", **placement.told("executor"))
+        self.executor = await start_executor(self._spec, placement.executor, progress=progress)
+
+    async def serve(
+        self,
+        group: TaskGroup,
+        guard: Guard,
+        spread: Spread[SessionMessage],
+        epoch: str,
+        faulty: Callable[[str | None], None],
+    ) -> Core:
+        executor, config, metrics = self.executor, self._config, self._metrics
+        assert executor is not None
+        info = executor.info
+        self.cache = RadixCache(info.pages, info.page_size)
+        metrics.kv(info.pages * info.page_size, 0, 0)
+        cache = CacheActor(
+            self._to_cache,
+            self.cache,
+            self._to_scheduler,
+            spread,
+            clock=self._clock,
+            check_idle=self._check_idle,
+        )
+        scheduler = SchedulerActor(
+            self._to_scheduler,
+            info,
+            config.schedule,
+            self._to_cache,
+            executor,
+            spread,
+            self._clock,
+            metrics,
+        )
+        pool = CompilePool(PoolLimits(seconds=config.limits.compile_ms / 1e3), self._clock)
+        # On a CPU it would take what steps compute with, on servers that see no constraint too.
+        ahead = info.device.startswith("cuda")
+        grammar = GrammarActor(
+            self._to_grammar,
+            pool,
+            partial(read_elsewhere if ahead else read_here, config.model.path),
+            self._to_scheduler,
+            spread,
+            ahead=ahead,
+            unable=None if info.constrains else f"its executor on {info.device} cannot",
+        )
+        metrics.watch_constraints(partial(counts_of, pool, grammar.shelf))
+        await group.start(guard("cache", cache.run))
+        await group.start(guard("scheduler", scheduler.run))
+        await group.start(guard("compile pool", pool.run))
+        await group.start(guard("grammar", grammar.run))
+        executor.connect(scheduler)
+        timeout = step_timeout(config.step_timeout_s, info.device)
+        group.start_soon(watch_executor, executor, timeout, self._clock, faulty)
+        metrics.drafter(info.drafter)
+        server = ServerInfo(
+            version=PROTOCOL_VERSION, epoch=epoch, model=info.model, context=info.context
+        )
+        return Core(
+            LimitedAddress(self._to_cache, SESSIONS),
+            LimitedAddress(self._to_scheduler, SESSIONS),
+            LimitedAddress(self._to_grammar, SESSIONS),
+            server,
+            info.context,
+            info.vocab_size,
+        )
+
+    async def close(self) -> None:
+        if self.executor is not None:
+            with anyio.CancelScope(shield=True):
+                await self.executor.stop(grace=5.0)
