@@ -25,7 +25,9 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from ramify.actors.cache.cache import RadixCache
-from ramify.actors.core import PROTOCOL_VERSION, CoreActors, Progress
+from ramify.actors.cluster.cluster import Cluster
+from ramify.actors.cluster.metrics import ClusterMetrics
+from ramify.actors.core import PROTOCOL_VERSION, CoreActors, CoreHost, Progress
 from ramify.actors.credentials import read_credentials
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
@@ -65,6 +67,7 @@ class EngineStatus:
         self._epoch = epoch
         self._metrics = metrics
         self._started = time.time()
+        self.replicas: Callable[[], list[dict[str, Any]]] | None = None
         self._changed: Callable[[], None] = lambda: None
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -84,7 +87,8 @@ class EngineStatus:
     def info(self) -> dict[str, Any]:
         """The body of `GET /v1/info`."""
         executor = self.executor
-        return {
+        more = {} if self.replicas is None else {"replicas": self.replicas()}
+        return more | {
             "server": "ramify",
             "version": version("ramify"),
             "protocol": [f"ramify.v{PROTOCOL_VERSION}+json", f"ramify.v{PROTOCOL_VERSION}+msgpack"],
@@ -109,19 +113,32 @@ class Engine:
     ) -> None:
         self.config = config
         self.clock = clock
-        self.metrics = Metrics()
+        self.metrics = Metrics() if config.replicas is None else ClusterMetrics()
         self.epoch = f"e_{secrets.token_hex(4)}"
         self.status = EngineStatus(config, self.epoch, self.metrics)
         self.port = 0
         self.placement = place(config)
-        self.core = CoreActors(
-            config,
-            self.placement,
-            spec=spec,
-            clock=clock,
-            metrics=self.metrics,
-            check_idle=check_idle,
-        )
+        self.core: CoreHost
+        if isinstance(self.metrics, ClusterMetrics):
+            cluster = Cluster(
+                config,
+                spec=spec,
+                clock=clock,
+                metrics=self.metrics,
+                check_idle=check_idle,
+                epoch=self.epoch,
+            )
+            self.status.replicas = cluster.describe
+            self.core = cluster
+        else:
+            self.core = CoreActors(
+                config,
+                self.placement,
+                spec=spec,
+                clock=clock,
+                metrics=self.metrics,
+                check_idle=check_idle,
+            )
         self._claimed: IO[bytes] | None = None  # the store's lock
         credentials = read_credentials(config.server)
         if credentials:
@@ -138,12 +155,12 @@ class Engine:
     @property
     def cache(self) -> RadixCache | None:
         """Of a core in this process."""
-        return self.core.cache
+        return self.core.cache if isinstance(self.core, CoreActors) else None
 
     @property
     def executor(self) -> ExecutorHandle | None:
         """Of a core in this process."""
-        return self.core.executor
+        return self.core.executor if isinstance(self.core, CoreActors) else None
 
     @property
     def url(self) -> str:
@@ -247,6 +264,8 @@ class Engine:
     async def drain(self) -> None:
         """`bye`, then wait for running generations, at most the grace time."""
         grace = self.config.server.grace_s
+        if isinstance(self.core, Cluster):
+            self.core.stopping()
         self.status.become("draining")
         self.front.begin_drain("the server is stopping", grace)
         deadline = self.clock.now() + grace

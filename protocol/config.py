@@ -236,6 +236,41 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.tokens) or self.environment_token is not None or files
 
 
+class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Several cores behind one front: where they run, and how those on other machines join."""
+
+    count: int  # that are kept running; with "join" none is started: they come by themselves
+    on: Literal["processes", "ray", "join"] = "processes"
+    listen: str = "127.0.0.1"  # where replicas of other processes and machines join
+    listen_port: int = 0  # 0: any
+    advertise: str | None = None  # the host that they are told; default: `listen`
+    secret_file: Path | None = None  # what a replica must know to join; with Ray one is made up
+    tls_cert: Path | None = None  # of the front, PEM; with the next one links are encrypted
+    tls_key: Path | None = None
+    ray_address: str | None = None  # of a cluster; None: one on this machine
+    gpus: float | None = None  # of each replica, for Ray; None: 1 where the model runs on CUDA
+    cpus: float = 1.0  # of each replica, for Ray
+    silence_s: float = 3.0  # a replica that says nothing for so long has hung: its sessions move
+    drain_s: float = 30.0  # that a replica which leaves lets generations run
+
+    def __post_init__(self) -> None:
+        least = 0 if self.on == "join" else 1
+        _count("--replicas", self.count, least, 1024)
+        _require(0 <= self.listen_port <= 65535, f"--replica-port is {self.listen_port}: at most 65535")
+        _require(
+            (self.tls_cert is None) == (self.tls_key is None),
+            "--replica-tls-cert and --replica-tls-key go together",
+        )
+        _require(
+            self.on != "join" or self.secret_file is not None,
+            "--replicas-on join needs --replica-secret-file: what replicas must know to join",
+        )
+        _require(self.gpus is None or 0 <= self.gpus <= 64, f"--replica-gpus is {self.gpus}: at most 64")
+        _require(0 <= self.cpus <= 4096, f"--replica-cpus is {self.cpus:g}: at most 4096")
+        _seconds("--replica-silence", self.silence_s, 0.5, DAY_S)
+        _seconds("--replica-drain", self.drain_s, 0, DAY_S)
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a server needs."""
 
@@ -244,6 +279,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     schedule: ScheduleConfig = ScheduleConfig()
     executor: Literal["auto", "thread", "process"] = "auto"  # auto: thread on a CPU, else process
+    replicas: ReplicasConfig | None = None  # None: one core, in the engine's process
     gateways: int | None = None  # processes for sockets and sessions; 0: none; None: placement decides
     step_timeout_s: float | None = None  # a step that takes longer has hung; None: see `actors.watchdog`
 

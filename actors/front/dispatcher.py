@@ -27,14 +27,10 @@ from ramify.actors.kit.mailbox import Address, MailboxClosed
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.kit.relay import Relay
 from ramify.protocol.messages import (
-    Abandon,
     AbandonSession,
-    Cancel,
     CancelSession,
-    Compile,
     DropSessions,
     OpenBranch,
-    Submit,
     session_of,
 )
 
@@ -103,20 +99,16 @@ class Dispatcher:
                 self._metrics.usage(process.worker, usage)
             case AskMetrics(ident):
                 self._metrics.scrape(lambda text: process.tell(MetricsText(ident, text)))
-            case Submit() | Cancel() | CancelSession():
-                self._core.scheduler.tell(message)
-            case Compile() | Abandon() | AbandonSession():
-                self._core.grammar.tell(message)
             case OpenBranch(branch):
-                self._core.cache.tell(message)
+                self._core.tell(message)
                 session = session_of(branch)
                 process.live.add(session)
                 process.first = max(process.first, count_of(session) + 1)
             case DropSessions(sessions):
-                self._core.cache.tell(message)
+                self._core.tell(message)
                 process.live.difference_update(sessions)
             case _:
-                self._core.cache.tell(message)
+                self._core.tell(message)
 
     @property
     def _core(self) -> Core:

@@ -9,7 +9,18 @@ from anyio.abc import TaskGroup
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.mailbox import Address
 from ramify.protocol.credentials import Credential
-from ramify.protocol.messages import CacheMessage, GrammarMessage, RequestMessage, SessionMessage
+from ramify.protocol.messages import (
+    Abandon,
+    AbandonSession,
+    CacheMessage,
+    Cancel,
+    CancelSession,
+    Compile,
+    GrammarMessage,
+    RequestMessage,
+    SessionMessage,
+    Submit,
+)
 from ramify.protocol.wire import ServerInfo
 
 Runner = Callable[..., Coroutine[Any, Any, None]]
@@ -26,6 +37,16 @@ class Core(msgspec.Struct, frozen=True):
     server: ServerInfo
     context: int  # tokens that a branch can hold
     vocab: int  # token ids that the model has
+
+    def tell(self, message: CacheMessage | RequestMessage | GrammarMessage, /) -> None:
+        """Tell the actor that a message is for. Raises MailboxFull, and then nothing has happened."""
+        match message:
+            case Submit() | Cancel() | CancelSession():
+                self.scheduler.tell(message)
+            case Compile() | Abandon() | AbandonSession():
+                self.grammar.tell(message)
+            case _:
+                self.cache.tell(message)
 
 
 class Front(Protocol):

@@ -46,6 +46,7 @@ from ramify.protocol.messages import (
     GrammarMessage,
     Inspected,
     Lost,
+    Move,
     NotCompiled,
     Opened,
     OpenRefused,
@@ -93,7 +94,7 @@ class Serve(_Base, frozen=True):
     vocab: int
 
 
-FromEngine = Tokens | Inspected | Compiled | NotCompiled | Lost
+FromEngine = Tokens | Inspected | Compiled | NotCompiled | Move | Lost
 
 
 class ToSessions(_Base, frozen=True):

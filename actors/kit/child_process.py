@@ -9,10 +9,11 @@ This file does not know what the process does, nor what the messages mean.
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic
 
 import anyio
@@ -33,6 +34,7 @@ class ChildProcess(Generic[Out, In]):
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._broken: Exception | None = None  # why the link ended
+        self._on_end: Callable[[], None] = lambda: None
         self.killed = False
 
     @classmethod
@@ -47,10 +49,13 @@ class ChildProcess(Generic[Out, In]):
         arguments: Sequence[str] = (),
         inherit: Sequence[int] = (),
         max_frame: int = MAX_FRAME,
+        environment: Mapping[str, str] | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> "ChildProcess[Out, In]":
         """Start `module` with its end of the link as first argument, then `arguments`.
 
-        `inherit`: further file descriptors that it gets. Cancelled or failed, nothing is left.
+        `inherit`: further file descriptors that it gets. `environment`: variables beside those of this
+        process. `on_end` is called when the link has ended. Cancelled or failed, nothing is left.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -60,12 +65,14 @@ class ChildProcess(Generic[Out, In]):
                     *(sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments),
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(), *inherit),
+                    env=None if environment is None else {**os.environ, **environment},
                     start_new_session=True,  # Ctrl-C reaches the engine only, which then stops it
                 )
         except BaseException:
             ours.close()
             raise
         self = cls(process)
+        self._on_end = on_end
         try:
             link: Link[Any, In] = await open_link(
                 name,
@@ -128,4 +135,5 @@ class ChildProcess(Generic[Out, In]):
 
     def _link_ended(self, error: Exception | None) -> None:
         self._broken = error
+        self._on_end()
         self._loop.call_later(PARTING_SECONDS, self.kill)

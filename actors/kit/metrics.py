@@ -237,6 +237,16 @@ class Metrics:
         return self._waiting
 
     @property
+    def lag(self) -> float:
+        """How late the last timer of the event loop was, in seconds."""
+        return self._lag
+
+    @property
+    def kv_slots(self) -> tuple[int, int, int]:
+        """Token slots of the KV pool: free, evictable, referenced."""
+        return self._kv
+
+    @property
     def kv_in_use(self) -> float:
         """Part of the pool that running requests hold, 0..1."""
         total = sum(self._kv)

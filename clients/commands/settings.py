@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ramify.clients.commands.checkpoints import find_model
+from ramify.clients.commands.replica_flags import add_replica_flags, replicas_config
 from ramify.protocol.config import EngineConfig, Limits, ModelConfig, ScheduleConfig, ServerConfig
 from ramify.protocol.credentials import CredentialLimits
 from ramify.protocol.errors import ConfigError
@@ -289,6 +290,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         ("--sessions-bytes", known_server.sessions_bytes, "host memory that all sessions may hold"),
     ):
         group.add_argument(flag, type=int, default=most, metavar="N", help=f"{text} (default {most})")
+    add_replica_flags(parser)
     schedule = parser.add_argument_group("scheduling")
     known = ScheduleConfig()
     schedule.add_argument(
@@ -446,6 +448,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         ),
         executor=args.executor,
         gateways=args.gateways,
+        replicas=replicas_config(args),
         step_timeout_s=args.step_timeout,
     )
 

@@ -162,6 +162,7 @@ ZERO = (  # which may be 0
     "--session-ttl",
     "--grace",
     "--gateways",
+    "--replica-drain",
     "--ageing",
     "--itl-target-ms",
 )

@@ -1,0 +1,237 @@
+"""At which replica each session is, and what it says meanwhile at none. Pure.
+
+A session is placed when its first tokens go to a cache. Until then its branches are empty, so what it
+says can wait here. When its replica goes, the session is *lost*: what it says is meant for a cache that
+is not there any more, until it says `Reopen` and tells of its branches anew.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ramify.actors.cluster.wire import ForCore, ToSession
+from ramify.actors.kit.mailbox import MailboxFull
+from ramify.protocol.messages import (
+    Abandon,
+    AbandonSession,
+    Cancel,
+    CancelSession,
+    Compile,
+    DropBranches,
+    DropSessions,
+    ExtendBranch,
+    Inspect,
+    Inspected,
+    Reopen,
+    RetainBranches,
+    Settle,
+    Submit,
+    Tokens,
+    session_of,
+)
+
+HELD = 8192  # messages of a session that is at no replica: more than it has branches
+
+
+class Placing(Protocol):
+    """Where sessions go. Replicas by number."""
+
+    def place(self, session: int, namespace: str, tokens: bytes) -> int | None:
+        """The replica for a session whose first tokens (int32) these are; None: there is none."""
+        ...
+
+    def submitted(self, session: int, replica: int, message: Submit) -> None:
+        """A request goes to its session's replica."""
+        ...
+
+    def ended(self, session: int, replica: int, requests: int) -> None:
+        """So many requests of a session have ended."""
+        ...
+
+    def left(self, session: int, replica: int) -> None:
+        """The session is not at the replica any more, and none of its requests."""
+        ...
+
+
+class _Session:
+    """`running`: requests at its replica. `held`: what it said while it was at none."""
+
+    __slots__ = ("held", "lost", "namespace", "replica", "running")
+
+    def __init__(self) -> None:
+        self.replica: int | None = None
+        self.lost = False
+        self.running = 0
+        self.namespace = ""
+        self.held: list[ForCore] = []
+
+
+class Bindings:
+    """`send(replica, message)` raises MailboxFull, and then nothing has happened; `must` never does.
+
+    `answer(session, message)` tells a session.
+    """
+
+    def __init__(
+        self,
+        placing: Placing,
+        send: Callable[[int, ForCore], None],
+        must: Callable[[int, ForCore], None],
+        answer: Callable[[int, ToSession], None],
+    ) -> None:
+        self._placing = placing
+        self._send = send
+        self._must = must
+        self._answer = answer
+        self._sessions: dict[int, _Session] = {}
+        self._at: dict[int, dict[int, None]] = {}  # replica -> its sessions
+        self._unplaced: dict[int, None] = {}  # have tokens, but there was no replica
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def unplaced(self) -> int:
+        """Sessions that wait for a replica."""
+        return len(self._unplaced)
+
+    def at(self, replica: int) -> list[int]:
+        """The sessions of a replica; those first in which something runs."""
+        sessions = self._at.get(replica, {})
+        return sorted(sessions, key=lambda session: not self._sessions[session].running)
+
+    def count(self, replica: int) -> int:
+        """How many sessions a replica has."""
+        return len(self._at.get(replica, ()))
+
+    def of(self, session: int) -> int | None:
+        """The replica of a session."""
+        entry = self._sessions.get(session)
+        return entry.replica if entry is not None else None
+
+    # --- what sessions say -----------------------------------------------------------------------
+
+    def tell(self, message: ForCore) -> None:
+        """Hand a message to the replica of its session. Raises MailboxFull: nothing has happened."""
+        if isinstance(message, DropSessions):
+            for session in message.sessions:
+                self._drop(session)
+            return
+        session = session_in(message)
+        entry = self._sessions.get(session)
+        if entry is None:
+            if isinstance(message, CancelSession | AbandonSession | Cancel | Abandon | DropBranches):
+                return  # it is over, and was forgotten everywhere
+            entry = self._sessions[session] = _Session()
+        if isinstance(message, Reopen):
+            self._leave(session, entry)
+            entry.lost = False
+        elif entry.lost:
+            return
+        elif entry.replica is not None:
+            self._send(entry.replica, message)
+            if isinstance(message, Submit):
+                self._submitted(session, entry, message)
+        elif isinstance(message, Inspect):
+            self._answer(session, Inspected(message.id, [0] * len(message.branches)))
+        else:
+            self._hold(session, entry, message)
+
+    def _hold(self, session: int, entry: _Session, message: ForCore) -> None:
+        if len(entry.held) >= HELD:
+            raise MailboxFull(f"{HELD} messages of the session wait for a replica")
+        entry.held.append(message)
+        if isinstance(message, ExtendBranch | Submit) and session not in self._unplaced:
+            self._place(session, entry)
+
+    def place(self) -> None:
+        """There may be a replica now: place the sessions that wait for one."""
+        for session in list(self._unplaced):
+            self._place(session, self._sessions[session])
+
+    def _place(self, session: int, entry: _Session) -> None:
+        """Find a replica and tell it all. If there is none, or it is full, that is tried again."""
+        tokens = next((m.tokens for m in entry.held if isinstance(m, ExtendBranch)), b"")
+        namespace = next((m.namespace for m in entry.held if hasattr(m, "namespace")), "")
+        replica = self._placing.place(session, namespace, tokens)
+        if replica is None:
+            self._unplaced[session] = None
+            return
+        try:
+            self._send(replica, entry.held[0])
+        except MailboxFull:
+            self._unplaced[session] = None
+            self._placing.left(session, replica)
+            return
+        self._unplaced.pop(session, None)
+        entry.replica = replica
+        self._at.setdefault(replica, {})[session] = None
+        held, entry.held = entry.held, []
+        for message in held[1:]:
+            self._must(replica, message)
+            if isinstance(message, Submit):
+                self._submitted(session, entry, message)
+
+    def _submitted(self, session: int, entry: _Session, message: Submit) -> None:
+        assert entry.replica is not None
+        entry.running += 1
+        self._placing.submitted(session, entry.replica, message)
+
+    def _drop(self, session: int) -> None:
+        """The session is over."""
+        entry = self._sessions.pop(session, None)
+        if entry is not None:
+            self._leave(session, entry)
+
+    def _leave(self, session: int, entry: _Session) -> None:
+        """It is at no replica from now on; the one where it was forgets it."""
+        self._unplaced.pop(session, None)
+        entry.held = []
+        entry.running = 0
+        replica, entry.replica = entry.replica, None
+        if replica is None:
+            return
+        del self._at[replica][session]
+        self._placing.left(session, replica)
+        self._must(replica, CancelSession(session))
+        self._must(replica, AbandonSession(session))
+        self._must(replica, DropSessions([session]))
+
+    # --- what replicas say -----------------------------------------------------------------------
+
+    def hears(self, session: int, replica: int, message: ToSession) -> bool:
+        """Whether a session is to be told what a replica says: it may have left meanwhile."""
+        entry = self._sessions.get(session)
+        if entry is None or entry.replica != replica:
+            return False
+        if isinstance(message, Tokens) and message.finished:
+            ended = min(entry.running, len(message.finished))
+            entry.running -= ended
+            self._placing.ended(session, replica, ended)
+        return True
+
+    def gone(self, replica: int) -> list[int]:
+        """A replica is gone: its sessions, which have to move."""
+        sessions = self.at(replica)
+        for session in sessions:
+            entry = self._sessions[session]
+            entry.replica, entry.lost, entry.running = None, True, 0
+            self._placing.left(session, replica)
+        self._at.pop(replica, None)
+        return sessions
+
+
+def session_in(message: ForCore) -> int:
+    """The session that a message is about."""
+    match message:
+        case Submit() | Cancel() | Compile() | Abandon():
+            return session_of(message.request)
+        case CancelSession() | AbandonSession() | Reopen() | Inspect():
+            return message.session
+        case RetainBranches(until):
+            return session_of(next(iter(until)))
+        case DropBranches(branches):
+            return session_of(branches[0])
+        case DropSessions() | Settle():
+            raise ValueError(f"a {type(message).__name__} is of no one session")
+        case _:
+            return session_of(message.branch)

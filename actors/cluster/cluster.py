@@ -1,0 +1,440 @@
+"""The replicas of a front: a `CoreHost` that has several cores instead of one.
+
+To sessions it is one address; `Bindings` says which replica a message goes to. A replica whose link
+ends, or that says nothing for some seconds, is gone: its sessions move, each with all that the front
+knows of it, and go on where they were (`SessionCore.move`). One that drains (its process was told
+SIGTERM) gets no new sessions, and its sessions move as soon as nothing runs in them.
+
+This file does not know how replicas are started, nor what sessions say.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup, TaskStatus
+
+from ramify.actors.cluster.bindings import Bindings
+from ramify.actors.cluster.local import LocalReplica, environment, threads
+from ramify.actors.cluster.member import Member
+from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
+from ramify.actors.cluster.placing import LeastLoaded
+from ramify.actors.cluster.shift import machine
+from ramify.actors.cluster.wire import (
+    AskMetrics,
+    Begin,
+    Draining,
+    Failed,
+    ForCore,
+    Leave,
+    Loading,
+    MetricsText,
+    Report,
+    ToFront,
+    ToSession,
+    ToSessions,
+    Up,
+)
+from ramify.actors.core import PROTOCOL_VERSION, Progress
+from ramify.actors.executor.spec import ExecutorSpec
+from ramify.actors.front.interface import Core, Guard
+from ramify.actors.kit.clock import Clock
+from ramify.actors.kit.fanout import Spread
+from ramify.actors.kit.log import configured, get_log
+from ramify.actors.kit.silence import Silence
+from ramify.protocol.config import EngineConfig, ReplicasConfig, ServerConfig
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.messages import Lost, Move, SessionMessage
+from ramify.protocol.plan import ExecutorInfo
+from ramify.protocol.wire import ServerInfo
+
+LOOK_SECONDS = 0.25
+ATTEMPTS, BACK_OFF_SECONDS, MOST_BACK_OFF = 4, 0.5, 30.0  # starts in a row that fail; the pause doubles
+WITHOUT_SECONDS = 120.0  # with no replica at all, once there were some
+DEATHS, WITHIN_SECONDS = 8, 60.0  # replicas that died under one session while something of it ran
+HURRY_SECONDS = 5.0  # between two looks at sessions that should have left
+
+log = get_log(__name__)
+
+
+class NoReplicas(RamifyError):
+    """No replica can be started."""
+
+
+class Cluster:
+    """See the module's top. `faulty` is told why nothing can be computed, if that is so."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        spec: ExecutorSpec | None,
+        clock: Clock,
+        metrics: ClusterMetrics,
+        check_idle: bool,
+        epoch: str,
+    ) -> None:
+        assert config.replicas is not None
+        self._config = config
+        self._settings: ReplicasConfig = config.replicas
+        self._spec = spec
+        self._clock = clock
+        self._metrics = metrics
+        self._check_idle = check_idle
+        self._epoch = epoch
+        self._members: dict[int, Member] = {}
+        self._placing = LeastLoaded()
+        self._bindings = Bindings(self._placing, self._send, self._must, self._answer)
+        self._spread: Spread[SessionMessage] | None = None
+        self._info: ExecutorInfo | None = None
+        self._up = asyncio.Event()  # a replica has been ready
+        self._stop = asyncio.Event()
+        self._failure: RamifyError | None = None
+        self._progress: Progress = lambda what, done: None
+        self._faulty: Callable[[str | None], None] = lambda fault: None
+        self._fault: str | None = None
+        self._without = 0.0  # seconds with no replica
+        self._deaths: dict[int, deque[float]] = {}  # session -> when replicas died under it
+        self._asked: dict[int, Callable[[int, bytes], None]] = {}
+        self._scrapes = 0
+        self._drained: dict[int, float] = {}  # replica -> until when generations may run there
+        metrics.watch(self._gauges, self._ask)
+
+    @property
+    def info(self) -> ExecutorInfo:
+        assert self._info is not None
+        return self._info
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The processes of the replicas that are ready."""
+        return {number: each.pid for number, each in self._members.items() if each.state == "ready"}
+
+    def replica_of(self, session: int) -> int | None:
+        """Where a session is."""
+        return self._bindings.of(session)
+
+    def describe(self) -> list[dict[str, object]]:
+        """For `GET /v1/info`."""
+        return [
+            {
+                "replica": member.number,
+                "state": member.state,
+                "host": member.host,
+                "pid": member.pid,
+                "sessions": self._bindings.count(member.number),
+                "running": member.report.running,
+                "waiting": member.report.waiting,
+            }
+            for member in self._members.values()
+        ]
+
+    # --- CoreHost --------------------------------------------------------------------------------
+
+    async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
+        """Return when the first replica is ready. Raises as `CoreHost.load`."""
+        self._progress = progress
+        count = self._settings.count
+        progress(f"starting {count} replicas", 0.0)
+        for number in range(count):
+            await group.start(guard(f"replica {number}", partial(self._keep, number)))
+        await self._up.wait()
+        if self._failure is not None:
+            raise self._failure
+        self._progress = lambda what, done: None
+
+    async def serve(
+        self,
+        group: TaskGroup,
+        guard: Guard,
+        spread: Spread[SessionMessage],
+        epoch: str,
+        faulty: Callable[[str | None], None],
+    ) -> Core:
+        self._spread = spread
+        self._faulty = faulty
+        await group.start(guard("replicas", self._watch))
+        info = self.info
+        server = ServerInfo(
+            version=PROTOCOL_VERSION, epoch=epoch, model=info.model, context=info.context
+        )
+        to = self._bindings
+        return Core(to, to, to, server, info.context, info.vocab_size)
+
+    def stopping(self) -> None:
+        """The engine stops: replicas that end are not replaced any more."""
+        self._stop.set()
+
+    async def close(self) -> None:
+        """Processes have ended with the tasks that watch them."""
+        self._stop.set()
+
+    # --- starting --------------------------------------------------------------------------------
+
+    async def _keep(self, number: int, *, task_status: TaskStatus[None]) -> None:
+        """One process after the other is replica `number`."""
+        task_status.started()
+        failed = 0
+        variables = environment(number, self._config)
+        while not self._stop.is_set():
+            replica = LocalReplica(number)
+            self._members[number] = replica.member
+            try:
+                why = await replica.run(self._begin(number), self._receive, self._gone, variables)
+            except OSError as error:
+                why = str(error)
+            served = replica.member.info is not None
+            self._gone(replica.member)
+            if self._stop.is_set():
+                return
+            if replica.member.drained:
+                log.info("a replica has left, and is started again", replica=number)
+                continue
+            log.error("a replica has ended", replica=number, reason=why)
+            failed = 0 if served else failed + 1
+            if failed >= ATTEMPTS and not self._up.is_set():
+                raise NoReplicas(f"replica {number} could not be started {ATTEMPTS} times: {why}")
+            if failed:
+                pause = min(BACK_OFF_SECONDS * 2 ** (failed - 1), MOST_BACK_OFF)
+                with anyio.move_on_after(pause):
+                    await self._stop.wait()
+
+    def _begin(self, number: int) -> Begin:
+        model = msgspec.structs.replace(self._config.model, threads=threads(self._config))
+        config = msgspec.structs.replace(
+            self._config, model=model, server=ServerConfig(), replicas=None, gateways=0
+        )
+        return Begin(
+            number=number,
+            config=config,
+            spec=self._spec,
+            epoch=self._epoch,
+            now=self._clock.now(),
+            machine=machine(),
+            log=configured(),
+            check_idle=self._check_idle,
+        )
+
+    # --- what replicas say -----------------------------------------------------------------------
+
+    def _receive(self, member: Member, message: ToFront) -> None:
+        member.silence.heard()
+        match message:
+            case ToSessions(messages):
+                self._told(member, messages)
+            case Report():
+                self._reported(member, message)
+            case Up():
+                self._joined(member, message)
+            case Loading(what, done):
+                member.progress = what, done
+                if not self._up.is_set():
+                    self._progress(f"replica {member.number}: {what}", done)
+            case Failed():
+                member.why = message.message
+                if not self._up.is_set():
+                    self._failure = message.exception()
+                    self._up.set()
+            case Draining():
+                self.drain(member.number)
+            case MetricsText(ident, text):
+                told = self._asked.get(ident)
+                if told is not None:
+                    told(member.number, text)
+        member.consumed()
+
+    def _told(self, member: Member, messages: list[tuple[int, ToSession]]) -> None:
+        spread, hears, number = self._spread, self._bindings.hears, member.number
+        if spread is None:
+            return
+        for session, message in messages:
+            if hears(session, number, message):
+                spread.put(session, message)
+        spread.start()
+
+    def _reported(self, member: Member, report: Report) -> None:
+        if report.fault != member.report.fault:
+            log.warning("a replica makes no progress", replica=member.number, fault=report.fault)
+        member.report = report
+
+    def _joined(self, member: Member, up: Up) -> None:
+        info = up.info
+        known = self._info
+        if known is not None and (info.model, info.vocab_size, info.context) != (
+            known.model,
+            known.vocab_size,
+            known.context,
+        ):
+            member.hung(
+                f"it has {info.model!r} with {info.vocab_size} tokens and a context of "
+                f"{info.context}, the others {known.model!r}, {known.vocab_size}, {known.context}"
+            )
+            return
+        self._info = known or info
+        member.info, member.pid, member.host = info, up.pid, up.host
+        member.state = "ready"
+        member.silence = Silence(self._clock.now())
+        self._placing.joined(member.number)
+        log.info(
+            "a replica is ready",
+            replica=member.number,
+            pid=up.pid,
+            host=up.host,
+            device=info.device,
+            pages=info.pages,
+        )
+        self._up.set()
+        self._bindings.place()
+        self._judge()
+
+    def _gone(self, member: Member) -> None:
+        """Its link has ended: at once its sessions move. May be called again."""
+        if self._members.get(member.number) is member:
+            del self._members[member.number]
+        if member.state == "gone":
+            return
+        was, member.state = member.state, "gone"
+        member.close()
+        if was == "starting":
+            return
+        self._drained.pop(member.number, None)
+        self._placing.gone(member.number)
+        if self._stop.is_set():
+            return
+        if not member.drained:
+            self._metrics.deaths += 1
+        sessions = self._bindings.gone(member.number)
+        if sessions:
+            log.warning("sessions move", replica=member.number, sessions=len(sessions))
+        self._move(sessions, died=not member.drained)
+        self._judge()
+
+    # --- sessions that move ----------------------------------------------------------------------
+
+    def _move(self, sessions: list[int], *, died: bool = False, quietly: bool = False) -> None:
+        """Those first in which something runs."""
+        spread = self._spread
+        if spread is None:
+            return
+        now = self._clock.now()
+        for session in sessions:
+            if died and self._deadly(session, now):
+                spread.put(session, Lost(f"{DEATHS} replicas died with it"))
+                continue
+            self._metrics.moves += 1
+            spread.put(session, Move(quietly))
+        spread.start()
+
+    def _deadly(self, session: int, now: float) -> bool:
+        """Whether so many replicas have died under a session that it may be the cause."""
+        deaths = self._deaths.setdefault(session, deque(maxlen=DEATHS))
+        deaths.append(now)
+        if len(self._deaths) > 1024:
+            recent = now - WITHIN_SECONDS
+            self._deaths = {s: d for s, d in self._deaths.items() if d[-1] > recent}
+        return len(deaths) == DEATHS and now - deaths[0] < WITHIN_SECONDS
+
+    def drain(self, number: int) -> None:
+        """A replica leaves: its sessions move as soon as nothing runs in them, or its time is over."""
+        member = self._members.get(number)
+        if member is None or member.state != "ready" or self._stop.is_set():
+            return
+        member.state = "draining"
+        member.drained = True
+        self._placing.shut(number)
+        self._drained[number] = self._clock.now() + self._settings.drain_s
+        sessions = self._bindings.at(number)
+        log.info("a replica drains", replica=number, sessions=len(sessions))
+        self._move(sessions, quietly=True)
+        self._judge()
+
+    def _left(self, now: float) -> None:
+        """Dismiss replicas that have drained, and hurry those whose time is over."""
+        for number, until in list(self._drained.items()):
+            member = self._members[number]
+            sessions = self._bindings.at(number)
+            if not sessions:
+                del self._drained[number]
+                member.tell(Leave())
+            elif now >= until:
+                self._drained[number] = now + HURRY_SECONDS
+                self._move(sessions)
+
+    # --- time ------------------------------------------------------------------------------------
+
+    async def _watch(self, *, task_status: TaskStatus[None]) -> None:
+        """Notice replicas that have hung, and that none is left."""
+        task_status.started()
+        for member in self._members.values():
+            member.silence = Silence(self._clock.now())
+        while True:
+            now = self._clock.now()
+            for member in list(self._members.values()):
+                if member.state not in ("ready", "draining"):
+                    continue
+                silent = member.silence.tick(now)
+                if silent > self._settings.silence_s:
+                    member.hung(f"it was silent for {silent:.1f} s")
+            self._left(now)
+            self._bindings.place()
+            self._judge()
+            self._without = 0.0 if self._ready else self._without + LOOK_SECONDS
+            if self._without > WITHOUT_SECONDS:
+                raise NoReplicas(f"there was no replica for {WITHOUT_SECONDS:g} s")
+            await self._clock.sleep_until(now + LOOK_SECONDS)
+
+    @property
+    def _ready(self) -> int:
+        return sum(member.state == "ready" for member in self._members.values())
+
+    def _judge(self) -> None:
+        """Ready as long as one replica is, and makes progress."""
+        ready = [member for member in self._members.values() if member.state == "ready"]
+        faults = [member.report.fault for member in ready if member.report.fault is not None]
+        fault = None
+        if not ready:
+            fault = "no replica is ready"
+        elif len(faults) == len(ready):
+            fault = faults[0]
+        if fault != self._fault:
+            self._fault = fault
+            self._faulty(fault)
+
+    # --- addresses -------------------------------------------------------------------------------
+
+    def _send(self, replica: int, message: ForCore) -> None:
+        self._members[replica].send(message)
+
+    def _must(self, replica: int, message: ForCore) -> None:
+        member = self._members.get(replica)
+        if member is not None:
+            member.must(message)
+
+    def _answer(self, session: int, message: ToSession) -> None:
+        if self._spread is not None:
+            self._spread.put(session, message)
+            self._spread.start()
+
+    # --- metrics ---------------------------------------------------------------------------------
+
+    def _gauges(self) -> list[ReplicaGauges]:
+        found = []
+        for member in self._members.values():
+            gauges = ReplicaGauges(member.number, member.state, self._bindings.count(member.number))
+            report = member.report
+            gauges.running, gauges.waiting = report.running, report.waiting
+            gauges.kv = report.free, report.evictable, report.referenced
+            found.append(gauges)
+        return found
+
+    def _ask(self, told: Callable[[int, bytes], None]) -> int:
+        ready = [member for member in self._members.values() if member.info is not None]
+        self._scrapes += 1
+        self._asked = {ident: who for ident, who in self._asked.items() if ident > self._scrapes - 16}
+        self._asked[self._scrapes] = told
+        for member in ready:
+            member.tell(AskMetrics(self._scrapes))
+        return len(ready)

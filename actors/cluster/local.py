@@ -1,0 +1,89 @@
+"""Replicas in processes of this machine: started, watched, started again.
+
+Each is `python -m ramify.actors.cluster.child`, with its end of a socket pair. On a machine with several
+GPUs each gets one of them; on a CPU each gets its part of the cores.
+
+It does not know what the messages mean.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from ramify.actors.cluster.member import Member
+from ramify.actors.cluster.wire import MAX_FRAME, Begin, FromFront, ToFront, encoder, to_front
+from ramify.actors.kit.child_process import ChildProcess
+from ramify.protocol.config import EngineConfig
+
+CHILD = "ramify.actors.cluster.child"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class LocalReplica:
+    """One process. `run` lets it live."""
+
+    def __init__(self, number: int) -> None:
+        self.member = Member(number, self._kill)
+        self._child: ChildProcess[FromFront, ToFront] | None = None
+
+    async def run(
+        self,
+        begin: Begin,
+        receive: Callable[[Member, ToFront], None],
+        gone: Callable[[Member], None],
+        variables: dict[str, str],
+    ) -> str:
+        """Start it; return why it has ended. Cancelled, it is killed. Raises OSError.
+
+        `gone` is called as soon as its link has ended. `variables`: of its environment.
+        """
+        lifeline, held = os.pipe()
+        try:
+            try:
+                child: ChildProcess[FromFront, ToFront] = await ChildProcess.start(
+                    f"replica {self.member.number}",
+                    CHILD,
+                    to_front(),
+                    encoder(),
+                    lambda message: receive(self.member, message),
+                    arguments=[str(lifeline)],
+                    inherit=[lifeline],
+                    max_frame=MAX_FRAME,
+                    environment=variables,
+                    on_end=lambda: gone(self.member),
+                )
+            finally:
+                os.close(lifeline)
+            self._child = child
+            self.member.pid = child.pid
+            self.member.attach(child.link, begin)
+            code = await child.ended()
+            return self.member.why or child.explain(code)
+        finally:
+            os.close(held)
+
+    def _kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+
+
+def environment(number: int, config: EngineConfig) -> dict[str, str]:
+    """Variables of replica `number`: which of several GPUs is its own."""
+    if config.model.device == "cpu":
+        return {}
+    given = os.environ.get(VISIBLE)
+    mine = given.split(",") if given else _gpus()
+    return {VISIBLE: mine[number % len(mine)]} if len(mine) > 1 else {}
+
+
+def _gpus() -> list[str]:
+    """The GPUs of this machine, as CUDA counts them."""
+    found = [each for each in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", each.name)]
+    return [str(number) for number in range(len(found))]
+
+
+def threads(config: EngineConfig) -> int:
+    """CPU threads of each replica: its part of the cores."""
+    assert config.replicas is not None
+    return config.model.threads or max(1, (os.cpu_count() or 1) // config.replicas.count)

@@ -1,0 +1,99 @@
+"""A replica, as its front sees it: its link, what waits for it, how it was when it last said something.
+
+It does not know how the replica was started, nor which sessions are there.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ramify.actors.cluster.wire import (
+    Begin,
+    ForCore,
+    FromFront,
+    Report,
+    ToCore,
+    ToFront,
+    encoder,
+)
+from ramify.actors.kit.batch import CannotEncode
+from ramify.actors.kit.bundle import MOST, Bundle
+from ramify.actors.kit.link import Link
+from ramify.actors.kit.log import get_log
+from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+from ramify.actors.kit.silence import Silence
+from ramify.protocol.plan import ExecutorInfo
+
+SESSIONS = MOST // 4  # messages that wait for it, where what clients cause has to wait
+
+State = Literal["starting", "ready", "draining", "gone"]
+log = get_log("ramify.actors.cluster")
+
+
+class Member:
+    """`kill`: ends its process, or at least the link. `silence`: its owner keeps it."""
+
+    _link: Link[FromFront, ToFront]
+    _core: Bundle[ForCore]
+
+    def __init__(self, number: int, kill: Callable[[], None]) -> None:
+        self.number = number
+        self.state: State = "starting"
+        self.progress = ("starting", 0.0)
+        self.info: ExecutorInfo | None = None
+        self.report = Report()
+        self.pid = 0
+        self.host = ""
+        self.silence = Silence(0.0)
+        self.why = ""  # it was ended, where it was
+        self.drained = False  # it leaves in order
+        self._kill = kill
+
+    def attach(self, link: Link[Any, ToFront], begin: Begin) -> None:
+        """It has a link."""
+        self._link = link
+        self._core = Bundle(link, ToCore, encoder())
+        self.tell(begin)
+
+    def tell(self, message: FromFront) -> None:
+        """Send it, unless the replica takes nothing: then it has hung."""
+        try:
+            self._link.tell(message)
+        except MailboxFull as error:
+            self.hung(str(error))
+        except MailboxClosed:
+            pass  # its end is under way
+
+    def send(self, message: ForCore) -> None:
+        """What clients cause. Raises MailboxFull, and then nothing has happened. Raises CannotEncode."""
+        if len(self._core) >= SESSIONS:
+            raise MailboxFull(f"{SESSIONS} messages wait for replica {self.number}")
+        self._core.tell(message)
+
+    def must(self, message: ForCore) -> None:
+        """What has to arrive, if the replica lives."""
+        try:
+            self._core.tell(message)
+        except MailboxFull as error:
+            self.hung(str(error))
+        except CannotEncode:
+            log.exception("a message is lost", replica=self.number)
+
+    def consumed(self) -> None:
+        """A message of it has been dealt with."""
+        if not self._link.closed:
+            self._link.consumed()
+
+    def hung(self, why: str) -> None:
+        """It does not read or does not speak: end it."""
+        if not self.why:
+            self.why = f"it hung: {why}"
+        self.kill()
+
+    def kill(self) -> None:
+        """End its process, or at least the link."""
+        self._link.abort()
+        self._kill()
+
+    def close(self) -> None:
+        """Forget what waits."""
+        self._core.close()

@@ -1,0 +1,152 @@
+"""The metrics of a front with replicas: its own, and those of each replica with a label.
+
+A replica renders its own text. What every process has (sockets, sessions) is the front's; what a core
+has (steps, requests, KV) comes from the replicas, each sample with `replica="0"`.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from ramify.actors.kit.metrics import Metrics
+
+PATIENCE_SECONDS = 1.0  # for the replicas' texts
+OF_FRONT = (
+    "ramify_sockets",
+    "ramify_sessions",
+    "ramify_session_bytes",
+    "ramify_event_loop_lag",
+    "ramify_owner_",
+    "ramify_gateway_",
+    "ramify_replica",
+    "ramify_store",
+)
+STATES = ("starting", "ready", "draining")
+
+
+class ReplicaGauges:
+    """What the front knows of one replica."""
+
+    def __init__(self, number: int, state: str, sessions: int) -> None:
+        self.number = number
+        self.state = state
+        self.sessions = sessions
+        self.running = self.waiting = 0
+        self.kv = (0, 0, 0)
+
+
+class ClusterMetrics(Metrics):
+    """See the module's top. `watch` says where the replicas are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._replicas: Callable[[], list[ReplicaGauges]] = list
+        self._ask: Callable[[Callable[[int, bytes], None]], int] = lambda told: 0
+        self.moves = 0  # of sessions, from a replica to another
+        self.deaths = 0
+
+    def watch(
+        self,
+        replicas: Callable[[], list[ReplicaGauges]],
+        ask: Callable[[Callable[[int, bytes], None]], int],
+    ) -> None:
+        """`ask(told)` asks the replicas for their texts and returns how many will come."""
+        self._replicas, self._ask = replicas, ask
+
+    @property
+    def running(self) -> int:
+        return sum(replica.running for replica in self._replicas())
+
+    @property
+    def waiting(self) -> int:
+        return sum(replica.waiting for replica in self._replicas())
+
+    @property
+    def kv_in_use(self) -> float:
+        slots = [replica.kv for replica in self._replicas()]
+        total = sum(map(sum, slots))
+        return sum(kv[2] for kv in slots) / total if total else 0.0
+
+    def collect(self) -> Iterator[Metric]:
+        """The front's own."""
+        for family in super().collect():
+            if family.name.startswith(OF_FRONT):
+                yield family
+        replicas = self._replicas()
+        state = GaugeMetricFamily(
+            "ramify_replica_state", "1 for the state that a replica is in.", labels=["replica", "state"]
+        )
+        sessions = GaugeMetricFamily(
+            "ramify_replica_sessions", "Sessions at a replica.", labels=["replica"]
+        )
+        for each in replicas:
+            for name in STATES:
+                state.add_metric([str(each.number), name], float(each.state == name))
+            sessions.add_metric([str(each.number)], each.sessions)
+        yield from (state, sessions)
+        yield counter("ramify_replica_moves", "Sessions that moved to another replica.", self.moves)
+        yield counter("ramify_replica_deaths", "Replicas that died.", self.deaths)
+
+    def scrape(self, done: Callable[[bytes], object], /) -> None:
+        """Ask the replicas, and wait for them a moment: one that is slow is left out."""
+        loop = asyncio.get_running_loop()
+        texts: dict[int, bytes] = {}
+        over = False
+        expected = -1  # nobody knows yet
+
+        def finish() -> None:
+            nonlocal over
+            if not over:
+                over = True
+                timer.cancel()
+                done(joined(self.render(), texts))
+
+        def told(replica: int, text: bytes) -> None:
+            texts[replica] = text
+            if len(texts) == expected:
+                finish()
+
+        timer = loop.call_later(PATIENCE_SECONDS, finish)
+        expected = self._ask(told)
+        if len(texts) >= expected:
+            finish()
+
+
+def counter(name: str, help: str, value: float) -> Metric:
+    """A counter without labels."""
+    family = Metric(name, help, "counter")
+    family.add_sample(f"{name}_total", {}, value)
+    return family
+
+
+def joined(own: bytes, texts: dict[int, bytes]) -> bytes:
+    """One text of the front's own and the replicas'."""
+    families: dict[str, tuple[str, str, list[str]]] = {}
+    for replica, text in sorted(texts.items()):
+        for family in text_string_to_metric_families(text.decode()):
+            if family.name.startswith(OF_FRONT) and not family.name.startswith("ramify_event_loop"):
+                continue
+            name = family.name
+            if name.startswith("ramify_event_loop"):
+                name = name.replace("ramify_", "ramify_replica_", 1)
+            lines = families.setdefault(name, (family.type, family.documentation, []))[2]
+            lines += _lines(family, name, str(replica))
+    out = [own.decode().removesuffix("# EOF\n")]
+    for name, (kind, help, lines) in families.items():
+        full = f"{name}_total" if kind == "counter" else name
+        out += [f"# HELP {full} {help}\n", f"# TYPE {full} {kind}\n", *lines]
+    return "".join(out).encode()
+
+
+def _lines(family: Metric, name: str, replica: str) -> Iterable[str]:
+    for sample in family.samples:
+        labels = {**sample.labels, "replica": replica}
+        inside = ",".join(f'{key}="{_escaped(value)}"' for key, value in labels.items())
+        yield f"{name}{sample.name[len(family.name) :]}{{{inside}}} {sample.value!r}\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -1,0 +1,279 @@
+"""A replica: one core that computes for the sessions of a front in another process.
+
+`serve` is the life of a link to a front. A replica that loses its front forgets its sessions and keeps
+its model, so that a front that comes back need not wait for it.
+
+This file does not know how the link was made, nor how its process is started.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Awaitable, Callable
+
+import anyio
+from anyio.abc import TaskGroup
+
+from ramify.actors.cluster.intake import Intake
+from ramify.actors.cluster.shift import Shift, machine
+from ramify.actors.cluster.wire import (
+    MAX_FRAME,
+    AskMetrics,
+    Begin,
+    Draining,
+    Failed,
+    FromFront,
+    Leave,
+    Loading,
+    MetricsText,
+    Report,
+    ToCore,
+    ToFront,
+    ToSession,
+    ToSessions,
+    Up,
+    encoder,
+    from_front,
+)
+from ramify.actors.core import CoreActors
+from ramify.actors.executor.spec import ModelSpec
+from ramify.actors.front.interface import Core, Runner
+from ramify.actors.kit.batch import CannotEncode
+from ramify.actors.kit.bundle import Bundle
+from ramify.actors.kit.clock import Clock, MonotonicClock
+from ramify.actors.kit.console import configure_process
+from ramify.actors.kit.lag import watch_loop
+from ramify.actors.kit.link import Link
+from ramify.actors.kit.log import get_log
+from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
+from ramify.actors.kit.metrics import Metrics
+from ramify.actors.placement import place
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.messages import Lost, SessionMessage
+
+REPORT_SECONDS = 0.25
+
+OpenLink = Callable[..., Awaitable[Link[ToFront, FromFront]]]
+"""Makes a link: `open(decoder, encoder, on_message=, on_end=, max_frame=)`."""
+
+log = get_log("ramify.actors.cluster.replica")
+
+
+class OtherModel(Exception):
+    """The front wants another model, or other settings, than this process has loaded."""
+
+
+class Replica:
+    """The core of this process, once a front has said which. A `Spread` to that front's sessions."""
+
+    def __init__(self, *, own_log: bool = False) -> None:
+        self.metrics = Metrics()
+        self._own_log = own_log  # the process has its own; the front's settings are not for it
+        self._clock: Clock = MonotonicClock()
+        self._core: CoreActors | None = None
+        self._addresses: Core | None = None
+        self._begun: Begin | None = None
+        self._fault: str | None = None
+        self._front: _FrontLink | None = None
+
+    async def serve(self, group: TaskGroup, open_link: OpenLink) -> bool:
+        """Serve one front, until it goes. True if it said that nothing more is wanted.
+
+        Raises OtherModel, and what the core raises.
+        """
+        front = self._front = _FrontLink()
+        try:
+            await front.open(open_link)
+            begin = await front.begin
+            try:
+                await self._begin(group, begin, front)
+            except RamifyError as error:
+                front.tell(Failed.of(error))
+                raise
+            assert self._core is not None
+            assert self._addresses is not None
+            shift = Shift.between(machine(), self._clock.now(), begin.machine, begin.now)
+            front.serve(self._addresses, shift, self.metrics)
+            front.tell(Up(self._core.info, os.getpid(), socket.gethostname()))
+            await self._report(front)
+            return front.dismissed
+        except MailboxClosed:
+            return front.dismissed
+        finally:
+            self._front = None
+            await front.close()
+
+    def drain(self) -> None:
+        """The process was told to end: ask the front to take its sessions elsewhere."""
+        if self._front is not None and self._addresses is not None:
+            with contextlib.suppress(MailboxClosed):
+                self._front.tell(Draining())
+
+    async def close(self) -> None:
+        """Leave nothing behind."""
+        if self._core is not None:
+            await self._core.close()
+
+    async def _begin(self, group: TaskGroup, begin: Begin, front: "_FrontLink") -> None:
+        if begin.log is not None and not self._own_log:
+            configure_process(begin.log)
+        if self._begun is not None:
+            if (begin.config, begin.spec) != (self._begun.config, self._begun.spec):
+                raise OtherModel("the front wants other settings than this replica was started with")
+            return
+        self._begun = begin
+        config = begin.config
+        self._core = core = CoreActors(
+            config,
+            place(config),
+            spec=begin.spec if begin.spec is not None else ModelSpec(config.model),
+            clock=self._clock,
+            metrics=self.metrics,
+            check_idle=begin.check_idle,
+        )
+        await core.load(group, _unguarded, lambda what, done: front.tell(Loading(what, done)))
+        self._addresses = await core.serve(group, _unguarded, self, begin.epoch, self._faulty)
+        group.start_soon(watch_loop, self._clock, self.metrics)
+
+    def _faulty(self, fault: str | None) -> None:
+        self._fault = fault
+
+    async def _report(self, front: "_FrontLink") -> None:
+        """Until the front has gone."""
+        metrics = self.metrics
+        with anyio.CancelScope() as scope:
+            front.on_end(scope.cancel)
+            while True:
+                free, evictable, referenced = metrics.kv_slots
+                front.tell(
+                    Report(
+                        running=metrics.running,
+                        waiting=metrics.waiting,
+                        free=free,
+                        evictable=evictable,
+                        referenced=referenced,
+                        lag=metrics.lag,
+                        fault=self._fault,
+                    )
+                )
+                await self._clock.sleep_until(self._clock.now() + REPORT_SECONDS)
+
+    # --- Spread ----------------------------------------------------------------------------------
+
+    def put(self, key: int, message: SessionMessage) -> None:
+        if self._front is not None:
+            self._front.put(key, message)
+
+    def start(self) -> None:
+        if self._front is not None:
+            self._front.flush()
+
+    def flush(self) -> None:
+        self.start()
+
+
+class _FrontLink:
+    """The link to one front, and what its sessions hold here."""
+
+    _link: Link[ToFront, FromFront]
+    _sessions: Bundle[tuple[int, ToSession]]
+
+    def __init__(self) -> None:
+        self.begin: asyncio.Future[Begin] = asyncio.get_running_loop().create_future()
+        self.dismissed = False
+        self._intake: Intake | None = None
+        self._shift = Shift(0.0)
+        self._metrics: Metrics | None = None
+        self._ended: Callable[[], None] = lambda: None
+        self._open = False
+
+    async def open(self, open_link: OpenLink) -> None:
+        codec = encoder()
+        self._link = await open_link(
+            from_front(),
+            codec,
+            on_message=self._receive,
+            on_end=self._end,
+            max_frame=MAX_FRAME,
+        )
+        self._sessions = Bundle(self._link, ToSessions, codec)
+        self._open = True
+
+    def serve(self, core: Core, shift: Shift, metrics: Metrics) -> None:
+        self._shift = shift
+        self._intake = Intake(core, shift)
+        self._metrics = metrics
+
+    def on_end(self, ended: Callable[[], None]) -> None:
+        """`ended` is called when the link has ended, or the replica is dismissed."""
+        self._ended = ended
+        if self._link.closed or self.dismissed:
+            ended()
+
+    def tell(self, message: ToFront) -> None:
+        """Raises MailboxClosed."""
+        try:
+            self._link.tell(message)
+        except MailboxFull:  # it reads nothing any more
+            log.warning("the front takes nothing")
+            self._link.abort()
+
+    def put(self, session: int, message: SessionMessage) -> None:
+        told = self._shift.outward(message)
+        try:
+            try:
+                self._sessions.put((session, told))
+            except CannotEncode as error:
+                log.exception("a session's message is lost", session=session)
+                self._sessions.put((session, Lost(str(error))))
+        except MailboxFull:
+            log.warning("the front takes nothing")
+            self._link.abort()
+
+    def flush(self) -> None:
+        self._sessions.flush()
+
+    async def close(self) -> None:
+        """End the link; its sessions are forgotten."""
+        if self._intake is not None:
+            self._intake.release()
+            self._intake = None
+        if self._open:
+            self._sessions.close()
+            self._link.close()
+            with anyio.move_on_after(1.0, shield=True):
+                await self._link.wait_closed()
+
+    def _receive(self, message: FromFront) -> None:
+        match message:
+            case ToCore(messages):
+                if self._intake is not None:
+                    self._intake.take(messages, self._consumed)
+                    return
+            case AskMetrics(ident):
+                if self._metrics is not None:
+                    self._metrics.scrape(lambda text: self.tell(MetricsText(ident, text)))
+            case Begin():
+                if not self.begin.done():
+                    self.begin.set_result(message)
+            case Leave():
+                self.dismissed = True
+                self._ended()
+        self._consumed()
+
+    def _consumed(self) -> None:
+        if not self._link.closed:
+            self._link.consumed()
+
+    def _end(self, error: Exception | None) -> None:
+        if error is not None:
+            log.warning("the link to the front broke", reason=str(error))
+        if not self.begin.done():
+            self.begin.set_exception(MailboxClosed("the front has gone"))
+        self._ended()
+
+
+def _unguarded(name: str, run: Runner) -> Runner:
+    """Whatever fails here ends the process, and another one takes its place."""
+    return run

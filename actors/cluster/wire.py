@@ -1,0 +1,168 @@
+"""The messages between a front and a replica.
+
+    front                       replica
+    Begin             ------->  loads the model
+                      <-------  Loading ... Loading
+                      <-------  Up, or Failed and the end
+    ToCore            ------->  what sessions want of it in one turn of the front's loop: one frame
+                      <-------  ToSessions: a step's tokens for all its sessions: one frame
+                      <-------  Report, four times a second
+    AskMetrics        ------->
+                      <-------  MetricsText
+    Leave             ------->  ends
+
+Times are seconds of the front's clock: a replica on another machine, whose clock began at another time,
+adds the difference (`Shift`).
+
+This file does not know sockets or processes.
+"""
+
+from typing import Any
+
+import msgspec
+
+from ramify.actors.executor.spec import ExecutorNotStarted, ExecutorSpec
+from ramify.actors.front.wire import FromEngine
+from ramify.actors.kit.log import LogConfig
+from ramify.actors.kit.paths import decode_path, encode_path
+from ramify.protocol.config import EngineConfig
+from ramify.protocol.errors import ConfigError, ModelError, RamifyError
+from ramify.protocol.messages import CacheMessage, GrammarMessage, RequestMessage
+from ramify.protocol.plan import ExecutorInfo
+
+MAX_FRAME = 1 << 29  # bytes: one message of the largest size, and what a bundle had collected before it
+
+ForCore = CacheMessage | RequestMessage | GrammarMessage
+ToSession = FromEngine
+
+
+class _Base(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Positional on the wire, tagged with the class name."""
+
+
+# --- from the front -----------------------------------------------------------------------------
+
+
+class Begin(_Base, frozen=True):
+    """Be replica `number`. `now`: the front's clock on the machine of this name.
+
+    `check_idle`: see `CacheActor`.
+    """
+
+    number: int
+    config: EngineConfig
+    spec: ExecutorSpec | None
+    epoch: str
+    now: float
+    machine: str
+    log: LogConfig | None = None
+    check_idle: bool = False
+
+
+class ToCore(_Base, frozen=True):
+    """In order: a session tells the cache before it tells the scheduler."""
+
+    messages: list[ForCore]
+
+
+class AskMetrics(_Base, frozen=True):
+    """A client scrapes `/metrics`."""
+
+    id: int
+
+
+class Leave(_Base, frozen=True):
+    """Nothing more is wanted: end."""
+
+
+FromFront = Begin | ToCore | AskMetrics | Leave
+
+# --- to the front -------------------------------------------------------------------------------
+
+
+class Loading(_Base, frozen=True):
+    """A call of the progress callback."""
+
+    what: str
+    done: float
+
+
+class Up(_Base, frozen=True):
+    """Sessions can come. `pid`, `host`: of the process, for people."""
+
+    info: ExecutorInfo
+    pid: int
+    host: str
+
+
+class Failed(_Base, frozen=True):
+    """It cannot start. `kind` names the exception's class."""
+
+    kind: str
+    message: str
+    details: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failed":
+        if isinstance(error, RamifyError):
+            return cls(type(error).__name__, error.message, error.details)
+        return cls(type(error).__name__, str(error))
+
+    def exception(self) -> RamifyError:
+        """The exception to raise in the front."""
+        for kind in (ModelError, ConfigError, ExecutorNotStarted):
+            if self.kind == kind.__name__:
+                return kind(self.message, details=self.details)
+        return ExecutorNotStarted(f"a replica did not start: {self.kind}: {self.message}")
+
+
+class Report(_Base, frozen=True):
+    """How it is. `free`, `evictable`, `referenced`: token slots of the KV pool.
+
+    `fault`: why it makes no progress, if it does not. `lag`: of its event loop, in seconds.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    free: int = 0
+    evictable: int = 0
+    referenced: int = 0
+    lag: float = 0.0
+    fault: str | None = None
+
+
+class Draining(_Base, frozen=True):
+    """It was told to end: it wants its sessions to move, and then a `Leave`."""
+
+
+class ToSessions(_Base, frozen=True):
+    """What sessions are told, in order."""
+
+    messages: list[tuple[int, ToSession]]
+
+
+class MetricsText(_Base, frozen=True):
+    """The answer to `AskMetrics`."""
+
+    id: int
+    text: bytes
+
+
+ToFront = Loading | Up | Failed | Report | Draining | ToSessions | MetricsText
+
+# --- codecs -------------------------------------------------------------------------------------
+
+
+def encoder() -> msgspec.msgpack.Encoder:
+    """For both directions."""
+    return msgspec.msgpack.Encoder(enc_hook=encode_path)
+
+
+def from_front() -> "msgspec.msgpack.Decoder[FromFront]":
+    """What a replica decodes."""
+    return msgspec.msgpack.Decoder(FromFront, dec_hook=decode_path)
+
+
+def to_front() -> "msgspec.msgpack.Decoder[ToFront]":
+    """What a front decodes."""
+    return msgspec.msgpack.Decoder(ToFront)

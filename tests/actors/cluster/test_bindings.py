@@ -1,0 +1,248 @@
+"""Which replica hears what of which session, whatever comes and goes."""
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ramify.actors.cluster.bindings import HELD, Bindings, session_in
+from ramify.actors.cluster.placing import LeastLoaded
+from ramify.actors.kit.mailbox import MailboxFull
+from ramify.protocol import messages as m
+from ramify.protocol.sampling import SamplingParams
+
+
+def handle(session: int, count: int) -> int:
+    return session << 32 | count
+
+
+def submit(session: int, count: int) -> m.Submit:
+    return m.Submit(handle(session, count), handle(session, 1), 2, 9, SamplingParams())
+
+
+class Wires:
+    """What each replica was told. `full`: those that take nothing from clients."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, list[Any]] = defaultdict(list)
+        self.answers: list[tuple[int, Any]] = []
+        self.full: set[int] = set()
+        self.placing = LeastLoaded()
+        self.bindings = Bindings(
+            self.placing, self.send, self.must, lambda *answer: self.answers.append(answer)
+        )
+
+    def send(self, replica: int, message: Any) -> None:
+        if replica in self.full:
+            raise MailboxFull("full")
+        self.told[replica].append(message)
+
+    def must(self, replica: int, message: Any) -> None:
+        self.told[replica].append(message)
+
+
+def test_a_session_is_placed_with_its_first_tokens() -> None:
+    """What it said before comes first; from then on all goes there."""
+    wires = Wires()
+    for replica in (0, 1):
+        wires.placing.joined(replica)
+    tell = wires.bindings.tell
+    opened = m.OpenBranch(handle(5, 1))
+    tell(opened)
+    tell(m.Inspect(5, handle(5, 2), [handle(5, 1)]))
+    assert wires.answers == [(5, m.Inspected(handle(5, 2), [0]))]
+    assert wires.told == {}
+    extend = m.ExtendBranch(handle(5, 1), b"\1\0\0\0")
+    tell(extend)
+    assert wires.told == {0: [opened, extend]}
+    tell(submit(5, 3))
+    tell(m.OpenBranch(handle(6, 1)))
+    tell(m.ExtendBranch(handle(6, 1), b"\1\0\0\0"))
+    assert [type(each) for each in wires.told[1]] == [m.OpenBranch, m.ExtendBranch]
+    assert (wires.bindings.of(5), wires.bindings.of(6)) == (0, 1)
+    tell(m.DropSessions([5, 6]))
+    for replica in (0, 1):
+        assert wires.told[replica][-3:] == [
+            m.CancelSession(5 + replica),
+            m.AbandonSession(5 + replica),
+            m.DropSessions([5 + replica]),
+        ]
+    assert len(wires.bindings) == 0
+
+
+def test_without_a_replica_messages_wait_in_order() -> None:
+    wires = Wires()
+    said = [m.OpenBranch(handle(1, 1)), m.ExtendBranch(handle(1, 1), b"\1\0\0\0"), submit(1, 2)]
+    for message in said:
+        wires.bindings.tell(message)
+    assert wires.bindings.unplaced == 1
+    wires.placing.joined(3)
+    wires.full.add(3)
+    wires.bindings.place()
+    assert (wires.told, wires.bindings.unplaced) == ({}, 1)
+    wires.full.clear()
+    wires.bindings.place()
+    assert (wires.told, wires.bindings.unplaced) == ({3: said}, 0)
+
+
+def test_who_waits_for_a_replica_may_not_say_everything() -> None:
+    wires = Wires()
+    wires.bindings.tell(m.OpenBranch(handle(1, 1)))
+    for count in range(HELD - 1):
+        wires.bindings.tell(m.MoveBranch(handle(1, 1), count))
+    with pytest.raises(MailboxFull):
+        wires.bindings.tell(m.MoveBranch(handle(1, 1), 0))
+
+
+def test_a_lost_session_is_heard_from_its_reopen_on() -> None:
+    wires = Wires()
+    wires.placing.joined(0)
+    tell = wires.bindings.tell
+    tell(m.OpenBranch(handle(1, 1)))
+    tell(m.ExtendBranch(handle(1, 1), b"\1\0\0\0"))
+    tell(submit(1, 2))
+    wires.placing.gone(0)
+    assert wires.bindings.gone(0) == [1]
+    tell(m.ExtendBranch(handle(1, 1), b"\2\0\0\0"))  # for a cache that is not there
+    wires.placing.joined(1)
+    wires.bindings.place()
+    assert wires.told.keys() == {0}
+    tell(m.Reopen(1))
+    again = [m.OpenBranch(handle(1, 1)), m.ExtendBranch(handle(1, 1), b"\1\0\0\0\2\0\0\0")]
+    for message in again:
+        tell(message)
+    assert wires.told[1] == again
+    late = m.Tokens([], [m.Finished(handle(1, 2), "stop", 1, 2, 0, 2, 0.0, 0.0, 0.0, 0.0)])
+    assert not wires.bindings.hears(1, 0, late)
+    assert wires.bindings.hears(1, 1, late)
+
+
+def test_sessions_with_something_running_move_first() -> None:
+    wires = Wires()
+    wires.placing.joined(0)
+    for session in (1, 2, 3):
+        wires.bindings.tell(m.ExtendBranch(handle(session, 1), b"\1\0\0\0"))
+    wires.bindings.tell(submit(3, 9))
+    assert wires.bindings.at(0) == [3, 1, 2]
+    ended = m.Finished(handle(3, 9), "stop", 1, 2, 0, 2, 0.0, 0.0, 0.0, 0.0)
+    assert wires.bindings.hears(3, 0, m.Tokens([], [ended]))
+    assert wires.bindings.at(0) == [1, 2, 3]
+
+
+def test_every_message_has_its_session() -> None:
+    of = handle(7, 1)
+    for message in (
+        m.OpenBranch(of),
+        m.ExtendBranch(of, b""),
+        m.ForkBranch(of, [], 0),
+        m.MoveBranch(of, 0),
+        m.RetainBranches({of: 1.0}),
+        m.DropBranches([of]),
+        m.Inspect(7, of, []),
+        m.Reopen(7),
+        submit(7, 2),
+        m.Cancel(of),
+        m.CancelSession(7),
+        m.Compile(of, None),  # type: ignore[arg-type]
+        m.Abandon(of),
+        m.AbandonSession(7),
+    ):
+        assert session_in(message) == 7
+    with pytest.raises(ValueError, match="DropSessions"):
+        session_in(m.DropSessions([7]))
+
+
+class Coming(RuleBasedStateMachine):
+    """Sessions and replicas come and go. Each replica hears of each session a story that makes sense."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wires = Wires()
+        self.alive: set[int] = set()
+        self.replicas = 0
+        self.sessions: dict[int, int] = {}  # session -> tokens
+        self.moving: set[int] = set()
+        self.count = 0
+
+    @rule()
+    def join(self) -> None:
+        if len(self.alive) < 4:
+            self.alive.add(self.replicas)
+            self.wires.placing.joined(self.replicas)
+            self.replicas += 1
+            self.wires.bindings.place()
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        replica = data.draw(st.sampled_from(sorted(self.alive)))
+        self.alive.remove(replica)
+        self.wires.placing.gone(replica)
+        self.moving.update(self.wires.bindings.gone(replica))
+
+    @rule()
+    def open(self) -> None:
+        self.count += 1
+        self.sessions[self.count] = 0
+        self.wires.bindings.tell(m.OpenBranch(handle(self.count, 1)))
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data(), full=st.booleans())
+    def say(self, data: st.DataObject, full: bool) -> None:
+        session = data.draw(st.sampled_from(sorted(self.sessions)))
+        self.wires.full = set(self.alive) if full else set()
+        try:
+            self.wires.bindings.tell(m.ExtendBranch(handle(session, 1), b"\1\0\0\0"))
+            self.sessions[session] += 1
+        except MailboxFull:
+            assert full
+        self.wires.full = set()
+
+    @precondition(lambda self: self.moving)
+    @rule()
+    def move(self) -> None:
+        session = self.moving.pop()
+        if session in self.sessions:
+            self.wires.bindings.tell(m.Reopen(session))
+            self.wires.bindings.tell(m.OpenBranch(handle(session, 1)))
+            tokens = b"\1\0\0\0" * self.sessions[session]
+            if tokens:
+                self.wires.bindings.tell(m.ExtendBranch(handle(session, 1), tokens))
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        session = data.draw(st.sampled_from(sorted(self.sessions)))
+        del self.sessions[session]
+        self.wires.bindings.tell(m.DropSessions([session]))
+
+    @invariant()
+    def each_replica_has_what_its_sessions_have(self) -> None:
+        self.wires.bindings.place()
+        found: dict[int, int] = {}
+        for replica in self.alive:
+            branches: dict[int, int] = {}
+            for message in self.wires.told[replica]:
+                match message:
+                    case m.OpenBranch(branch):
+                        assert branch not in branches
+                        branches[branch] = 0
+                    case m.ExtendBranch(branch, tokens):
+                        branches[branch] += len(tokens) // 4
+                    case m.DropSessions(sessions):
+                        for session in sessions:
+                            branches.pop(handle(session, 1), None)
+            for branch, tokens in branches.items():
+                assert m.session_of(branch) not in found, "at two replicas"
+                found[m.session_of(branch)] = tokens
+        for session, tokens in self.sessions.items():
+            if session not in self.moving and self.alive and tokens:
+                assert found.pop(session) == tokens
+        assert not found
+
+
+TestComing = Coming.TestCase
+TestComing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

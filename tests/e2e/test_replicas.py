@@ -1,0 +1,150 @@
+"""Replicas in processes of their own: sessions go to them, and move when one dies, hangs or drains.
+
+What a client sees of an engine with replicas is tested with the conversations (`placement`); here is
+what only such an engine can do.
+"""
+
+import asyncio
+import os
+import re
+import signal
+from contextlib import AsyncExitStack
+from typing import Any
+
+SLOW = {"step_seconds": 0.005}
+PATIENCE = 30.0
+
+
+async def until(condition: Any, what: str) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.01)
+    assert condition(), what
+
+
+async def test_a_killed_replica_is_noticed_by_nobody(serving: Any) -> None:
+    """Streams go on at the same position, on the same socket, with the text of an undisturbed run."""
+    async with serving(replicas=2, fake=SLOW) as served, AsyncExitStack() as sockets:
+        cluster = served.engine.core
+        await until(lambda: len(cluster.pids) == 2, "two replicas")
+        peers = [await sockets.enter_async_context(served.connect()) for _ in range(8)]
+        for i, peer in enumerate(peers):
+            await peer.open(
+                peer.user(1, f"say {i}"), peer.greedy(2, max_tokens=300), client=f"c{i}", tokens=True
+            )
+        for peer in peers:
+            await peer.next("delta")
+        counts = [entry["sessions"] for entry in cluster.describe()]
+        assert min(counts) >= 3, counts
+        os.kill(cluster.pids[0], signal.SIGKILL)
+        for i, peer in enumerate(peers):
+            done = await peer.terminal(2)
+            assert (done["reason"], done["usage"]["output"]) == ("length", 300)
+            assert peer.tokens["main"] == served.oracle.output(served.oracle.turn(f"say {i}"), 300)
+        await until(lambda: len(cluster.pids) == 2, "another one in its place")
+        assert served.engine.metrics.deaths == 1
+        for i, peer in enumerate(peers):
+            assert (await peer.say(3, f"again {i}", max_tokens=5))["reason"] == "length"
+
+
+async def test_a_replica_that_stands_still_is_replaced(serving: Any) -> None:
+    """It says nothing: its streams go on elsewhere."""
+    async with (
+        serving(replicas={"count": 2, "silence_s": 1.0}, fake=SLOW) as served,
+        AsyncExitStack() as sockets,
+    ):
+        cluster = served.engine.core
+        await until(lambda: len(cluster.pids) == 2, "two replicas")
+        peers = [await sockets.enter_async_context(served.connect()) for _ in range(4)]
+        for i, peer in enumerate(peers):
+            await peer.open(peer.user(1, f"say {i}"), peer.greedy(2, max_tokens=200), tokens=True)
+        for peer in peers:
+            await peer.next("delta")
+        os.kill(cluster.pids[1], signal.SIGSTOP)
+        for i, peer in enumerate(peers):
+            await peer.terminal(2)
+            assert peer.tokens["main"] == served.oracle.output(served.oracle.turn(f"say {i}"), 200)
+        await until(lambda: len(cluster.pids) == 2, "another one in its place")
+
+
+async def test_a_replica_that_is_told_to_end_loses_nothing(serving: Any) -> None:
+    """Its generations end where they are, other sessions move at once, another process follows."""
+    async with serving(replicas=2, fake=SLOW) as served, AsyncExitStack() as sockets:
+        cluster = served.engine.core
+        await until(lambda: len(cluster.pids) == 2, "two replicas")
+        peers = [await sockets.enter_async_context(served.connect()) for _ in range(4)]
+        states = [await peer.open(peer.user(1, f"say {i}")) for i, peer in enumerate(peers)]
+        assert len(states) == 4
+        for peer in peers:
+            await peer.terminal(1)
+        busy = peers[:2]  # one at each
+        for peer in busy:
+            await peer.send(peer.greedy(2, max_tokens=200))
+            await peer.next("delta")
+        old = cluster.pids[0]
+        os.kill(old, signal.SIGTERM)
+        await until(lambda: cluster.describe()[0]["state"] == "draining", "it drains")
+        await until(lambda: cluster.describe()[0]["sessions"] == 1, "idle sessions have moved")
+        for i, peer in enumerate(busy):
+            assert (await peer.terminal(2))["usage"]["output"] == 200
+            prompt = served.oracle.turn(f"say {i}")
+            assert peer.text() == served.oracle.text(served.oracle.output(prompt, 200))
+        await until(lambda: cluster.pids.get(0) not in (None, old), "another one in its place")
+        assert served.engine.metrics.deaths == 0
+        for peer in peers:
+            assert (await peer.say(5, "go on", max_tokens=5))["reason"] == "length"
+
+
+async def test_without_a_replica_ops_wait(serving: Any) -> None:
+    """All have died: /readyz says so, and what clients send is done when one is there again."""
+    async with serving(replicas=1, fake=SLOW) as served, served.connect() as peer:
+        cluster = served.engine.core
+        await peer.open(peer.user(1, "first"), peer.greedy(2, max_tokens=100), tokens=True)
+        await peer.next("delta")
+        os.kill(cluster.pids[0], signal.SIGKILL)
+        await until(lambda: not cluster.pids, "none is there")
+        status, body = await served.request("GET", "/readyz")
+        assert (status, "no replica" in str(body)) == (503, True)
+        async with served.connect() as other:
+            await other.open(other.user(1, "later"), other.greedy(2, max_tokens=9), tokens=True)
+            assert (await other.terminal(2))["usage"]["output"] == 9
+        await peer.terminal(2)
+        assert peer.tokens["main"] == served.oracle.output(served.oracle.turn("first"), 100)
+        assert (await served.request("GET", "/readyz"))[0] == 200
+
+
+async def test_metrics_and_info_show_the_replicas(serving: Any) -> None:
+    async with serving(replicas=2) as served, served.connect() as peer:
+        await until(lambda: len(served.engine.core.pids) == 2, "two replicas")
+        await peer.open(client="one")
+        await peer.say(1, "hi", max_tokens=5)
+        _, text = await served.request("GET", "/metrics")
+        assert 'ramify_replica_state{replica="1",state="ready"} 1.0' in text
+        assert 'ramify_requests_total{reason="length",replica="0"} 1.0' in text
+        assert 'ramify_ttft_seconds_bucket{le="+Inf",replica="0"} 1.0' in text
+        assert "ramify_sockets 1.0" in text
+        sessions = re.findall(r'ramify_replica_sessions\{replica="."\} (\S+)', text)
+        assert sorted(sessions) == ["0.0", "1.0"]
+        assert len(text.splitlines()) == len(set(text.splitlines()))
+        _, info = await served.request("GET", "/v1/info")
+        assert [entry["state"] for entry in info["replicas"]] == ["ready", "ready"]
+
+
+async def test_constraints_and_choices_go_on_elsewhere(serving: Any) -> None:
+    """What the old replica had compiled is compiled again; what it had not scored is scored."""
+    async with serving(replicas=2, fake=SLOW) as served, served.connect() as peer:
+        cluster = served.engine.core
+        await until(lambda: len(cluster.pids) == 2, "two replicas")
+        await peer.open(
+            peer.user(1, "digits"),
+            peer.greedy(2, max_tokens=200, constraint={"regex": "[0-9]{1,200}"}),
+            {"type": "select", "id": 3, "choices": ["yes", "no"]},
+            tokens=True,
+        )
+        await peer.next("delta")
+        (at,) = [e["replica"] for e in cluster.describe() if e["sessions"]]
+        os.kill(cluster.pids[at], signal.SIGKILL)
+        done = await peer.terminal(2)
+        text = peer.text()
+        assert text.isdigit(), (done, text)
+        assert (await peer.terminal(3))["choice"] in (0, 1)
