@@ -418,7 +418,7 @@ class Inspected(Base, frozen=True):
     resident: list[int]
 
 
-class Move(Base, frozen=True):
+class ChangeCore(Base, frozen=True):
     """Another engine computes for this session from now on: see `Reopen`. No text is lost.
 
     `quietly`: as soon as nothing runs.
@@ -525,7 +525,7 @@ SessionMessage = (
     | Compiled
     | NotCompiled
     | Lost
-    | Move
+    | ChangeCore
     | Saved
     | NotSaved
     | Moved

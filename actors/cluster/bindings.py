@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ramify.actors.cluster.wire import ForCore, ToSession
 from ramify.actors.kit.mailbox import MailboxFull
+from ramify.protocol.cluster import ListenKv, UnlistenKv
 from ramify.protocol.messages import (
     Abandon,
     AbandonSession,
@@ -231,7 +232,7 @@ def session_in(message: ForCore) -> int:
             return session_of(next(iter(until)))
         case DropBranches(branches):
             return session_of(branches[0])
-        case DropSessions() | Settle():
+        case DropSessions() | Settle() | ListenKv() | UnlistenKv():
             raise ValueError(f"a {type(message).__name__} is of no one session")
         case _:
             return session_of(message.branch)

@@ -2,7 +2,7 @@
 
 To sessions it is one address; `Bindings` says which replica a message goes to. A replica whose link
 ends, or that says nothing for some seconds, is gone: its sessions move, each with all that the front
-knows of it, and go on where they were (`SessionCore.move`). One that drains (its process was told
+knows of it, and go on where they were (`SessionCore.change_core`). One that drains (its process was told
 SIGTERM) gets no new sessions, and its sessions move as soon as nothing runs in them.
 
 This file does not know how replicas are started, nor what sessions say.
@@ -47,7 +47,7 @@ from ramify.actors.kit.log import configured, get_log
 from ramify.actors.kit.silence import Silence
 from ramify.protocol.config import EngineConfig, ReplicasConfig, ServerConfig
 from ramify.protocol.errors import RamifyError
-from ramify.protocol.messages import Lost, Move, SessionMessage
+from ramify.protocol.messages import ChangeCore, Lost, SessionMessage
 from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
 
@@ -325,7 +325,7 @@ class Cluster:
                 spread.put(session, Lost(f"{DEATHS} replicas died with it"))
                 continue
             self._metrics.moves += 1
-            spread.put(session, Move(quietly))
+            spread.put(session, ChangeCore(quietly))
         spread.start()
 
     def _deadly(self, session: int, now: float) -> bool:

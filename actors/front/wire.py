@@ -37,6 +37,7 @@ from ramify.protocol.credentials import Credential
 from ramify.protocol.errors import ConfigError, ModelError, RamifyError
 from ramify.protocol.messages import (
     CacheMessage,
+    ChangeCore,
     CloseSocket,
     Compiled,
     Deliver,
@@ -46,7 +47,6 @@ from ramify.protocol.messages import (
     GrammarMessage,
     Inspected,
     Lost,
-    Move,
     NotCompiled,
     Opened,
     OpenRefused,
@@ -94,7 +94,7 @@ class Serve(_Base, frozen=True):
     vocab: int
 
 
-FromEngine = Tokens | Inspected | Compiled | NotCompiled | Move | Lost
+FromEngine = Tokens | Inspected | Compiled | NotCompiled | ChangeCore | Lost
 
 
 class ToSessions(_Base, frozen=True):

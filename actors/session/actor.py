@@ -29,6 +29,7 @@ from ramify.protocol.errors import Close, Overloaded, RamifyError
 from ramify.protocol.messages import (
     Attach,
     CacheMessage,
+    ChangeCore,
     CloseSocket,
     Compiled,
     Deliver,
@@ -40,7 +41,6 @@ from ramify.protocol.messages import (
     Inspected,
     Lost,
     Moved,
-    Move,
     NotCompiled,
     NotSaved,
     OpenRefused,
@@ -239,7 +239,7 @@ class SessionActor:
                     self._saver.failed(ticket)
             case Moved(taken):
                 self._move(taken)
-            case Move(quietly):
+            case ChangeCore(quietly):
                 self._to_change = True
                 if not quietly:
                     self._change_core()

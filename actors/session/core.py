@@ -264,7 +264,7 @@ class SessionCore:
         """Whether an engine computes anything for it that somebody waits for."""
         return self._runner.busy
 
-    def move(self, now: float) -> None:
+    def change_core(self, now: float) -> None:
         """The engine has gone, or gives the session up: it goes on at another, where it is.
 
         Nothing of the text is lost and no socket notices: only the keys and values are computed again.
@@ -275,7 +275,7 @@ class SessionCore:
         out.cache.append(Reopen(self.state.number))
         retell(self.state, now)
         self._inspections.ask_again()
-        self._runner.move(now)
+        self._runner.change_core(now)
         self._runner.judge()
 
     def fail(self, error: RamifyError, now: float) -> None:

@@ -387,7 +387,7 @@ class Generations:
             decided = generation.ending  # it was only to be confirmed
             self._close(generation, task, _ended_here(generation, now, None if decided else error))
 
-    def move(self, now: float) -> None:
+    def change_core(self, now: float) -> None:
         """Another engine has the branches as they are here: make the requests of the old one anew.
 
         What was only to be confirmed ends now. Call it when the cache has been told of the branches.

@@ -339,10 +339,10 @@ class OpRunner:
                 self.generations.expire(task, now)
         self.start(freed)
 
-    def move(self, now: float) -> None:
+    def change_core(self, now: float) -> None:
         """Another engine has the branches now: what runs goes on there."""
-        self.generations.move(now)
-        self.selects.move()
+        self.generations.change_core(now)
+        self.selects.change_core()
 
     def refuse(self, error: RamifyError) -> None:
         """The engine is broken: every task that would run now fails with `error`."""

@@ -216,7 +216,7 @@ class Selects:
         selection.waiting.extendleft(reversed(pending.values()))
         pending.clear()
 
-    def move(self) -> None:
+    def change_core(self) -> None:
         """Another engine has the branches: what is not scored yet is asked of it. Scores are kept."""
         self._by_request.clear()
         for selection in self._by_task.values():

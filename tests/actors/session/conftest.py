@@ -343,7 +343,7 @@ class SimEngine:
         self._mail.update(mail)
         for number in self.cores:
             self._lost.add(number)
-            self._mail[number].append(m.Move())
+            self._mail[number].append(m.ChangeCore())
 
     def post_session(self, number: int, message: Any) -> None:
         self._mail[number].append(message)
@@ -475,7 +475,7 @@ class SimEngine:
             m.Compiled: lambda: core.compiled(message, self.now),
             m.NotCompiled: lambda: core.compiled(message, self.now),
             m.Tick: lambda: core.tick(self.now),
-            m.Move: lambda: core.move(self.now),
+            m.ChangeCore: lambda: core.change_core(self.now),
         }
         handlers[type(message)]()
 

@@ -1,4 +1,4 @@
-"""A session whose engine has gone goes on at another one, and no client notices: `SessionCore.move`."""
+"""A session whose engine has gone goes on at another one, and no client notices."""
 
 import random
 from typing import Any
