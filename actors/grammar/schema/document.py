@@ -80,6 +80,9 @@ class Document:
         if not isinstance(value, dict):
             return
         own = value.get("id" if self.draft == 4 else "$id")
+        if not pointer:  # what has no identifier of its own belongs to the root
+            self._bases[""] = ""
+            self._targets.setdefault("", "")
         if isinstance(own, str) and not (self.draft <= 7 and "$ref" in value):
             if own.startswith("#"):
                 self._targets.setdefault(base + own, pointer)
@@ -87,9 +90,6 @@ class Document:
                 base = urljoin(base, urldefrag(own).url)
                 self._bases[pointer] = base
                 self._targets.setdefault(base, pointer)
-        elif not pointer:
-            self._bases[""] = ""
-            self._targets.setdefault("", "")
         for word in ("$anchor", "$dynamicAnchor"):
             if self.draft >= 2019 and isinstance(value.get(word), str):
                 self._targets.setdefault(f"{base}#{value[word]}", pointer)

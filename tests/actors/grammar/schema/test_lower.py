@@ -315,6 +315,17 @@ CASES: list[Case] = [
         [2],
     ),
     (
+        "a root that calls itself #",
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "id": "#",
+            "definitions": {"a": {"enum": [1]}},
+            "allOf": [{"$ref": "#/definitions/a"}],
+        },
+        [1],
+        [2],
+    ),
+    (
         "draft 7 reference",
         {
             "$schema": "http://json-schema.org/draft-07/schema#",
