@@ -1,7 +1,7 @@
 """A server that is killed again and again: what do its clients find when the next one has the store?
 
     python benchmarks/restarts.py [--minutes 3] [--kills 500] [--clients 20] [--life 4] [--gateways 0]
-        [--seed 0] [--trace]
+        [--seed 0] [--trace FOLDER]
 
 Clients play random rounds (append, generate, fork, prune, join, rollback, meta, queued ops) against a
 server with the fake executor and a store; it is ended by SIGKILL at random moments, and another one is
@@ -23,7 +23,7 @@ import re
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class World:
     faults: list[str] = field(default_factory=list)
     back: list[float] = field(default_factory=list)  # seconds from a server's start to `state`
     started: float = 0.0
-    traces: bool = False  # tell with a fault what was said before it
+    trace: Path | None = None  # a folder for what each client says and hears
     up: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -60,6 +60,8 @@ class Branch:
     """What a client knows of one. `solid`: up to where a reply has confirmed it.
 
     `outputs`: position -> token. `marks`: confirmed inputs -> their end. `whole`: every output was seen.
+    `sure`: the branch is there unless an op of the round has ended it; after `lost` ops of earlier
+    rounds may run again, and end it.
     """
 
     position: int = 0
@@ -67,6 +69,7 @@ class Branch:
     outputs: dict[int, int] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
     whole: bool = True
+    sure: bool = True
 
     def cut(self, to: int) -> None:
         self.position, self.solid = min(self.position, to), min(self.solid, to)
@@ -94,6 +97,7 @@ class Client:
         self._told = 0  # the revision of `state` when it resumed
         self._op = 0
         self._sent: dict[int, dict[str, Any]] = {}  # op id -> op, until it is answered
+        self._past: dict[int, dict[str, Any]] = {}  # ops of the rounds before
         self._left: dict[int, int] = {}  # op id -> replies that are still to come
         self._heard: dict[tuple[int, str], int] = {}  # (op, branch) -> times
         self._again: set[int] = set()  # ops that were sent twice
@@ -103,7 +107,7 @@ class Client:
         self._lost = False
         self._confirmed = 0  # the highest op that was answered
         self._socket: ClientConnection | None = None
-        self._trace: deque[str] = deque(maxlen=60)  # what was said last
+        self._log = world.trace and (world.trace / f"{self._name}.log").open("w")
 
     # --- rounds ----------------------------------------------------------------------------------
 
@@ -174,6 +178,7 @@ class Client:
     async def _play(self, ops: list[dict[str, Any]]) -> None:
         """Send a frame, and stay until each op has its replies, however many servers that takes."""
         self._resumed = self._lost = False
+        self._past = dict([*self._past.items(), *self._sent.items()][-200:])
         self._sent, self._left, self._heard = {}, {}, {}
         for op in ops:
             self._op += 1
@@ -263,7 +268,9 @@ class Client:
             self._heard = {}  # what was answered may run again, also of rounds before
             self._again |= set(range(self._op + 1))
             self._left = {ident: _replies(op) for ident, op in self._sent.items()}
-            self._branches = {name: Branch() for name in self._branches if name in here}
+            unsure = {"whole": False, "sure": False}
+            self._branches = {name: Branch(**unsure) for name in self._branches if name in here}
+            self._confirmed = min(self._confirmed, state["op"])
             if (self._meta is not None) and (state.get("meta") or {}).get("n") != self._meta:
                 self._meta = (state.get("meta") or {}).get("n")
         else:
@@ -271,7 +278,7 @@ class Client:
                 self._fault(f"op {self._confirmed} was answered, `state.op` is {state['op']}")
             waiting = {op["type"] for op in self._sent.values()}
             for name in [name for name in self._branches if name not in here]:
-                if not waiting & {"drop", "prune", "join"}:
+                if self._branches[name].sure and not waiting & {"drop", "prune", "join"}:
                     self._fault(f"branch {name} is gone")
                 del self._branches[name]
             for name, branch in self._branches.items():
@@ -280,12 +287,13 @@ class Client:
                 branch.cut(here[name])
             if self._meta != (state.get("meta") or {}).get("n") and "set" not in waiting:
                 self._fault(f"meta was {self._meta}, is {state.get('meta')}")
+            self._meta = (state.get("meta") or {}).get("n")
         for name in here:
-            self._branches.setdefault(name, Branch(whole=False))
+            self._branches.setdefault(name, Branch(whole=False, sure=not self._lost))
 
     def _note(self, way: str, message: Any) -> None:
-        if self._world.traces:
-            self._trace.append(f"  {self._world.lives} {way} {_frame(message)[:700]}")
+        if self._log:
+            print(self._world.lives, way, _frame(message)[:1000], file=self._log, flush=True)
 
     def _hear(self, message: dict[str, Any]) -> None:
         self._note("<-", message)
@@ -301,7 +309,7 @@ class Client:
     def _delta(self, delta: dict[str, Any]) -> None:
         name, tokens = delta["branch"], delta.get("tokens", [])
         begins = delta["position"] - len(tokens)  # a child that `n` made begins with its output
-        branch = self._branches.setdefault(name, Branch(begins, whole=False))
+        branch = self._branches.setdefault(name, Branch(begins, whole=False, sure=False))
         if "truncate" in delta:
             to = delta["truncate"]
             self._world.counts["truncated"] += 1
@@ -323,7 +331,9 @@ class Client:
             return
         key = (ident, reply.get("branch", ""))
         times = self._heard[key] = self._heard.get(key, 0) + 1
-        op = self._sent.get(ident)
+        op, past = self._sent.get(ident), self._past.get(ident)
+        if op is None and past is not None and self._back and reply.get("revision", 0) > self._told:
+            self._apply(past, reply)  # it ran again after `lost`
         if op is None or times > 1:
             # A `done` at the position that the client has comes again with a resume: it may be missing.
             if ident not in self._again and not (self._lost or (self._back and reply["type"] == "done")):
@@ -421,8 +431,8 @@ class Client:
         line = f"life {self._world.lives}, {self._name} ({kind}): {what}"
         if len(self._world.faults) < 100:
             self._world.faults.append(line)
-            print(line[:600], *self._trace, sep="\n", file=sys.stderr, flush=True)
-            self._trace.clear()
+            print(line[:600], file=sys.stderr, flush=True)
+        self._note("!!", line)
 
 
 def _replies(op: dict[str, Any]) -> int:
@@ -436,7 +446,7 @@ def _frame(messages: Any) -> str:
 
 
 async def campaign(options: argparse.Namespace, store: Path) -> World:
-    world, chance, stop = World(traces=options.trace), random.Random(options.seed), asyncio.Event()
+    world, chance, stop = World(trace=options.trace), random.Random(options.seed), asyncio.Event()
     server: FakeServer | None = None
     clients: list[asyncio.Task[None]] = []
     end = time.monotonic() + options.minutes * 60
@@ -483,7 +493,7 @@ def main() -> int:
     parser.add_argument("--gateways", type=int, default=0)
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--trace", action="store_true", help="tell with a fault what was said before it")
+    parser.add_argument("--trace", type=Path, help="a folder for what each client says and hears")
     parser.add_argument("--json", help="write the results here")
     options = parser.parse_args()
     about = machine()

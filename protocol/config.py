@@ -198,6 +198,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     store_days: float = 30.0  # that it keeps a session after its last use
     store_bytes: int = 1 << 33  # of all sessions in it; beyond them the oldest go
     persist: Persist = "lazy"  # how sessions are saved that do not say
+    warm_start: int | None = None  # tokens of saved sessions to compute after the start; None: what fits
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, f"--port is {self.port}: must be 0 to 65535")
@@ -225,6 +226,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         _seconds("--session-ttl-max", self.session_ttl_max_s, self.session_ttl_s, 365 * DAY_S)
         days = self.store_days
         _require(0 < days <= 36_500, f"--store-days is {days:g}: must be over 0, up to 36500")
+        _count("--warm-start", self.warm_start, 0, 1 << 40)
         _count("--store-bytes", self.store_bytes, STORE_BYTES_LEAST, 1 << 50)
         _count("--max-sessions", self.max_sessions, 1, 1 << 26)
         _count("--sessions-bytes", self.sessions_bytes, SESSIONS_BYTES_LEAST, 1 << 50)

@@ -32,6 +32,8 @@ from ramify.protocol.wire import (
     ServerMessage,
 )
 
+SPARE = -100  # the priority of requests that nobody waits for: below that of every other one
+
 
 def session_of(ident: int) -> int:
     """The session number that a branch handle or a request id belongs to."""
@@ -129,6 +131,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `rerun`: positions from there on are computed again even if they have KV, because the logits at
     them are wanted (None: the last one only).
     `leave`: so many pages, free or evictable, must be left when it has its own.
+    `spare`: nothing is evicted for it.
     """
 
     request: int
@@ -138,6 +141,7 @@ class Acquire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt: int = 0
     rerun: int | None = None
     leave: int = 0
+    spare: bool = False
 
 
 class Grow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -259,6 +263,9 @@ class Submit(Base, frozen=True):
     `max_tokens`. Their log-probabilities come with `Finished`. Somebody waits for them, so the
     request is scheduled as a generation is.
     `constraint`: the `ident` of a `Compiled` that its outputs obey; 0: none.
+    `spare`: nobody waits for it, and perhaps nobody ever will. It has no output, `SPARE` as its
+    priority, runs in steps that have nothing else to do, and in pages that are free: where they are not,
+    it ends ("cancelled").
     """
 
     request: int
@@ -276,6 +283,7 @@ class Submit(Base, frozen=True):
     targets: bytes = b""
     expects: int = 0
     constraint: int = 0
+    spare: bool = False
 
 
 class Cancel(Base, frozen=True):
@@ -366,7 +374,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Times in seconds on the engine's clock; `first_token` 0.0: there was none.
     `scores`: float32, one for each of `Submit.targets`; all of them with reason "length" only.
     `forced`: tokens of `output` that the constraint left no choice for. `stale`: nothing has run, for
-    the constraint is not there (any more): compile it again and submit anew.
+    the constraint is not there (any more): compile it again and submit anew. `spare`: as submitted.
     """
 
     request: int
@@ -385,6 +393,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):
     forced: int = 0
     stale: bool = False
     accepted: int = 0
+    spare: bool = False
 
 
 class Tokens(Base, frozen=True):

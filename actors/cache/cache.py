@@ -146,6 +146,7 @@ class RadixCache:
         request = message.request
         if request in self.runs:
             raise ValueError(f"request {request:#x} runs already")
+        self.residency.rank = self.residency.next_rank() if message.spare else 0
         tip = self.branches.find(message.branch)
         if tip is None or (message.prompt and tip.end != message.prompt):
             return m.Denied(request, "gone")
@@ -168,14 +169,16 @@ class RadixCache:
         need = -(-(tip.end + message.extra) // self.page_size) - first
         tip.refs += 1  # evicting the tail that is run again must not delete it
         self.branches.expire(now)
-        pages = self.residency.take(need, message.leave)
+        short_of_free = message.spare and need > self.free
+        pages = None if short_of_free else self.residency.take(need, message.leave)
         if pages is None:
-            short = need + message.leave - self.free - self.evictable
+            to_be_had = self.free if short_of_free else self.free + self.evictable
+            short = need + message.leave - to_be_had
             tip.refs -= 1
             self.residency.unlock(anchor)
             return m.Denied(request, "memory", resident=resident, short=short)
         self.residency.touch(node)
-        self.runs[request] = Run(request, message.branch, tip, anchor, first, pages)
+        self.runs[request] = Run(request, message.branch, tip, anchor, first, pages, self.residency.rank)
         node = tip
         while node.pages is None and node.parent is not None:
             node.owner = request
@@ -202,6 +205,7 @@ class RadixCache:
     def commit(self, message: m.Commit) -> None:
         """See `messages.Commit`. Raises UnknownRequest, and ValueError for what cannot be."""
         run = self._run(message.request)
+        self.residency.rank = run.rank
         if message.tokens and not message.final:
             raise ValueError(f"request {run.request:#x}: tokens come with the final commit only")
         if message.computed > run.end * self.page_size:

@@ -45,6 +45,8 @@ class Residency:
         self._kept_bytes = 0
         self._reach = reach
         self._uses = 0
+        self.rank = 0  # of what is computed now that nobody waits for, below 0; else 0: see `touch`
+        self._ranks = 0
         self.announcer: Announcer | None = None  # where somebody listens to what is resident
 
     @property
@@ -81,9 +83,18 @@ class Residency:
             self._loosen()
 
     def touch(self, node: Node) -> None:
-        """`node` was used just now."""
+        """`node` was used just now; or only computed (`rank`), which is no use."""
+        if self.rank:
+            if node.last_use <= 0:
+                node.last_use = self.rank
+            return
         self._uses += 1
         node.last_use = self._uses
+
+    def next_rank(self) -> int:
+        """For what nobody waits for: it is evicted before all that was used, the last of it first."""
+        self._ranks -= 1
+        return self._ranks
 
     def _unlock(self, node: Node, reach: int) -> None:
         """Undo one lock of `node`, and of its ancestors as long as it was their only one.

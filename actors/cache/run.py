@@ -17,16 +17,24 @@ _GIVEN = -1
 class Run:
     """A request from its grant to its final commit. `first`: page index of the first own page."""
 
-    __slots__ = ("_count", "_table", "anchor", "branch", "first", "mixed", "request", "tip")
+    __slots__ = ("_count", "_table", "anchor", "branch", "first", "mixed", "rank", "request", "tip")
 
     def __init__(
-        self, request: int, branch: int, tip: Node, anchor: Node, first: int, pages: Pages
+        self,
+        request: int,
+        branch: int,
+        tip: Node,
+        anchor: Node,
+        first: int,
+        pages: Pages,
+        rank: int = 0,
     ) -> None:
         self.request = request
         self.branch = branch
         self.tip = tip  # head of the branch when it was granted; holds a reference
         self.anchor = anchor  # holds a lock: the deepest node whose pages the row uses
         self.first = first
+        self.rank = rank  # see `Residency.rank`
         self.mixed = False  # the path to the anchor has pages that another request computed meanwhile
         self._table = pages  # int32[capacity], the first `_count` are valid
         self._count = len(pages)

@@ -6,6 +6,8 @@ runs. The actors are the same: only the addresses in `Mailboxes` differ.
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +25,7 @@ from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
 from ramify.actors.kit.usage import CredentialUsage
 from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
 from ramify.actors.session.meter import Holdings
+from ramify.actors.session.warm_start import WarmStart
 from ramify.actors.store.actor import StoreActor
 from ramify.actors.store.base import StoreError
 from ramify.actors.store.sqlite import SqliteStore
@@ -146,6 +149,7 @@ class LocalFront:
         )
         self._metrics.watch_held(lambda: holdings.held)
         store = await self._open_store(group, guard) if config.server.store is not None else None
+        numbers = self._naming.sessions or count(1)
         self._directory = directory = Directory(
             self._mailboxes.to_directory,
             tokenizer=self._tokenizer,
@@ -163,7 +167,7 @@ class LocalFront:
             sessions=self._mailboxes.sessions,
             clock=self._clock,
             metrics=self._metrics,
-            numbers=self._naming.sessions,
+            numbers=numbers,
             prefix=self._naming.prefix,
             tool_parser=config.model.tool_parser,
             store=store,
@@ -171,6 +175,26 @@ class LocalFront:
             persist=config.server.persist,
         )
         await group.start(guard("directory", directory.run))
+        if config.server.store is not None and config.server.warm_start != 0:
+            warm_start = WarmStart(
+                partial(SqliteStore, config.server.store),
+                model=directory.model,
+                context=core.context,
+                most=self._share_of_warm_start(),
+                cache=core.cache,
+                scheduler=core.scheduler,
+                sessions=self._mailboxes.sessions,
+                numbers=numbers,
+                takes=self._naming.takes,
+                here=directory.__contains__,
+                clock=self._clock,
+            )
+            await group.start(guard("warm start", warm_start.run))
+
+    def _share_of_warm_start(self) -> int | None:
+        """Tokens; each process with sessions has an equal part. None: no bound."""
+        most = self._config.server.warm_start
+        return None if most is None else most // max(1, self._config.gateways or 1)
 
     async def _open_store(self, group: TaskGroup, guard: Guard) -> Address[StoreMessage]:
         """Start the store actor, which has sessions with ops taken up at once. Raises ConfigError."""

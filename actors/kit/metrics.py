@@ -105,6 +105,8 @@ class Metrics:
         self._lag = self._worst_lag = 0.0
         self._steps = self._executor_tokens = self._sampled = 0
         self._drafter = ""
+        self._warm_sessions = dict.fromkeys(("computed", "given up"), 0)
+        self.warm_tokens = 0  # that the warm start computed
         self._constraints: Callable[[], ConstraintCounts | None] = lambda: None
         self._drafted = self._accepted = 0
         self._cached = self._computed = self._output = 0
@@ -155,7 +157,15 @@ class Metrics:
         self._kv = (free, evictable, referenced)
 
     def finished(self, f: Finished) -> None:
-        """A request has ended. Times that it never reached (0.0) are not observed."""
+        """A request has ended. Times that it never reached (0.0) are not observed.
+
+        Of those that nobody waits for only what they computed counts.
+        """
+        if f.spare:
+            self._warm_sessions["computed" if f.reason == "length" else "given up"] += 1
+            if f.reason == "length":
+                self.warm_tokens += f.computed
+            return
         self._ends[f.reason] += 1
         self._cached += f.cached
         self._computed += f.computed
@@ -335,9 +345,18 @@ class Metrics:
             ("executor_tokens", "Tokens that went through the model.", self._executor_tokens),
             ("sampled_tokens", "Tokens sampled, as steps come back.", self._sampled),
             ("output_tokens", "Output tokens of finished requests.", self._output),
+            ("warm_start_tokens", "Tokens that the warm start computed.", self.warm_tokens),
             ("computed_twice_tokens", "Tokens that retractions made the model run again.", self._twice),
         ):
             yield CounterMetricFamily(f"ramify_{name}", help, value=value)
+        warm = CounterMetricFamily(
+            "ramify_warm_start_sessions",
+            "Saved sessions whose branch was computed after the start, before anybody asked.",
+            labels=["result"],
+        )
+        for result, value in sorted(self._warm_sessions.items()):
+            warm.add_metric([result], value)
+        yield warm
         counts = self._constraints()
         if counts is not None:
             yield from counts.families()

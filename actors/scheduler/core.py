@@ -454,6 +454,8 @@ class Scheduler:
             request.account.hold(-1)
             if request.ending is not None:
                 self._end(request, request.ending, now)
+            elif verdict.reason == "memory" and request.submit.spare:
+                self._end(request, "cancelled", now)
             elif verdict.reason == "gone":
                 self._end(request, "error", now, "no_branch", "the branch does not exist any more")
             else:

@@ -11,7 +11,8 @@ those of others. Virtual time goes on with the work, so a long prompt's next lot
 whatever comes: nobody starves. And nobody who comes waits behind more than a lot of it.
 
 Beside decodes, which wait for the step's end, a step takes what `Pace` allows. What is computed
-ahead makes no step longer than `ahead_tokens`, because whatever comes meanwhile waits for the step.
+ahead makes no step longer than `ahead_tokens`, because whatever comes meanwhile waits for the step. What
+nobody waits for (`SPARE`) has steps of its own, where there is nothing else to run.
 
 A step costs O(log n) for each lot that it takes from. This file knows lengths, not pages or plans.
 """
@@ -23,6 +24,7 @@ from itertools import count
 from ramify.actors.scheduler.pace import Pace
 from ramify.actors.scheduler.request import Level, Run
 from ramify.protocol.config import ScheduleConfig
+from ramify.protocol.messages import SPARE
 from ramify.protocol.plan import ExecutorInfo
 
 LOT = 2048  # tokens
@@ -104,6 +106,8 @@ class Prompts:
         ahead = min(left, self._ahead)
         begun: dict[Run, int] = {}
         for level in self.order[::-1]:
+            if level[1] == SPARE and (decodes or begun):
+                break
             room = left if level[0] else min(left, ahead)
             taken = self._fill(level, begun, room)
             left -= taken

@@ -280,6 +280,7 @@ class Request:
             scores=b"" if self.targets is None else self.targets.scores.tobytes(),
             forced=self.forced_tokens,
             stale=self.stale,
+            spare=self.submit.spare,
         )
 
 

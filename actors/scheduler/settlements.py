@@ -75,6 +75,7 @@ class Settlements:
                     request.prompt,
                     request.targets.rerun if request.targets else None,
                     request.leave,
+                    request.submit.spare,
                 )
                 for request in acquires
             ],

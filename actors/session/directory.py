@@ -155,7 +155,7 @@ class Directory:
         self._template = ChatTemplate(shown, dialect, control=shown is not tokenizer)
         self._detokenizer = Detokenizer(shown.token_bytes)
         self._server = server
-        self._model = f"{server.model} ({vocab} tokens)"
+        self.model = f"{server.model} ({vocab} tokens)"  # as `SavedHead.model`
         self._context = context
         self._vocab = vocab
         self._encoder = Encoder()
@@ -195,6 +195,10 @@ class Directory:
         for _, entry in self._entries.values():
             entry.actor.fail(FAILED)
         await self._deserted.wait()
+
+    def __contains__(self, session: object) -> bool:
+        """Whether a session with this public id is in memory."""
+        return session in self._entries
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled, or until the mailbox is closed and every session has ended."""
@@ -300,10 +304,10 @@ class Directory:
 
     def _check_model(self, session: str, head: SavedHead) -> None:
         """Raises NoSession for one whose tokens are another model's."""
-        if head.model != self._model:
+        if head.model != self.model:
             raise NoSession(
                 f"session {session!r} was made with the model {head.model!r}, this server has "
-                f"{self._model!r}, whose tokens differ: open a new one"
+                f"{self.model!r}, whose tokens differ: open a new one"
             )
 
     def _take_up(self, session: str, found: Fetched, group: TaskGroup) -> None:
@@ -411,7 +415,7 @@ class Directory:
         core = entry.actor.core
         core.save_from_now(self._persist, self._kept_s)
         core.record(
-            model=self._model,
+            model=self.model,
             priority=core.state.limits.priority,
             created=self._wall(),
             displaceable=entry.displaceable,
@@ -477,7 +481,7 @@ class Directory:
         if self._store is not None and saves:
             created = self._wall() if found is None else read_head(found.items).created
             core.state.persist = self._persist
-            core.record(model=self._model, priority=priority, created=created, displaceable=displaceable)
+            core.record(model=self.model, priority=priority, created=created, displaceable=displaceable)
             fence = 0 if found is None else found.fence
             saver = Saver(core, self._store, self._clock, fence=fence, wall=self._wall)
         if found is not None:

@@ -5,6 +5,7 @@ that waited run in their order. What came after the last save is lost: a client 
 `truncate` when it resumes.
 """
 
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,19 @@ def read_head(items: Mapping[str, bytes]) -> SavedHead:
     """Raises Damaged, also for a format that this server does not know."""
     head: SavedHead = _decoded(items, HEAD, SavedHead)
     return head
+
+
+def saved_tokens(items: Mapping[str, bytes], top: int) -> "array[int]":
+    """The tokens up to the end of the segment with number `top` (0: none). Raises Damaged."""
+    runs: list[bytes] = []
+    number = top
+    while number:
+        saved: SavedSegment = _decoded(items, f"s{number}", SavedSegment)
+        runs.append(saved.tokens)
+        if saved.before >= number:  # they are numbered in the order in which they were made
+            raise Damaged("its segments form a circle")
+        number = saved.before
+    return unpack(b"".join(reversed(runs)))
 
 
 def restore(core: SessionCore, items: Mapping[str, bytes], now: float, wall: float) -> None:

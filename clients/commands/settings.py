@@ -273,6 +273,14 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="most bytes of sessions there; beyond them the longest unused go "
         f"(default {known_server.store_bytes})",
     )
+    group.add_argument(
+        "--warm-start",
+        type=warm_start,
+        default="auto",
+        metavar="N",
+        help="tokens of saved sessions to compute after the start, the last used first, while there is "
+        "nothing else to do, so that who comes back does not wait; none; auto: what free pages hold",
+    )
     group.add_argument("--deflate", action="store_true", help="compress frames (costs CPU)")
     for flag, default, text in (
         ("--ping-interval", 20.0, "between WebSocket pings"),
@@ -389,6 +397,16 @@ def model_config(args: argparse.Namespace) -> ModelConfig:
     )
 
 
+def warm_start(text: str) -> int | None:
+    """For argparse: of `--warm-start`."""
+    if text in ("auto", "none"):
+        return None if text == "auto" else 0
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be auto, none or tokens") from None
+
+
 def store_path(store: str, port: int) -> Path | None:
     """The file that `--store` names; None: no store."""
     if store == "none" or (store == "auto" and port == 0):
@@ -433,6 +451,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             store=store_path(args.store, args.port),
             store_days=args.store_days,
             store_bytes=args.store_bytes,
+            warm_start=args.warm_start,
             persist=args.persist,
         ),
         limits=Limits(**{name: given[f"limit_{name}"] for name in Limits.__struct_fields__}),

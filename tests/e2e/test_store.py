@@ -12,6 +12,7 @@ from websockets.exceptions import ConnectionClosed
 from ramify.actors.session.saver import LAZY_SECONDS
 from ramify.actors.store.sqlite import SqliteStore
 from ramify.protocol.errors import Close, ConfigError
+from tests.e2e.conftest import eventually
 
 SLOW = {"step_seconds": 0.002}
 
@@ -72,6 +73,25 @@ async def test_a_session_leaves_the_memory_and_comes_back(
             await again.terminal(5)
         async with served.connect() as late:
             assert "closed" in (await refused(late, "no_session", **login(state)))["message"]
+
+
+@pytest.mark.parametrize("warm", [None, 0])
+async def test_a_chat_that_returns_finds_its_prompt_computed(
+    serving: Any, placement: dict[str, Any], tmp_path: Path, warm: int | None
+) -> None:
+    kept = {"store": tmp_path / "s.db", "warm_start": warm}
+    async with serving(**placement, server=kept) as served, served.connect() as peer:
+        state = await peer.open(peer.user(1, "hello " * 40), peer.greedy(2, max_tokens=5))
+        await peer.terminal(2)
+    async with serving(**placement, server=kept) as served:
+        await served.quiet()
+        if warm is None:
+            await eventually(lambda: served.engine.metrics.warm_tokens > 40, "nothing is computed")
+        async with served.connect() as again:
+            again.follow(peer)
+            await again.open(again.user(3, "more"), again.greedy(4, max_tokens=5), **login(state))
+            usage = (await again.terminal(4))["usage"]
+            assert (usage["cached"] > 40) == (warm is None)
 
 
 async def test_a_view_key_and_a_wrong_key_after_a_restart(

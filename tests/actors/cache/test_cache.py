@@ -501,3 +501,44 @@ def test_no_node_is_cut_where_a_page_ends_in_it(bench) -> None:
     nodes = b.cache.tree.nodes
     assert b.grant(8, 2).cached == 4
     assert b.cache.tree.nodes == nodes
+
+
+# --- what nobody waits for
+
+
+def spare(b, request: int, branch: int):
+    verdict = b.cache.acquire(m.Acquire(request, branch, 0, spare=True))
+    b.check()
+    return verdict
+
+
+def test_nothing_is_evicted_for_what_nobody_waits_for(bench) -> None:
+    b = bench(16)
+    b.open(1, PROMPT)
+    b.run(7, 1)
+    b.drop(1)
+    assert b.counts == (6, 10, 0)
+    b.open(2, list(range(7)))
+    assert spare(b, 8, 2) == m.Denied(8, "memory", short=1)
+    assert b.counts == (6, 10, 0)
+    b.move(2, 6)
+    assert isinstance(spare(b, 8, 2), m.Granted)
+    b.finish(8, 6)
+    assert b.counts == (0, 16, 0)
+
+
+def test_what_nobody_has_used_is_evicted_first_and_the_last_computed_before_the_others(bench) -> None:
+    b = bench(30)
+    for branch in (1, 2):
+        b.open(branch, [branch] * 10)
+        assert isinstance(spare(b, branch, branch), m.Granted)
+        b.finish(branch, 10)
+    b.open(3, PROMPT)
+    b.run(3, 3)
+    b.open(4, [4] * 10)
+    b.run(4, 4)
+    assert b.resident(1, 2, 3, 4) == [10, 0, 10, 10]
+    b.run(5, 1)  # now it is used
+    b.open(6, [6] * 10)
+    b.run(6, 6)
+    assert b.resident(1, 3, 4, 6) == [10, 0, 10, 10]

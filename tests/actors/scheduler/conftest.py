@@ -130,7 +130,7 @@ class FakeCache:
         for prefix in prefixes[:cached]:
             self.locks[prefix] += 1
         need = len(tokens) + acquire.extra - cached
-        short = need + acquire.leave - len(self.pages) - self._evictable()
+        short = need + acquire.leave - len(self.pages) - (0 if acquire.spare else self._evictable())
         own = self._take(need) if short <= 0 else None
         if own is None:
             for prefix in prefixes[:cached]:

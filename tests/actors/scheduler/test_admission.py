@@ -3,7 +3,7 @@
 import pytest
 
 from ramify.actors.scheduler.pace import FIRST_ON_CPU
-from ramify.protocol.messages import Cancel
+from ramify.protocol.messages import SPARE, Cancel
 from ramify.protocol.sampling import SamplingParams
 
 
@@ -381,3 +381,30 @@ def test_what_a_parked_request_was_charged_moves_its_session_forward(world):
     w.turn(w.submit(2, [4, 5], max_tokens=1), w.submit(2, [6, 7], session=2, max_tokens=1))
     w.run()
     assert w.order.index(ident(2)) < w.order.index(ident(2, 2))
+
+
+def test_what_nobody_waits_for_ends_where_pages_are_short(world):
+    """Evictable pages are not taken for it."""
+    spare = {"max_tokens": 0, "priority": SPARE, "spare": True}
+    w = world(pages=40)
+    w.run(w.submit(1, [3] * 30, max_tokens=2))
+    w.run(w.submit(1, [2] * 20, session=5, **spare))
+    assert w.finished[ident(1, 5)].reason == "cancelled"
+    w.run(w.submit(1, [2] * 5, session=6, **spare))
+    assert w.finished[ident(1, 6)].reason == "length"
+    assert w.finished[ident(1, 6)].spare
+    w.check_idle()
+
+
+def test_what_nobody_waits_for_goes_on_when_the_others_have_ended(world, expected):
+    w = world(pages=200, rows=2)
+    w.turn(
+        w.submit(1, [2] * 50, session=5, max_tokens=0, priority=SPARE, spare=True),
+        w.submit(1, [1] * 20, max_tokens=30),
+        w.submit(2, [4] * 20, max_tokens=30),
+    )
+    w.run()
+    assert w.order[-1] == ident(1, 5)
+    assert w.finished[ident(1, 5)].reason == "length"
+    assert w.output[ident(1)] == expected([1] * 20, 0, 30)
+    w.check_idle()

@@ -8,6 +8,7 @@ import pytest
 from ramify.actors.scheduler.prompts import LOT, Prompts
 from ramify.actors.scheduler.request import Account, Client
 from ramify.protocol.config import ScheduleConfig
+from ramify.protocol.messages import SPARE
 
 
 class Fixed:
@@ -436,3 +437,15 @@ def test_who_is_left_when_places_were_forgotten_goes_in_order():
         while prompts.order:
             order += [each for each, _ in taken(prompts) if each.filled == each.prompt]
         assert order == sorted((each for each in runs if each not in gone), key=lambda r: r.prompt)
+
+
+def test_what_nobody_waits_for_has_steps_of_its_own(prompts):
+    (spare,) = add(prompts, run(50, ahead=True, priority=SPARE))
+    assert taken(prompts, 1) == []
+    (asked,) = add(prompts, run(5))
+    assert taken(prompts) == [(asked, 5)]
+    (ahead,) = add(prompts, run(5, ahead=True, priority=-8))
+    assert taken(prompts) == [(ahead, 5)]
+    assert taken(prompts) == [(spare, 20)]
+    prompts.hurry(spare, GENERATION)  # now somebody does
+    assert taken(prompts, 1) == [(spare, 30)]
