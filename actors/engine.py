@@ -11,6 +11,7 @@ may be wrong.
 """
 
 import gc
+import itertools
 import secrets
 import signal
 import time
@@ -32,7 +33,7 @@ from ramify.actors.credentials import read_credentials
 from ramify.actors.executor.handle import ExecutorHandle
 from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
 from ramify.actors.front.interface import Front, Runner
-from ramify.actors.front.local import LocalFront
+from ramify.actors.front.local import LocalFront, Naming
 from ramify.actors.front.processes import ProcessFront
 from ramify.actors.kit.clock import Clock, MonotonicClock
 from ramify.actors.kit.files import allow_files
@@ -150,7 +151,16 @@ class Engine:
             self.status.watch(front.status_changed)
             self.front = front
         else:
-            self.front = LocalFront(config, self.status, self.metrics, clock, credentials=credentials)
+            # Replicas that outlive a front must not take its next one's sessions for the old ones.
+            first = 1 if config.replicas is None else 1 + secrets.randbits(29)
+            self.front = LocalFront(
+                config,
+                self.status,
+                self.metrics,
+                clock,
+                naming=Naming(sessions=itertools.count(first)),
+                credentials=credentials,
+            )
 
     @property
     def cache(self) -> RadixCache | None:

@@ -61,6 +61,8 @@ def place(
         executor, why_executor = "thread", "torch releases the interpreter lock in its CPU kernels"
     if config.gateways is not None:
         gateways, why_gateways = config.gateways, "asked for"
+    elif config.replicas is not None:
+        gateways, why_gateways = 0, "no step waits for this process: replicas compute in others"
     elif cuda:
         have = cores if cores is not None else os.cpu_count() or 1
         gateways = min(MOST_GATEWAYS, max(1, have // CORES_PER_GATEWAY))

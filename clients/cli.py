@@ -1,4 +1,4 @@
-"""The console script `ramify`: `serve`, `chat`, `info`, `store`, `bench`.
+"""The console script `ramify`: `serve`, `replica`, `chat`, `info`, `store`, `bench`.
 
 Exit codes: 0 done, 1 the work failed, 2 a wrong flag, setting or model folder, 130 interrupted. An
 error is one line on stderr. Each subcommand lives in `commands/`; this file knows only their names.
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from ramify.clients.commands import bench, chat, info, serve, store
+from ramify.clients.commands import bench, chat, info, replica, serve, store
 from ramify.clients.commands.screen import shown
 from ramify.protocol.errors import BadRequest, RamifyError, Unauthorized
 
@@ -43,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ramify {installed_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve.add_parser(commands)
+    replica.add_parser(commands)
     chat.add_parser(commands)
     info.add_parser(commands)
     store.add_parser(commands)

@@ -9,9 +9,12 @@ This file does not know how replicas are started, nor what sessions say.
 """
 
 import asyncio
+import itertools
+import secrets
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
@@ -23,7 +26,9 @@ from ramify.actors.cluster.member import Member
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
 from ramify.actors.cluster.placing import LeastLoaded
 from ramify.actors.cluster.shift import machine
+from ramify.actors.cluster.tcp import JoinPort, read_secret, server_context
 from ramify.actors.cluster.wire import (
+    MAX_FRAME,
     AskMetrics,
     Begin,
     Draining,
@@ -37,12 +42,15 @@ from ramify.actors.cluster.wire import (
     ToSession,
     ToSessions,
     Up,
+    encoder,
+    to_front,
 )
 from ramify.actors.core import PROTOCOL_VERSION, Progress
 from ramify.actors.executor.spec import ExecutorSpec
 from ramify.actors.front.interface import Core, Guard
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
+from ramify.actors.kit.link import Link
 from ramify.actors.kit.log import configured, get_log
 from ramify.actors.kit.silence import Silence
 from ramify.protocol.config import EngineConfig, ReplicasConfig, ServerConfig
@@ -50,6 +58,9 @@ from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import ChangeCore, Lost, SessionMessage
 from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
+
+if TYPE_CHECKING:  # Ray is an extra
+    from ramify.actors.cluster.ray_replicas import RayReplicas
 
 LOOK_SECONDS = 0.25
 ATTEMPTS, BACK_OFF_SECONDS, MOST_BACK_OFF = 4, 0.5, 30.0  # starts in a row that fail; the pause doubles
@@ -100,6 +111,8 @@ class Cluster:
         self._deaths: dict[int, deque[float]] = {}  # session -> when replicas died under it
         self._asked: dict[int, Callable[[int, bytes], None]] = {}
         self._scrapes = 0
+        self._port: JoinPort | None = None
+        self._ray: RayReplicas | None = None
         self._drained: dict[int, float] = {}  # replica -> until when generations may run there
         metrics.watch(self._gauges, self._ask)
 
@@ -137,10 +150,13 @@ class Cluster:
     async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
         """Return when the first replica is ready. Raises as `CoreHost.load`."""
         self._progress = progress
-        count = self._settings.count
-        progress(f"starting {count} replicas", 0.0)
-        for number in range(count):
-            await group.start(guard(f"replica {number}", partial(self._keep, number)))
+        settings = self._settings
+        progress(f"starting {settings.count} replicas", 0.0)
+        if settings.on == "processes":
+            for number in range(settings.count):
+                await group.start(guard(f"replica {number}", partial(self._keep, number)))
+        else:
+            await self._let_join(group, guard)
         await self._up.wait()
         if self._failure is not None:
             raise self._failure
@@ -169,8 +185,57 @@ class Cluster:
         self._stop.set()
 
     async def close(self) -> None:
-        """Processes have ended with the tasks that watch them."""
         self._stop.set()
+        for member in list(self._members.values()):  # processes of ours have ended with their tasks
+            if self._settings.on != "processes":
+                member.part()
+        if self._port is not None:
+            self._port.close()
+
+    # --- joining ---------------------------------------------------------------------------------
+
+    async def _let_join(self, group: TaskGroup, guard: Guard) -> None:
+        """Open the port where replicas join, and have Ray start them, where it is to."""
+        settings = self._settings
+        file = settings.secret_file
+        secret = secrets.token_hex(32).encode() if file is None else read_secret(file)
+        tls = None
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            tls = server_context(settings.tls_cert, settings.tls_key)
+        self._port = JoinPort(secret, self._joins)
+        number = await self._port.listen(settings.listen, settings.listen_port, tls)
+        host = settings.advertise or settings.listen
+        log.info("replicas join here", host=host, port=number, tls=tls is not None)
+        self._progress(f"waiting for replicas at {host}:{number}", 0.0)
+        if settings.on == "ray":
+            from ramify.actors.cluster.ray_replicas import RayReplicas
+
+            pem = settings.tls_cert.read_text() if settings.tls_cert is not None else None
+            self._ray = RayReplicas(settings, host, number, secret, pem, self._config.model.device)
+            await group.start(guard("Ray", self._ray.run))
+
+    def _joins(self, open_link: Callable[..., Link[Any, ToFront]], peer: str) -> None:
+        """Somebody who knows the secret."""
+        number = next(n for n in itertools.count() if n not in self._members)
+        member = Member(number, lambda: None)
+        member.host = peer
+        link = open_link(
+            f"replica {number}",
+            to_front(),
+            encoder(),
+            on_message=partial(self._receive, member),
+            on_end=partial(self._link_ended, member),
+            max_frame=MAX_FRAME,
+        )
+        self._members[number] = member
+        member.attach(link, self._begin(number))
+        log.info("a replica joins", replica=number, host=peer)
+
+    def _link_ended(self, member: Member, error: Exception | None) -> None:
+        if not self._stop.is_set() and not member.drained:
+            reason = member.why or (str(error) if error is not None else "its link has ended")
+            log.error("a replica has ended", replica=member.number, reason=reason)
+        self._gone(member)
 
     # --- starting --------------------------------------------------------------------------------
 
@@ -203,7 +268,9 @@ class Cluster:
                     await self._stop.wait()
 
     def _begin(self, number: int) -> Begin:
-        model = msgspec.structs.replace(self._config.model, threads=threads(self._config))
+        model = self._config.model
+        if self._settings.on == "processes":
+            model = msgspec.structs.replace(model, threads=threads(self._config))
         config = msgspec.structs.replace(
             self._config, model=model, server=ServerConfig(), replicas=None, gateways=0
         )

@@ -94,6 +94,10 @@ class Member:
         self._link.abort()
         self._kill()
 
+    def part(self) -> None:
+        """The front stops. The replica may wait for the next one."""
+        self._link.close()
+
     def close(self) -> None:
         """Forget what waits."""
         self._core.close()

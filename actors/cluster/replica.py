@@ -49,6 +49,7 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.placement import place
+from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import Lost, SessionMessage
 
@@ -60,15 +61,23 @@ OpenLink = Callable[..., Awaitable[Link[ToFront, FromFront]]]
 log = get_log("ramify.actors.cluster.replica")
 
 
-class OtherModel(Exception):
-    """The front wants another model, or other settings, than this process has loaded."""
+class OtherModel(RamifyError):
+    """The front wants another model, or other settings, than this process has loaded: start it again."""
 
 
 class Replica:
     """The core of this process, once a front has said which. A `Spread` to that front's sessions."""
 
-    def __init__(self, *, own_log: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        name: str = "",
+        own_log: bool = False,
+        adapt: Callable[[EngineConfig], EngineConfig] = lambda config: config,
+    ) -> None:
         self.metrics = Metrics()
+        self._name = name
+        self._adapt = adapt
         self._own_log = own_log  # the process has its own; the front's settings are not for it
         self._clock: Clock = MonotonicClock()
         self._core: CoreActors | None = None
@@ -95,7 +104,7 @@ class Replica:
             assert self._addresses is not None
             shift = Shift.between(machine(), self._clock.now(), begin.machine, begin.now)
             front.serve(self._addresses, shift, self.metrics)
-            front.tell(Up(self._core.info, os.getpid(), socket.gethostname()))
+            front.tell(Up(self._core.info, os.getpid(), socket.gethostname(), self._name))
             await self._report(front)
             return front.dismissed
         except MailboxClosed:
@@ -104,11 +113,14 @@ class Replica:
             self._front = None
             await front.close()
 
-    def drain(self) -> None:
-        """The process was told to end: ask the front to take its sessions elsewhere."""
-        if self._front is not None and self._addresses is not None:
-            with contextlib.suppress(MailboxClosed):
-                self._front.tell(Draining())
+    def drain(self) -> bool:
+        """The process was told to end: ask the front to take its sessions. False: none is there."""
+        if self._front is None or self._addresses is None:
+            return False
+        with contextlib.suppress(MailboxClosed):
+            self._front.tell(Draining())
+            return True
+        return False
 
     async def close(self) -> None:
         """Leave nothing behind."""
@@ -123,7 +135,7 @@ class Replica:
                 raise OtherModel("the front wants other settings than this replica was started with")
             return
         self._begun = begin
-        config = begin.config
+        config = self._adapt(begin.config)
         self._core = core = CoreActors(
             config,
             place(config),

@@ -88,11 +88,12 @@ class Loading(_Base, frozen=True):
 
 
 class Up(_Base, frozen=True):
-    """Sessions can come. `pid`, `host`: of the process, for people."""
+    """Sessions can come. `pid`, `host`: of the process, for people. `name`: what it was started as."""
 
     info: ExecutorInfo
     pid: int
     host: str
+    name: str = ""
 
 
 class Failed(_Base, frozen=True):

@@ -134,6 +134,30 @@ class Link(asyncio.Protocol, Generic[Out, In]):
                 self._transport.write(data)
 
 
+def link_over(
+    name: str,
+    decoder: "msgspec.msgpack.Decoder[In]",
+    encoder: msgspec.msgpack.Encoder,
+    transport: asyncio.Transport,
+    received: bytes,
+    *,
+    on_message: Callable[[In], None],
+    on_end: Callable[[Exception | None], None],
+    max_frame: int = MAX_FRAME,
+) -> "Link[Any, In]":
+    """Make a link of a connection that another protocol has had until now, over TCP or TLS.
+
+    `received`: what came behind that one's bytes. The rest as in `open_link`.
+    """
+    core: LinkCore[Any, In] = LinkCore(decoder, encoder, max_frame=max_frame)
+    link: Link[Any, In] = Link(name, core, on_message, on_end)
+    transport.set_protocol(link)
+    link.connection_made(transport)
+    if received:  # before what the transport reads next, and after the caller has the link
+        asyncio.get_running_loop().call_soon(link.data_received, received)
+    return link
+
+
 async def open_link(
     name: str,
     sock: socket.socket,

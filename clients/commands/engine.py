@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
+
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import ConfigError, RamifyError
 
@@ -38,6 +40,52 @@ def serve(config: EngineConfig, progress: Progress) -> None:
     engine = import_module("ramify.actors.engine")
     with _faults(engine, config):
         asyncio.run(engine.serve(config, progress=progress))
+
+
+def join(
+    host: str,
+    port: int,
+    secret_file: Path,
+    *,
+    tls_ca: Path | None,
+    model: Path | None,
+    device: Any,
+) -> None:
+    """Be a replica of the front at this address, until SIGTERM or until it wants none any more.
+
+    `model`, `device`: what is other here than there. Raises ConfigError, ModelError, EngineStopped.
+    """
+    joining, tcp, handshake = (
+        import_module(f"ramify.actors.cluster.{name}") for name in ("joining", "tcp", "handshake")
+    )
+    tls = None
+    if tls_ca is not None:
+        try:
+            tls = tcp.client_context(tls_ca.read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--tls-ca {tls_ca} cannot be read: {error}") from error
+
+    def adapt(config: EngineConfig) -> EngineConfig:
+        changed: dict[str, Any] = {}
+        if model is not None:
+            changed["path"] = model
+            changed["name"] = config.model.name or config.model.path.name
+        if device is not None:
+            changed["device"] = device
+        return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, **changed))
+
+    secret = tcp.read_secret(secret_file)
+    try:
+        asyncio.run(joining.join(host, port, secret, tls=tls, adapt=adapt))
+    except BaseExceptionGroup as group:
+        found: BaseException = group
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        if isinstance(found, handshake.Stranger):
+            raise ConfigError(f"{host}:{port}: {found}") from group
+        if isinstance(found, RamifyError):
+            raise found from group
+        raise EngineStopped(f"the replica failed: {found}") from group
 
 
 @contextmanager

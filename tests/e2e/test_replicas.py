@@ -8,7 +8,11 @@ import asyncio
 import os
 import re
 import signal
+import socket
+import subprocess
+import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 SLOW = {"step_seconds": 0.005}
@@ -148,3 +152,71 @@ async def test_constraints_and_choices_go_on_elsewhere(serving: Any) -> None:
         text = peer.text()
         assert text.isdigit(), (done, text)
         assert (await peer.terminal(3))["choice"] in (0, 1)
+
+
+# --- replicas that join ------------------------------------------------------------------------------
+
+
+class Joining:
+    """`ramify replica` processes."""
+
+    def __init__(self, port: int, secret: Path) -> None:
+        self._flags = ["--join", f"127.0.0.1:{port}", "--secret-file", str(secret)]
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> subprocess.Popen[bytes]:
+        program = (sys.executable, "-P", "-m", "ramify.clients.cli", "replica", *self._flags)
+        self.processes.append(subprocess.Popen(program, stderr=subprocess.DEVNULL))
+        return self.processes[-1]
+
+    def end(self) -> list[int]:
+        """Their exit codes, when they were told to end."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+        try:
+            return [process.wait(PATIENCE) for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+async def test_replicas_join_over_the_network(serving: Any, tmp_path: Path) -> None:
+    """They wait for their front, and for the next one; one that is killed is missed by nobody."""
+    secret = tmp_path / "secret"
+    secret.write_text("a secret of this test")
+    port = free_port()
+    joining = Joining(port, secret)
+    settings = {"count": 2, "on": "join", "listen_port": port, "secret_file": secret}
+    first, _ = (joining.start() for _ in range(2))
+    try:
+        async with serving(replicas=settings, fake=SLOW) as served:
+            await _streams(served, lambda cluster: (first.kill(), joining.start()))
+        async with serving(replicas=settings, fake=SLOW) as served:
+            await _streams(served, lambda cluster: os.kill(cluster.pids[0], signal.SIGTERM))
+    finally:
+        codes = await asyncio.to_thread(joining.end)
+    assert sorted(codes) == [-9, 0, 0]
+
+
+async def _streams(served: Any, meanwhile: Any) -> None:
+    """Four generations go on whatever happens."""
+    cluster = served.engine.core
+    await until(lambda: len(cluster.pids) == 2, "two replicas")
+    async with AsyncExitStack() as sockets:
+        peers = [await sockets.enter_async_context(served.connect()) for _ in range(4)]
+        for i, peer in enumerate(peers):
+            await peer.open(peer.user(1, f"say {i}"), peer.greedy(2, max_tokens=200), tokens=True)
+        for peer in peers:
+            await peer.next("delta")
+        meanwhile(cluster)
+        for i, peer in enumerate(peers):
+            await peer.terminal(2)
+            prompt = served.oracle.turn(f"say {i}")
+            assert peer.tokens["main"] == served.oracle.output(prompt, 200)

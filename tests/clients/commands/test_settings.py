@@ -163,6 +163,8 @@ ZERO = (  # which may be 0
     "--grace",
     "--gateways",
     "--replica-drain",
+    "--replica-gpus",
+    "--replica-cpus",
     "--ageing",
     "--itl-target-ms",
 )

@@ -1,0 +1,100 @@
+"""A replica that joins a front on its own: `ramify replica`, and each Ray actor.
+
+It connects, serves, and connects again when the link ends: a front that was restarted finds it with its
+model loaded. SIGTERM drains it.
+"""
+
+import asyncio
+import signal
+import ssl
+from collections.abc import Callable
+
+import anyio
+
+from ramify.actors.cluster.handshake import Stranger
+from ramify.actors.cluster.replica import Replica
+from ramify.actors.cluster.tcp import knock
+from ramify.actors.kit.files import allow_files
+from ramify.actors.kit.log import get_log
+from ramify.protocol.config import EngineConfig
+
+BACK_OFF_SECONDS, MOST_BACK_OFF = 0.25, 5.0
+FILES = 4096
+
+log = get_log("ramify.actors.cluster.joining")
+
+
+async def join(
+    host: str,
+    port: int,
+    secret: bytes,
+    *,
+    tls: ssl.SSLContext | None = None,
+    name: str = "",
+    adapt: Callable[[EngineConfig], EngineConfig] = lambda config: config,
+    signals: bool = True,
+    own_log: bool = True,
+    again: bool = True,
+) -> None:
+    """Serve the front at this address until it says that nothing more is wanted, or SIGTERM.
+
+    `adapt`: what is other on this machine than the front says. `signals`: take SIGTERM and SIGINT.
+    `again`: connect again whenever the link ends, and wait for a front that is not there.
+
+    Raises Stranger if one of the two does not know the secret, ModelError and ConfigError.
+    """
+    allow_files(FILES)
+    replica = Replica(name=name, own_log=own_log, adapt=adapt)
+    stop = asyncio.Event()
+
+    def ending() -> None:
+        stop.set()
+        if not replica.drain():  # nobody is there to wait for
+            scope.cancel()
+
+    if signals:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ending)
+    scope = anyio.CancelScope()
+    try:
+        with scope:
+            async with anyio.create_task_group() as group:
+                await _serve(replica, group, host, port, secret, tls, stop, again=again)
+                group.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await replica.close()
+
+
+async def _serve(
+    replica: Replica,
+    group: anyio.abc.TaskGroup,
+    host: str,
+    port: int,
+    secret: bytes,
+    tls: ssl.SSLContext | None,
+    stop: asyncio.Event,
+    *,
+    again: bool,
+) -> None:
+    pause, told = BACK_OFF_SECONDS, False
+    while not stop.is_set():
+        try:
+            open_link = await knock(host, port, secret, tls)
+        except (OSError, TimeoutError) as error:
+            if isinstance(error, ssl.SSLError):
+                raise Stranger(f"TLS with the front failed: {error}") from error
+            if not again:
+                raise
+            if not told:
+                log.warning("no front is there; trying again", at=f"{host}:{port}", reason=str(error))
+            told = True
+            await anyio.sleep(pause)
+            pause = min(2 * pause, MOST_BACK_OFF)
+            continue
+        pause, told = BACK_OFF_SECONDS, False
+        log.info("joined", front=f"{host}:{port}")
+        if await replica.serve(group, open_link) or not again:
+            return
+        log.warning("the front has gone", front=f"{host}:{port}")

@@ -1,0 +1,48 @@
+"""`ramify replica`: compute for a front on another machine."""
+
+import argparse
+from pathlib import Path
+
+from ramify.clients.commands import engine
+from ramify.clients.commands.replica_flags import address
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "replica",
+        help="compute for `ramify serve --replicas-on join` on another machine",
+        description="Joins a front, which says which model to load; comes back when the front does. At "
+        "SIGTERM the front takes its sessions elsewhere first.",
+    )
+    parser.add_argument(
+        "--join", required=True, metavar="HOST:PORT", help="the front's --replica-listen"
+    )
+    parser.add_argument(
+        "--secret-file",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the same as the front's --replica-secret-file",
+    )
+    parser.add_argument(
+        "--tls-ca", type=Path, metavar="FILE", help="the front's certificate (PEM), if it has one"
+    )
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="where the model is here, if it is elsewhere"
+    )
+    parser.add_argument(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        help="where to run it, if the front says otherwise",
+    )
+    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
+    parser.add_argument("--log-format", choices=["human", "json"], default="human")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises ConfigError, ModelError, EngineStopped."""
+    engine.configure_log(args.log_level, args.log_format)
+    host, port = address(args.join, "--join")
+    engine.join(host, port, args.secret_file, tls_ca=args.tls_ca, model=args.model, device=args.device)
+    return 0

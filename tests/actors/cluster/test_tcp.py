@@ -1,0 +1,168 @@
+"""The port where replicas join: strangers get nothing, replicas get a link, with TLS or without."""
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ramify.actors.cluster import tcp
+from ramify.actors.cluster.handshake import FROM_FRONT, GREETING, Stranger
+from ramify.actors.kit.link import Link
+from ramify.protocol.errors import ConfigError
+
+SECRET = b"sixteen bytes or more"
+CODECS = msgspec.msgpack.Decoder(list[int]), msgspec.msgpack.Encoder()
+
+
+class Side:
+    """One end of a link."""
+
+    def __init__(self) -> None:
+        self.heard: list[list[int]] = []
+        self.ended = asyncio.Event()
+        self.link: Link[Any, Any] | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {
+            "on_message": self.heard.append,
+            "on_end": lambda error: self.ended.set(),
+            "max_frame": 1 << 20,
+        }
+
+
+@asynccontextmanager
+async def a_port(context: Any = None) -> AsyncIterator[tuple[int, list[Side]]]:
+    """Its number, and the front's ends of the links; each says [1, 2, 3] at once."""
+    sides: list[Side] = []
+
+    def joined(open_link: Any, host: str) -> None:
+        assert host == "127.0.0.1"
+        side = Side()
+        side.link = open_link("replica", *CODECS, **side.fields)
+        side.link.tell([1, 2, 3])
+        sides.append(side)
+
+    port = tcp.JoinPort(SECRET, joined)
+    number = await port.listen("127.0.0.1", 0, context)
+    try:
+        yield number, sides
+    finally:
+        port.close()
+        for side in sides:
+            assert side.link is not None
+            side.link.abort()
+            await side.link.wait_closed()
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def exchange(number: int, sides: list[Side], context: Any = None) -> None:
+    """Messages go both ways, however large."""
+    side = Side()
+    side.link = await (await tcp.knock("127.0.0.1", number, SECRET, context))(*CODECS, **side.fields)
+    big = list(range(100_000))
+    side.link.tell(big)
+    await until(lambda: sides and sides[-1].heard and side.heard)
+    assert (side.heard, sides[-1].heard) == ([[1, 2, 3]], [big])
+    side.link.close()
+    await sides[-1].ended.wait()
+    await side.ended.wait()
+
+
+async def test_a_replica_gets_a_link() -> None:
+    async with a_port() as (number, sides):
+        await exchange(number, sides)
+        await exchange(number, sides)
+
+
+async def test_a_stranger_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a link, no answer, and no more time and places than others need."""
+    monkeypatch.setattr(tcp, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(tcp, "STRANGERS", 3)
+    async with a_port() as (number, sides):
+        with pytest.raises((Stranger, OSError)):
+            await tcp.knock("127.0.0.1", number, b"another secret, long", None)
+        for said in (b"", b"GET / HTTP/1.1\r\n\r\n" * 20_000, bytes(64)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", number)
+            assert (await reader.readexactly(FROM_FRONT)).startswith(GREETING)
+            writer.write(said)
+            async with asyncio.timeout(5):
+                with suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+            writer.close()
+        silent = [await asyncio.open_connection("127.0.0.1", number) for _ in range(8)]
+        heard = await asyncio.gather(*(r.read() for r, _ in silent), return_exceptions=True)
+        assert sum(isinstance(h, bytes) and len(h) == FROM_FRONT for h in heard) <= 3
+        for _, writer in silent:
+            writer.close()
+        assert sides == []
+        await exchange(number, sides)
+
+
+async def test_a_replica_notices_a_front_that_is_none() -> None:
+    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETING + bytes(32))
+        await reader.readexactly(64)
+        writer.write(bytes(32))
+        writer.close()
+
+    server = await asyncio.start_server(impostor, "127.0.0.1", 0)
+    async with server:
+        number = server.sockets[0].getsockname()[1]
+        with pytest.raises(Stranger, match="front"):
+            await tcp.knock("127.0.0.1", number, SECRET)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
+    """Two, that nobody has signed."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make certificates with")
+    folder = tmp_path_factory.mktemp("certificates")
+    made = []
+    for name in ("one", "two"):
+        cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+             "-nodes", "-days", "2", "-subj", f"/CN={name}", "-keyout", key, "-out", cert],
+            check=True,
+            capture_output=True,
+        )  # fmt: skip
+        made.append((cert, key))
+    return made
+
+
+async def test_with_tls(certificates: list[tuple[Path, Path]]) -> None:
+    (cert, key), (other, _) = certificates
+    async with a_port(tcp.server_context(cert, key)) as (number, sides):
+        await exchange(number, sides, tcp.client_context(cert.read_text()))
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+            await tcp.knock("127.0.0.1", number, SECRET, tcp.client_context(other.read_text()))
+        with pytest.raises((OSError, Stranger, TimeoutError)):  # in the clear
+            await tcp.knock("127.0.0.1", number, SECRET)
+
+
+def test_files_that_hold_something_else(tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    short.write_bytes(b"abc\n")
+    with pytest.raises(ConfigError, match="3 bytes"):
+        tcp.read_secret(short)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        tcp.read_secret(tmp_path / "nothing")
+    short.write_bytes(SECRET + b"\n")
+    assert tcp.read_secret(short) == SECRET
+    with pytest.raises(ConfigError, match="replica-tls-cert"):
+        tcp.server_context(short, short)
+    with pytest.raises(ConfigError, match="tls-ca"):
+        tcp.client_context("no certificate")
