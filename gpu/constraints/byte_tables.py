@@ -15,7 +15,7 @@ from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 
 HEADER = 4  # words: classes, states without the end, and two that are not used
-MOST_FORCED_STATES = 16_384  # each takes tens of microseconds to spell
+MOST_FORCED_STATES = 16_384  # each may have a text of its own to spell
 
 
 class TokenBytes(NamedTuple):
@@ -62,24 +62,26 @@ def words_of(machine: TokenAutomaton) -> int:
     return int(HEADER + 256 + (states + 1) * (1 + columns))
 
 
-def byte_tables(machine: TokenAutomaton) -> NDArray[np.int32] | None:
+def byte_tables(machine: TokenAutomaton, align: int = 1) -> NDArray[np.int32] | None:
     """An automaton as one array: the header, the class of each byte, then for each state, and the end, a
     word 2 * (its forced token + 1) + (whether the output may end there), then the transitions of each,
     with -1 for none. None: too much of its text is forced to spell that beforehand.
+
+    Behind that come zeros up to a multiple of `align` words.
     """
     following, classes = machine.transitions, machine.classes
     states, columns = following.shape
-    one = machine.forced_states()
-    if len(one) > MOST_FORCED_STATES:
+    if len(machine.forced_states()) > MOST_FORCED_STATES:
         return None
-    known = np.empty(states + 1, dtype=np.int32)
-    known[:states] = machine.finals
+    size = words_of(machine)
+    words = np.empty(-(-size // align) * align, dtype=np.int32)
+    words[size:] = 0
+    words[:HEADER] = columns, states, 0, 0
+    words[HEADER : HEADER + 256] = classes
+    known = words[HEADER + 256 :][: states + 1]
+    known[:states] = 2 * (machine.forced_tokens() + 1) + machine.finals
     known[states] = 1
-    for state in one.tolist():
-        token = machine.forced_token(state)
-        if token is not None:
-            known[state] += 2 * (token + 1)
-    table = np.full((states + 1, columns), -1, dtype=np.int32)
+    table = words[size - (states + 1) * columns : size].reshape(states + 1, columns)
     table[:states] = following
-    header = np.array([columns, states, 0, 0], dtype=np.int32)
-    return np.concatenate([header, classes.astype(np.int32), known, table.ravel()])
+    table[states] = -1
+    return words

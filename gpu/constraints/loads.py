@@ -93,6 +93,7 @@ class Loads:
         """Make, and drop, an automaton of one state that takes everything, as number 0."""
         nothing = np.zeros((1, 1), np.int32), np.zeros(256, np.uint8), np.ones(1, np.bool_)
         first = Automaton(TokenAutomaton(vocabulary, *nothing, self._store))
+        first.machine.look_around()
         if self._prepare is not None:
             self._prepare(0, first)
         first.close()

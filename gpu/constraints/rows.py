@@ -124,6 +124,10 @@ class ConstrainedRows:
         self._known[ident] = loaded = Future[Loaded]()
         loaded.set_result(constraint)
 
+    def loading(self, ident: int) -> Future[Loaded]:
+        """What constraint `ident` is, or will be; a plan brought it."""
+        return self._known[ident]
+
     def close(self) -> None:
         """Begin no more work."""
         self.loads.close()

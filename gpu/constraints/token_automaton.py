@@ -16,7 +16,7 @@ from ramify.gpu.constraints.alike import alike
 from ramify.gpu.constraints.forced import NOTHING, ForcedText, Plan
 from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.vocabulary import MARK, SHORT, Vocabulary
-from ramify.gpu.constraints.walk import walker
+from ramify.gpu.constraints.walk import Walker, walker
 from ramify.protocol.errors import ConstraintError
 
 ALIKE_FROM = 512  # states from which on it is worth looking which are alike
@@ -51,11 +51,10 @@ class TokenAutomaton:
         self._final = final
         self._next = next
         self._classes = classes
-        self._check_bytes()
-        self._walker = walker(vocabulary, next, classes)
+        takes = next >= 0
+        self._check_bytes(takes)
         self.elsewhere = False
-        self._quick = self._walker.halves and len(vocabulary.byte) < QUICK_NODES
-        self._forced = ForcedText(vocabulary, next, classes, final)
+        self._forced = ForcedText(vocabulary, next, classes, final, takes)
         # by state; masks of short tokens that states share: by -1 - the block's number
         self._kept = (MaskStore() if store is None else store).open()
         self._only = array("i", [_UNKNOWN]) * (self.end + 1)
@@ -65,7 +64,7 @@ class TokenAutomaton:
 
     def look_around(self) -> None:
         """Make what masks need, so that no step waits for it; not where a device makes them."""
-        if not self.elsewhere and self._blocks is not None:
+        if not self.elsewhere and self._walker.halves and self._blocks is not None:
             _ = self.vocabulary.halves  # once for a model
 
     def is_final(self, state: int) -> bool:
@@ -140,6 +139,10 @@ class TokenAutomaton:
         """The states in which a token may be forced."""
         return self._forced.states()
 
+    def forced_tokens(self) -> NDArray[np.int32]:
+        """int32 [states] without the end: what `forced_token` says of each, -1 for None."""
+        return self._forced.tokens()
+
     def forced_token(self, state: int) -> int | None:
         """The only token that is legal in `state`, which is not the end, if its text is forced."""
         return self._forced.token(state)
@@ -182,6 +185,15 @@ class TokenAutomaton:
         return short | self._walker.mask(state, "long")
 
     @cached_property
+    def _walker(self) -> Walker:
+        """Only for masks that are made here."""
+        return walker(self.vocabulary, self._next, self._classes)
+
+    @cached_property
+    def _quick(self) -> bool:
+        return self._walker.halves and len(self.vocabulary.byte) < QUICK_NODES
+
+    @cached_property
     def _blocks(self) -> NDArray[np.int64] | None:
         """Of each state the block of those whose masks of short tokens are equal; None: nobody looked.
 
@@ -191,22 +203,24 @@ class TokenAutomaton:
             return None
         return alike(self._next, SHORT)
 
-    def _check_bytes(self) -> None:
+    def _check_bytes(self, takes: NDArray[np.bool_]) -> None:
         """That each byte which some state takes is a token: then no state is without a legal token.
 
-        Free text takes all of them, and needs none. Tokens that are no text are looked up.
+        Free text takes all of them, and needs none. Tokens that are no text are looked up. `takes`:
+        which classes each state takes.
         """
-        takes = self._next >= 0
-        free = takes[:, np.unique(self._classes[:_MARKS])].all(axis=1)
-        used = np.any(takes[~free], axis=0, keepdims=True)[0, self._classes[:_MARKS]]
+        text = np.unique(self._classes[:_MARKS])
+        of_text = takes if len(text) == takes.shape[1] else takes[:, text]
+        free = of_text.all(axis=1)
+        used = np.any(takes[~free] if free.any() else takes, axis=0)[self._classes[:_MARKS]]
         missing = np.flatnonzero(used & ~self.vocabulary.alone[:_MARKS])
         if len(missing):
             raise ConstraintError(
                 f"this model's tokenizer has no token for the byte {int(missing[0]):#04x} alone, so it "
                 "cannot spell every text of the constraint: allow fewer characters"
             )
-        named = takes[:, self._classes[MARK]]
-        for state in np.flatnonzero(named & ~takes[:, np.unique(self._classes[:_MARKS])].any(axis=1)):
+        named = np.flatnonzero(takes[:, self._classes[MARK]])
+        for state in named[~of_text[named].any(axis=1)].tolist():
             if not self._final[state] and not self._begins_a_mark(
                 int(self._next[state, self._classes[MARK]])
             ):

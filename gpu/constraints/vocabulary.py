@@ -117,6 +117,7 @@ class Vocabulary:
             final[rows[last]] = numbers[last]
             self.levels.append(self.levels[-1] + int(new.sum()))
         self.byte = np.concatenate(bytes_)
+        self._bytes = self.byte.tobytes()
         self.parent = np.concatenate(parents).astype(np.int32)
         total = len(self.byte)
         self.children = np.bincount(self.parent[1:], minlength=total).astype(np.int32)
@@ -177,9 +178,7 @@ class Vocabulary:
 
     def _below(self, node: int, byte: int) -> int:
         begin = int(self.child[node])
-        end = begin + int(self.children[node])
-        found = begin + int(np.searchsorted(self.byte[begin:end], byte))
-        return found if found < end and self.byte[found] == byte else -1
+        return self._bytes.find(byte, begin, begin + int(self.children[node]))
 
     def _spelled(self, text: bytes) -> Spelling:
         if not text:

@@ -12,6 +12,7 @@ nothing.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 
 import msgspec
@@ -55,6 +56,9 @@ class CudaConstraints:
         """Begin no more work."""
         self.rows.close()
 
+    def _forget(self, ident: int, _: object) -> None:
+        self.automata.forget(ident)
+
     def _prepare(self, ident: int, constraint: Constraint) -> None:
         """In the thread that made the constraint."""
         if isinstance(constraint, Automaton):
@@ -71,10 +75,11 @@ class CudaConstraints:
         for row in closes:
             self.automata.close(row)
             self._opening.pop(row, None)
+        forgets = np.frombuffer(plan.forgets, dtype=np.int32).tolist() if plan.forgets else []
+        loading = {ident: self.rows.loading(ident) for ident in forgets}
         self.rows.begin(plan)
-        if plan.forgets:
-            for ident in np.frombuffer(plan.forgets, dtype=np.int32).tolist():
-                self.automata.forget(ident)
+        for ident, loaded in loading.items():  # what is being loaded puts its tables there first
+            loaded.add_done_callback(partial(self._forget, ident))
         for opened in plan.opens:
             if opened.constraint:
                 self._opening[opened.row] = opened.constraint

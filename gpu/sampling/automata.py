@@ -86,11 +86,8 @@ class DeviceAutomata:
                 self._vocabulary = machine.vocabulary
         made: Tensor | None = None
         if -(-words_of(machine) // _ALIGN) <= self._places.size:
-            table = byte_tables(machine)
-            if table is not None:
-                padded = np.zeros(-(-len(table) // _ALIGN) * _ALIGN, dtype=np.int32)
-                padded[: len(table)] = table
-                made = self._pinned(padded)
+            table = byte_tables(machine, _ALIGN)
+            made = None if table is None else self._pinned(table)
         self._made[ident] = made
         return made is not None
 

@@ -177,3 +177,39 @@ def test_long_forced_texts_come_in_parts(vocabulary: Vocabulary) -> None:
             state = machine.advance(state, token)
         count += 1
     assert count > 2
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *PATTERNS,
+        r'\{"a":"(?:[a-f]|\\u00[0-9a-f]{2}){0,40}","a":"(?:[a-f]|\\u00[0-9a-f]{2}){3,9}x"\}',
+        "(?:é|中)(?:国国|國)[xy]",
+        "x{300}y?",
+        "(?:xy){130}z|no",
+    ],
+)
+def test_all_states_at_once(pattern: str, vocabulary: Vocabulary) -> None:
+    """The same as state by state, with counts, parts of characters, and very long texts."""
+    machine, fresh = compiled(pattern, vocabulary), compiled(pattern, vocabulary)
+    one_by_one = [fresh.forced_token(state) for state in range(fresh.end)]
+    assert machine.forced_tokens().tolist() == [-1 if token is None else token for token in one_by_one]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from(["ab", "na", "(a|b)", '"', "é", "中", "[ax]", "b?", "(ab){3}", "a{0,9}"]))
+)
+def test_all_states_of_any_pattern_at_once(vocabulary: Vocabulary, parts: list[str]) -> None:
+    machine, fresh = compiled("".join(parts), vocabulary), compiled("".join(parts), vocabulary)
+    one_by_one = [fresh.forced_token(state) for state in range(fresh.end)]
+    assert machine.forced_tokens().tolist() == [-1 if token is None else token for token in one_by_one]
+
+
+def test_texts_with_equal_hashes_are_told_apart(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramify.gpu.constraints.forced._POWERS", np.zeros(513, np.uint64))
+    machine = compiled("(?:abx|bax)[yz]", vocabulary)
+    one_by_one = [machine.forced_token(state) for state in range(machine.end)]
+    assert machine.forced_tokens().tolist() == [-1 if token is None else token for token in one_by_one]

@@ -9,6 +9,7 @@ import random
 import re
 import time
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -261,3 +262,19 @@ def test_all_obey(monkeypatch: pytest.MonkeyPatch, seed: int, drafts: bool, plac
     assert (crowd.drafted > 100) == drafts
     assert (crowd.followed[True] > 100) == (places > 0)
     assert (crowd.followed[False] > 100) == (places < len(PATTERNS))
+
+
+def test_what_is_forgotten_while_it_is_loaded_keeps_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = Crowd(0, True, 3 * TABLE, monkeypatch)
+    constraints, automata = crowd.constraints, crowd.automata
+    machine = constraints.rows.loading(1).result()
+    assert isinstance(machine, Automaton)
+    loaded = Future[Any]()
+    constraints.rows._known[9] = loaded
+    constraints.begin(StepPlan(1, forgets=pack([1, 9])), crowd.table.apply(StepPlan(1)))
+    assert list(automata._made) == list(range(2, 9))
+    constraints._prepare(9, machine)
+    assert 9 in automata._made
+    loaded.set_result(machine)
+    assert list(automata._made) == list(range(2, 9))
+    constraints.close()
