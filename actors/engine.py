@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from pathlib import Path
 from typing import IO, Any
 
 import anyio
@@ -42,10 +41,11 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.placement import place
 from ramify.actors.store.base import StoreError
-from ramify.actors.store.sqlite import SqliteStore, claim
+from ramify.actors.store.places import claim_store, prepare
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import ConfigError, RamifyError
 from ramify.protocol.plan import ExecutorInfo
+from ramify.protocol.store_url import shown
 
 FAILED_SECONDS = 5.0  # for sessions to say the ends of their requests; they may be behind
 
@@ -188,18 +188,15 @@ class Engine:
         log.info("placing the gateways", **self.placement.told("gateways"))
         self.port = await self.front.listen(group, self._core)
 
-    def _claim(self, path: Path) -> None:
-        """Have the store to ourselves. Raises ConfigError."""
+    def _claim(self, place: str) -> None:
+        """Have the store to ourselves, if it is a file. Raises ConfigError."""
         try:
-            self._claimed = claim(path)
-            store = SqliteStore(path)
-            try:
-                store.unclaimed()
-            finally:
-                store.close()
+            self._claimed = claim_store(place)
+            for warning in prepare(place):
+                log.warning("the store may lose what was saved", reason=warning)
         except StoreError as error:
             raise ConfigError(str(error)) from error
-        log.info("sessions are saved", store=str(path))
+        log.info("sessions are saved", store=shown(place))
 
     async def load(self, group: TaskGroup, progress: Progress) -> None:
         """Load tokenizer and model. Raises ModelError, ConfigError, ExecutorNotStarted."""

@@ -12,6 +12,7 @@ import msgspec
 
 from ramify.protocol.credentials import CredentialLimits, check_token
 from ramify.protocol.errors import ConfigError
+from ramify.protocol.store_url import kind_of
 from ramify.protocol.wire import MAX_NAMES, MOST_PRIORITY, Persist
 
 MOST = 2**31 - 1  # of any number that nothing else bounds
@@ -194,7 +195,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     sessions_bytes: int = 1 << 32  # of the host's memory, for all sessions
     grace_s: float = 10.0  # drain time at stop
     token_ttl_s: float = 60.0  # of minted single-use tokens
-    store: Path | None = None  # the file that keeps sessions; None: they end with the process
+    store: str | None = None  # what keeps sessions, a file or a URL; None: they end with the process
     store_days: float = 30.0  # that it keeps a session after its last use
     store_bytes: int = 1 << 33  # of all sessions in it; beyond them the oldest go
     persist: Persist = "lazy"  # how sessions are saved that do not say
@@ -224,6 +225,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             "or --auth-tokens, or --insecure to serve anybody",
         )
         _seconds("--session-ttl-max", self.session_ttl_max_s, self.session_ttl_s, 365 * DAY_S)
+        if self.store is not None:
+            kind_of(self.store)
         days = self.store_days
         _require(0 < days <= 36_500, f"--store-days is {days:g}: must be over 0, up to 36500")
         _count("--warm-start", self.warm_start, 0, 1 << 40)

@@ -231,7 +231,7 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A session in a store, as lists show it. `size`: bytes of its items."""
+    """A session in a store, as lists show it. `size`: bytes of its items. `live`: a server has it."""
 
     session: str
     owner: str
@@ -239,6 +239,7 @@ class Kept(msgspec.Struct, frozen=True):
     expires: float | None
     busy: bool
     size: int
+    live: bool = False
 
 
 def next_fence(before: int = 0) -> int:

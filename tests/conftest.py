@@ -2,10 +2,13 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tests.servers import Server, emptied, running_postgres, running_redis
 
 if not os.path.exists("/dev/nvidiactl"):  # before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -51,3 +54,29 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Server]:
+    """A PostgreSQL of our own."""
+    with running_postgres() as server:
+        yield server or pytest.skip("this machine has no PostgreSQL server")
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[Server]:
+    """A Redis or Valkey of our own."""
+    with running_redis() as server:
+        yield server or pytest.skip("this machine has neither Redis nor Valkey")
+
+
+@pytest.fixture
+def postgres_url(postgres_server: Server) -> str:
+    """Of a database without a store."""
+    return emptied(postgres_server)
+
+
+@pytest.fixture
+def redis_url(redis_server: Server) -> str:
+    """Likewise."""
+    return emptied(redis_server)

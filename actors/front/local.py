@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Protocol
 
 import anyio
@@ -27,8 +26,8 @@ from ramify.actors.session.directory import RETRY_MS, Directory, SessionMetrics
 from ramify.actors.session.meter import Holdings
 from ramify.actors.session.warm_start import WarmStart
 from ramify.actors.store.actor import StoreActor
-from ramify.actors.store.base import StoreError
-from ramify.actors.store.sqlite import SqliteStore
+from ramify.actors.store.base import Store, StoreError
+from ramify.actors.store.places import open_store
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import DAY_S, EngineConfig
 from ramify.protocol.credentials import Credential
@@ -177,7 +176,7 @@ class LocalFront:
         await group.start(guard("directory", directory.run))
         if config.server.store is not None and config.server.warm_start != 0:
             warm_start = WarmStart(
-                partial(SqliteStore, config.server.store),
+                partial(open_store, config.server.store, read_only=True),
                 model=directory.model,
                 context=core.context,
                 most=self._share_of_warm_start(),
@@ -201,9 +200,13 @@ class LocalFront:
         server = self._config.server
         assert server.store is not None
 
-        def opened(path: Path) -> tuple[SqliteStore, list[str]]:
-            store = SqliteStore(path)
-            return store, store.waiting()
+        def opened(place: str) -> tuple[Store, list[str]]:
+            store = open_store(place)
+            try:
+                return store, store.waiting()
+            except BaseException:
+                store.close()
+                raise
 
         try:
             store, waiting = await anyio.to_thread.run_sync(opened, server.store)

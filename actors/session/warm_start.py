@@ -13,7 +13,7 @@ One request at a time: who comes waits for a chunk of one prompt at most. It end
 import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
 from itertools import islice
@@ -128,9 +128,9 @@ class WarmStart:
         """The branches to compute, as far as `most` reaches."""
         thread = ThreadPoolExecutor(1, "warm start")
         call = asyncio.get_running_loop().run_in_executor
-        store: SavedSessions | None = None
+        opening = thread.submit(self._opened)
         try:
-            store = await call(thread, self._opened)
+            store = await asyncio.wrap_future(opening)
             for session in await call(thread, partial(_sessions, store, self._takes)):
                 if self._here(session):
                     continue
@@ -143,8 +143,7 @@ class WarmStart:
                     self._left -= len(found.tokens)
                 yield found
         finally:
-            if store is not None:
-                thread.submit(store.close)
+            thread.submit(_close, opening)  # it may still be under way
             thread.shutdown(wait=False)
 
     async def _compute(self, found: Found) -> Finished | None:
@@ -182,9 +181,15 @@ class WarmStart:
             self._sessions.remove(number)
 
 
+def _close(opening: Future[SavedSessions]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
 def _sessions(store: SavedSessions, takes: Callable[[str], bool]) -> list[str]:
-    """The last used first, without those that go on by themselves."""
-    wanted = (kept.session for kept in store.kept() if not kept.busy and takes(kept.session))
+    """The last used first, without those that go on by themselves and those that a server has."""
+    free = (kept.session for kept in store.kept() if not kept.busy and not kept.live)
+    wanted = filter(takes, free)
     return list(islice(wanted, MOST_SESSIONS))
 
 

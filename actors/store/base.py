@@ -86,6 +86,14 @@ class Store(Protocol):
         """
         ...
 
+    def check(self) -> list[str]:
+        """What is wrong with it; nothing: it is sound. Reads all of it."""
+        ...
+
+    def warnings(self) -> list[str]:
+        """What about its settings keeps it from doing what it promises."""
+        ...
+
     def close(self) -> None:
         """Nothing is called afterwards."""
         ...

@@ -251,10 +251,10 @@ class SqliteStore:
     def kept(self) -> Iterator[Kept]:
         with self._errors():
             rows = self._db.execute(
-                "SELECT session, owner, used, expires, busy, size FROM sessions ORDER BY used DESC"
+                "SELECT session, owner, used, expires, busy, size, live FROM sessions ORDER BY used DESC"
             ).fetchall()
-        for session, owner, used, expires, busy, size in rows:
-            yield Kept(session, owner, used, expires, bool(busy), size)
+        for session, owner, used, expires, busy, size, live in rows:
+            yield Kept(session, owner, used, expires, bool(busy), size, bool(live))
 
     def waiting(self) -> list[str]:
         with self._errors():
@@ -288,7 +288,6 @@ class SqliteStore:
         return []
 
     def check(self) -> list[str]:
-        """What is wrong with the file, in SQLite's words; nothing: it is sound. Reads all of it."""
         try:
             found = [row[0] for row in self._db.execute("PRAGMA integrity_check")]
             found += [
@@ -297,6 +296,9 @@ class SqliteStore:
         except sqlite3.Error as error:
             return [str(error)]
         return [] if found == ["ok"] else found
+
+    def warnings(self) -> list[str]:
+        return []
 
     def close(self) -> None:
         self._db.close()

@@ -89,15 +89,15 @@ def join(
 
 
 @contextmanager
-def store(path: Path, *, writes: bool) -> Iterator[Any]:
-    """The saved sessions in the file `path`: an `actors.store.base.Store`. Raises ConfigError.
+def store(place: str, *, writes: bool) -> Iterator[Any]:
+    """The saved sessions at `place`, a file or a URL: an `actors.store.base.Store`. Raises ConfigError.
 
-    `writes`: no server may run on it meanwhile.
+    `writes`: no server may run on a file meanwhile.
     """
-    base, sqlite = (import_module(f"ramify.actors.store.{name}") for name in ("base", "sqlite"))
+    base, places = (import_module(f"ramify.actors.store.{name}") for name in ("base", "places"))
     try:
-        with sqlite.claim(path) if writes else nullcontext():
-            opened = sqlite.SqliteStore(path, read_only=not writes)
+        with (places.claim_store(place) if writes else None) or nullcontext():
+            opened = places.open_store(place, read_only=not writes)
             try:
                 yield opened
             finally:

@@ -15,6 +15,7 @@ from ramify.protocol.credentials import CredentialLimits
 from ramify.protocol.errors import ConfigError
 
 TOKEN_VARIABLE = "RAMIFY_AUTH_TOKEN"
+STORE_VARIABLE = "RAMIFY_STORE"  # `ps` shows no password that is in it
 LIMIT_TEXTS = {
     "frame_bytes": "of a WebSocket message",
     "frame_bytes_before_open": "of the first one, before a token was shown",
@@ -247,9 +248,11 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--store",
         default="auto",
-        metavar="FILE",
-        help="where sessions are saved, so that they outlive the server; none: nowhere; auto: "
-        "ramify/sessions-PORT.db in $XDG_STATE_HOME or ~/.local/state, none if the port is 0",
+        metavar="PLACE",
+        help="where sessions are saved, so that they outlive the server: a file, or postgresql://... or "
+        "redis://..., which several servers may share; none: nowhere; auto: what the variable "
+        f"{STORE_VARIABLE} says, else ramify/sessions-PORT.db in $XDG_STATE_HOME or ~/.local/state, "
+        "none if the port is 0",
     )
     group.add_argument(
         "--persist",
@@ -407,15 +410,17 @@ def warm_start(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"{text!r}: must be auto, none or tokens") from None
 
 
-def store_path(store: str, port: int) -> Path | None:
-    """The file that `--store` names; None: no store."""
+def store_place(store: str, port: int) -> str | None:
+    """The file or the URL that `--store` names; None: no store."""
+    if store == "auto":
+        store = os.environ.get(STORE_VARIABLE) or "auto"
     if store == "none" or (store == "auto" and port == 0):
         return None
     if store != "auto":
-        return Path(store)
+        return store
     state = os.environ.get("XDG_STATE_HOME")
     folder = Path(state) if state else Path.home() / ".local" / "state"
-    return folder / "ramify" / f"sessions-{port}.db"
+    return str(folder / "ramify" / f"sessions-{port}.db")
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -448,7 +453,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             sessions_bytes=args.sessions_bytes,
             grace_s=args.grace,
             token_ttl_s=args.token_ttl,
-            store=store_path(args.store, args.port),
+            store=store_place(args.store, args.port),
             store_days=args.store_days,
             store_bytes=args.store_bytes,
             warm_start=args.warm_start,

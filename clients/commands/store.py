@@ -1,4 +1,4 @@
-"""`ramify store`: look at the file in which a server saves sessions, move sessions. No torch."""
+"""`ramify store`: look at where a server saves sessions, move sessions. No torch."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ import msgspec
 
 from ramify.clients.commands import engine
 from ramify.clients.commands.screen import shown
-from ramify.clients.commands.settings import store_path
+from ramify.clients.commands.settings import store_place
 from ramify.protocol.errors import ConfigError
 from ramify.protocol.saved import (
     FORMAT,
@@ -21,6 +21,7 @@ from ramify.protocol.saved import (
     SavedSegment,
     next_fence,
 )
+from ramify.protocol.store_url import kind_of
 
 MOST_BYTES = 1 << 31  # of a file that is imported
 DAY_S = 86_400.0
@@ -41,7 +42,7 @@ WHAT = "ramify session"
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("store", help="look at saved sessions, export and import them")
-    parser.add_argument("--store", default="auto", metavar="FILE", help="as of `ramify serve`")
+    parser.add_argument("--store", default="auto", metavar="PLACE", help="as of `ramify serve`")
     parser.add_argument(
         "--port", type=int, default=8765, metavar="N", help="of the server, for --store auto (8765)"
     )
@@ -50,7 +51,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     actions.add_parser("check", help="read everything; says what is damaged")
     show = actions.add_parser("show", help="one session: its branches and their text")
     show.add_argument("session")
-    prune = actions.add_parser("prune", help="forget sessions; no server may run on the store")
+    prune = actions.add_parser("prune", help="forget sessions; no server may have a file meanwhile")
     prune.add_argument("session", nargs="*", help="these")
     prune.add_argument("--days", type=float, metavar="DAYS", help="those not used for so long")
     export = actions.add_parser(
@@ -59,7 +60,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     export.add_argument("session")
     export.add_argument("file", type=Path)
     imported = actions.add_parser(
-        "import", help="add the session of a file; no server may run on the store"
+        "import", help="add the session of a file; no server may have the store's file meanwhile"
     )
     imported.add_argument("file", type=Path)
     parser.set_defaults(run=run)
@@ -67,13 +68,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(args: argparse.Namespace) -> int:
     """Do what the action says. Raises ConfigError."""
-    path = store_path(args.store, args.port)
-    if path is None:
-        raise ConfigError("there is no store: give its file with --store")
+    place = store_place(args.store, args.port)
+    if place is None:
+        raise ConfigError("there is no store: give its file or its URL with --store")
     writes = args.action in ("prune", "import")
-    if not writes and not path.exists():
-        raise ConfigError(f"there is no store {path}: give the server's --store, or its --port")
-    with engine.store(path, writes=writes) as store:
+    if not writes and kind_of(place) == "file" and not Path(place).exists():
+        raise ConfigError(f"there is no store {place}: give the server's --store, or its --port")
+    with engine.store(place, writes=writes) as store:
         return int(ACTIONS[args.action](store, args))
 
 

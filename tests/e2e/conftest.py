@@ -432,10 +432,12 @@ def serving(tokenizer_folder: Path) -> Serving:
         real: bool = False,
         step_timeout_s: float | None = None,
         idle_at_end: bool = True,
+        alone: bool = True,
     ) -> AsyncIterator[Served]:
         """`fake`: settings of FakeExecutor. `real`: run the model folder instead of the fake.
 
-        `idle_at_end`: wait for running generations before the engine is stopped.
+        `idle_at_end`: wait for running generations before the engine is stopped. `alone`: what is left
+        behind is looked for, which another server beside this one would be.
         """
         config = EngineConfig(
             model=ModelConfig(**{"path": tokenizer_folder} | dict(model)),
@@ -462,7 +464,8 @@ def serving(tokenizer_folder: Path) -> Serving:
         except EngineFailed:
             await before.returned()
             raise
-        await before.returned()
+        if alone:
+            await before.returned()
 
     return run
 

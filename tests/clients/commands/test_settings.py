@@ -22,10 +22,15 @@ def test_the_defaults_are_those_of_the_settings() -> None:
 
 def test_where_sessions_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
-    assert config().server.store == Path("/state/ramify/sessions-8765.db")
-    assert config("--port", "9000").server.store == Path("/state/ramify/sessions-9000.db")
+    assert config().server.store == "/state/ramify/sessions-8765.db"
+    assert config("--port", "9000").server.store == "/state/ramify/sessions-9000.db"
     assert config("--port", "0").server.store is None
-    assert config("--port", "0", "--store", "x.db").server.store == Path("x.db")
+    assert config("--port", "0", "--store", "x.db").server.store == "x.db"
+    monkeypatch.setenv("RAMIFY_STORE", "redis://h/1")
+    assert config("--port", "0").server.store == "redis://h/1"
+    assert config("--store", "x.db").server.store == "x.db"
+    with pytest.raises(ConfigError, match="redis://"):
+        config("--store", "ftp://h/1")
 
 
 def test_every_flag() -> None:

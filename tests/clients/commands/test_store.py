@@ -23,8 +23,13 @@ FAKE = FakeSpec(model={"vocab_size": 384, "eos": 2, "first": 3})
 async def kept(tokenizer_folder: Path, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     """A store, and the `state` of the session in it: a branch with an answer and a fork of it."""
     path = tmp_path / "s.db"
+    return path, await filled(tokenizer_folder, str(path))
+
+
+async def filled(tokenizer_folder: Path, place: str) -> dict[str, Any]:
+    """Have a server fill the store at `place`; returns the session's `state`."""
     config = EngineConfig(
-        model=ModelConfig(path=tokenizer_folder), server=ServerConfig(port=0, store=path, grace_s=0)
+        model=ModelConfig(path=tokenizer_folder), server=ServerConfig(port=0, store=place, grace_s=0)
     )
     async with running_engine(config, spec=FAKE) as engine, connect(engine.url) as ws:
         await ws.send(
@@ -41,7 +46,37 @@ async def kept(tokenizer_folder: Path, tmp_path: Path) -> tuple[Path, dict[str, 
         while not any(message.get("id") == 3 for message in messages):
             frame = json.loads(await ws.recv())
             messages += frame if isinstance(frame, list) else [frame]
-    return path, messages[0]
+    return messages[0]
+
+
+@pytest.mark.parametrize("kind", ["postgres", "redis"])
+async def test_a_store_with_a_url(
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+    kind: str,
+) -> None:
+    url: str = request.getfixturevalue(f"{kind}_url")
+    at, other = ["store", "--store", url], ["store", "--store", str(tmp_path / "s.db")]
+    assert main([*at, "ls"]) == 2
+    session = (await filled(tokenizer_folder, url))["session"]
+    file = str(tmp_path / "session")
+    capsys.readouterr()
+    for args in ([*at, "ls"], [*at, "show", session], [*at, "check"], [*at, "export", session, file]):
+        assert main(args) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(session) == 2
+    assert shown.count("one two") == 2
+    assert shown.endswith("sound\n")
+    assert main([*other, "import", file]) == 0
+    assert main([*at, "import", file]) == 2
+    assert main([*at, "prune", session]) == 0
+    assert main([*at, "show", session]) == 2
+    assert main([*at, "import", file]) == 0
+    assert main([*at, "prune", "--days", "1"]) == 0
+    assert main([*at, "show", session]) == 0
+    assert "secret" not in capsys.readouterr().err
 
 
 def test_what_is_there(kept: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +106,8 @@ async def test_a_session_moves_to_another_server(
     assert main(["store", "--store", str(other), "import", str(file)]) == 0
     assert main(["store", "--store", str(other), "import", str(file)]) == 2
     config = EngineConfig(
-        model=ModelConfig(path=tokenizer_folder), server=ServerConfig(port=0, store=other, grace_s=0)
+        model=ModelConfig(path=tokenizer_folder),
+        server=ServerConfig(port=0, store=str(other), grace_s=0),
     )
     async with running_engine(config, spec=FAKE) as engine, connect(engine.url) as ws:
         opened = {"type": "open", "client": "c", "session": state["session"], "key": state["key"]}

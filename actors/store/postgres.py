@@ -1,0 +1,436 @@
+"""Sessions in a PostgreSQL database that several servers share.
+
+A batch is one transaction, which locks the rows of its sessions and compares fences. A commit that
+nobody waits for is not flushed first (`synchronous_commit = off`): a crash of the database's machine may
+take the last half second along. A `sync` commit is as safe as the database's own setting says.
+
+A server that lives has a row in `ramify_holders`, with a time of the database's clock. Every call has a
+time limit. A connection that is lost is made anew by the next call.
+"""
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from ramify.actors.store.base import How, StoreError, Taken
+from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
+from ramify.protocol.store_url import shown
+
+LAYOUT = 1  # of the tables
+CONNECT_SECONDS = 5
+CALL_SECONDS = 10
+SWEEP_SECONDS = 30
+LEASE_SECONDS = 10  # without a sign of life, until a server counts as dead
+BEAT_SECONDS = 2.0  # between two signs
+SWEPT = 5000  # sessions that one sweep forgets at most
+
+# A server that vanishes is noticed by the system's TCP.
+_CONNECTION: dict[str, Any] = {
+    "connect_timeout": CONNECT_SECONDS,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 1000 * CALL_SECONDS,
+    "application_name": "ramify",
+    "client_encoding": "utf8",
+}
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS ramify_about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS ramify_holders (holder TEXT PRIMARY KEY, seen TIMESTAMPTZ NOT NULL);
+CREATE TABLE IF NOT EXISTS ramify_sessions (
+    number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    session TEXT COLLATE "C" NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    used DOUBLE PRECISION NOT NULL,
+    expires DOUBLE PRECISION,
+    busy BOOLEAN NOT NULL,
+    holder TEXT,
+    wanted BOOLEAN NOT NULL DEFAULT FALSE,
+    fence BIGINT NOT NULL,
+    size BIGINT NOT NULL
+) WITH (fillfactor = 70);
+CREATE INDEX IF NOT EXISTS ramify_wanted ON ramify_sessions (holder) WHERE wanted;
+CREATE INDEX IF NOT EXISTS ramify_busy ON ramify_sessions (number) WHERE busy;
+CREATE TABLE IF NOT EXISTS ramify_items (
+    session BIGINT NOT NULL REFERENCES ramify_sessions (number) ON DELETE CASCADE,
+    key BYTEA NOT NULL,
+    body BYTEA NOT NULL,
+    PRIMARY KEY (session, key)
+);
+INSERT INTO ramify_about VALUES ('format', '1') ON CONFLICT DO NOTHING;
+"""
+
+_MAKING = (
+    0x72616D696679  # an advisory lock: servers that start at once make the tables one after another
+)
+
+_INSERT = """
+INSERT INTO ramify_sessions (session, owner, used, busy, fence, size)
+SELECT session, '', 0, FALSE, fence, 0 FROM unnest(%s::text[], %s::bigint[]) AS t (session, fence)
+RETURNING session, number
+"""
+
+_WRITE = """
+WITH put AS (
+    SELECT * FROM unnest(%(put_sessions)s::bigint[], %(put_keys)b::bytea[], %(put_bodies)b::bytea[])
+        AS t (session, key, body)
+), gone AS (
+    SELECT * FROM unnest(%(gone_sessions)s::bigint[], %(gone_keys)b::bytea[]) AS t (session, key)
+), before AS (
+    SELECT session, octet_length(body) AS size FROM ramify_items
+    JOIN (SELECT session, key FROM put UNION ALL SELECT session, key FROM gone) AS k
+        USING (session, key)
+), written AS (
+    INSERT INTO ramify_items SELECT * FROM put
+    ON CONFLICT (session, key) DO UPDATE SET body = excluded.body
+), dropped AS (
+    DELETE FROM ramify_items AS i USING gone WHERE i.session = gone.session AND i.key = gone.key
+), grown AS (
+    SELECT session, sum(size) AS size FROM (
+        SELECT session, octet_length(body) AS size FROM put
+        UNION ALL SELECT session, -size FROM before
+    ) AS t GROUP BY session
+)
+UPDATE ramify_sessions AS s
+SET owner = t.owner, used = t.used, expires = t.expires, busy = t.busy,
+    holder = CASE WHEN t.live THEN %(holder)s END, wanted = s.wanted AND t.live,
+    size = s.size + coalesce(grown.size, 0)
+FROM unnest(%(numbers)s::bigint[], %(owners)s::text[], %(used)s::float8[], %(expires)s::float8[],
+            %(busy)s::bool[], %(live)s::bool[])
+    AS t (number, owner, used, expires, busy, live)
+LEFT JOIN grown ON grown.session = t.number
+WHERE s.number = t.number
+"""
+
+_ALIVE = (
+    "EXISTS (SELECT 1 FROM ramify_holders AS h WHERE h.holder = s.holder "
+    f"AND h.seen > now() - interval '{LEASE_SECONDS} seconds')"
+)
+
+
+class _Row(msgspec.Struct):
+    """What a batch does to one session."""
+
+    number: int
+    fence: int
+    last: Changes | None = None
+    put: dict[str, bytes] = {}
+    drop: set[str] = set()
+
+    def add(self, changes: Changes) -> None:
+        for key in changes.drop:
+            self.put.pop(key, None)
+            self.drop.add(key)
+        for key, body in changes.put.items():
+            self.put[key] = body
+            self.drop.discard(key)
+        self.last = changes
+
+
+class PostgresStore:
+    """A `Store` in the database at `url`, whose tables are made if they are not there.
+
+    Raises StoreError.
+    """
+
+    shared = True
+
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        self._name = shown(url)
+        self._read_only = read_only
+        self._holder = secrets.token_hex(8)
+        self._beaten = 0.0
+        self._flush = "" if read_only else "SET LOCAL synchronous_commit = on;"
+        self._db: psycopg.Connection[Any] | None = None
+        try:
+            given = conninfo_to_dict(url)
+        except psycopg.Error:  # what it says may hold a password
+            raise StoreError(f"--store {self._name}: cannot be read as a URL of PostgreSQL") from None
+        self._settings = _CONNECTION | given
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> None:
+        with self._transaction() as db:
+            known = db.execute("SELECT to_regclass('ramify_about') IS NOT NULL").fetchone()
+            if known is None or not known[0]:
+                if self._read_only:
+                    raise StoreError(f"{self._name} is no store of sessions")
+                db.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
+                for statement in _SCHEMA.split(";"):
+                    if statement.strip():
+                        db.execute(statement.encode())
+            found = db.execute("SELECT value FROM ramify_about WHERE name = 'format'").fetchone()
+            durable = db.execute("SHOW synchronous_commit").fetchone()
+        if found is None or not found[0].isdecimal():
+            raise StoreError(f"{self._name} is no store of sessions, or it is damaged")
+        if int(found[0]) > LAYOUT:
+            raise StoreError(
+                f"the store {self._name} has format {found[0]}, this version of Ramify knows up to "
+                f"{LAYOUT}: use the newer version, or another store"
+            )
+        if not self._read_only:
+            if durable is not None and durable[0] != "off":
+                self._flush = ""  # what the database does by itself may be more
+            self.tend()
+
+    def warnings(self) -> list[str]:
+        with self._transaction() as db:
+            row = db.execute("SHOW fsync").fetchone()
+        if row is not None and row[0] == "off":
+            return [f"{self._name} has fsync off: a crash of its machine may lose replies of `sync`"]
+        return []
+
+    # --- a `Store` -------------------------------------------------------------------------------
+
+    def write(self, batch: Sequence[Changes]) -> list[int]:
+        moved: list[int] = []
+        with self._transaction(sync=any(changes.sync for changes in batch)) as db:
+            names = list({changes.session for changes in batch})
+            found = db.execute(
+                "SELECT session, number, fence FROM ramify_sessions WHERE session = ANY(%s) "
+                "ORDER BY number FOR UPDATE",
+                (names,),
+            )
+            rows = {session: _Row(number, fence) for session, number, fence in found}
+            for place, changes in enumerate(batch):
+                row = rows.get(changes.session)
+                if row is None and changes.new:
+                    row = rows[changes.session] = _Row(0, changes.fence)
+                if row is None or row.fence != changes.fence:
+                    moved.append(place)
+                else:
+                    row.add(changes)
+            self._write(db, {name: row for name, row in rows.items() if row.last is not None})
+        return moved
+
+    def _write(self, db: psycopg.Connection[Any], rows: dict[str, _Row]) -> None:
+        new = [(name, row.fence) for name, row in rows.items() if not row.number]
+        if new:
+            names, fences = zip(*new, strict=True)
+            for name, number in db.execute(_INSERT, (list(names), list(fences))):
+                rows[name].number = number
+        puts = [(row.number, key, body) for row in rows.values() for key, body in row.put.items()]
+        gone = [(row.number, key) for row in rows.values() for key in row.drop]
+        last = [(row.number, row.last) for row in rows.values() if row.last is not None]
+        if not last:
+            return
+        db.execute(
+            _WRITE,
+            {
+                "put_sessions": [number for number, _, _ in puts],
+                "put_keys": [key.encode() for _, key, _ in puts],
+                "put_bodies": [body for _, _, body in puts],
+                "gone_sessions": [number for number, _ in gone],
+                "gone_keys": [key.encode() for _, key in gone],
+                "numbers": [number for number, _ in last],
+                "owners": [changes.owner for _, changes in last],
+                "used": [float(changes.used) for _, changes in last],
+                "expires": [_float(changes.expires) for _, changes in last],
+                "busy": [changes.busy for _, changes in last],
+                "live": [changes.live for _, changes in last],
+                "holder": self._holder,
+            },
+        )
+
+    def take(self, session: str, how: How) -> Taken | None:
+        if "\0" in session:  # PostgreSQL has no such text
+            return Taken(0, {})
+        with self._transaction() as db:
+            row = db.execute(
+                f"SELECT number, fence, holder <> %s AND {_ALIVE} FROM ramify_sessions AS s "
+                "WHERE session = %s AND (expires IS NULL OR expires > %s) FOR UPDATE OF s",
+                (self._holder, session, time.time()),
+            ).fetchone()
+            if row is None:
+                return Taken(0, {})
+            number, fence, held = row
+            if held and how != "force":
+                if how == "ask":
+                    db.execute("UPDATE ramify_sessions SET wanted = TRUE WHERE number = %s", (number,))
+                return None
+            fence = next_fence(fence)
+            db.execute(
+                "UPDATE ramify_sessions SET fence = %s, holder = %s, wanted = FALSE WHERE number = %s",
+                (fence, self._holder, number),
+            )
+            found = db.execute(
+                "SELECT key, body FROM ramify_items WHERE session = %s", (number,), binary=True
+            )
+            return Taken(fence, _items(found))
+
+    def release(self, session: str) -> None:
+        with self._transaction(sync=False) as db:
+            db.execute(
+                "UPDATE ramify_sessions SET holder = NULL, wanted = FALSE "
+                "WHERE session = %s AND holder = %s",
+                (session, self._holder),
+            )
+
+    def forget(self, session: str, fence: int) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM ramify_sessions WHERE session = %s AND fence = %s", (session, fence))
+
+    def head(self, session: str) -> bytes | None:
+        return self._read(session, "AND key = %s", HEAD.encode()).get(HEAD)
+
+    def read(self, session: str) -> Mapping[str, bytes]:
+        return self._read(session)
+
+    def _read(self, session: str, which: str = "", *keys: bytes) -> dict[str, bytes]:
+        if "\0" in session:
+            return {}
+        with self._transaction() as db:
+            found = db.execute(
+                "SELECT key, body FROM ramify_items AS i JOIN ramify_sessions AS s "
+                "ON i.session = number WHERE s.session = %s AND (expires IS NULL OR expires > %s) "
+                f"{which}",
+                (session, time.time(), *keys),
+                binary=True,
+            )
+            return _items(found)
+
+    def delete(self, sessions: Sequence[str]) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM ramify_sessions WHERE session = ANY(%s)", (list(sessions),))
+
+    def kept(self) -> Iterator[Kept]:
+        with self._transaction() as db:
+            rows = db.execute(
+                f"SELECT session, owner, used, expires, busy, size, {_ALIVE} FROM ramify_sessions AS s "
+                "ORDER BY used DESC"
+            ).fetchall()
+        for row in rows:
+            yield Kept(*row)
+
+    def waiting(self) -> list[str]:
+        with self._transaction() as db:
+            rows = db.execute(
+                "SELECT session FROM ramify_sessions AS s "
+                f"WHERE busy AND (holder IS NULL OR NOT {_ALIVE}) ORDER BY used DESC"
+            )
+            return [row[0] for row in rows]
+
+    def sweep(self, *, older_than: float, most: int, now: float) -> int:
+        free = f"(holder IS NULL OR NOT {_ALIVE})"
+        with self._transaction(seconds=SWEEP_SECONDS) as db:
+            db.execute("DELETE FROM ramify_holders WHERE seen < now() - interval '1 day'")
+            gone = db.execute(
+                "DELETE FROM ramify_sessions WHERE number IN (SELECT number FROM ramify_sessions AS s "
+                f"WHERE (used < %s OR expires < %s) AND {free} LIMIT %s FOR UPDATE OF s SKIP LOCKED)",
+                (older_than, now, SWEPT),
+            ).rowcount
+            row = db.execute("SELECT coalesce(sum(size), 0)::bigint FROM ramify_sessions").fetchone()
+            over = (0 if row is None else row[0]) - most
+            if over > 0:
+                gone += db.execute(
+                    "DELETE FROM ramify_sessions AS s USING ("
+                    "SELECT number, sum(size) OVER (ORDER BY used, number) - size AS before "
+                    f"FROM ramify_sessions AS s WHERE {free} ORDER BY used, number LIMIT %s"
+                    f") AS t WHERE s.number = t.number AND t.before < %s AND {free}",
+                    (SWEPT, over),
+                ).rowcount
+        return gone
+
+    def tend(self) -> list[str]:
+        now = time.monotonic()
+        with self._transaction(sync=False) as db:
+            if now - self._beaten > BEAT_SECONDS:
+                db.execute(
+                    "INSERT INTO ramify_holders VALUES (%s, now()) "
+                    "ON CONFLICT (holder) DO UPDATE SET seen = now()",
+                    (self._holder,),
+                )
+            rows = db.execute(
+                "UPDATE ramify_sessions SET wanted = FALSE WHERE holder = %s AND wanted "
+                "RETURNING session",
+                (self._holder,),
+            ).fetchall()
+        if now - self._beaten > BEAT_SECONDS:
+            self._beaten = now
+        return [row[0] for row in rows]
+
+    def check(self) -> list[str]:
+        with self._transaction(seconds=SWEEP_SECONDS) as db:
+            rows = db.execute(
+                "SELECT session, size, (SELECT coalesce(sum(octet_length(body)), 0) "
+                "FROM ramify_items AS i WHERE i.session = number) AS found, "
+                "EXISTS (SELECT 1 FROM ramify_items AS i WHERE i.session = number AND key = %s) "
+                "FROM ramify_sessions",
+                (HEAD.encode(),),
+            ).fetchall()
+        faults = [f"session {row[0]}: no head" for row in rows if not row[3]]
+        faults += [f"session {row[0]}: {row[2]} bytes, not {row[1]}" for row in rows if row[1] != row[2]]
+        return faults
+
+    def close(self) -> None:
+        db, self._db = self._db, None
+        if db is not None and not db.closed:
+            with suppress(psycopg.Error):
+                if not self._read_only:
+                    db.execute("DELETE FROM ramify_holders WHERE holder = %s", (self._holder,))
+            db.close()
+
+    # --- the connection --------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(
+        self, *, sync: bool = True, seconds: int = CALL_SECONDS
+    ) -> Iterator[psycopg.Connection[Any]]:
+        flush = self._flush if sync else "SET LOCAL synchronous_commit = off;"
+        only = "READ ONLY" if self._read_only else ""
+        begin = f"BEGIN {only}; {flush} SET LOCAL statement_timeout = '{seconds}s'"
+        db: psycopg.Connection[Any] | None = None
+        try:
+            if self._db is None:
+                self._db = psycopg.connect(autocommit=True, **self._settings)
+            db = self._db
+            db.execute(begin.encode(), prepare=False)
+            yield db
+            db.execute("COMMIT")
+        except psycopg.Error as error:
+            self._undo(db)
+            raise StoreError(f"the store {self._name}: {_told(error)}") from error
+        except BaseException:
+            self._undo(db)
+            raise
+
+    def _undo(self, db: psycopg.Connection[Any] | None) -> None:
+        """Leave the transaction; a connection that cannot is given up."""
+        if db is None:
+            return
+        try:
+            db.execute("ROLLBACK")
+        except psycopg.Error:
+            db.close()
+            self._db = None
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _items(rows: Any) -> dict[str, bytes]:
+    return {bytes(key).decode(): bytes(body) for key, body in rows}
+
+
+def _told(error: psycopg.Error) -> str:
+    """On one line, with what may help."""
+    text = " ".join(str(error).split())
+    match error:
+        case psycopg.errors.DiskFull() | psycopg.errors.InsufficientResources():
+            return f"{text}: make room on the database's disk"
+        case psycopg.errors.InsufficientPrivilege():
+            return f"{text}: let the user of the URL make and write tables, or make them for it"
+        case _:
+            return text

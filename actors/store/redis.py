@@ -1,0 +1,374 @@
+"""Sessions in a Redis or Valkey database that several servers share.
+
+    ramify:session:ID   hash: owner, used, expires, busy, holder, fence, size
+    ramify:items:ID     hash: the session's items
+    ramify:used, ramify:busy, ramify:expires    sorted sets of sessions, by time
+    ramify:bytes        the size of all items
+    ramify:alive:HOLDER, ramify:wanted:HOLDER   a server's sign of life, and what others want of it
+
+Whatever changes more than one key is a script, which Redis runs as a whole: a batch with its fences is
+one. How safe a `sync` commit is says Redis' own configuration (`warnings`); it must keep all keys
+(`maxmemory-policy noeviction`). A cluster of Redis servers with its slots is not supported: a batch has
+keys of many sessions. Every call has a time limit. A connection that is lost is made anew by the next.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from ramify.actors.store.base import How, StoreError, Taken
+from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
+from ramify.protocol.store_url import shown
+
+LAYOUT = 1  # of the keys
+CONNECT_SECONDS = 5
+CALL_SECONDS = 10
+LEASE_SECONDS = 10  # without a sign of life, until a server counts as dead
+BEAT_SECONDS = 2.0  # between two signs
+SWEPT = 5000  # sessions that one sweep looks at, the longest unused first
+CHUNK = 500  # sessions that are listed at once
+
+_WRITE = """
+local me, at = ARGV[1], 2
+local changes, fences, moved = {}, {}, {}
+while ARGV[at] do
+    local one = {session=ARGV[at], fence=ARGV[at+1], new=ARGV[at+2], owner=ARGV[at+3], used=ARGV[at+4],
+                 expires=ARGV[at+5], busy=ARGV[at+6], live=ARGV[at+7], drops=tonumber(ARGV[at+8]),
+                 puts=tonumber(ARGV[at+9]), at=at+10}
+    changes[#changes + 1] = one
+    at = one.at + one.drops + 2 * one.puts
+end
+for place, one in ipairs(changes) do
+    local fence = fences[one.session]
+    if fence == nil then fence = redis.call('HGET', 'ramify:session:' .. one.session, 'fence') end
+    if not fence and one.new == '1' then fence = one.fence end
+    fences[one.session] = fence
+    if fence ~= one.fence then
+        one.moved = true
+        moved[#moved + 1] = place - 1
+    end
+end
+for _, one in ipairs(changes) do
+    if not one.moved then
+        local row, items = 'ramify:session:' .. one.session, 'ramify:items:' .. one.session
+        local size, at = 0, one.at
+        for i = at, at + one.drops - 1 do
+            size = size - redis.call('HSTRLEN', items, ARGV[i])
+            redis.call('HDEL', items, ARGV[i])
+        end
+        at = at + one.drops
+        for i = at, at + 2 * one.puts - 1, 2 do
+            size = size + string.len(ARGV[i + 1]) - redis.call('HSTRLEN', items, ARGV[i])
+            redis.call('HSET', items, ARGV[i], ARGV[i + 1])
+        end
+        local holder = ''
+        if one.live == '1' then holder = me end
+        redis.call('HSET', row, 'owner', one.owner, 'used', one.used, 'expires', one.expires,
+                   'busy', one.busy, 'fence', one.fence, 'holder', holder)
+        redis.call('HINCRBY', row, 'size', size)
+        redis.call('INCRBY', 'ramify:bytes', size)
+        redis.call('ZADD', 'ramify:used', one.used, one.session)
+        if one.busy == '1' then redis.call('ZADD', 'ramify:busy', one.used, one.session)
+        else redis.call('ZREM', 'ramify:busy', one.session) end
+        if one.expires ~= '' then redis.call('ZADD', 'ramify:expires', one.expires, one.session)
+        else redis.call('ZREM', 'ramify:expires', one.session) end
+    end
+end
+return moved
+"""
+
+_HELD = """
+local function held(session, me)
+    local holder = redis.call('HGET', 'ramify:session:' .. session, 'holder')
+    if not holder or holder == '' or holder == me then return false end
+    return redis.call('EXISTS', 'ramify:alive:' .. holder) == 1 and holder
+end
+"""
+
+_FORGET = """
+local function forget(session)
+    local size = redis.call('HGET', 'ramify:session:' .. session, 'size')
+    if not size then return 0 end
+    redis.call('DECRBY', 'ramify:bytes', size)
+    redis.call('UNLINK', 'ramify:session:' .. session, 'ramify:items:' .. session)
+    for _, set in ipairs({'used', 'busy', 'expires'}) do
+        redis.call('ZREM', 'ramify:' .. set, session)
+    end
+    return 1
+end
+"""
+
+_TAKE = (
+    _HELD
+    + """
+local session, me, how, now, clock = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local row = 'ramify:session:' .. session
+local fence, expires = unpack(redis.call('HMGET', row, 'fence', 'expires'))
+if not fence or (expires ~= '' and tonumber(expires) <= now) then return {'0'} end
+local holder = held(session, me)
+if holder and how ~= 'force' then
+    if how == 'ask' then
+        redis.call('SADD', 'ramify:wanted:' .. holder, session)
+        redis.call('EXPIRE', 'ramify:wanted:' .. holder, 60)
+    end
+    return {'-1'}
+end
+fence = string.format('%.0f', math.max(tonumber(fence) + 1, clock))
+redis.call('HSET', row, 'fence', fence, 'holder', me)
+return {fence, redis.call('HGETALL', 'ramify:items:' .. session)}
+"""
+)
+
+_RELEASE = """
+local row = 'ramify:session:' .. ARGV[1]
+if redis.call('HGET', row, 'holder') == ARGV[2] then redis.call('HSET', row, 'holder', '') end
+"""
+
+_FORGET_MINE = (
+    _FORGET
+    + """
+if redis.call('HGET', 'ramify:session:' .. ARGV[1], 'fence') == ARGV[2] then forget(ARGV[1]) end
+"""
+)
+
+_DELETE = _FORGET + "for _, session in ipairs(ARGV) do forget(session) end"
+
+_WAITING = (
+    _HELD
+    + """
+local left = {}
+for _, session in ipairs(redis.call('ZREVRANGE', 'ramify:busy', 0, -1)) do
+    if not held(session, '') then left[#left + 1] = session end
+end
+return left
+"""
+)
+
+_SWEEP = (
+    _HELD
+    + _FORGET
+    + """
+local older, most, now, count = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local gone = 0
+local expired = redis.call('ZRANGEBYSCORE', 'ramify:expires', '-inf', '(' .. now, 'LIMIT', 0, count)
+for _, session in ipairs(expired) do
+    if not held(session, '') then gone = gone + forget(session) end
+end
+local oldest = redis.call('ZRANGE', 'ramify:used', 0, count - 1, 'WITHSCORES')
+for i = 1, #oldest, 2 do
+    local over = tonumber(redis.call('GET', 'ramify:bytes') or '0') > most
+    if tonumber(oldest[i + 1]) >= older and not over then break end
+    if not held(oldest[i], '') then gone = gone + forget(oldest[i]) end
+end
+return gone
+"""
+)
+
+
+class RedisStore:
+    """A `Store` in the database at `url`. Raises StoreError."""
+
+    shared = True
+
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        self._name = shown(url)
+        self._read_only = read_only
+        self._holder = secrets.token_hex(8)
+        self._beaten = 0.0
+        scheme, _, rest = url.partition("://")
+        secure = "s" if scheme in ("rediss", "valkeys") else ""
+        try:
+            self._db: Any = redis.Redis.from_url(
+                f"redis{secure}://{rest}",
+                socket_timeout=CALL_SECONDS,
+                socket_connect_timeout=CONNECT_SECONDS,
+                socket_keepalive=True,
+                retry=Retry(NoBackoff(), 0),
+                client_name="ramify",
+            )
+        except (ValueError, TypeError, redis.RedisError):  # what it says may hold a password
+            raise StoreError(f"--store {self._name}: cannot be read as a URL of Redis") from None
+        script = self._db.register_script
+        self._write, self._take, self._release = script(_WRITE), script(_TAKE), script(_RELEASE)
+        self._forget, self._delete = script(_FORGET_MINE), script(_DELETE)
+        self._waiting, self._sweep = script(_WAITING), script(_SWEEP)
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> None:
+        if not self._read_only:
+            self._call(lambda: self._db.hsetnx("ramify:about", "format", LAYOUT))
+        found = self._call(lambda: self._db.hget("ramify:about", "format"))
+        if found is None or not found.isdigit():
+            raise StoreError(f"{self._name} is no store of sessions")
+        if int(found) > LAYOUT:
+            raise StoreError(
+                f"the store {self._name} has format {int(found)}, this version of Ramify knows up to "
+                f"{LAYOUT}: use the newer version, or another store"
+            )
+        if not self._read_only:
+            self.tend()
+
+    def warnings(self) -> list[str]:
+        try:
+            known = self._call(
+                lambda: {
+                    name: self._db.config_get(name).get(name, "")
+                    for name in ("appendonly", "appendfsync", "maxmemory-policy")
+                }
+            )
+        except StoreError:  # some that are hosted do not tell
+            return [
+                f"{self._name} does not tell its settings: `sync` needs appendonly yes and appendfsync "
+                "always, all sessions maxmemory-policy noeviction"
+            ]
+        found: list[str] = []
+        if known["appendonly"] != "yes":
+            found.append(
+                f"{self._name} has appendonly {known['appendonly']}: a restart of it loses sessions"
+            )
+        elif known["appendfsync"] != "always":
+            found.append(
+                f"{self._name} has appendfsync {known['appendfsync']}: a crash of its machine may lose "
+                "replies of `sync`, which needs appendfsync always"
+            )
+        if known["maxmemory-policy"].startswith("allkeys"):
+            found.append(
+                f"{self._name} has maxmemory-policy {known['maxmemory-policy']}: it may throw sessions "
+                "away, give it noeviction"
+            )
+        return found
+
+    # --- a `Store` -------------------------------------------------------------------------------
+
+    def write(self, batch: Sequence[Changes]) -> list[int]:
+        args: list[Any] = [self._holder]
+        for each in batch:
+            args += (each.session, each.fence, int(each.new), each.owner, repr(each.used))
+            args += ("" if each.expires is None else repr(each.expires), int(each.busy), int(each.live))
+            args += (len(each.drop), len(each.put), *each.drop)
+            for item in each.put.items():
+                args += item
+        return list(self._call(lambda: self._write(args=args)))
+
+    def take(self, session: str, how: How) -> Taken | None:
+        args: list[Any] = [session, self._holder, how, repr(time.time()), next_fence()]
+        found = self._call(lambda: self._take(args=args))
+        fence = int(found[0])
+        if fence < 0:
+            return None
+        return Taken(fence, _items(found[1]) if fence else {})
+
+    def release(self, session: str) -> None:
+        self._call(lambda: self._release(args=[session, self._holder]))
+
+    def forget(self, session: str, fence: int) -> None:
+        self._call(lambda: self._forget(args=[session, fence]))
+
+    def head(self, session: str) -> bytes | None:
+        body: bytes | None = self._call(lambda: self._db.hget(f"ramify:items:{session}", HEAD))
+        return body if body is not None and not self._expired(session) else None
+
+    def read(self, session: str) -> Mapping[str, bytes]:
+        found = self._call(lambda: self._db.hgetall(f"ramify:items:{session}"))
+        if not found or self._expired(session):
+            return {}
+        return {key.decode(): body for key, body in found.items()}
+
+    def _expired(self, session: str) -> bool:
+        at = self._call(lambda: self._db.hget(f"ramify:session:{session}", "expires"))
+        return bool(at) and float(at) <= time.time()
+
+    def delete(self, sessions: Sequence[str]) -> None:
+        for at in range(0, len(sessions), CHUNK):
+            part = list(sessions[at : at + CHUNK])
+            self._call(partial(self._delete, args=part))
+
+    def kept(self) -> Iterator[Kept]:
+        alive: dict[bytes, bool] = {}
+        names = self._call(lambda: self._db.zrevrange("ramify:used", 0, -1))
+        for at in range(0, len(names), CHUNK):
+            part = [name.decode() for name in names[at : at + CHUNK]]
+            for name, row in zip(part, self._rows(part), strict=True):
+                if row[1] is not None:  # else it went meanwhile
+                    owner, used, expires, busy, size, holder = row
+                    if holder not in alive:
+                        key = b"ramify:alive:" + holder
+                        alive[holder] = bool(holder) and bool(self._call(partial(self._db.exists, key)))
+                    yield Kept(
+                        name,
+                        owner.decode(),
+                        float(used),
+                        float(expires) if expires else None,
+                        busy == b"1",
+                        int(size),
+                        alive[holder],
+                    )
+
+    def _rows(self, names: Sequence[str]) -> list[Any]:
+        def ask() -> list[Any]:
+            with self._db.pipeline(transaction=False) as pipe:
+                for name in names:
+                    row = f"ramify:session:{name}"
+                    pipe.hmget(row, "owner", "used", "expires", "busy", "size", "holder")
+                return list(pipe.execute())
+
+        return list(self._call(ask))
+
+    def waiting(self) -> list[str]:
+        return [name.decode() for name in self._call(lambda: self._waiting())]
+
+    def sweep(self, *, older_than: float, most: int, now: float) -> int:
+        args: list[Any] = [repr(older_than), most, repr(now), SWEPT]
+        return int(self._call(lambda: self._sweep(args=args)))
+
+    def tend(self) -> list[str]:
+        now = time.monotonic()
+        if now - self._beaten > BEAT_SECONDS:
+            alive = f"ramify:alive:{self._holder}"
+            self._call(lambda: self._db.set(alive, "1", ex=LEASE_SECONDS))
+            self._beaten = now
+        wanted = self._call(lambda: self._db.spop(f"ramify:wanted:{self._holder}", CHUNK))
+        return [name.decode() for name in wanted]
+
+    def check(self) -> list[str]:
+        faults = []
+        for kept in self.kept():
+            items = self._call(partial(self._db.hgetall, f"ramify:items:{kept.session}"))
+            size = sum(map(len, items.values()))
+            if HEAD.encode() not in items:
+                faults.append(f"session {kept.session}: no head")
+            if size != kept.size:
+                faults.append(f"session {kept.session}: {size} bytes, not {kept.size}")
+        return faults
+
+    def close(self) -> None:
+        with suppress(redis.RedisError):
+            if not self._read_only:
+                self._db.delete(f"ramify:alive:{self._holder}")
+        self._db.close()
+
+    # --- errors ----------------------------------------------------------------------------------
+
+    def _call(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (redis.RedisError, OSError) as error:
+            text = " ".join(str(error).split())
+            advice = ": give it more memory" if "maxmemory" in text else ""
+            raise StoreError(f"the store {self._name}: {text}{advice}") from error
+
+
+def _items(flat: Sequence[bytes]) -> dict[str, bytes]:
+    """Of keys and bodies in turn."""
+    return {flat[at].decode(): flat[at + 1] for at in range(0, len(flat), 2)}

@@ -1,0 +1,271 @@
+"""What every store does, on a file, on PostgreSQL and on Redis."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ramify.actors.store.base import Store, Taken
+from ramify.protocol.saved import next_fence
+from tests.actors.store.conftest import changes
+
+Opened = Callable[..., Any]
+
+
+def test_items_are_put_replaced_and_dropped(opened: Opened) -> None:
+    store = opened()
+    store.write([changes(put={"head": b"1", "s1": b"one", "s2": b"two"})])
+    second = changes(put={"head": b"22", "s2": b"2"}, drop=["s1", "none"], sync=True)
+    assert list(store.write([second, changes("s_2", expires=1e12, busy=True)])) == []
+    assert dict(store.read("s_1")) == {"head": b"22", "s2": b"2"}
+    sizes = {each.session: (each.owner, each.size, each.expires, each.busy) for each in store.kept()}
+    assert sizes == {"s_1": ("me", 3, None, False), "s_2": ("me", 1, 1e12, True)}
+    again = opened()
+    assert dict(again.read("s_2")) == {"head": b"h"}
+    assert dict(again.read("s_3")) == {}
+    again.delete(["s_1", "s_3"])
+    assert dict(again.read("s_1")) == {}
+    assert again.check() == []
+
+
+def test_a_batch_may_say_several_things_of_one_session(opened: Opened) -> None:
+    store = opened()
+    batch = [
+        changes(put={"head": b"1", "s1": b"one", "s2": b"2"}),
+        changes(put={"head": b"2"}, drop=["s1"], new=False),
+        changes("s_2"),
+        changes(put={"s1": b"again", "s3": b""}, drop=["s2"], used=5.0, new=False),
+    ]
+    assert list(store.write(batch)) == []
+    assert dict(store.read("s_1")) == {"head": b"2", "s1": b"again", "s3": b""}
+    assert [(kept.session, kept.size, kept.used) for kept in store.kept()] == [
+        ("s_1", 6, 5.0),
+        ("s_2", 1, 1.0),
+    ]
+    assert list(store.write([])) == []
+    assert list(store.write([changes(put={}, drop=["s1"], new=False)])) == []
+    assert store.check() == []
+
+
+@pytest.mark.parametrize("name", ["s 1", "\u00e4\u6771\U0001f642", "a'b\"c\\d%s", "x" * 300])
+def test_names_and_keys_are_any_text(opened: Opened, name: str) -> None:
+    """A client names itself, and its name is in a key."""
+    store = opened()
+    items = {"head": bytes(range(256)), f"r1:{name}": b"", "r2:\0\n": b"\0"}
+    store.write([changes(name, put=items)])
+    assert dict(store.read(name)) == items
+    assert dict(store.take(name, "free").items) == items
+
+
+def test_names_that_no_session_has(opened: Opened) -> None:
+    store = opened()
+    for name in ("", "\0", "s_\0", "*", "s" * 256):
+        assert store.head(name) is None
+        assert dict(store.read(name)) == {}
+        assert store.take(name, "ask") == Taken(0, {})
+
+
+def test_changes_of_a_session_that_was_forgotten_are_dropped(opened: Opened) -> None:
+    """A save that was under way when the session ended must not make half of it again."""
+    store = opened()
+    assert list(store.write([changes(put={"s7": b"7"}, new=False), changes(new=False)])) == [0, 1]
+    assert list(store.kept()) == []
+
+
+def test_who_took_a_session_last_has_it(opened: Opened) -> None:
+    """Whoever had it before changes nothing, also with a head, and also once it is over."""
+    old, new = opened(), opened()
+    old.write([changes(put={"head": b"1", "s1": b"one"})])
+    taken = new.take("s_1", "ask")
+    assert taken.fence > next_fence() - 10**9
+    assert dict(taken.items) == {"head": b"1", "s1": b"one"}
+    late = changes(put={"head": b"late"}, drop=["s1"])
+    assert list(old.write([late, changes("s_2"), late])) == [0, 2]
+    assert dict(new.read("s_1")) == dict(taken.items)
+    assert dict(new.read("s_2")) == {"head": b"h"}
+    old.forget("s_1", 1)
+    assert list(new.write([changes(put={"head": b"2"}, new=False, fence=taken.fence)])) == []
+    assert new.head("s_1") == b"2"
+    again = old.take("s_1", "free")
+    assert again.fence > taken.fence
+    old.forget("s_1", again.fence)
+    assert new.head("s_1") is None
+    assert list(new.write([changes(new=False, fence=taken.fence)])) == [0]
+    assert new.take("s_1", "force") == Taken(0, {})
+    assert new.check() == []
+
+
+def test_a_write_that_is_told_twice_is_written_once(opened: Opened) -> None:
+    """The connection was lost when nobody knew whether the first one had arrived."""
+    store = opened()
+    batch = [changes(put={"head": b"1", "s1": b"one"}), changes("s_2")]
+    assert list(store.write(batch)) == []
+    assert list(store.write(batch)) == []
+    assert {each.session: each.size for each in store.kept()} == {"s_1": 4, "s_2": 1}
+
+
+def test_a_session_of_a_server_that_lives_is_asked_for(opened: Opened) -> None:
+    """Where several servers share a store. What waits there is not left behind."""
+    one, other = opened(), opened()
+    if not one.shared:
+        pytest.skip("one server has it")
+    one.write([changes(live=True, busy=True)])
+    assert one.waiting() == []
+    assert other.waiting() == []
+    assert other.take("s_1", "free") is None
+    assert one.tend() == []
+    for _ in range(2):
+        assert other.take("s_1", "ask") is None
+    assert list(one.tend()) == ["s_1"]
+    assert list(one.tend()) == []
+    assert one.head("s_1") == b"h"
+    one.write([changes(put={"head": b"last"}, live=False, busy=True, new=False)])
+    assert other.waiting() == ["s_1"]
+    taken = other.take("s_1", "ask")
+    assert dict(taken.items) == {"head": b"last"}
+    assert list(one.write([changes(new=False)])) == [0]
+    assert one.take("s_1", "ask") is None
+    other.release("s_1")
+    assert one.take("s_1", "ask").fence > taken.fence
+    assert other.take("s_1", "ask") is None
+    assert other.take("s_1", "force") is not None
+    one.release("s_1")  # it is not its own any more
+    assert one.take("s_1", "free") is None
+    other.close()
+    assert one.waiting() == ["s_1"]
+    assert one.take("s_1", "free") is not None
+
+
+def test_the_sweep(opened: Opened) -> None:
+    store = opened()
+    now = 1000.0
+    store.write(
+        [
+            changes("old", used=10),
+            changes("old, in memory", used=10, live=True),
+            changes("expired", used=900, expires=950),
+            changes("large", used=901, put={"head": b"x" * 600}),
+            changes("new", used=990, put={"head": b"x" * 500}),
+        ]
+    )
+    other = opened()
+    assert other.sweep(older_than=100, most=10_000, now=now) == 2
+    assert {each.session for each in store.kept()} == {"old, in memory", "large", "new"}
+    assert other.sweep(older_than=100, most=600, now=now) == 1
+    assert {each.session for each in store.kept()} == {"old, in memory", "new"}
+    store.release("old, in memory")
+    assert other.sweep(older_than=100, most=600, now=now) == 1
+    assert store.check() == []
+
+
+def test_what_has_expired_is_not_read(opened: Opened) -> None:
+    store = opened()
+    store.write([changes(expires=time.time() - 1), changes("s_2", expires=time.time() + 100)])
+    assert dict(store.read("s_1")) == {}
+    assert store.head("s_1") is None
+    assert store.take("s_1", "force") == Taken(0, {})
+    assert store.read("s_2")
+    assert store.head("s_2") == b"h"
+
+
+def test_who_waits(opened: Opened) -> None:
+    store = opened()
+    store.write([changes("a", busy=True, used=1), changes("b"), changes("c", busy=True, used=2)])
+    assert store.waiting() == ["c", "a"]
+    store.write([changes("c", used=2)])
+    assert store.waiting() == ["a"]
+
+
+def test_it_can_be_looked_at_beside_its_server(opened: Opened) -> None:
+    store = opened()
+    store.write([changes(live=True)])
+    looking = opened(read_only=True)
+    assert [(kept.session, kept.live) for kept in looking.kept()] == [("s_1", True)]
+    assert dict(looking.read("s_1")) == {"head": b"h"}
+    assert looking.check() == []
+    assert list(store.write([changes(new=False)])) == []
+    assert [kept.live for kept in looking.kept()] == [False]
+
+
+names = st.sampled_from(["a", "b"])
+keys = st.sampled_from(["head", "s1", "s2", "r1:x"])
+ops = st.one_of(
+    st.tuples(
+        st.just("write"),
+        names,
+        st.dictionaries(keys, st.binary(max_size=4)),
+        st.lists(keys, unique=True),
+    ),
+    st.tuples(st.just("stale"), names, st.dictionaries(keys, st.binary(max_size=4)), st.just([])),
+    st.tuples(st.just("take"), names),
+    st.tuples(st.just("forget"), names),
+    st.tuples(st.just("delete"), names),
+)
+
+
+class Model:
+    """What a store is to hold, and the fence of each session."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, dict[str, bytes]] = {}
+        self.fences: dict[str, int] = {}
+
+    def write(
+        self, store: Store, name: str, put: dict[str, bytes], drop: list[str], stale: bool
+    ) -> None:
+        known = self.fences.get(name)
+        fence = known or next_fence()
+        told = changes(name, put, drop, fence=fence - stale, new=known is None and not stale)
+        moved = list(store.write([told]))
+        assert moved == ([0] if stale else [])
+        if not stale:
+            self.fences[name] = fence
+            items = self.items.setdefault(name, {})
+            for key in drop:
+                items.pop(key, None)
+            items.update(put)
+
+    def take(self, store: Store, name: str) -> None:
+        taken = store.take(name, "force")
+        assert taken is not None
+        assert dict(taken.items) == self.items.get(name, {})
+        assert taken.fence > self.fences.get(name, 0) or name not in self.items
+        if name in self.items:
+            self.fences[name] = taken.fence
+
+    def run(self, store: Store, op: Any) -> None:
+        match op:
+            case ("write" | "stale" as kind, name, put, drop):
+                self.write(store, name, put, drop, kind == "stale")
+            case ("take", name):
+                self.take(store, name)
+            case ("forget", name):
+                store.forget(name, self.fences.pop(name, 0))
+                self.items.pop(name, None)
+            case ("delete", name):
+                store.delete([name])
+                self.fences.pop(name, None)
+                self.items.pop(name, None)
+
+
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(steps=st.lists(ops, max_size=12))
+def test_it_holds_what_a_model_of_it_holds(opened: Opened, steps: list[Any]) -> None:
+    store = opened()
+    store.delete(["a", "b"])
+    model = Model()
+    for op in steps:
+        model.run(store, op)
+        for name in ("a", "b"):
+            assert dict(store.read(name)) == model.items.get(name, {})
+    sizes = {kept.session: kept.size for kept in store.kept()}
+    assert sizes == {name: sum(map(len, items.values())) for name, items in model.items.items()}
+    assert [fault for fault in store.check() if not fault.endswith("no head")] == []
+    store.close()

@@ -1,0 +1,44 @@
+"""Which store a place is, and what is told when it cannot be had."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.actors.store.base import StoreError
+from ramify.actors.store.places import claim_store, open_store, prepare
+from tests.actors.store.conftest import changes
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, url in (("postgres", "postgresql://u:secret@h/db"), ("redis", "redis://:secret@h")):
+        monkeypatch.setitem(sys.modules, f"ramify.actors.store.{kind}", None)
+        with pytest.raises(StoreError, match=rf"ramify\[{kind}\]") as error:
+            open_store(url)
+        assert "secret" not in str(error.value)
+
+
+def test_a_file_has_one_server_a_database_many(tmp_path: Path) -> None:
+    held = claim_store(tmp_path / "s.db")
+    assert held is not None
+    with pytest.raises(StoreError):
+        claim_store(str(tmp_path / "s.db"))
+    held.close()
+    assert claim_store("redis://h") is None
+
+
+def test_what_is_prepared_is_there(opened: Any, place: str) -> None:
+    assert all("secret" not in warning for warning in prepare(place))
+    store = opened(read_only=True)
+    assert list(store.kept()) == []
+
+
+def test_a_server_that_begins_has_no_session_of_a_file(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "s.db")
+    store.write([changes(live=True)])
+    store.close()
+    prepare(tmp_path / "s.db")
+    store = open_store(tmp_path / "s.db")
+    assert store.sweep(older_than=100, most=10, now=0) == 1
+    store.close()

@@ -1,0 +1,184 @@
+"""Real database servers for tests: private ones, from the binaries of this machine.
+
+Whoever is root runs them as another user, because PostgreSQL refuses root.
+"""
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+START_SECONDS = 30.0
+
+
+class Server:
+    """A server at `url` that can be stopped, however rudely, and started again with what it had."""
+
+    def __init__(self, folder: Path, user: str | None) -> None:
+        self.folder = folder
+        self.url = ""
+        self.process: subprocess.Popen[bytes] | None = None
+        self._user = user
+        with socket.socket() as free:  # the port may be taken before the server has it: then it fails
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    def empty(self) -> None:
+        """Forget all that is stored."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        log = self.folder / "log"
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.command(), stdout=out, stderr=out, user=self._user, cwd=self.folder, process_group=0
+            )
+        until = time.monotonic() + START_SECONDS
+        while not self.ready():
+            if self.process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(log.read_text())
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """At once: what it has not flushed is in the system's hands."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait(10)
+            self.process = None
+
+
+class Postgres(Server):
+    def __init__(self, folder: Path, user: str | None, binaries: Path) -> None:
+        super().__init__(folder, user)
+        self._binaries = binaries
+        subprocess.run(
+            [binaries / "initdb", "-D", folder / "data", "-U", "ramify", "-A", "trust", "-N",
+             "-E", "UTF8", "--locale=C"],
+            check=True, capture_output=True, user=user, cwd=folder,
+        )  # fmt: skip
+        self.url = f"postgresql://ramify:secret@127.0.0.1:{self.port}/postgres"
+
+    def command(self) -> list[str]:
+        settings = {"fsync": "off", "max_connections": 60, "shared_buffers": "16MB"}
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        return [str(self._binaries / "postgres"), "-D", str(self.folder / "data"), "-k", "",
+                "-h", "127.0.0.1", "-p", str(self.port), *options]  # fmt: skip
+
+    def ready(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self.url, connect_timeout=2).close()
+        except psycopg.Error:
+            return False
+        return True
+
+    def empty(self) -> None:
+        import psycopg
+
+        with psycopg.connect(self.url) as db:
+            for name in ("about", "holders", "items", "sessions"):
+                db.execute(f"DROP TABLE IF EXISTS ramify_{name} CASCADE")
+
+
+class Redis(Server):
+    def __init__(self, folder: Path, user: str | None, binary: str) -> None:
+        super().__init__(folder, user)
+        self._binary = binary
+        self.url = f"redis://:secret@127.0.0.1:{self.port}/0"
+
+    def command(self) -> list[str]:
+        return [self._binary, "--port", str(self.port), "--bind", "127.0.0.1", "--requirepass", "secret",
+                "--dir", str(self.folder), "--appendonly", "yes", "--appendfsync", "always",
+                "--save", ""]  # fmt: skip
+
+    def ready(self) -> bool:
+        import redis
+
+        with redis.Redis.from_url(self.url) as db:
+            try:
+                return bool(db.ping())
+            except redis.RedisError:
+                return False
+
+    def empty(self) -> None:
+        import redis
+
+        with redis.Redis.from_url(self.url) as db:
+            db.flushall()
+
+
+def emptied(server: Server) -> str:
+    """Its URL, once it has forgotten everything."""
+    if server.process is None:
+        server.start()
+    server.empty()
+    return server.url
+
+
+def _user() -> str | None:
+    if os.getuid():
+        return None
+    for name in ("postgres", "redis", "nobody"):
+        try:
+            return pwd.getpwnam(name).pw_name
+        except KeyError:
+            continue
+    return "nobody"
+
+
+@contextmanager
+def _running(kind: type[Server], *binaries: object) -> Iterator[Server]:
+    user = _user()
+    with tempfile.TemporaryDirectory(prefix="ramify-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        if user is not None:
+            shutil.chown(folder, user)
+        server = kind(folder, user, *binaries)  # type: ignore[arg-type]
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@contextmanager
+def running_postgres() -> Iterator[Server | None]:
+    """None: this machine has no PostgreSQL server."""
+    found = shutil.which("initdb")
+    places = [Path(found).parent] if found else []
+    places += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    place = next((each for each in places if (each / "initdb").exists()), None)
+    if place is None:
+        yield None
+        return
+    with _running(Postgres, place) as server:
+        yield server
+
+
+@contextmanager
+def running_redis() -> Iterator[Server | None]:
+    """None: this machine has neither Redis nor Valkey."""
+    binary = shutil.which("redis-server") or shutil.which("valkey-server")
+    if binary is None:
+        yield None
+        return
+    with _running(Redis, binary) as server:
+        yield server
