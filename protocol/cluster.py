@@ -52,17 +52,20 @@ class ReplicaLoad(msgspec.Struct, tag=True, array_like=True, frozen=True, kw_onl
     """How busy a replica is, told some times a second.
 
     `heard`: how many requests of this listener it has taken so far (`ReplicaRouter.sent` counts them).
-    `queued`: prompt tokens of all its requests that are not computed yet. `decoding`: its requests
-    that decode. `free`, `evictable`, `slots`: token slots of its KV pool. `prefill_rate`: prompt
-    tokens a second, as it has measured; 0.0: not known yet. `step_s`: seconds of a step of decodes.
+    `queued`: prompt tokens of all its requests that are not computed yet. `waiting`: requests that
+    have no KV slots yet, `wanted`: tokens of their prompts. `decoding`: requests that decode.
+    `free`, `evictable`, `slots`: token slots of its KV pool. As it has measured, 0.0 if nothing is
+    known yet: `prefill_rate`: prompt tokens a second, beside so many decodes; `hold_s`: seconds for
+    which a request holds its slots.
     """
 
     heard: Count = 0
     queued: Count = 0
     waiting: Count = 0
+    wanted: Count = 0
     decoding: Count = 0
     free: Count = 0
     evictable: Count = 0
     slots: Count = 0
     prefill_rate: Rate = 0.0
-    step_s: Seconds = 0.0
+    hold_s: Seconds = 0.0

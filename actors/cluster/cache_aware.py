@@ -50,7 +50,7 @@ class CacheAware:
         """A request goes to its session's replica, which counts it in the `heard` of its reports."""
         known = self._sessions.setdefault(session, _Session(0, 0))
         computes = max(0, message.prompt - known.covered)
-        self.router.sent(replica, computes, self._now(), known.ticket)
+        self.router.sent(replica, computes, self._now(), known.ticket, holds=message.prompt)
         known.covered = max(known.covered, message.prompt)
         known.ticket = 0
 

@@ -1,12 +1,15 @@
 """Where a session goes: to the replica that has its first token soonest, as far as is known. Pure.
 
 The expected time to first token at a replica is what waits there and what is to be computed, over the
-speed at which it computes:
+speed at which it computes beside its decodes, and the time until it has room for the KV:
 
     (tokens queued + tokens sent there and not heard of + price * tokens that have no KV there) / rate
+        + tokens that find no slots / slots that are given back a second
 
 - *Queued* is what the replica told last; what this router has sent since is added until a report counts
   it in, so slow prefills do not pile up on one replica unseen.
+- *Slots* are held by what runs (a long prompt with a long answer holds many for long); a replica whose
+  pool is nearly full also throws away what others would find there: `fill_s`.
 - *KV* is what replicas publish (`KvEvents`), and what requests that were placed lately will compute:
   a burst with one new prefix goes where it is being computed.
 - The *price* of computing rises with the queues of all replicas: what one session computes, others
@@ -36,18 +39,18 @@ MOST_UNHEARD = 1 << 16  # requests to a replica that has told nothing of them; t
 PROMISE_S = 10.0  # what was placed is expected to be in an index by then
 RESERVED_S = 5.0  # a place whose request does not come by then is not held
 _RATE = 20_000.0  # prompt tokens a second, until anything was measured
+_HOLD_S = 2.0  # likewise
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The weights of the score. Times in seconds, sizes in tokens."""
 
-    imbalance: float = 1.5  # times the mean of the queues that a replica's may be
-    slack_s: float = 0.25  # work beyond that which does not count as imbalance
+    imbalance: float = 2.0  # times the mean of the queues that a replica's may be
+    slack_s: float = 1.0  # work beyond that which does not count as imbalance
     price_s: float = 0.5  # mean wait at which computing a token costs twice its time
     most_price: float = 3.0
     away_s: float = 0.1  # what a tenant's session must save to be placed away from its home
-    pressed_s: float = 1.0  # what a replica costs that has no room for the KV
-    evict: float = 0.05  # of the time that evicted tokens took, what losing them costs
+    fill_s: float = 0.1  # what a full pool costs beside waiting for slots: evicted KV, slower steps
     move_s: float = 0.5  # what a session must save to be moved
     move_share: float = 0.5  # and this share of what it would wait where it is
     rest_s: float = 20.0  # it stays for so long after it has come
@@ -67,15 +70,21 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class _Replica:
-    __slots__ = ("count", "number", "reserved", "sent", "seq", "slot", "unheard")
+    __slots__ = ("count", "number", "reserved", "sent", "seq", "slot", "unheard", "unheld")
 
     def __init__(self, number: int, slot: int) -> None:
         self.number, self.slot = number, slot
         self.seq = -1  # of the last event; -1: no snapshot yet
         self.count = 0  # requests sent
-        self.sent: deque[tuple[int, int]] = deque()  # (count, tokens) that it was not heard of
-        self.unheard = 0  # their tokens
-        self.reserved: dict[int, int] = {}  # ticket: tokens
+        self.sent: deque[tuple[int, int, int]] = deque()  # (count, computes, holds), not heard of yet
+        self.unheard = self.unheld = 0  # their tokens: to be computed, to be held
+        self.reserved: dict[int, tuple[int, int]] = {}  # ticket: (computes, holds)
+
+    def forget(self) -> None:
+        """The oldest of what was sent is in the replica's reports now."""
+        _, computes, holds = self.sent.popleft()
+        self.unheard -= computes
+        self.unheld -= holds
 
 
 class ReplicaRouter:
@@ -118,8 +127,8 @@ class ReplicaRouter:
         self._ids[slot] = replica & (1 << 63) - 1
         self._queued[slot] = self._work[slot] = 0.0
         self._rate[slot] = self._rates()
-        self._room[slot] = self._free[slot] = np.inf
-        self._turn[slot] = 0.0
+        self._turn[slot] = self._told[slot] = self._held[slot] = self._release[slot] = 0.0
+        self._slots[slot] = np.inf
         self._live[slot] = True
         self._version += 1
 
@@ -152,14 +161,16 @@ class ReplicaRouter:
             return
         self._expire(now)
         while known.sent and known.sent[0][0] <= load.heard:
-            known.unheard -= known.sent.popleft()[1]
+            known.forget()
         slot = known.slot
         self._queued[slot] = load.queued
         if load.prefill_rate > 0.0:
             self._rate[slot] = max(1.0, load.prefill_rate)
         if load.slots:
-            self._room[slot] = load.free + load.evictable
-            self._free[slot] = load.free
+            held = max(0, load.slots - load.free - load.evictable)
+            self._slots[slot] = load.slots
+            self._told[slot] = held + load.wanted
+            self._release[slot] = (load.hold_s or _HOLD_S) / max(held, load.slots / 8)
         self._weigh(known)
 
     def events(self, replica: int, events: KvEvents) -> bool:
@@ -228,7 +239,8 @@ class ReplicaRouter:
         size = len(tokens) // 4
         if now - since < policy.rest_s or len(self._replicas) == 1:
             return None
-        stays = (self._work[known.slot] + size - min(position, size)) / self._rate[known.slot]
+        stays = float(self._wait(size)[known.slot])
+        stays += (size - min(position, size)) / float(self._rate[known.slot])
         enough = max(policy.move_s, policy.move_share * stays)
         if stays <= enough:
             return None
@@ -241,21 +253,23 @@ class ReplicaRouter:
         name = namespace if tenant is None else tenant
         return self._placed(name, slot, size, cached, hashes, now)
 
-    def sent(self, replica: int, tokens: int, now: float, ticket: int = 0) -> int:
-        """A request goes to a replica that has to compute about so many tokens. Returns its count there.
+    def sent(self, replica: int, tokens: int, now: float, ticket: int = 0, *, holds: int = 0) -> int:
+        """A request goes to a replica, which has to compute so many tokens of it, about. Returns how
+        many were sent there: see `ReplicaLoad.heard`.
 
-        `ticket`: the place that was reserved for it. An unknown replica is no error: 0.
+        `holds`: its whole prompt. `ticket`: the place that was reserved for it. An unknown replica
+        is no error: 0.
         """
         known = self._replicas.get(replica)
         if known is None:
             return 0
         known.reserved.pop(ticket, None)
         known.count += 1
-        if tokens > 0:
-            known.sent.append((known.count, tokens))
-            known.unheard += tokens
-            if len(known.sent) > MOST_UNHEARD:
-                known.unheard -= known.sent.popleft()[1]
+        known.sent.append((known.count, tokens, max(holds, tokens)))
+        known.unheard += tokens
+        known.unheld += max(holds, tokens)
+        if len(known.sent) > MOST_UNHEARD:
+            known.forget()
         self._weigh(known)
         return known.count
 
@@ -285,14 +299,17 @@ class ReplicaRouter:
         self._queued: npt.NDArray[np.float64]
         self._work: npt.NDArray[np.float64]  # queued, sent and reserved
         self._rate: npt.NDArray[np.float64]
-        self._room: npt.NDArray[np.float64]  # free and evictable slots of the pool
-        self._free: npt.NDArray[np.float64]
+        self._slots: npt.NDArray[np.float64]  # of the KV pool
+        self._told: npt.NDArray[np.float64]  # of them, held or waited for as the replica told
+        self._held: npt.NDArray[np.float64]  # and with what was sent and reserved since
+        self._release: npt.NDArray[np.float64]  # seconds until a held slot more is given back
         self._turn: npt.NDArray[np.float64]  # the ticket that last chose it
         grown("_live", np.bool_, 0)
         grown("_ids", np.uint64, 0)
-        for name in ("_queued", "_work", "_room", "_free", "_turn"):
+        for name in ("_queued", "_work", "_told", "_held", "_release", "_turn"):
             grown(name, np.float64, 0)
         grown("_rate", np.float64, _RATE)
+        grown("_slots", np.float64, np.inf)
         self._at += [None] * (slots - len(self._at))
 
     def _rates(self) -> float:
@@ -302,10 +319,12 @@ class ReplicaRouter:
         return float(self._rate.sum(where=live)) / count if count else _RATE
 
     def _weigh(self, known: _Replica) -> None:
-        work = self._queued[known.slot] + known.unheard
-        if known.reserved:
-            work += sum(known.reserved.values())
-        self._work[known.slot] = work
+        work, held = known.unheard, known.unheld
+        for computes, holds in known.reserved.values():
+            work += computes
+            held += holds
+        self._work[known.slot] = self._queued[known.slot] + work
+        self._held[known.slot] = self._told[known.slot] + held
 
     def _expire(self, now: float) -> None:
         """Give up places whose request did not come."""
@@ -322,8 +341,8 @@ class ReplicaRouter:
             self._resize(2 * len(self._live))
         old = known.slot
         for array in (
-            self._live, self._ids, self._queued, self._work, self._rate, self._room, self._free,
-            self._turn,
+            self._live, self._ids, self._queued, self._work, self._rate, self._slots, self._told,
+            self._held, self._release, self._turn,
         ):  # fmt: skip
             array[slot] = array[old]
         self._at[slot], self._at[old] = known, None
@@ -346,19 +365,19 @@ class ReplicaRouter:
 
     def _seconds(self, size: int, cached: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The score of each slot: infinite for those that may not be chosen."""
-        policy, rate, work = self.policy, self._rate, self._work
-        computes = np.maximum(size - cached, 1.0)
-        wait = work / rate
-        live = self._live
-        count = int(live.sum())
-        mean = float(wait.sum(where=live)) / max(1, count)
+        policy, rate, live = self.policy, self._rate, self._live
+        wait = self._wait(size)
+        mean = float(wait.sum(where=live)) / max(1, int(live.sum()))
         price = min(policy.most_price, 1.0 + mean / policy.price_s)
-        seconds = wait + computes * price / rate
-        if policy.evict:
-            lost = np.minimum(np.maximum(computes - self._free, 0.0), computes)
-            seconds += policy.evict * lost / rate
-        seconds[computes + work > self._room] += policy.pressed_s
-        seconds[~live | (work > self.bound)] = np.inf
+        seconds = wait + price * np.maximum(size - cached, 1.0) / rate
+        seconds[~live | (self._work > self.bound)] = np.inf
+        return seconds
+
+    def _wait(self, size: int) -> npt.NDArray[np.float64]:
+        """Seconds until a request of so many tokens begins at each slot, and what a full pool costs."""
+        held = self._held + size
+        seconds = self._work / self._rate + self.policy.fill_s * (held / self._slots)
+        seconds += np.maximum(held - self._slots, 0.0) * self._release
         return seconds
 
     def _choose(self, seconds: npt.NDArray[np.float64]) -> int:
@@ -388,7 +407,7 @@ class ReplicaRouter:
         seconds = float((self._work[slot] + computes) / self._rate[slot])
         self._tickets += 1
         self._turn[slot] = ticket = self._tickets
-        known.reserved[ticket] = computes
+        known.reserved[ticket] = computes, size
         self._reservations.append((now + RESERVED_S, known.number, ticket))
         self._weigh(known)
         self._tenancy.computes(name, computes, now)

@@ -88,6 +88,7 @@ class Scheduler:
         self._batch = 0
         self.down: str | None = None  # the executor failed
         self.retractions: Counter[str] = Counter()  # by Cause
+        self._hold_s = 0.0  # seconds from a request's first grant to its end, a mean that forgets
         self.computed_twice = 0  # tokens: in flight at a retraction, or evicted before it went on
 
     @property
@@ -105,27 +106,28 @@ class Scheduler:
 
     def load(self, heard: int = 0) -> ReplicaLoad:
         """How busy it is, for routers. O(requests): to be asked some times a second, not each step."""
-        queued = decoding = 0
+        queued = decoding = wanted = 0
         for request in self._requests.values():
             run = request.run
             if run is None:
                 queued += max(0, request.prompt - request.resident)
+                wanted += request.prompt
             elif run.computed < run.prompt:
                 queued += run.prompt - run.computed
             else:
                 decoding += 1
         size, settlements = self._info.page_size, self._settlements
-        rate, step = self._planner.pace.measured(decoding)
         return ReplicaLoad(
             heard=heard,
             queued=queued,
             waiting=self.waiting,
+            wanted=wanted,
             decoding=decoding,
             free=settlements.free * size,
             evictable=(settlements.available - settlements.free) * size,
             slots=self._info.pages * size,
-            prefill_rate=rate,
-            step_s=step,
+            prefill_rate=self._planner.pace.rate(decoding),
+            hold_s=self._hold_s,
         )
 
     # --- events -------------------------------------------------------------------------------
@@ -284,6 +286,9 @@ class Scheduler:
             self._admission.unblock()
         self._planner.pace.lacks(request, 0)
         request.state = RequestState.ENDED
+        if request.started:
+            held = now - request.started
+            self._hold_s += (held - self._hold_s) / 32 if self._hold_s else held
         ident = request.submit.request
         del self._requests[ident], request.account.requests[ident]
         request.account.client.requests -= 1

@@ -119,13 +119,14 @@ class Pace:
             [(variance[i][j] - spread[i] * spread[j] / scale) * keep for j in range(3)] for i in range(3)
         ]
 
-    def measured(self, decodes: int) -> tuple[float, float]:
-        """Prompt tokens a second, and seconds that a step of so many decodes lasts; 0.0: not known."""
+    def rate(self, decodes: int) -> float:
+        """Prompt tokens a second where so many rows decode and prompts wait; 0.0: not known yet."""
         slope = self._weights[2] * _UNITS[2]
-        return (
-            1 / slope if slope > 1e-12 else 0.0,
-            self._weights[0] + self._weights[1] * decodes * _UNITS[1],
-        )
+        if slope < 1e-12:
+            return 0.0
+        tokens = self.allowed if decodes else self._step
+        step = self._weights[0] + self._weights[1] * decodes * _UNITS[1]
+        return tokens / (step + slope * tokens)
 
     def beside(self, decodes: int) -> int:
         """Most prompt tokens beside so many decodes."""

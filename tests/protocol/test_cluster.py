@@ -18,7 +18,7 @@ decoder = msgspec.msgpack.Decoder(News)
         KvEvents(1, listener=2, reset=True),
         ListenKv(1),
         UnlistenKv(1),
-        ReplicaLoad(heard=1, queued=2, prefill_rate=1e4, step_s=0.01),
+        ReplicaLoad(heard=1, queued=2, prefill_rate=1e4, hold_s=0.01),
     ],
 )
 def test_round_trip(message: Any) -> None:
@@ -35,7 +35,7 @@ def test_round_trip(message: Any) -> None:
         ListenKv(1 << 40),
         ReplicaLoad(queued=1 << 60),
         ReplicaLoad(prefill_rate=float("inf")),
-        ReplicaLoad(step_s=-1.0),
+        ReplicaLoad(hold_s=-1.0),
     ],
 )
 def test_out_of_bounds(message: Any) -> None:

@@ -604,6 +604,7 @@ def test_load_says_what_is_not_computed_yet(world):
     w.turn(w.submit())
     before = w.core.load(heard=7)
     assert (before.heard, before.queued, before.waiting, before.decoding) == (7, 3, 1, 0)
+    assert (before.wanted, before.hold_s) == (3, 0.0)
     w.settled()
     assert w.core.load().queued == 3
     w.result()
@@ -611,5 +612,7 @@ def test_load_says_what_is_not_computed_yet(world):
     assert (during.queued, during.decoding) == (0, 1)
     w.run()
     after = w.core.load()
-    assert (after.queued, after.waiting, after.decoding) == (0, 0, 0)
+    assert (after.queued, after.waiting, after.decoding, after.wanted) == (0, 0, 0, 0)
+    finished = w.finished[R1]
+    assert after.hold_s == finished.ended - finished.started
     assert after.free + after.evictable == after.slots > 0

@@ -430,9 +430,10 @@ def test_a_cpus_steps_grow_by_half_or_to_twice():
 
 def test_what_routers_are_told_of_the_pace():
     pace = make()
-    assert pace.measured(10) == (0.0, 0.0)
+    assert pace.rate(10) == 0.0
     device = Device()
     serve(pace, device, 200)
-    rate, step = pace.measured(64)
-    assert 1 / rate == pytest.approx(device.prompt, rel=0.1)
-    assert step == pytest.approx(device.base + 64 * device.decode, rel=0.1)
+    assert pace.rate(0) == pytest.approx(8192 / device.seconds(8192, 0), rel=0.1)
+    beside = pace.beside(64)
+    assert pace.rate(64) == pytest.approx(beside / device.seconds(beside, 64), rel=0.1)
+    assert pace.rate(64) < pace.rate(0)
