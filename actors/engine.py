@@ -87,7 +87,7 @@ class EngineStatus:
 
     def info(self) -> dict[str, Any]:
         """The body of `GET /v1/info`."""
-        executor = self.executor
+        executor, server = self.executor, self._config.server
         more = {} if self.replicas is None else {"replicas": self.replicas()}
         return more | {
             "server": "ramify",
@@ -99,6 +99,10 @@ class EngineStatus:
             "phase": self.phase,
             "model": msgspec.structs.asdict(executor) if executor is not None else None,
             "limits": self._config.limits.wire(),
+            "sessions": {
+                "persist": server.persist if server.store else "none",
+                "days": server.store_days,
+            },
         }
 
     def load(self) -> dict[str, float]:

@@ -449,7 +449,7 @@ class BranchState(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
 
 class ServerInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """`epoch` changes when the server restarts: branches of another epoch are gone."""
+    """`epoch` changes when the server restarts. What it had saved, it has again: see `state.resumed`."""
 
     version: int
     epoch: str

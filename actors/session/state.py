@@ -82,8 +82,8 @@ class SessionState:
         if revision is None:
             return False
         life, now = revision // LIFE, self.revision // LIFE
-        if life >= now:
-            return life > now
+        if life >= now:  # equal: the server before had saved nothing, or this is an older copy of its store
+            return revision > self.revision
         known = now - life <= len(self.lives)
         return not known or revision > self.lives[life - now]
 

@@ -123,3 +123,55 @@ async def test_scenes(scenes: str, step_seconds: float, tokenizer_folder: Path, 
             if process.returncode is None:
                 process.kill()
         assert process.returncode == 0, said.decode()
+
+
+@needs_browser
+async def test_a_chat_outlives_restarts_of_the_server(tokenizer_folder: Path, tmp_path: Path) -> None:
+    now, older = tmp_path / "now", tmp_path / "older"
+    now.mkdir()
+    process = None
+    port = 0
+    try:
+        for asked in (b"restart now\n", b"forget now\n", b""):
+            server = ServerConfig(port=port, store=now / "sessions.db", grace_s=0)
+            settings = EngineConfig(model=ModelConfig(path=tokenizer_folder), server=server)
+            async with running_engine(settings, spec=fake(0.01)) as engine:
+                port = engine.port
+                if process is None:
+                    process = await asyncio.create_subprocess_exec(
+                        "node",
+                        "restarts.mjs",
+                        f"http://127.0.0.1:{port}",
+                        str(CHROMIUM),
+                        cwd=SCENES,
+                        stdin=asyncio.subprocess.PIPE,
+                        stdout=asyncio.subprocess.PIPE,
+                        stderr=asyncio.subprocess.STDOUT,
+                    )
+                else:
+                    assert process.stdin is not None
+                    process.stdin.write(b"done\n")
+                said = await _until(process, asked)
+            if asked == b"restart now\n":
+                shutil.copytree(now, older)
+            elif asked == b"forget now\n":
+                shutil.rmtree(now)
+                shutil.copytree(older, now)
+        assert process is not None
+        assert await asyncio.wait_for(process.wait(), MOST_S) == 0, said
+    finally:
+        if process is not None and process.returncode is None:
+            process.kill()
+
+
+async def _until(process: asyncio.subprocess.Process, line: bytes) -> str:
+    """What the scenes say up to a line; b"": to their end."""
+    assert process.stdout is not None
+    said = []
+    async with asyncio.timeout(MOST_S):
+        async for each in process.stdout:
+            said.append(each.decode())
+            if line and each == line:
+                return "".join(said)
+    assert not line, "".join(said)
+    return "".join(said)

@@ -52,6 +52,17 @@ def test_the_revision_rises_by_one() -> None:
     assert [state.bump(), state.bump(), state.revision] == [1, 2, 2]
 
 
+def test_a_client_has_seen_more_than_there_is() -> None:
+    state = state_of()
+    state.restore(5, [], 0, None)
+    state.bump()
+    life = state.revision - 1
+    assert not any(state.lost(revision) for revision in (None, 0, 5, life, life + 1))
+    assert state.lost(6)  # of the life before, behind what was saved
+    assert state.lost(life + 2)  # a server of the same life, which has saved nothing
+    assert state.lost(2 * life)
+
+
 def test_a_root_is_told_metered_and_born_with_the_next_revision() -> None:
     state = state_of(namespace="n")
     state.bump()

@@ -28,7 +28,7 @@ export async function visit({ settings = {}, path = "/", ...options } = {}) {
   context.problems = [];
   context.on("page", (page) => {
     page.on("pageerror", (error) => context.problems.push(error.stack));
-    page.on("console", (message) => { if (message.type() === "error" && !/ERR_INTERNET_DISCONNECTED/.test(message.text())) context.problems.push(message.text()); });
+    page.on("console", (message) => { if (message.type() === "error" && !/ERR_INTERNET_DISCONNECTED|^WebSocket connection to .* failed/.test(message.text())) context.problems.push(message.text()); });
   });
   const page = await context.newPage();
   await page.addInitScript((kept) => { localStorage["ramify chat settings"] ??= JSON.stringify(kept); }, { ...SETTINGS, ...settings });
@@ -70,11 +70,20 @@ export async function streaming(page, least = 20) {
   await page.waitForFunction((length) => document.querySelector(".writing .text")?.textContent.length >= length, least);
 }
 
-/** The best of a few tries of a timing: other tests of a busy machine lengthen one, hardly all. */
-export async function best(measure, good, tries = 3) {
-  let least = Infinity;
-  for (let i = 0; i < tries && least > good; i += 1) least = Math.min(least, await measure());
-  return least;
+/**
+ * The longest task of the page's main thread while something is done, in milliseconds of the thread's own time: what
+ * other work of the machine takes is not in it.
+ */
+export async function longestTask(page, action) {
+  await browser.startTracing(page, { categories: ["toplevel", "devtools.timeline"] });
+  await action();
+  const { traceEvents } = JSON.parse((await browser.stopTracing()).toString());
+  const threads = traceEvents.filter(({ name, args }) => name === "thread_name" && args.name === "CrRendererMain").map(({ pid, tid }) => `${pid} ${tid}`);
+  const tasks = traceEvents.filter(({ name, ph, pid, tid }) => ph === "X" && name.endsWith("RunTask") && threads.includes(`${pid} ${tid}`));
+  assert.ok(tasks.length > 10, "the trace shows no tasks");
+  const longest = Math.max(...tasks.map(({ tdur, dur }) => tdur ?? dur)) / 1000;
+  console.log(`longest task: ${longest} ms`);
+  return longest;
 }
 
 export const answers = (page) => page.locator(".answer .text").allTextContents();

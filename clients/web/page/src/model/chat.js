@@ -117,7 +117,12 @@ export class Chat {
   }
 
   /** Connected: go on with what runs, and look up what ended meanwhile. */
-  async #attached() {
+  async #attached({ server, lost }) {
+    if (this.record.server && server && server.epoch !== this.record.server) {
+      for (const message of this.#unfinished()) if (message.role === "assistant") message.outage = true; // its time is not the model's
+    }
+    this.record.server = server?.epoch;
+    if (lost) await this.#verify();
     for (const generation of this.#session.running()) {
       const message = this.#unfinished().find(({ role, place }) => role === "assistant" && place.branch === generation.branch);
       if (message && !this.live.has(message.id)) this.#follow(message, generation);
@@ -156,6 +161,17 @@ export class Chat {
       if (message.state === "running") message.state = "done";
       this.#touch([message]);
     }
+  }
+
+  /** The server restarted without what came last: what it has no more is told again once it is needed. */
+  async #verify() {
+    const state = await this.#session.tree({ text: true }).catch((error) => this.#fail(error));
+    if (!state) return;
+    const branches = new Map(state.branches.map((each) => [each.branch, each.turns ?? []]));
+    const gone = [...this.tree.messages.values()].filter(({ place, op }) => this.#valid(place) && place.at !== undefined
+      && !branches.get(place.branch)?.some((turn) => turn.op === op && turn.end === place.at));
+    for (const message of gone) message.place = null;
+    this.#touch(gone);
   }
 
   #unplace(message) {

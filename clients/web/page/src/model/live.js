@@ -3,15 +3,29 @@
 import { signal } from "@preact/signals";
 import { split } from "./tree.js";
 
-/** One animation frame for all that is drawn: answers that stream side by side are drawn together. */
+/**
+ * One animation frame for all that is drawn: answers that stream side by side are drawn together. As long as that took
+ * nothing more is drawn, so that at least half of the page's time is left to its user.
+ */
 const waiting = new Set();
+const MOST_PAUSE_MS = 250;
 let asked = 0;
+let free = 0; // not before this time is the next drawing
 
-function draw() {
+function ask() {
+  const wait = free - performance.now();
+  asked ||= wait > 0 ? setTimeout(() => { asked = requestAnimationFrame(draw); }, wait) : requestAnimationFrame(draw);
+}
+
+function draw(began) {
   asked = 0;
   const now = [...waiting];
   waiting.clear();
   for (const each of now) each.drawn.value += 1;
+  setTimeout(() => { // behind the layout and the painting of this frame
+    const end = performance.now();
+    free = end + Math.min(end - began, MOST_PAUSE_MS);
+  });
 }
 
 export class Live {
@@ -39,7 +53,7 @@ export class Live {
     this.first ??= { position, at: performance.now() };
     if (this.#thought !== false) this.#think();
     waiting.add(this);
-    asked ||= requestAnimationFrame(draw);
+    ask();
   }
 
   /** Tokens of it so far, as far as the position tells. */

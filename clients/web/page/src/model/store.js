@@ -10,7 +10,7 @@ const VERSION = 1;
 const channel = typeof BroadcastChannel === "undefined" ? null : new BroadcastChannel("ramify chats");
 
 /** @typedef {{id: string, title: string, named?: boolean, created: number, updated: number, client: string, session?: string, key?: string,
- *   op?: number, epoch: number, names: number, chosen?: string, draft?: string, system?: string, tools?: object[], deleted?: number}} Record */
+ *   op?: number, epoch: number, server?: string, names: number, chosen?: string, draft?: string, system?: string, tools?: object[], deleted?: number}} Record */
 
 export class Store {
   #db;

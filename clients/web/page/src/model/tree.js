@@ -9,8 +9,9 @@
  * @typedef {{id: string, parent: string | null, role: "user" | "assistant" | "tool", text: string, created: number,
  *   state: "done" | "running" | "failed", chosen?: string, gone?: boolean, place?: Place | null, op?: number,
  *   system?: string, files?: {name: string, text: string}[], calls?: object[], usage?: object, reason?: string,
- *   start?: number, error?: string, thoughtMs?: number, score?: number | null, ahead?: number, json?: boolean, schema?: object,
- *   corrected?: boolean, merged?: string[]}} Message  `json`: a JSON schema asked for it, which is `schema`
+ *   start?: number, error?: string, thoughtMs?: number, score?: number | null, ahead?: number, json?: boolean, schema?: object, outage?: boolean,
+ *   corrected?: boolean, merged?: string[]}} Message  `json`: a JSON schema asked for it, which is `schema`.
+ *   `outage`: the server restarted while it was written
  */
 
 export class Tree {

@@ -2,11 +2,12 @@
  * An answer as it grows: what is complete stays as it is, only the last block is drawn again.
  *
  * The text is taken in windows. All blocks of a window but the last are settled: drawn once. Code between fences
- * is added as text while it comes. What no answer of a sane model holds (a line of a megabyte, a table of ten
- * thousand rows) is drawn plainly, or in parts. Work is done in slices, so that the page stays quick.
+ * is added as text while it comes, and a long paragraph is settled in pieces. What no answer of a sane model holds
+ * (a word of a megabyte, a table of ten thousand rows) is drawn plainly, or in parts. Work is done in slices, so that
+ * the page stays quick. What is drawn depends on the text alone, not on the pieces that it came in.
  */
 
-import { blocks, fragment } from "./parser.js";
+import { blocks, cutOf, fragment } from "./parser.js";
 import { copied } from "./clipboard.js";
 import { highlight, typeset } from "./extras.js";
 
@@ -14,13 +15,25 @@ const WINDOW = 4_096; // characters that are parsed at once
 const MOST_WINDOW = 32_768; // a block that is longer is not parsed
 const MOST_LINE = 8_192; // of a line that is parsed
 const PLAIN = 16_384; // characters of plain text in one element
+const PIECE = 2_048; // characters of a paragraph that are looked at to settle its beginning
+const MOST_PARAGRAPH = 8_192; // a longer one is drawn as several, one below the other: so much is laid out again with each change
 const ROWS = 200; // of a table that are shown at first, and more with each click
 const SLICE_MS = 6;
+const TURN_MS = 12; // after that, answers that are told of more text are in another turn of the page
 const FENCE = /^( {0,3})(`{3,}|~{3,})([^`\n]*)\n/;
 
 /** Elements with work left; they take turns. @type {Set<Answer>} */
 const busy = new Set();
 let next = null;
+
+let turn = -Infinity; // when the present turn began
+
+/** Whether an answer may be drawn at once: several that grow in the same turn share its slice. */
+function atOnce() {
+  const now = performance.now();
+  if (now - turn > TURN_MS) turn = now;
+  return now - turn < SLICE_MS;
+}
 
 function later() {
   next ??= setTimeout(work, 0);
@@ -45,6 +58,7 @@ export class Answer {
   #settled = 0; // characters that are drawn for good
   #window = WINDOW;
   #env = {};
+  #paragraph = null; // one whose beginning is settled: its element, and how many characters that is
   #tail = []; // nodes of the last block
   #drawn = ""; // the text that the tail shows
   #fence = null;
@@ -64,7 +78,7 @@ export class Answer {
     if (!text.startsWith(this.#text.slice(0, kept))) this.#restart();
     this.#text = text;
     this.#final = final;
-    if (this.step()) {
+    if (!atOnce() || this.step()) {
       busy.add(this);
       later();
     }
@@ -97,7 +111,7 @@ export class Answer {
     this.#settled = 0;
     this.#tail = [];
     this.#drawn = "";
-    this.#fence = this.#table = null;
+    this.#fence = this.#table = this.#paragraph = null;
     this.#env = {};
   }
 
@@ -106,6 +120,7 @@ export class Answer {
   #blocks() {
     const blank = /^(?:[ \t]*\n)+/.exec(this.#text.slice(this.#settled, this.#settled + WINDOW));
     if (blank && !this.#tail.length) this.#settled += blank[0].length;
+    if (blank) this.#paragraph = null;
     const end = Math.min(this.#text.length, this.#settled + this.#window);
     const tail = this.#text.slice(this.#settled, end);
     const whole = end === this.#text.length;
@@ -117,6 +132,10 @@ export class Answer {
     if (long === 0) return this.#plain();
     const text = long > 0 ? tail.slice(0, long) : tail;
     const found = blocks(text, this.#env);
+    const paragraph = found.findIndex(({ tokens, begin, end: to }) => tokens[0].type === "paragraph_open" && to - begin >= PIECE);
+    if (paragraph > 0) return this.#settle(tail.slice(0, found[paragraph].begin), found, paragraph);
+    const cut = paragraph === 0 ? cutOf(tail.slice(0, PIECE), this.#env) : 0;
+    if (cut > 0) return this.#piece(tail.slice(0, cut));
     if (long > 0 || (whole && this.#final)) return this.#settle(text, found, found.length) || long > 0;
     const at = found.findIndex(({ tokens }, i) => i > 0 && tokens[0].type === "fence");
     if (at > 0) return this.#settle(tail.slice(0, found[at].begin), found.slice(0, at), at);
@@ -137,17 +156,46 @@ export class Answer {
   /** Draw blocks for good. @returns {boolean} whether text is left */
   #settle(text, found, count) {
     this.#clear();
-    for (const { tokens } of found.slice(0, count)) this.#element.append(...this.#nodes(tokens, true));
+    for (const { tokens } of found.slice(0, count)) {
+      this.#put(this.#nodes(tokens, true));
+      this.#paragraph = null;
+    }
     this.#settled += text.length;
     this.#window = WINDOW;
     return this.#settled < this.#text.length;
   }
 
+  /** Draw the beginning of a paragraph for good. */
+  #piece(text) {
+    this.#clear();
+    const [{ tokens }] = blocks(text, this.#env);
+    const nodes = this.#nodes(tokens, true);
+    const paragraph = this.#paragraph?.element ?? nodes[0];
+    const length = (this.#paragraph?.length ?? 0) + text.length;
+    this.#put(nodes);
+    const space = /\s$/.exec(text);
+    if (space) paragraph.append(space[0]);
+    this.#paragraph = { element: paragraph, length };
+    if (length >= MOST_PARAGRAPH) {
+      paragraph.classList.add("goes-on");
+      this.#paragraph = null;
+    }
+    this.#settled += text.length;
+    this.#window = WINDOW;
+    return true;
+  }
+
+  /** Add what blocks were drawn as: to the paragraph that has begun, or as elements of their own. @returns {Node[]} what was added */
+  #put(nodes) {
+    const inner = this.#paragraph ? [...nodes[0].childNodes] : nodes;
+    (this.#paragraph?.element ?? this.#element).append(...inner);
+    return inner;
+  }
+
   /** Draw the block that still grows. */
   #last(text, block) {
     this.#clear();
-    this.#tail = block ? this.#nodes(block.tokens, false) : [];
-    this.#element.append(...this.#tail);
+    this.#tail = block ? this.#put(this.#nodes(block.tokens, false)) : [];
     this.#drawn = text;
     return false;
   }
@@ -177,6 +225,7 @@ export class Answer {
   /** Text that is not parsed. */
   #plain() {
     this.#clear();
+    this.#paragraph = null;
     const element = document.createElement("div");
     element.className = "plain";
     element.dir = "auto";

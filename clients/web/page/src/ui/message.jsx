@@ -194,12 +194,13 @@ export function Stats({ chat, message }) {
 const ENDS = { length: "token limit", cancelled: "stopped", deadline: "out of time", error: "failed", interrupted: "interrupted" };
 
 /** @param {object} message  an answer */
-export function statsOf({ usage, reason, corrected }) {
+export function statsOf({ usage, reason, corrected, outage }) {
   const parts = [];
   if (usage) {
     const seconds = (usage.total_ms - (usage.ttft_ms ?? 0)) / 1000;
     parts.push(usage.output === 1 ? "1 token" : `${usage.output} tokens`);
-    if (usage.output > 1 && seconds > 0) parts.push(`${Math.round((usage.output - 1) / seconds)} tok/s`);
+    if (outage) parts.push("went on after a restart of the server");
+    else if (usage.output > 1 && seconds > 0) parts.push(`${Math.round((usage.output - 1) / seconds)} tok/s`);
     if (usage.ttft_ms != null) parts.push(`first after ${Math.round(usage.ttft_ms)} ms`);
     parts.push(`${usage.cached} of ${usage.prompt} cached`);
   }

@@ -35,7 +35,7 @@ export function Sidebar() {
           </section>
         ))}
         {found?.length === 0 && <p class="soft">Nothing holds these words.</p>}
-        {!found && all.length === 0 && <p class="soft">Chats are kept in this browser. The first one starts with your message.</p>}
+        {!found && all.length === 0 && <p class="soft">Chats are kept in this browser, until you delete them. {kept(server.value)} The first one starts with your message.</p>}
       </nav>
       <footer>
         <Server />
@@ -88,6 +88,14 @@ function Server() {
       <span class="dot" aria-hidden="true" /><span><b>{model ? nameOf(model) : "Ramify"}</b><br />{words}</span>
     </p>
   );
+}
+
+/** What the server keeps. */
+function kept(info) {
+  if (!info) return "";
+  const { persist, days = 0 } = info.sessions ?? {};
+  if (!persist || persist === "none") return "The server saves none of them.";
+  return `The server saves them too, for ${days === 1 ? "a day" : days < 1 ? "less than a day" : `${Math.round(days)} days`} after their last use.`;
 }
 
 export const nameOf = ({ model }) => (model === "default_model" ? "Small demo model" : model);
