@@ -82,7 +82,7 @@ class SessionState:
         if revision is None:
             return False
         life, now = revision // LIFE, self.revision // LIFE
-        if life >= now:  # equal: the server before had saved nothing, or this is an older copy of its store
+        if life >= now:  # equal: the one before had saved nothing, or the store is an older copy
             return revision > self.revision
         known = now - life <= len(self.lives)
         return not known or revision > self.lives[life - now]
