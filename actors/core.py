@@ -24,11 +24,12 @@ from ramify.actors.grammar.vocabulary import read_elsewhere, read_here
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log
-from ramify.actors.kit.mailbox import LimitedAddress, Mailbox
+from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.placement import Placement
 from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.watchdog import step_timeout, watch_executor
+from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.messages import CacheMessage, GrammarMessage, SchedulerEvent, SessionMessage
 from ramify.protocol.plan import ExecutorInfo
@@ -71,7 +72,7 @@ class CoreHost(Protocol):
 
 
 class CoreActors:
-    """One core. A `CoreHost`."""
+    """One core. A `CoreHost`. `routers`: who hears what the cache has, if anybody asks (`ListenKv`)."""
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class CoreActors:
         clock: Clock,
         metrics: Metrics,
         check_idle: bool,
+        routers: Address[KvEvents] | None = None,
     ) -> None:
         self.cache: RadixCache | None = None
         self.executor: ExecutorHandle | None = None
@@ -91,6 +93,8 @@ class CoreActors:
         self._clock = clock
         self._metrics = metrics
         self._check_idle = check_idle
+        self._routers = routers
+        self._scheduler: SchedulerActor | None = None
         self._to_scheduler: Mailbox[SchedulerEvent] = Mailbox("scheduler", BIG)
         self._to_cache: Mailbox[CacheMessage] = Mailbox("cache", BIG)
         self._to_grammar: Mailbox[GrammarMessage] = Mailbox("grammar", BIG)
@@ -123,10 +127,11 @@ class CoreActors:
             self.cache,
             self._to_scheduler,
             spread,
+            self._routers,
             clock=self._clock,
             check_idle=self._check_idle,
         )
-        scheduler = SchedulerActor(
+        self._scheduler = scheduler = SchedulerActor(
             self._to_scheduler,
             info,
             config.schedule,
@@ -168,6 +173,10 @@ class CoreActors:
             info.context,
             info.vocab_size,
         )
+
+    def load_now(self, heard: int) -> ReplicaLoad:
+        """For routers. `heard`: requests of the one that asks that have come so far."""
+        return self._scheduler.load(heard) if self._scheduler is not None else ReplicaLoad()
 
     async def close(self) -> None:
         if self.executor is not None:

@@ -1,8 +1,9 @@
 """At which replica each session is, and what it says meanwhile at none. Pure.
 
-A session is placed when its first tokens go to a cache. Until then its branches are empty, so what it
-says can wait here. When its replica goes, the session is *lost*: what it says is meant for a cache that
-is not there any more, until it says `Reopen` and tells of its branches anew.
+A session is placed with its first request, when it is known what there is to compute. Until then what
+it says can wait here: nothing but a request needs a replica. When its replica goes, the session is
+*lost*: what it says is meant for a cache that is not there any more, until it says `Reopen` and tells
+of its branches anew.
 """
 
 from collections.abc import Callable
@@ -16,12 +17,16 @@ from ramify.protocol.messages import (
     AbandonSession,
     Cancel,
     CancelSession,
+    ChangeCore,
     Compile,
     DropBranches,
     DropSessions,
     ExtendBranch,
+    ForkBranch,
     Inspect,
     Inspected,
+    MoveBranch,
+    OpenBranch,
     Reopen,
     RetainBranches,
     Settle,
@@ -30,6 +35,7 @@ from ramify.protocol.messages import (
     session_of,
 )
 
+MOST_FOLLOWED = 512  # messages in which the prompt of a request is looked for
 HELD = 8192  # messages of a session that is at no replica: more than it has branches
 
 
@@ -37,19 +43,23 @@ class Placing(Protocol):
     """Where sessions go. Replicas by number."""
 
     def place(self, session: int, namespace: str, tokens: bytes) -> int | None:
-        """The replica for a session whose first tokens (int32) these are; None: there is none."""
+        """The replica for a session whose first request has these `tokens` (int32), if there is one."""
+        ...
+
+    def hot(self, session: int, replica: int) -> bool:
+        """Whether a session in which nothing runs had better be placed anew for its next request."""
+        ...
+
+    def extended(self, session: int, tokens: int) -> None:
+        """So many tokens more go to its replica."""
         ...
 
     def submitted(self, session: int, replica: int, message: Submit) -> None:
         """A request goes to its session's replica."""
         ...
 
-    def ended(self, session: int, replica: int, requests: int) -> None:
-        """So many requests of a session have ended."""
-        ...
-
-    def left(self, session: int, replica: int) -> None:
-        """The session is not at the replica any more, and none of its requests."""
+    def left(self, session: int) -> None:
+        """The session is at no replica any more, and none of its requests."""
         ...
 
 
@@ -129,9 +139,18 @@ class Bindings:
         elif entry.lost:
             return
         elif entry.replica is not None:
-            self._send(entry.replica, message)
             if isinstance(message, Submit):
+                if not entry.running and self._placing.hot(session, entry.replica):
+                    self._leave(session, entry)
+                    entry.lost = True
+                    self._answer(session, ChangeCore())
+                    return
+                self._send(entry.replica, message)
                 self._submitted(session, entry, message)
+                return
+            self._send(entry.replica, message)
+            if isinstance(message, ExtendBranch):
+                self._placing.extended(session, len(message.tokens) // 4)
         elif isinstance(message, Inspect):
             self._answer(session, Inspected(message.id, [0] * len(message.branches)))
         else:
@@ -141,7 +160,7 @@ class Bindings:
         if len(entry.held) >= HELD:
             raise MailboxFull(f"{HELD} messages of the session wait for a replica")
         entry.held.append(message)
-        if isinstance(message, ExtendBranch | Submit) and session not in self._unplaced:
+        if isinstance(message, Submit | Compile) and session not in self._unplaced:
             self._place(session, entry)
 
     def place(self) -> None:
@@ -151,9 +170,7 @@ class Bindings:
 
     def _place(self, session: int, entry: _Session) -> None:
         """Find a replica and tell it all. If there is none, or it is full, that is tried again."""
-        tokens = next((m.tokens for m in entry.held if isinstance(m, ExtendBranch)), b"")
-        namespace = next((m.namespace for m in entry.held if hasattr(m, "namespace")), "")
-        replica = self._placing.place(session, namespace, tokens)
+        replica = self._placing.place(session, *prompt(entry.held))
         if replica is None:
             self._unplaced[session] = None
             return
@@ -161,7 +178,7 @@ class Bindings:
             self._send(replica, entry.held[0])
         except MailboxFull:
             self._unplaced[session] = None
-            self._placing.left(session, replica)
+            self._placing.left(session)
             return
         self._unplaced.pop(session, None)
         entry.replica = replica
@@ -192,7 +209,7 @@ class Bindings:
         if replica is None:
             return
         del self._at[replica][session]
-        self._placing.left(session, replica)
+        self._placing.left(session)
         self._must(replica, CancelSession(session))
         self._must(replica, AbandonSession(session))
         self._must(replica, DropSessions([session]))
@@ -205,9 +222,7 @@ class Bindings:
         if entry is None or entry.replica != replica:
             return False
         if isinstance(message, Tokens) and message.finished:
-            ended = min(entry.running, len(message.finished))
-            entry.running -= ended
-            self._placing.ended(session, replica, ended)
+            entry.running = max(0, entry.running - len(message.finished))
         return True
 
     def gone(self, replica: int) -> list[int]:
@@ -216,9 +231,34 @@ class Bindings:
         for session in sessions:
             entry = self._sessions[session]
             entry.replica, entry.lost, entry.running = None, True, 0
-            self._placing.left(session, replica)
+            self._placing.left(session)
         self._at.pop(replica, None)
         return sessions
+
+
+def prompt(held: list[ForCore]) -> tuple[str, bytes]:
+    """The namespace and the tokens of the branch of the first request among these messages.
+
+    A constraint comes before its request: then it is the longest branch. Of very many messages it is
+    what came first: that is where forks begin.
+    """
+    namespace = next((m.namespace for m in held if isinstance(m, OpenBranch)), "")
+    if len(held) > MOST_FOLLOWED:
+        return namespace, next((m.tokens for m in held if isinstance(m, ExtendBranch)), b"")
+    tokens: dict[int, bytes] = {}
+    for message in held:
+        match message:
+            case ExtendBranch(branch, more):
+                tokens[branch] = tokens.get(branch, b"") + more
+            case ForkBranch(branch, children, at):
+                tokens.update(dict.fromkeys(children, tokens.get(branch, b"")[: 4 * at]))
+            case MoveBranch(branch, to):
+                tokens[branch] = tokens.get(branch, b"")[: 4 * to]
+            case Submit():
+                return namespace, tokens.get(message.branch, b"")
+            case _:
+                pass
+    return namespace, max(tokens.values(), key=len, default=b"")
 
 
 def session_in(message: ForCore) -> int:

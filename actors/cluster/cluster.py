@@ -21,10 +21,11 @@ import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.cluster.bindings import Bindings
+from ramify.actors.cluster.intake import LISTENER
 from ramify.actors.cluster.local import LocalReplica, environment, threads
 from ramify.actors.cluster.member import Member
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
-from ramify.actors.cluster.placing import LeastLoaded
+from ramify.actors.cluster.placing import Placing
 from ramify.actors.cluster.shift import machine
 from ramify.actors.cluster.tcp import JoinPort, read_secret, server_context
 from ramify.actors.cluster.wire import (
@@ -37,6 +38,7 @@ from ramify.actors.cluster.wire import (
     Leave,
     Loading,
     MetricsText,
+    News,
     Report,
     ToFront,
     ToSession,
@@ -53,6 +55,7 @@ from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.link import Link
 from ramify.actors.kit.log import configured, get_log
 from ramify.actors.kit.silence import Silence
+from ramify.protocol.cluster import KvEvents, ListenKv
 from ramify.protocol.config import EngineConfig, ReplicasConfig, ServerConfig
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import ChangeCore, Lost, SessionMessage
@@ -97,7 +100,7 @@ class Cluster:
         self._check_idle = check_idle
         self._epoch = epoch
         self._members: dict[int, Member] = {}
-        self._placing = LeastLoaded()
+        self._placing = Placing(clock)
         self._bindings = Bindings(self._placing, self._send, self._must, self._answer)
         self._spread: Spread[SessionMessage] | None = None
         self._info: ExecutorInfo | None = None
@@ -305,6 +308,8 @@ class Cluster:
                 if not self._up.is_set():
                     self._failure = message.exception()
                     self._up.set()
+            case News(events):
+                self._heard(member, events)
             case Draining():
                 self.drain(member.number)
             case MetricsText(ident, text):
@@ -322,10 +327,20 @@ class Cluster:
                 spread.put(session, message)
         spread.start()
 
+    def _heard(self, member: Member, events: list[KvEvents]) -> None:
+        """Its cache has changed. If some of that is missing, it is asked for all."""
+        if any(each.reset for each in events):
+            member.asked = False
+        if not self._placing.events(member.number, events) and not member.asked:
+            member.asked = True
+            member.must(ListenKv(LISTENER))
+
     def _reported(self, member: Member, report: Report) -> None:
         if report.fault != member.report.fault:
             log.warning("a replica makes no progress", replica=member.number, fault=report.fault)
         member.report = report
+        if report.load is not None:
+            self._placing.load(member.number, report.load)
 
     def _joined(self, member: Member, up: Up) -> None:
         info = up.info
@@ -345,6 +360,7 @@ class Cluster:
         member.state = "ready"
         member.silence = Silence(self._clock.now())
         self._placing.joined(member.number)
+        member.must(ListenKv(LISTENER))
         log.info(
             "a replica is ready",
             replica=member.number,

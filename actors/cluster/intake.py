@@ -11,14 +11,18 @@ from ramify.actors.cluster.wire import ForCore
 from ramify.actors.front.interface import Core
 from ramify.actors.kit.mailbox import MailboxClosed
 from ramify.actors.kit.relay import Relay
+from ramify.protocol.cluster import UnlistenKv
 from ramify.protocol.messages import (
     AbandonSession,
     CancelSession,
     DropSessions,
     OpenBranch,
     Reopen,
+    Submit,
     session_of,
 )
+
+LISTENER = 1  # the front, to the cache
 
 
 class Intake:
@@ -27,6 +31,7 @@ class Intake:
     def __init__(self, core: Core, shift: Shift) -> None:
         self._core = core
         self._shift = shift
+        self.heard = 0  # requests that the core has taken
         self._live: set[int] = set()  # sessions that the core has heard of
         self._relay: Relay[ForCore | Callable[[], None]] = Relay()
         self._relay.connect(self)
@@ -51,6 +56,8 @@ class Intake:
                 self._live.difference_update(sessions)
             case Reopen(session):
                 self._live.discard(session)
+            case Submit():
+                self.heard += 1
 
     def release(self) -> None:
         """The front has gone: give back what its sessions held. What waits is dropped."""
@@ -62,4 +69,5 @@ class Intake:
             last.tell(AbandonSession(session))
         if self._live:
             last.tell(DropSessions(sorted(self._live)))
+        last.tell(UnlistenKv(LISTENER))
         self._live.clear()

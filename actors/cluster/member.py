@@ -46,6 +46,7 @@ class Member:
         self.silence = Silence(0.0)
         self.why = ""  # it was ended, where it was
         self.drained = False  # it leaves in order
+        self.asked = True  # for all that its cache has
         self._kill = kill
 
     def attach(self, link: Link[Any, ToFront], begin: Begin) -> None:

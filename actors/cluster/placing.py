@@ -1,48 +1,83 @@
-"""Where sessions go that are at no replica: to the one with the least to do. Pure."""
+"""Where sessions go: keeps a `ReplicaRouter` told of what this front sends. Pure, but for the clock.
 
-from collections.abc import Iterable
+A session is placed with its first request, so the router sees the whole prompt. It stays until its
+replica goes, or has far more to do than the others: then its next request is placed anew.
+"""
 
+from ramify.actors.cluster.router import Policy, ReplicaRouter
+from ramify.actors.kit.clock import Clock
+from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.messages import Submit
 
 
-class LeastLoaded:
-    """By the requests that run or wait; then by sessions, then by number. A `bindings.Placing`."""
+class _Place:
+    """A session at a replica. `tokens`: that it has to compute and no request has named yet."""
 
-    def __init__(self) -> None:
-        self._requests: dict[int, dict[int, int]] = {}  # replica -> session -> requests
-        self._open: set[int] = set()
+    __slots__ = ("since", "ticket", "tokens")
+
+    def __init__(self, tokens: int, ticket: int, since: float) -> None:
+        self.tokens = tokens
+        self.ticket = ticket
+        self.since = since
+
+
+class Placing:
+    """A `bindings.Placing`."""
+
+    def __init__(self, clock: Clock, policy: Policy | None = None) -> None:
+        self.router = ReplicaRouter(policy)
+        self._clock = clock
+        self._places: dict[int, _Place] = {}
+
+    # --- replicas --------------------------------------------------------------------------------
 
     def joined(self, replica: int) -> None:
         """The replica takes sessions from now on."""
-        self._requests[replica] = {}
-        self._open.add(replica)
+        self.router.joined(replica)
 
     def shut(self, replica: int) -> None:
         """It takes no more."""
-        self._open.discard(replica)
+        self.router.drain(replica)
 
     def gone(self, replica: int) -> None:
         """It is not there any more."""
-        self._open.discard(replica)
-        self._requests.pop(replica, None)
+        self.router.gone(replica)
+
+    def load(self, replica: int, load: ReplicaLoad) -> None:
+        """How busy it is."""
+        self.router.update(replica, load, self._clock.now())
+
+    def events(self, replica: int, events: list[KvEvents]) -> bool:
+        """What its cache has. False: some were missed, so it has to be asked for all."""
+        missed = [each for each in events if not self.router.events(replica, each)]  # hears of them all
+        return not missed
+
+    # --- sessions --------------------------------------------------------------------------------
 
     def place(self, session: int, namespace: str, tokens: bytes) -> int | None:
-        if not self._open:
+        now = self._clock.now()
+        placement = self.router.place(namespace, tokens, now)
+        if placement is None:
             return None
-        chosen = min(self._open, key=lambda r: (*self._load(self._requests[r].values()), r))
-        self._requests[chosen][session] = 0
-        return chosen
+        self._places[session] = _Place(placement.computes, placement.ticket, now)
+        return placement.replica
 
-    @staticmethod
-    def _load(requests: Iterable[int]) -> tuple[int, int]:
-        counts = list(requests)
-        return sum(counts), len(counts)
+    def hot(self, session: int, replica: int) -> bool:
+        place, now = self._places.get(session), self._clock.now()
+        if place is None or len(self.router) < 2 or now - place.since < self.router.policy.rest_s:
+            return False
+        return replica in self.router and self.router.work(replica) > self.router.bound
+
+    def extended(self, session: int, tokens: int) -> None:
+        place = self._places.get(session)
+        if place is not None:
+            place.tokens += tokens
 
     def submitted(self, session: int, replica: int, message: Submit) -> None:
-        self._requests[replica][session] += 1
+        place = self._places.get(session)
+        if place is not None:
+            self.router.sent(replica, place.tokens, self._clock.now(), place.ticket)
+            place.tokens = place.ticket = 0
 
-    def ended(self, session: int, replica: int, requests: int) -> None:
-        self._requests[replica][session] -= requests
-
-    def left(self, session: int, replica: int) -> None:
-        self._requests.get(replica, {}).pop(session, None)
+    def left(self, session: int) -> None:
+        self._places.pop(session, None)

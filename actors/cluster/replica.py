@@ -27,6 +27,7 @@ from ramify.actors.cluster.wire import (
     Leave,
     Loading,
     MetricsText,
+    News,
     Report,
     ToCore,
     ToFront,
@@ -49,11 +50,13 @@ from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.placement import place
+from ramify.protocol.cluster import KvEvents
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import Lost, SessionMessage
 
 REPORT_SECONDS = 0.25
+MOST_NEWS = 4096  # messages of the cache that wait for a front
 
 OpenLink = Callable[..., Awaitable[Link[ToFront, FromFront]]]
 """Makes a link: `open(decoder, encoder, on_message=, on_end=, max_frame=)`."""
@@ -85,6 +88,7 @@ class Replica:
         self._begun: Begin | None = None
         self._fault: str | None = None
         self._front: _FrontLink | None = None
+        self._news = _News(self)
 
     async def serve(self, group: TaskGroup, open_link: OpenLink) -> bool:
         """Serve one front, until it goes. True if it said that nothing more is wanted.
@@ -143,6 +147,7 @@ class Replica:
             clock=self._clock,
             metrics=self.metrics,
             check_idle=begin.check_idle,
+            routers=self._news,
         )
         await core.load(group, _unguarded, lambda what, done: front.tell(Loading(what, done)))
         self._addresses = await core.serve(group, _unguarded, self, begin.epoch, self._faulty)
@@ -153,6 +158,7 @@ class Replica:
 
     async def _report(self, front: "_FrontLink") -> None:
         """Until the front has gone."""
+        assert self._core is not None
         metrics = self.metrics
         with anyio.CancelScope() as scope:
             front.on_end(scope.cancel)
@@ -167,6 +173,7 @@ class Replica:
                         referenced=referenced,
                         lag=metrics.lag,
                         fault=self._fault,
+                        load=self._core.load_now(front.heard),
                     )
                 )
                 await self._clock.sleep_until(self._clock.now() + REPORT_SECONDS)
@@ -184,12 +191,28 @@ class Replica:
     def flush(self) -> None:
         self.start()
 
+    def news(self, events: KvEvents) -> None:
+        """The cache has changed."""
+        if self._front is not None:
+            self._front.news(events)
+
+
+class _News:
+    """An `Address`: what the cache tells routers."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    def tell(self, message: KvEvents, /) -> None:
+        self._replica.news(message)
+
 
 class _FrontLink:
     """The link to one front, and what its sessions hold here."""
 
     _link: Link[ToFront, FromFront]
     _sessions: Bundle[tuple[int, ToSession]]
+    _events: Bundle[KvEvents]
 
     def __init__(self) -> None:
         self.begin: asyncio.Future[Begin] = asyncio.get_running_loop().create_future()
@@ -210,6 +233,7 @@ class _FrontLink:
             max_frame=MAX_FRAME,
         )
         self._sessions = Bundle(self._link, ToSessions, codec)
+        self._events = Bundle(self._link, News, codec, MOST_NEWS)
         self._open = True
 
     def serve(self, core: Core, shift: Shift, metrics: Metrics) -> None:
@@ -246,6 +270,15 @@ class _FrontLink:
     def flush(self) -> None:
         self._sessions.flush()
 
+    def news(self, events: KvEvents) -> None:
+        with contextlib.suppress(MailboxFull):  # a gap is noticed, and a snapshot asked for
+            self._events.tell(events)
+
+    @property
+    def heard(self) -> int:
+        """Requests of the front that the core has taken."""
+        return self._intake.heard if self._intake is not None else 0
+
     async def close(self) -> None:
         """End the link; its sessions are forgotten."""
         if self._intake is not None:
@@ -253,6 +286,7 @@ class _FrontLink:
             self._intake = None
         if self._open:
             self._sessions.close()
+            self._events.close()
             self._link.close()
             with anyio.move_on_after(1.0, shield=True):
                 await self._link.wait_closed()

@@ -6,7 +6,7 @@
                       <-------  Up, or Failed and the end
     ToCore            ------->  what sessions want of it in one turn of the front's loop: one frame
                       <-------  ToSessions: a step's tokens for all its sessions: one frame
-                      <-------  Report, four times a second
+                      <-------  Report, four times a second; News of its cache
     AskMetrics        ------->
                       <-------  MetricsText
     Leave             ------->  ends
@@ -25,6 +25,7 @@ from ramify.actors.executor.spec import ExecutorNotStarted, ExecutorSpec
 from ramify.actors.front.wire import FromEngine
 from ramify.actors.kit.log import LogConfig
 from ramify.actors.kit.paths import decode_path, encode_path
+from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.errors import ConfigError, ModelError, RamifyError
 from ramify.protocol.messages import CacheMessage, GrammarMessage, RequestMessage
@@ -120,7 +121,8 @@ class Failed(_Base, frozen=True):
 class Report(_Base, frozen=True):
     """How it is. `free`, `evictable`, `referenced`: token slots of the KV pool.
 
-    `fault`: why it makes no progress, if it does not. `lag`: of its event loop, in seconds.
+    `fault`: why it makes no progress, if it does not. `lag`: of its event loop, in seconds. `load`: for
+    routing.
     """
 
     running: int = 0
@@ -130,6 +132,13 @@ class Report(_Base, frozen=True):
     referenced: int = 0
     lag: float = 0.0
     fault: str | None = None
+    load: ReplicaLoad | None = None
+
+
+class News(_Base, frozen=True):
+    """What its cache has, and has no more, in order. What a front takes too slowly is left out."""
+
+    events: list[KvEvents]
 
 
 class Draining(_Base, frozen=True):
@@ -149,7 +158,7 @@ class MetricsText(_Base, frozen=True):
     text: bytes
 
 
-ToFront = Loading | Up | Failed | Report | Draining | ToSessions | MetricsText
+ToFront = Loading | Up | Failed | Report | News | Draining | ToSessions | MetricsText
 
 # --- codecs -------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
 from ramify.actors.scheduler.core import Scheduler
+from ramify.protocol.cluster import ReplicaLoad
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import (
     CacheMessage,
@@ -105,6 +106,10 @@ class SchedulerActor:
             tasks.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
+
+    def load(self, heard: int) -> ReplicaLoad:
+        """See `Scheduler.load`."""
+        return self._core.load(heard)
 
     def tell(self, event: SchedulerEvent, /) -> None:
         """Handle an executor's event now, in the caller's turn of the event loop.

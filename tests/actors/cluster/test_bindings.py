@@ -8,8 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ramify.actors.cluster.bindings import HELD, Bindings, session_in
-from ramify.actors.cluster.placing import LeastLoaded
+from ramify.actors.cluster.bindings import HELD, Bindings, prompt, session_in
 from ramify.actors.kit.mailbox import MailboxFull
 from ramify.protocol import messages as m
 from ramify.protocol.sampling import SamplingParams
@@ -23,6 +22,43 @@ def submit(session: int, count: int) -> m.Submit:
     return m.Submit(handle(session, count), handle(session, 1), 2, 9, SamplingParams())
 
 
+class Turns:
+    """Replicas take turns."""
+
+    def __init__(self) -> None:
+        self.there: list[int] = []
+        self.at: dict[int, int] = {}
+        self.hots: set[int] = set()
+        self.asked: list[tuple[str, bytes]] = []
+
+    def joined(self, replica: int) -> None:
+        self.there.append(replica)
+
+    def gone(self, replica: int) -> None:
+        self.there.remove(replica)
+
+    def place(self, session: int, namespace: str, tokens: bytes) -> int | None:
+        self.asked.append((namespace, tokens))
+        if not self.there:
+            return None
+        self.there.append(self.there.pop(0))
+        self.at[session] = self.there[-1]
+        return self.there[-1]
+
+    def hot(self, session: int, replica: int) -> bool:
+        assert self.at[session] == replica
+        return replica in self.hots
+
+    def extended(self, session: int, tokens: int) -> None:
+        assert session in self.at
+
+    def submitted(self, session: int, replica: int, message: m.Submit) -> None:
+        assert self.at[session] == replica
+
+    def left(self, session: int) -> None:
+        self.at.pop(session, None)
+
+
 class Wires:
     """What each replica was told. `full`: those that take nothing from clients."""
 
@@ -30,7 +66,7 @@ class Wires:
         self.told: dict[int, list[Any]] = defaultdict(list)
         self.answers: list[tuple[int, Any]] = []
         self.full: set[int] = set()
-        self.placing = LeastLoaded()
+        self.placing = Turns()
         self.bindings = Bindings(
             self.placing, self.send, self.must, lambda *answer: self.answers.append(answer)
         )
@@ -44,24 +80,42 @@ class Wires:
         self.told[replica].append(message)
 
 
-def test_a_session_is_placed_with_its_first_tokens() -> None:
+def one() -> bytes:
+    return b"\1\0\0\0"
+
+
+def begin(wires: Wires, session: int) -> list[Any]:
+    """A session says what it says first: a branch, text, a request."""
+    said = [
+        m.OpenBranch(handle(session, 1), "mine"),
+        m.ExtendBranch(handle(session, 1), one()),
+        submit(session, 2),
+    ]
+    for message in said:
+        wires.bindings.tell(message)
+    return said
+
+
+def test_a_session_is_placed_with_its_first_request() -> None:
     """What it said before comes first; from then on all goes there."""
     wires = Wires()
     for replica in (0, 1):
         wires.placing.joined(replica)
     tell = wires.bindings.tell
     opened = m.OpenBranch(handle(5, 1))
+    extend = m.ExtendBranch(handle(5, 1), one())
     tell(opened)
+    tell(extend)
     tell(m.Inspect(5, handle(5, 2), [handle(5, 1)]))
     assert wires.answers == [(5, m.Inspected(handle(5, 2), [0]))]
     assert wires.told == {}
-    extend = m.ExtendBranch(handle(5, 1), b"\1\0\0\0")
-    tell(extend)
-    assert wires.told == {0: [opened, extend]}
     tell(submit(5, 3))
-    tell(m.OpenBranch(handle(6, 1)))
-    tell(m.ExtendBranch(handle(6, 1), b"\1\0\0\0"))
-    assert [type(each) for each in wires.told[1]] == [m.OpenBranch, m.ExtendBranch]
+    assert wires.told == {0: [opened, extend, submit(5, 3)]}
+    tell(extend)
+    assert wires.told[0][-1] == extend
+    assert wires.told[1] == []
+    begin(wires, 6)
+    assert [type(each) for each in wires.told[1]] == [m.OpenBranch, m.ExtendBranch, m.Submit]
     assert (wires.bindings.of(5), wires.bindings.of(6)) == (0, 1)
     tell(m.DropSessions([5, 6]))
     for replica in (0, 1):
@@ -71,13 +125,12 @@ def test_a_session_is_placed_with_its_first_tokens() -> None:
             m.DropSessions([5 + replica]),
         ]
     assert len(wires.bindings) == 0
+    assert wires.placing.at == {}
 
 
 def test_without_a_replica_messages_wait_in_order() -> None:
     wires = Wires()
-    said = [m.OpenBranch(handle(1, 1)), m.ExtendBranch(handle(1, 1), b"\1\0\0\0"), submit(1, 2)]
-    for message in said:
-        wires.bindings.tell(message)
+    said = begin(wires, 1)
     assert wires.bindings.unplaced == 1
     wires.placing.joined(3)
     wires.full.add(3)
@@ -101,35 +154,67 @@ def test_a_lost_session_is_heard_from_its_reopen_on() -> None:
     wires = Wires()
     wires.placing.joined(0)
     tell = wires.bindings.tell
-    tell(m.OpenBranch(handle(1, 1)))
-    tell(m.ExtendBranch(handle(1, 1), b"\1\0\0\0"))
-    tell(submit(1, 2))
+    begin(wires, 1)
     wires.placing.gone(0)
     assert wires.bindings.gone(0) == [1]
-    tell(m.ExtendBranch(handle(1, 1), b"\2\0\0\0"))  # for a cache that is not there
+    tell(m.ExtendBranch(handle(1, 1), one()))  # for a cache that is not there
     wires.placing.joined(1)
     wires.bindings.place()
     assert wires.told.keys() == {0}
     tell(m.Reopen(1))
-    again = [m.OpenBranch(handle(1, 1)), m.ExtendBranch(handle(1, 1), b"\1\0\0\0\2\0\0\0")]
-    for message in again:
-        tell(message)
-    assert wires.told[1] == again
+    assert wires.told[1] == begin(wires, 1)
     late = m.Tokens([], [m.Finished(handle(1, 2), "stop", 1, 2, 0, 2, 0.0, 0.0, 0.0, 0.0)])
     assert not wires.bindings.hears(1, 0, late)
     assert wires.bindings.hears(1, 1, late)
+
+
+def test_a_session_of_a_busy_replica_is_placed_anew_when_nothing_runs() -> None:
+    wires = Wires()
+    for replica in (0, 1):
+        wires.placing.joined(replica)
+    begin(wires, 1)
+    wires.placing.hots.add(0)
+    wires.bindings.tell(submit(1, 3))  # the first one still runs
+    ended = [m.Finished(handle(1, n), "stop", 1, 2, 0, 2, 0.0, 0.0, 0.0, 0.0) for n in (2, 3)]
+    assert wires.bindings.hears(1, 0, m.Tokens([], ended))
+    assert wires.answers == []
+    wires.bindings.tell(submit(1, 4))
+    assert wires.answers == [(1, m.ChangeCore())]
+    assert wires.told[0][-1] == m.DropSessions([1])
+    wires.bindings.tell(m.Cancel(handle(1, 4)))  # said before it heard so
+    wires.bindings.tell(m.Reopen(1))
+    assert wires.told[1] == begin(wires, 1)
 
 
 def test_sessions_with_something_running_move_first() -> None:
     wires = Wires()
     wires.placing.joined(0)
     for session in (1, 2, 3):
-        wires.bindings.tell(m.ExtendBranch(handle(session, 1), b"\1\0\0\0"))
-    wires.bindings.tell(submit(3, 9))
+        begin(wires, session)
+    for session in (1, 2):
+        ended = m.Finished(handle(session, 2), "stop", 1, 2, 0, 2, 0.0, 0.0, 0.0, 0.0)
+        assert wires.bindings.hears(session, 0, m.Tokens([], [ended]))
     assert wires.bindings.at(0) == [3, 1, 2]
-    ended = m.Finished(handle(3, 9), "stop", 1, 2, 0, 2, 0.0, 0.0, 0.0, 0.0)
-    assert wires.bindings.hears(3, 0, m.Tokens([], [ended]))
-    assert wires.bindings.at(0) == [1, 2, 3]
+
+
+def test_the_router_sees_the_prompt_of_the_first_request() -> None:
+    """Of a fork of a fork, cut back on the way."""
+    main, child, grandchild = (handle(1, n) for n in (1, 2, 3))
+    held: list[Any] = [
+        m.OpenBranch(main, "mine"),
+        m.ExtendBranch(main, b"aaaabbbbcccc"),
+        m.ForkBranch(main, [child], 2),
+        m.ExtendBranch(child, b"dddd"),
+        m.ForkBranch(child, [grandchild], 3),
+        m.MoveBranch(grandchild, 1),
+        m.ExtendBranch(grandchild, b"eeee"),
+        m.Submit(handle(1, 4), grandchild, 2, 9, SamplingParams()),
+        m.ExtendBranch(grandchild, b"ffff"),
+    ]
+    assert prompt(held) == ("mine", b"aaaaeeee")
+    compiled: Any = m.Compile(handle(1, 4), None)  # type: ignore[arg-type]
+    assert prompt([*held[:3], compiled]) == ("mine", b"aaaabbbbcccc")
+    assert prompt([*held[:2], *[m.OpenBranch(9)] * 600, *held[2:]]) == ("mine", b"aaaabbbbcccc")
 
 
 def test_every_message_has_its_session() -> None:
@@ -197,6 +282,7 @@ class Coming(RuleBasedStateMachine):
         try:
             self.wires.bindings.tell(m.ExtendBranch(handle(session, 1), b"\1\0\0\0"))
             self.sessions[session] += 1
+            self.wires.bindings.tell(submit(session, 2))
         except MailboxFull:
             assert full
         self.wires.full = set()
@@ -211,6 +297,7 @@ class Coming(RuleBasedStateMachine):
             tokens = b"\1\0\0\0" * self.sessions[session]
             if tokens:
                 self.wires.bindings.tell(m.ExtendBranch(handle(session, 1), tokens))
+                self.wires.bindings.tell(submit(session, 2))
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data())

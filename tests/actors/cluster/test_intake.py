@@ -8,6 +8,7 @@ from ramify.actors.cluster.shift import Shift
 from ramify.actors.front.interface import Core
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.protocol import messages as m
+from ramify.protocol.cluster import UnlistenKv
 from ramify.protocol.wire import ServerInfo
 
 
@@ -29,7 +30,7 @@ async def test_messages_reach_their_actors_and_what_is_left_is_dropped() -> None
     intake.release()
     assert scheduler.drain_nowait() == [m.CancelSession(1), m.CancelSession(3)]
     assert grammar.drain_nowait() == [m.AbandonSession(1), m.AbandonSession(3)]
-    assert cache.drain_nowait() == [m.DropSessions([1, 3])]
+    assert cache.drain_nowait() == [m.DropSessions([1, 3]), UnlistenKv(1)]
 
 
 async def test_a_full_mailbox_holds_the_credit_back() -> None:
