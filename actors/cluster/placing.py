@@ -63,10 +63,14 @@ class Placing:
         return placement.replica
 
     def hot(self, session: int, replica: int) -> bool:
-        place, now = self._places.get(session), self._clock.now()
-        if place is None or len(self.router) < 2 or now - place.since < self.router.policy.rest_s:
+        place = self._places.get(session)
+        if place is None or replica not in self.router:
             return False
-        return replica in self.router and self.router.work(replica) > self.router.bound
+        # Without its tokens: what they cost elsewhere is weighed when it is placed anew.
+        found = self.router.should_move(
+            "", b"", self._clock.now(), replica=replica, position=0, since=place.since
+        )
+        return found is not None
 
     def extended(self, session: int, tokens: int) -> None:
         place = self._places.get(session)
@@ -76,7 +80,8 @@ class Placing:
     def submitted(self, session: int, replica: int, message: Submit) -> None:
         place = self._places.get(session)
         if place is not None:
-            self.router.sent(replica, place.tokens, self._clock.now(), place.ticket)
+            now, ticket, prompt = self._clock.now(), place.ticket, message.prompt
+            self.router.sent(replica, place.tokens, now, ticket, holds=prompt)
             place.tokens = place.ticket = 0
 
     def left(self, session: int) -> None:

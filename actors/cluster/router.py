@@ -16,7 +16,8 @@ speed at which it computes beside its decodes, and the time until it has room fo
   wait for.
 - A replica whose queue is longer than `imbalance` times the mean (and some slack) takes nothing,
   whatever it has cached. Some replica always has the mean or less, so this never leaves nobody.
-- A tenant stays at few replicas (`tenancy.py`), unless going elsewhere saves more than `away_s`.
+- A tenant stays at few replicas (`tenancy.py`), unless going elsewhere saves more than `away_s`. Where
+  there is one tenant without a name, it is at home everywhere.
 - What is equal goes to the one that was chosen longest ago: never to the smallest tree.
 
 A session stays at its replica; `should_move` says when it is worth computing its KV elsewhere.
@@ -387,6 +388,8 @@ class ReplicaRouter:
         return int(near[0] if len(near) == 1 else near[self._turn[near].argmin()])
 
     def _strangers(self, name: str, now: float) -> npt.NDArray[np.intp] | None:
+        if not name:  # the server asks for no tokens: all sessions are one tenant's
+            return None
         slots = np.flatnonzero(self._live)
         found = self._tenancy.strangers(name, self._ids[slots], self._version, self._rates(), now)
         return None if found is None else slots[found]
