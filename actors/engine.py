@@ -196,7 +196,7 @@ class Engine:
         """Have the store to ourselves, if it is a file. Raises ConfigError."""
         try:
             self._claimed = claim_store(place)
-            for warning in prepare(place):
+            for warning in prepare(place, self.config.server.store_key_file):
                 log.warning("the store may lose what was saved", reason=warning)
         except StoreError as error:
             raise ConfigError(str(error)) from error

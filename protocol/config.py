@@ -196,6 +196,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 10.0  # drain time at stop
     token_ttl_s: float = 60.0  # of minted single-use tokens
     store: str | None = None  # what keeps sessions, a file or a URL; None: they end with the process
+    store_key_file: Path | None = None  # what it is encrypted with; None: it is not
     store_days: float = 30.0  # that it keeps a session after its last use
     store_bytes: int = 1 << 33  # of all sessions in it; beyond them the oldest go
     persist: Persist = "lazy"  # how sessions are saved that do not say
@@ -227,6 +228,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         _seconds("--session-ttl-max", self.session_ttl_max_s, self.session_ttl_s, 365 * DAY_S)
         if self.store is not None:
             kind_of(self.store)
+        _require(
+            self.store is not None or self.store_key_file is None,
+            "--store-key-file needs a store: give --store",
+        )
         days = self.store_days
         _require(0 < days <= 36_500, f"--store-days is {days:g}: must be over 0, up to 36500")
         _count("--warm-start", self.warm_start, 0, 1 << 40)

@@ -176,7 +176,7 @@ class LocalFront:
         await group.start(guard("directory", directory.run))
         if config.server.store is not None and config.server.warm_start != 0:
             warm_start = WarmStart(
-                partial(open_store, config.server.store, read_only=True),
+                partial(open_store, config.server.store, config.server.store_key_file, read_only=True),
                 model=directory.model,
                 context=core.context,
                 most=self._share_of_warm_start(),
@@ -201,7 +201,7 @@ class LocalFront:
         assert server.store is not None
 
         def opened(place: str) -> tuple[Store, list[str]]:
-            store = open_store(place)
+            store = open_store(place, server.store_key_file)
             try:
                 return store, store.waiting()
             except BaseException:

@@ -86,6 +86,14 @@ class Store(Protocol):
         """
         ...
 
+    def mark(self) -> bytes | None:
+        """What the store was marked with, if it was."""
+        ...
+
+    def set_mark(self, value: bytes, *, replace: bool) -> None:
+        """Mark it. Without `replace` a mark that is there stays."""
+        ...
+
     def check(self) -> list[str]:
         """What is wrong with it; nothing: it is sound. Reads all of it."""
         ...

@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import IO
 
 from ramify.actors.store.base import Store, StoreError
@@ -11,11 +12,43 @@ from ramify.protocol.store_url import kind_of, shown
 _CLASSES = {"postgres": "PostgresStore", "redis": "RedisStore"}
 
 
-def open_store(place: str | Path, *, read_only: bool = False) -> Store:
+def open_store(
+    place: str | Path, key_file: Path | None = None, *, read_only: bool = False, converts: bool = False
+) -> Store:
     """The store at `place`, a file or a URL. Raises StoreError.
 
+    `key_file`: what its items are encrypted with; None: they are not. `converts`: or not all of them.
     `read_only`: to look at it, beside the servers that have it; a store that is not there is not made.
     """
+    if key_file is None:
+        store = _open(place, read_only)
+        try:
+            if store.mark() is not None:
+                raise StoreError(f"the store {shown(place)} is encrypted: give its --store-key-file")
+        except BaseException:
+            store.close()
+            raise
+        return store
+    sealed = sealing()
+    keys = sealed.read_keys(key_file)
+    store = _open(place, read_only)
+    try:
+        opened: Store = sealed.SealedStore(store, keys, read_only=read_only, converts=converts)
+    except BaseException:
+        store.close()
+        raise
+    return opened
+
+
+def sealing() -> ModuleType:
+    """The module `sealed`, whose package may be missing. Raises StoreError."""
+    try:
+        return import_module("ramify.actors.store.sealed")
+    except ImportError as error:
+        raise StoreError("--store-key-file needs a package: pip install 'ramify[encryption]'") from error
+
+
+def _open(place: str | Path, read_only: bool) -> Store:
     kind = kind_of(place)
     if kind == "file":
         return SqliteStore(Path(place), read_only=read_only)
@@ -36,15 +69,20 @@ def claim_store(place: str | Path) -> IO[bytes] | None:
     return claim(Path(place)) if kind_of(place) == "file" else None
 
 
-def prepare(place: str | Path) -> list[str]:
+def prepare(place: str | Path, key_file: Path | None = None) -> list[str]:
     """Make the store that a server is to have, once it is claimed. Returns warnings about it.
 
     Raises StoreError.
     """
-    store = open_store(place)
+    store = open_store(place, key_file)
     try:
-        if isinstance(store, SqliteStore):
-            store.unclaimed()
-        return store.warnings()
+        warnings = store.warnings()
     finally:
         store.close()
+    if kind_of(place) == "file":
+        file = SqliteStore(Path(place))
+        try:
+            file.unclaimed()
+        finally:
+            file.close()
+    return warnings

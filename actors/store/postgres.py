@@ -360,6 +360,18 @@ class PostgresStore:
             self._beaten = now
         return [row[0] for row in rows]
 
+    def mark(self) -> bytes | None:
+        with self._transaction() as db:
+            row = db.execute("SELECT value FROM ramify_about WHERE name = 'mark'").fetchone()
+        return None if row is None else bytes.fromhex(row[0])
+
+    def set_mark(self, value: bytes, *, replace: bool) -> None:
+        otherwise = "(name) DO UPDATE SET value = excluded.value" if replace else "DO NOTHING"
+        with self._transaction() as db:
+            db.execute(
+                f"INSERT INTO ramify_about VALUES ('mark', %s) ON CONFLICT {otherwise}", (value.hex(),)
+            )
+
     def check(self) -> list[str]:
         with self._transaction(seconds=SWEEP_SECONDS) as db:
             rows = db.execute(

@@ -341,6 +341,14 @@ class RedisStore:
         wanted = self._call(lambda: self._db.spop(f"ramify:wanted:{self._holder}", CHUNK))
         return [name.decode() for name in wanted]
 
+    def mark(self) -> bytes | None:
+        mark: bytes | None = self._call(lambda: self._db.hget("ramify:about", "mark"))
+        return mark
+
+    def set_mark(self, value: bytes, *, replace: bool) -> None:
+        put = self._db.hset if replace else self._db.hsetnx
+        self._call(partial(put, "ramify:about", "mark", value))
+
     def check(self) -> list[str]:
         faults = []
         for kept in self.kept():

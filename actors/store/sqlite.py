@@ -287,6 +287,16 @@ class SqliteStore:
     def tend(self) -> list[str]:
         return []
 
+    def mark(self) -> bytes | None:
+        with self._errors():
+            row = self._db.execute("SELECT value FROM about WHERE name = 'mark'").fetchone()
+        return None if row is None else row[0]
+
+    def set_mark(self, value: bytes, *, replace: bool) -> None:
+        otherwise = "REPLACE" if replace else "IGNORE"
+        with self._errors(), self._transaction():
+            self._db.execute(f"INSERT OR {otherwise} INTO about VALUES ('mark', ?)", (value,))
+
     def check(self) -> list[str]:
         try:
             found = [row[0] for row in self._db.execute("PRAGMA integrity_check")]

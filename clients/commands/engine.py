@@ -89,19 +89,30 @@ def join(
 
 
 @contextmanager
-def store(place: str, *, writes: bool) -> Iterator[Any]:
+def store(
+    place: str, key_file: Path | None = None, *, writes: bool, converts: bool = False
+) -> Iterator[Any]:
     """The saved sessions at `place`, a file or a URL: an `actors.store.base.Store`. Raises ConfigError.
 
-    `writes`: no server may run on a file meanwhile.
+    `writes`: no server may run on a file meanwhile. `key_file`, `converts`: as of `open_store`.
     """
     base, places = (import_module(f"ramify.actors.store.{name}") for name in ("base", "places"))
     try:
         with (places.claim_store(place) if writes else None) or nullcontext():
-            opened = places.open_store(place, read_only=not writes)
+            opened = places.open_store(place, key_file, read_only=not writes, converts=converts)
             try:
                 yield opened
             finally:
                 opened.close()
+    except base.StoreError as error:
+        raise ConfigError(str(error)) from error
+
+
+def keys(key_file: Path) -> Any:
+    """`actors.store.sealed.Keys`, to seal and unseal items elsewhere. Raises ConfigError."""
+    base, places = (import_module(f"ramify.actors.store.{name}") for name in ("base", "places"))
+    try:
+        return places.sealing().read_keys(key_file)
     except base.StoreError as error:
         raise ConfigError(str(error)) from error
 

@@ -255,6 +255,13 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "none if the port is 0",
     )
     group.add_argument(
+        "--store-key-file",
+        type=Path,
+        metavar="FILE",
+        help="encrypt what is saved: a key of 32 bytes in base64 on each line (`openssl rand -base64 "
+        "32`); the first one encrypts, all decrypt",
+    )
+    group.add_argument(
         "--persist",
         choices=["none", "lazy", "sync"],
         default=known_server.persist,
@@ -454,6 +461,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             grace_s=args.grace,
             token_ttl_s=args.token_ttl,
             store=store_place(args.store, args.port),
+            store_key_file=args.store_key_file,
             store_days=args.store_days,
             store_bytes=args.store_bytes,
             warm_start=args.warm_start,

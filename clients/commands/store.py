@@ -38,6 +38,7 @@ class Exported(msgspec.Struct, frozen=True, array_like=True):
 
 
 WHAT = "ramify session"
+SEALED = b"\xc1"  # how an encrypted item begins: see `actors.store.sealed`
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -46,6 +47,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--port", type=int, default=8765, metavar="N", help="of the server, for --store auto (8765)"
     )
+    parser.add_argument("--store-key-file", type=Path, metavar="FILE", help="as of `ramify serve`")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     actions.add_parser("ls", help="the sessions, the last used first")
     actions.add_parser("check", help="read everything; says what is damaged")
@@ -59,10 +61,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     export.add_argument("session")
     export.add_argument("file", type=Path)
+    export.add_argument("--plain", action="store_true", help="not encrypted, though the store is")
     imported = actions.add_parser(
         "import", help="add the session of a file; no server may have the store's file meanwhile"
     )
     imported.add_argument("file", type=Path)
+    actions.add_parser(
+        "rekey", help="encrypt everything with the key file's first key, also what was not encrypted"
+    )
     parser.set_defaults(run=run)
 
 
@@ -71,10 +77,13 @@ def run(args: argparse.Namespace) -> int:
     place = store_place(args.store, args.port)
     if place is None:
         raise ConfigError("there is no store: give its file or its URL with --store")
-    writes = args.action in ("prune", "import")
+    writes = args.action in ("prune", "import", "rekey")
     if not writes and kind_of(place) == "file" and not Path(place).exists():
         raise ConfigError(f"there is no store {place}: give the server's --store, or its --port")
-    with engine.store(place, writes=writes) as store:
+    converts = args.action == "rekey"
+    if converts and args.store_key_file is None:
+        raise ConfigError("rekey needs --store-key-file: its first key encrypts everything anew")
+    with engine.store(place, args.store_key_file, writes=writes, converts=converts) as store:
         return int(ACTIONS[args.action](store, args))
 
 
@@ -128,6 +137,9 @@ def _prune(store: Any, args: argparse.Namespace) -> int:
 def _export(store: Any, args: argparse.Namespace) -> int:
     items = dict(_items(store, args.session))
     owner = _head(items).owner
+    if args.store_key_file is not None and not args.plain:
+        seal = engine.keys(args.store_key_file).seal
+        items = {key: seal(args.session, key, body) for key, body in items.items()}
     body = msgspec.msgpack.encode(Exported(WHAT, FORMAT, args.session, owner, items))
     try:
         with open(os.open(args.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -148,6 +160,7 @@ def _import(store: Any, args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.file} is no session that `ramify store export` wrote") from error
     if found.what != WHAT or found.format > FORMAT:
         raise ConfigError(f"{args.file} is no session that this version of Ramify can read")
+    found = _unsealed(found, args)
     _texts(found.items)
     if store.read(found.session):
         raise ConfigError(f"the store has a session {found.session} already: prune it first")
@@ -173,6 +186,28 @@ def _import(store: Any, args: argparse.Namespace) -> int:
     return 0
 
 
+def _unsealed(found: Exported, args: argparse.Namespace) -> Exported:
+    """With its items in plain, whatever was exported."""
+    if found.items.get(HEAD, b"")[:1] != SEALED:
+        return found
+    if args.store_key_file is None:
+        raise ConfigError(f"{args.file} is encrypted: give the --store-key-file of the store it is from")
+    keys = engine.keys(args.store_key_file)
+    try:
+        items = {key: keys.unseal(found.session, key, body) for key, body in found.items.items()}
+    except ValueError as error:
+        raise ConfigError(f"{args.file}: an item cannot be decrypted: {error}") from error
+    return msgspec.structs.replace(found, items=items)
+
+
+def _rekey(store: Any, args: argparse.Namespace) -> int:
+    done, left = store.rekey()
+    print(f"encrypted {done} sessions")
+    if left:
+        print(f"{left} are left: a server has them, or they are damaged; the old keys are still needed")
+    return 1 if left else 0
+
+
 ACTIONS = {
     "ls": _ls,
     "check": _check,
@@ -180,6 +215,7 @@ ACTIONS = {
     "prune": _prune,
     "export": _export,
     "import": _import,
+    "rekey": _rekey,
 }
 
 

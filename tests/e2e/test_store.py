@@ -1,6 +1,7 @@
 """Servers that end, in any way, and the next one on the same store: clients find what they had."""
 
 import asyncio
+import base64
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,29 @@ async def test_the_open_that_first_meets_a_broken_store(
     store = SqliteStore(path, read_only=True)
     assert len(list(store.kept())) == 2  # nothing is left of the sessions that were refused
     store.close()
+
+
+async def test_an_encrypted_store(serving: Any, placement: dict[str, Any], tmp_path: Path) -> None:
+    """The next server with the key has everything; without it, or with another one, none starts."""
+    path, keys, other = tmp_path / "s.db", tmp_path / "keys", tmp_path / "other"
+    for number, file in enumerate((keys, other)):
+        file.write_bytes(base64.b64encode(bytes([number]) * 32))
+        file.chmod(0o600)
+    kept = {"store": path, "store_key_file": keys}
+    async with serving(**placement, server=kept) as served, served.connect() as peer:
+        state = await peer.open(peer.user(1, "one two three"), peer.greedy(2, max_tokens=5))
+        await peer.terminal(2)
+        text, tree = peer.text(), await peer.tree(3)
+    assert b"one two three" not in path.read_bytes()
+    for wrong in ({}, {"store_key_file": other}):
+        with pytest.raises(ConfigError, match="--store-key-file"):
+            async with serving(**placement, server={"store": path} | wrong):
+                pass
+    async with serving(**placement, server=kept) as served, served.connect() as again:
+        again.follow(peer)
+        await again.open(**login(state), **peer.seen)
+        assert await again.tree(4) == tree
+        assert again.text() == text
 
 
 async def test_who_took_a_session_meanwhile_has_it(

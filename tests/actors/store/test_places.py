@@ -19,6 +19,13 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         assert "secret" not in str(error.value)
 
 
+def test_encryption_without_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ramify.actors.store.sealed", None)
+    with pytest.raises(StoreError, match=r"ramify\[encryption\]"):
+        open_store(tmp_path / "s.db", tmp_path / "keys")
+    assert not (tmp_path / "s.db").exists()
+
+
 def test_a_file_has_one_server_a_database_many(tmp_path: Path) -> None:
     held = claim_store(tmp_path / "s.db")
     assert held is not None

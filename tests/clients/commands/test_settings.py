@@ -31,6 +31,9 @@ def test_where_sessions_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config("--store", "x.db").server.store == "x.db"
     with pytest.raises(ConfigError, match="redis://"):
         config("--store", "ftp://h/1")
+    assert config("--store-key-file", "k").server.store_key_file == Path("k")
+    with pytest.raises(ConfigError, match="--store-key-file needs a store"):
+        config("--store", "none", "--store-key-file", "k")
 
 
 def test_every_flag() -> None:

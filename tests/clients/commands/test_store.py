@@ -1,5 +1,6 @@
 """`ramify store` on a store that an engine has written."""
 
+import base64
 import json
 import sqlite3
 from pathlib import Path
@@ -114,6 +115,42 @@ async def test_a_session_moves_to_another_server(
         await ws.send(json.dumps(opened))
         back = json.loads(await ws.recv())
         assert [branch["branch"] for branch in back["branches"]] == ["main", "other"]
+
+
+def test_an_encrypted_store(
+    kept: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is made of one that was not; what is exported of it is encrypted too, unless not wanted."""
+    path, state = kept
+    keys = tmp_path / "keys"
+    keys.write_bytes(base64.b64encode(bytes(32)))
+    keys.chmod(0o600)
+    session, files = state["session"], [tmp_path / "sealed", tmp_path / "plain"]
+    plain, at = (
+        ["store", "--store", str(path)],
+        ["store", "--store", str(path), "--store-key-file", str(keys)],
+    )
+    assert main([*plain, "rekey"]) == 2
+    assert main([*at, "ls"]) == 2
+    assert main([*at, "rekey"]) == 0
+    assert main([*plain, "ls"]) == 2
+    capsys.readouterr()
+    assert main([*at, "show", session]) == 0
+    assert capsys.readouterr().out.count("one two") == 2
+    assert main([*at, "check"]) == 0
+    assert main([*at, "export", session, str(files[0])]) == 0
+    assert main([*at, "export", "--plain", session, str(files[1])]) == 0
+    assert [b"one two" in file.read_bytes() for file in files] == [False, True]
+    other = ["store", "--store", str(tmp_path / "other.db")]
+    assert main([*other, "import", str(files[0])]) == 2
+    assert "is encrypted" in capsys.readouterr().err
+    assert main([*other, "import", str(files[1])]) == 0
+    assert main([*at, "prune", session]) == 0
+    assert main([*at, "import", str(files[0])]) == 0
+    assert main([*at, "check"]) == 0
+    keys.write_bytes(base64.b64encode(b"x" * 32))
+    for args in (["ls"], ["import", str(files[0])], ["rekey"]):
+        assert main([*at, *args]) == 2
 
 
 def test_prune(kept: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:

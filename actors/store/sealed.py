@@ -1,0 +1,290 @@
+"""A store whose items are encrypted: AES-256-GCM under keys of a file that the store does not have.
+
+A sealed item is `0xC1`, the key's id (4 bytes), a nonce (12), and the ciphertext with its tag. No record
+begins with `0xC1`, which MessagePack never uses, so that what is sealed and what is not are told apart.
+Each session has its own cipher key, HMAC-SHA256 of the file's key and the session's id, so that random
+nonces do not run out (NIST SP 800-38D, 8.3: 2^32 for one key). Session and item are authenticated along:
+an item that was put in another one's place cannot be opened.
+
+Sealed: all of a session's items, which are texts, tokens, ops and hashes of keys. Not sealed: its id,
+its owner's name, the names of its clients (in the items' names), sizes and times.
+"""
+
+import base64
+import hashlib
+import hmac
+import os
+import stat
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ramify.actors.kit.log import get_log
+from ramify.actors.store.base import How, Store, StoreError, Taken
+from ramify.protocol.saved import HEAD, Changes, Kept
+
+SEALED = b"\xc1"
+KEY_BYTES = 32
+ID_BYTES = 4
+NONCE_BYTES = 12
+MOST_KEYS = 64
+MOST_BYTES = 1 << 16  # of a key file
+CIPHERS = 4096  # that are kept
+
+log = get_log(__name__)
+
+
+class Unsealable(ValueError):
+    """No key that is known opens it, or it was changed."""
+
+
+class Keys:
+    """The first one seals, all open. `keys`: of 32 bytes each."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._keys = {_ident(key): key for key in keys}
+        self._first = _ident(keys[0])
+        self._cipher = lru_cache(CIPHERS)(self._make)
+
+    def _make(self, ident: bytes, session: str) -> AESGCM:
+        return AESGCM(hmac.digest(self._keys[ident], b"items of " + session.encode(), hashlib.sha256))
+
+    @property
+    def ids(self) -> list[str]:
+        """As errors may name them."""
+        return [ident.hex() for ident in self._keys]
+
+    def seal(self, session: str, key: str, body: bytes) -> bytes:
+        nonce = os.urandom(NONCE_BYTES)
+        sealed = self._cipher(self._first, session).encrypt(nonce, body, _about(session, key))
+        return b"".join((SEALED, self._first, nonce, sealed))
+
+    def unseal(self, session: str, key: str, body: bytes) -> bytes:
+        """Raises Unsealable."""
+        ident, rest = body[1 : 1 + ID_BYTES], body[1 + ID_BYTES :]
+        if body[:1] != SEALED or len(rest) < NONCE_BYTES:
+            raise Unsealable("it is not sealed")
+        if ident not in self._keys:
+            raise Unsealable(f"it is sealed with the key {ident.hex()}, which is not in the key file")
+        nonce, sealed = rest[:NONCE_BYTES], rest[NONCE_BYTES:]
+        try:
+            return self._cipher(ident, session).decrypt(nonce, sealed, _about(session, key))
+        except InvalidTag:
+            raise Unsealable(f"it was changed since it was sealed with the key {ident.hex()}") from None
+
+
+def read_keys(path: Path) -> Keys:
+    """A key in base64 on each line; what follows `#` is not read. Raises StoreError."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise StoreError(f"--store-key-file {path} cannot be read: {error.strerror or error}") from error
+    if len(data) > MOST_BYTES:
+        raise StoreError(f"--store-key-file {path} has more than {MOST_BYTES} bytes")
+    keys: list[bytes] = []
+    for number, line in enumerate(data.splitlines(), 1):
+        text = line.partition(b"#")[0].strip()
+        if not text:
+            continue
+        try:
+            key = base64.b64decode(text, validate=True)
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise StoreError(
+                f"--store-key-file {path}, line {number}: no key of {KEY_BYTES} bytes in base64; "
+                "`openssl rand -base64 32` makes one"
+            )
+        keys.append(key)
+    if not 1 <= len(keys) <= MOST_KEYS:
+        raise StoreError(f"--store-key-file {path} has {len(keys)} keys: it needs 1 to {MOST_KEYS}")
+    if mode & 0o077:
+        log.warning("others may read the key file: chmod 600", file=str(path))
+    return Keys(keys)
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """What a sealed store says of itself. `check`: nothing, sealed. `plain`: some items may not be."""
+
+    check: bytes
+    plain: bool = False
+
+
+class SealedStore:
+    """`store`, whose items `keys` seal. `converts`: it may have items that are not sealed.
+
+    Raises StoreError if the keys are not the store's; then nothing was changed.
+    """
+
+    def __init__(
+        self, store: Store, keys: Keys, *, read_only: bool = False, converts: bool = False
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self.shared = store.shared
+        self.converts = converts
+        mark = _read_mark(store)
+        if mark is None and read_only:
+            raise StoreError("the store is not encrypted: leave --store-key-file out")
+        if mark is None:
+            plain = next(store.kept(), None) is not None
+            if plain and not converts:
+                raise StoreError(
+                    "the store has sessions that are not encrypted: `ramify store rekey` encrypts them"
+                )
+            store.set_mark(self._mark(plain), replace=False)
+            mark = _read_mark(store)  # another server may have been faster
+            assert mark is not None
+        self._plain = mark.plain
+        try:
+            keys.unseal("", "check", mark.check)
+        except Unsealable as error:
+            raise StoreError(f"--store-key-file does not open the store: {error}") from None
+        if mark.plain and not converts and not read_only:
+            raise StoreError(
+                "not all sessions of the store are encrypted yet: `ramify store rekey` goes on with that"
+            )
+
+    def _mark(self, plain: bool) -> bytes:
+        return msgspec.msgpack.encode(Mark(self._keys.seal("", "check", b""), plain))
+
+    def rekey(self) -> tuple[int, int]:
+        """Seal everything with the first key. Returns how many sessions that were, and how many were
+        left as they are, because a server has them or because they are damaged. If none was, the other
+        keys are needed no more.
+        """
+        done = left = 0
+        for kept in list(self._store.kept()):
+            taken = None if kept.live else self._store.take(kept.session, "free")
+            if taken is None:
+                left += 1
+                continue
+            try:
+                items = {key: self._unseal(kept.session, key, body) for key, body in taken.items.items()}
+            except Unsealable as error:
+                log.error("a session cannot be decrypted", session=kept.session, reason=str(error))
+                self._store.release(kept.session)
+                left += 1
+                continue
+            changes = Changes(
+                session=kept.session,
+                owner=kept.owner,
+                put=items,
+                drop=[],
+                used=kept.used,
+                expires=kept.expires,
+                busy=kept.busy,
+                live=False,
+                sync=True,
+                fence=taken.fence,
+            )
+            done += not self.write([changes])
+        if not left:
+            self._store.set_mark(self._mark(plain=False), replace=True)
+        return done, left
+
+    def _unseal(self, session: str, key: str, body: bytes) -> bytes:
+        if self._plain and body[:1] != SEALED:
+            return body
+        return self._keys.unseal(session, key, body)
+
+    def _opened(self, session: str, items: Mapping[str, bytes]) -> dict[str, bytes]:
+        return {key: self._body(session, key, body) for key, body in items.items()}
+
+    def _body(self, session: str, key: str, body: bytes) -> bytes:
+        """Of one that cannot be opened nothing that is a record: whoever reads it finds it damaged."""
+        try:
+            return self._unseal(session, key, body)
+        except Unsealable as error:
+            log.error("an item cannot be decrypted", session=session, item=key, reason=str(error))
+            return SEALED
+
+    # --- a `Store` -------------------------------------------------------------------------------
+
+    def write(self, batch: Sequence[Changes]) -> Collection[int]:
+        seal, replaced = self._keys.seal, msgspec.structs.replace
+        return self._store.write(
+            [
+                replaced(
+                    each,
+                    put={key: seal(each.session, key, body) for key, body in each.put.items()},
+                )
+                for each in batch
+            ]
+        )
+
+    def take(self, session: str, how: How) -> Taken | None:
+        taken = self._store.take(session, how)
+        return None if taken is None else Taken(taken.fence, self._opened(session, taken.items))
+
+    def release(self, session: str) -> None:
+        self._store.release(session)
+
+    def forget(self, session: str, fence: int) -> None:
+        self._store.forget(session, fence)
+
+    def head(self, session: str) -> bytes | None:
+        body = self._store.head(session)
+        return None if body is None else self._body(session, HEAD, body)
+
+    def read(self, session: str) -> Mapping[str, bytes]:
+        return self._opened(session, self._store.read(session))
+
+    def delete(self, sessions: Sequence[str]) -> None:
+        self._store.delete(sessions)
+
+    def kept(self) -> Iterator[Kept]:
+        return self._store.kept()
+
+    def waiting(self) -> list[str]:
+        return self._store.waiting()
+
+    def sweep(self, *, older_than: float, most: int, now: float) -> int:
+        return self._store.sweep(older_than=older_than, most=most, now=now)
+
+    def tend(self) -> list[str]:
+        return self._store.tend()
+
+    def mark(self) -> bytes | None:
+        return self._store.mark()
+
+    def set_mark(self, value: bytes, *, replace: bool) -> None:
+        self._store.set_mark(value, replace=replace)
+
+    def check(self) -> list[str]:
+        faults = self._store.check()
+        for kept in self._store.kept():
+            for key, body in self._store.read(kept.session).items():
+                try:
+                    self._unseal(kept.session, key, body)
+                except Unsealable as error:
+                    faults.append(f"session {kept.session}, item {key}: {error}")
+        return faults
+
+    def warnings(self) -> list[str]:
+        return self._store.warnings()
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def _read_mark(store: Store) -> Mark | None:
+    mark = store.mark()
+    try:
+        return None if mark is None else msgspec.msgpack.decode(mark, type=Mark)
+    except msgspec.MsgspecError as error:
+        raise StoreError("what the store says of its encryption is damaged") from error
+
+
+def _ident(key: bytes) -> bytes:
+    return hashlib.sha256(b"id of " + key).digest()[:ID_BYTES]
+
+
+def _about(session: str, key: str) -> bytes:
+    return f"{len(session)}:{session}{key}".encode()
