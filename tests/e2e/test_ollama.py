@@ -102,6 +102,49 @@ async def test_what_is_there(serving: Any, ollama_of: ClientOf) -> None:
         assert (status, list(body)) == (405, ["error"])
 
 
+async def test_what_open_webui_sends(serving: Any, ollama_of: ClientOf) -> None:
+    """The requests that its back end makes, read from its source: it was not run here."""
+    settings = {
+        "temperature": 0.0,
+        "top_p": 0.9,
+        "seed": 1,
+        "min_p": 0.0,
+        "top_k": 40,
+        "repeat_penalty": 1.1,
+    }
+    engine = {"num_ctx": 4096, "num_batch": 512, "num_keep": 4, "num_thread": 2, "num_gpu": 1}
+    engine |= {"use_mmap": True, "use_mlock": False, "mirostat": 0, "repeat_last_n": 64, "tfs_z": 1.0}
+    async with serving() as served, ollama_of(served) as (client, model):
+        post = client._client.post
+        assert (await client._client.get("/api/version")).json()["version"]
+        [listed] = (await client._client.get("/api/tags")).json()["models"]
+        named = {listed[key] for key in ("name", "model")}
+        assert {each["name"] for each in (await client._client.get("/api/ps")).json()["models"]} <= named
+        chat = {"model": listed["model"], "messages": HELLO, "stream": True, "keep_alive": "5m"}
+        options = settings | engine | {"num_predict": 8, "stop": ["###"]}
+        answer = await post("/api/chat", json=chat | {"options": options})
+        assert [json.loads(line)["done"] for line in answer.text.splitlines()][-1:] == [True]
+        title = chat | {"stream": False, "options": {"num_predict": 5}}  # titles, tags, follow-ups
+        assert (await post("/api/chat", json=title)).json()["eval_count"] == 5
+        body = {"prompt": "Hello.", "options": {"num_predict": 3}, "stream": False}
+        assert (await post("/api/generate", json={"model": listed["model"]} | body)).json()["done"]
+        openai = {
+            "messages": HELLO,
+            "stream": True,
+            "max_tokens": 4,
+            "frequency_penalty": 0.1,
+            "seed": 3,
+        }
+        openai |= {
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "stop": ["###"],
+            "stream_options": {"include_usage": True},
+        }
+        answer = await post("/v1/chat/completions", json={"model": model} | openai)
+        assert answer.text.rstrip().endswith("data: [DONE]")
+
+
 async def test_an_answer_by_schema(serving: Any, ollama_of: ClientOf) -> None:
     schema = {
         "type": "object",

@@ -5,7 +5,7 @@ changes nothing, so that clients that send it always work, and others are told b
 not OpenAI's are those of `generate`, with the same names.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -38,7 +38,9 @@ R = TypeVar("R")
 
 
 class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of what clients send."""
+    """Base of what clients send. `MENDS`: what to do instead, by a field that is not served."""
+
+    MENDS: ClassVar[dict[str, str]] = {}
 
 
 class TextPart(Struct, kw_only=True, frozen=True, tag_field="type", tag="text"):
@@ -187,6 +189,14 @@ class _Settings(Struct, kw_only=True, frozen=True):
 class ChatRequest(_Settings, kw_only=True, frozen=True):
     """POST /v1/chat/completions."""
 
+    MENDS: ClassVar[dict[str, str]] = {
+        "functions": "use `tools`",
+        "function_call": "use `tool_choice`",
+        "input": "use `messages`, or POST /v1/responses",
+        "prompt": "use `messages`, or POST /v1/completions",
+        "max_output_tokens": "use `max_completion_tokens`",
+    }
+
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1 << 14)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
@@ -274,25 +284,32 @@ def decode(body: bytes, kind: type[R]) -> R:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _bad(str(error)) from None
+        raise _bad(str(error), getattr(kind, "MENDS", {})) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is no JSON object: {error}") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
 
 
-def _bad(message: str) -> BadRequest:
+def _bad(message: str, mends: dict[str, str]) -> BadRequest:
     """msgspec says: what is wrong - at `$.path`; the field stands in the text where it is unknown."""
+    told, field = _told(message)
+    mend = mends.get(field or "")
+    return BadRequest(f"{told}: {mend}" if mend else told, details={"field": field})
+
+
+def _told(message: str) -> tuple[str, str | None]:
+    """What to say, and the field."""
     what, _, where = message.partition(" - at `$")
     path = where.removesuffix("`").removeprefix(".")
     if what.startswith("Object contains unknown field `"):
         name = what.removeprefix("Object contains unknown field `").removesuffix("`")
         path = f"{path}.{name}" if path else name
-        return BadRequest(f"unknown parameter: `{path}`", details={"field": path})
+        return f"unknown parameter: `{path}`", path
     if what.startswith("Object missing required field `"):
         name = what.removeprefix("Object missing required field `").removesuffix("`")
         path = f"{path}.{name}" if path else name
-        return BadRequest(f"missing parameter: `{path}`", details={"field": path})
+        return f"missing parameter: `{path}`", path
     if not path and what.startswith("`"):
         path = what[1:].partition("`")[0]
-    return BadRequest(f"{what} - at `{path}`" if path else what, details={"field": path or None})
+    return f"{what} - at `{path}`" if path else what, path or None

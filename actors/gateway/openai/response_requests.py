@@ -4,7 +4,7 @@ import base64
 import binascii
 import zlib
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -170,6 +170,19 @@ class Obfuscation(Struct, frozen=True):
 
 class ResponseRequest(Struct, frozen=True, kw_only=True):
     """POST /v1/responses."""
+
+    MENDS: ClassVar[dict[str, str]] = {
+        "conversation": "use `previous_response_id`, which goes on from any stored response; "
+        "a conversation has no object of its own here",
+        "prompt": "no prompts are stored here: send the text as `instructions` and `input`",
+        "context_management": "nothing is summarized here: begin again with a shorter `input`",
+        "truncation": "only `disabled` is served: what is too long is refused, not cut",
+        "messages": "use `input`, or POST /v1/chat/completions",
+        "max_tokens": "use `max_output_tokens`",
+        "max_completion_tokens": "use `max_output_tokens`",
+        "response_format": "use `text.format`",
+        "reasoning_effort": "use `reasoning.effort`",
+    }
 
     model: Annotated[str, Meta(max_length=4096)] | None = None  # the one that is served
     input: Text | Annotated[list[Any], Meta(min_length=1, max_length=1 << 14)] | None = None

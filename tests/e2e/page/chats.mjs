@@ -47,13 +47,21 @@ scene("a refresh in mid-stream loses nothing", async (page) => {
   assert.match(await page.locator(".stats").last().textContent(), /400 tokens/);
 }, { settings: { max_tokens: 400 } });
 
-scene("no network in mid-stream loses nothing", async (page) => {
+scene("ten seconds without network in mid-stream lose nothing, and it goes on at once", async (page) => {
+  await page.clock.install();
   await send(page, "Go on");
   await streaming(page);
   await page.context().setOffline(true);
   await page.getByText(/No network/).first().waitFor();
-  await page.waitForTimeout(1500);
+  const before = (await last(page)).length;
+  await page.clock.fastForward(10_000); // by the page's clock
+  await page.waitForTimeout(300);
+  assert.equal((await last(page)).length, before);
+  const began = Date.now();
   await page.context().setOffline(false);
+  await page.locator(".server[data-status=open]").waitFor();
+  const took = Date.now() - began;
+  assert.ok(took < 5_000, `back after ${took} ms`); // nothing waits for a timer
   await settled(page);
   const [text] = await answers(page);
   await again(page);

@@ -3,9 +3,11 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from ramify.actors.gateway.openai.requests import ChatRequest, CompletionRequest, decode
+from ramify.actors.gateway.openai.response_requests import LaneRequest, ResponseRequest
 from ramify.protocol.errors import BadRequest
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -59,6 +61,30 @@ def test_what_is_refused_is_named(fields: dict[str, Any], field: str | None) -> 
             message.chat()
     if field is not None:
         assert raised.value.details == {"field": field}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (
+            ResponseRequest,
+            {"conversation": "c"},
+            r"unknown parameter: `conversation`: use `previous_response_id`",
+        ),
+        (ResponseRequest, {"truncation": "auto"}, r"at `truncation`: only `disabled` is served"),
+        (ResponseRequest, {"max_tokens": 5}, r"`max_tokens`: use `max_output_tokens`"),
+        (
+            LaneRequest,
+            {"type": "response.create", "prompt": {"id": "p"}},
+            r"`prompt`: no prompts are stored",
+        ),
+        (ChatRequest, {"input": "x"}, r"`input`: use `messages`, or POST /v1/responses"),
+        (CompletionRequest, {"nothing_like_it": 1}, r"unknown parameter: `nothing_like_it`$"),
+    ],
+)
+def test_what_to_do_instead_is_said(kind: type[Any], fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        decode(msgspec.json.encode(fields), kind)
 
 
 def test_a_bias_of_logits_is_refused_in_words() -> None:
