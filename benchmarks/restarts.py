@@ -332,7 +332,7 @@ class Client:
         key = (ident, reply.get("branch", ""))
         times = self._heard[key] = self._heard.get(key, 0) + 1
         op, past = self._sent.get(ident), self._past.get(ident)
-        if op is None and past is not None and self._back and reply.get("revision", 0) > self._told:
+        if op is None and past is not None and reply.get("revision", 0) > self._revision:
             self._apply(past, reply)  # it ran again after `lost`
         if op is None or times > 1:
             # A `done` at the position that the client has comes again with a resume: it may be missing.
