@@ -140,6 +140,7 @@ class Probe:
         self._plan: list[float] = []
         self._from_thread: list[float] = []
         self._lag: list[float] = []
+        self.store_cost = False
         mailbox, executor = engine.core._to_scheduler, engine.executor
         assert executor is not None
         drain_with, tell_executor = mailbox.drain_with, executor.tell
@@ -195,9 +196,46 @@ class Probe:
             "fds": len(os.listdir("/proc/self/fd")),
             "steps": engine.metrics._steps,
             "kv": [free, evictable, referenced],
+            "store": _store_cost() if self.store_cost else {},
             "gc": sum(generation["collections"] for generation in gc.get_stats()),
             **taken,
         }
+
+
+_spent = {"saver": 0.0, "writer": 0.0}
+
+
+def _time_store() -> None:
+    """Count the CPU time of what saves sessions: on the event loop, and in the store's thread."""
+    from ramify.actors.session.saver import Saver
+    from ramify.actors.store.sqlite import SqliteStore
+
+    now = time.thread_time
+
+    def timed(kind: type, name: str, part: str) -> None:
+        inner = getattr(kind, name)
+
+        def outer(*given: Any, **named: Any) -> Any:
+            begun = now()
+            try:
+                return inner(*given, **named)
+            finally:
+                _spent[part] += now() - begun - own
+
+        setattr(kind, name, outer)
+
+    begun = now()
+    for _ in range(10_000):
+        now()
+    own = (now() - begun) / 10_000  # what the clock costs, of which one reading lies between the two
+    for name in ("turn", "saved", "end"):
+        timed(Saver, name, "saver")
+    timed(SqliteStore, "write", "writer")
+
+
+def _store_cost() -> dict[str, float]:
+    """Seconds of CPU time so far."""
+    return dict(_spent)
 
 
 def _cpu_of(pid: int) -> float:
@@ -252,6 +290,7 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
             grace_s=1.0,
             ping_interval_s=30.0,
             store=options.store,
+            warm_start=options.warm_start,
         ),
         executor=options.executor,
         gateways=options.gateways,
@@ -265,8 +304,11 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
         "context": 4096,
     }
     spec = FactorySpec(f"{Path(__file__).stem}:stamped_executor", settings)
+    if options.store_cost:
+        _time_store()
     async with running_engine(config, spec=spec, check_idle=bool(options.verify)) as engine:
         probe = Probe(engine)
+        probe.store_cost = bool(options.store_cost)
         gc.collect()  # as `serve` does
         gc.freeze()
         watch = asyncio.create_task(probe.watch_lag()) if options.lag else None
@@ -295,6 +337,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pages", type=int, default=1 << 18)
     parser.add_argument("--ttl", type=float, default=600.0, help="of sessions without sockets, s")
     parser.add_argument("--store", type=Path, help="the file that keeps sessions")
+    parser.add_argument("--warm-start", type=int, help="tokens")
+    parser.add_argument("--store-cost", type=int, default=0, help="time what saves sessions")
     parser.add_argument("--verify", type=int, default=0, help="check KV and cache all the time")
     parser.add_argument("--lag", type=int, default=0, help="collect the event loop's lag")
     return parser.parse_args()

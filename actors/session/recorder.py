@@ -138,7 +138,8 @@ class Recorder:
             return None
         put, drop = self._put, self._drop = {}, self._drop
         branches, labels = self._branches()
-        waits, failed = self._waits(now, wall)
+        tasks = self._tasks()
+        waits, failed = self._waits(tasks, now, wall)
         head = _encode(
             SavedHead(
                 format=FORMAT,
@@ -160,7 +161,7 @@ class Recorder:
                 meta=self._state.meta,
                 branches=branches,
                 labels=labels,
-                clients=self._clients(waits),
+                clients=self._clients(tasks),
                 waits=waits,
                 failed=failed,
             )
@@ -266,10 +267,10 @@ class Recorder:
     # --- ops -------------------------------------------------------------------------------------
 
     def _waits(
-        self, now: float, wall: float
+        self, tasks: list[Task], now: float, wall: float
     ) -> tuple[list[SavedWait], dict[int, dict[str, SavedError | None]]]:
         left: dict[int, list[Task]] = {}
-        for task in self._tasks():
+        for task in tasks:
             left.setdefault(id(task.op), []).append(task)
         before, self._ops = self._ops, {}
         frames, self._frames = self._frames, {}
@@ -301,13 +302,13 @@ class Recorder:
         self._drop += [f"f{number}" for key, (number, _) in frames.items() if key not in self._frames]
         return waits, failed
 
-    def _tasks(self) -> Iterator[Task]:
-        """Those that are not done, but on branches that are not saved."""
-        branches = self._state.branches
-        for task in self._runner.tasks():
-            branch = branches.get(task.branch or "")
-            if branch is None or (branch.persist or self._state.persist) != "none":
-                yield task
+    def _tasks(self) -> list[Task]:
+        """Those that are not done, without those on branches that are not saved."""
+        branches, tasks = self._state.branches, self._runner.tasks()
+        if all(branch.persist != "none" for branch in branches.values()):
+            return tasks
+        private = {name for name, branch in branches.items() if branch.persist == "none"}
+        return [task for task in tasks if task.branch not in private]
 
     @staticmethod
     def _run(task: Task, generations: Generations) -> Iterator[SavedRun]:
@@ -330,8 +331,8 @@ class Recorder:
 
     # --- replies ---------------------------------------------------------------------------------
 
-    def _clients(self, waits: list[SavedWait]) -> list[SavedClient]:
-        due = {(task.frame.client, task.op.id) for task in self._tasks()}
+    def _clients(self, tasks: list[Task]) -> list[SavedClient]:
+        due = {(task.frame.client, task.op.id) for task in tasks}
         clients: list[SavedClient] = []
         logs = self._publisher.reply_logs
         for client, log in logs.items():

@@ -1,14 +1,13 @@
 """When a session is saved, and what waits for it.
 
 The first save comes before anybody hears of the session: whoever has its key will find it, and a life
-that somebody has seen is known to the next one. Then `lazy`: when an op is done, and a quarter of a
-second after anything else has changed, if no save is under way. `sync`: at once, and what sockets should
-hear waits, from the first reply on, until the store has it. Meanwhile the session goes on; what it says
-later waits behind that. While the store cannot be written, an `open` whose answer would wait for it is
-refused, to be tried again.
-
-What is saved carries the session's fence. Once another server has taken the session, the store refuses
-it, and nothing that was not saved is told any more: the other server has its own next words.
+that somebody has seen is known to the next one. Then `lazy`: when an op is done, and a second after
+anything else has changed, like an output that grows, if no save is under way. `sync`: at once, and
+what sockets should hear waits, from the first reply on, until the store has it. Meanwhile the session
+goes on; what it says later waits behind that. While the store cannot be written, an `open` whose
+answer would wait for it is refused, to be tried again. What is saved carries the session's fence. Once
+another server has taken the session, the store refuses it, and nothing that was not saved is told any
+more: the other server has its own next words.
 """
 
 import time
@@ -24,9 +23,9 @@ from ramify.actors.session.replies import error_message
 from ramify.protocol.errors import Overloaded
 from ramify.protocol.messages import Forget, Release, Save, StoreMessage
 from ramify.protocol.saved import next_fence
-from ramify.protocol.wire import Done, Event, Ok, ServerMessage, State
+from ramify.protocol.wire import Delta, Done, Event, Ok, ServerMessage, State
 
-LAZY_SECONDS = 0.25
+LAZY_SECONDS = 1.0
 RETRY_MS = 2000  # when an `open` may be tried again
 
 
@@ -77,6 +76,10 @@ class Saver:
         if self._ready:  # a socket may have gone before it was sent what it may hear
             self._ready = {socket: count for socket, count in self._ready.items() if socket in here}
         done, owes = self._done()
+        if not done and self._told and self._due is not None and now < self._due and not self._failing:
+            if self._lazy is None:  # as for nearly every token
+                self._core.state.out.wake(self._due)
+            return
         if self._sync is None and (owes or not self._told):
             self._told = True
             self._sync = self._save(sync=owes)
@@ -149,14 +152,18 @@ class Saver:
 
     def _done(self) -> tuple[bool, bool]:
         """Whether somebody is about to hear that an op is done; and of one that must be saved first."""
-        done = False
+        done, ready = False, self._ready
         for subscriber in self._core.publisher.subscribers.values():
-            for message in subscriber.out[self._ready.get(subscriber.socket, 0) :]:
-                if isinstance(message, Ok | Done | Event):
+            out = subscriber.out
+            for message in out[ready.get(subscriber.socket, 0) :] if ready else out:
+                kind = type(message)
+                if kind is Delta:
+                    continue
+                if kind is Ok or kind is Done or kind is Event:
                     done = True
                     if self._waits(message):
                         return True, True
-                elif isinstance(message, State) and self._synced:
+                elif kind is State and self._synced:
                     return True, True  # it shows what ran while nobody was here
         return done, False
 

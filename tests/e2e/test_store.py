@@ -137,7 +137,7 @@ async def test_requests_that_nobody_comes_back_to_are_not_saved(
     path = tmp_path / "s.db"
 
     async def saved() -> int:
-        await asyncio.sleep(2 * LAZY_SECONDS)
+        await asyncio.sleep(LAZY_SECONDS + 0.3)
         store = SqliteStore(path, read_only=True)
         try:
             return len(list(store.kept()))
@@ -192,11 +192,11 @@ async def test_a_stored_response_behind_one_that_is_not(
             behind = {"previous_response_id": second.id, "store": False}
             await connection.response.create(**settings, input="secret", **behind)
             third = await said(connection)
-            await asyncio.sleep(2 * LAZY_SECONDS)
+            await asyncio.sleep(LAZY_SECONDS + 0.3)
             assert b"second" in await asyncio.to_thread(texts)
             assert b"secret" not in await asyncio.to_thread(texts)
             await client.responses.create(**settings, input="secret", **behind)
-            await asyncio.sleep(2 * LAZY_SECONDS)
+            await asyncio.sleep(LAZY_SECONDS + 0.3)
         assert b"secret" not in await asyncio.to_thread(texts)
         prompt = (await client.responses.input_items.list(second.id)).data
     async with serving(**kept) as served, openai_of(served) as (client, model):
@@ -280,14 +280,14 @@ async def test_who_took_a_session_meanwhile_has_it(
     socket is sent away and nothing more is written; who comes back hears what it has, and goes on.
     """
     path = tmp_path / "s.db"
-    async with serving(**placement, fake=SLOW, server={"store": path}) as served:
+    async with serving(**placement, fake={"step_seconds": 0.006}, server={"store": path}) as served:
         oracle = served.oracle
         expected = oracle.output(oracle.turn("long"), 400)
         async with served.connect() as peer, served.connect() as other:
             state = await peer.open(peer.user(1, "long"), peer.greedy(2, max_tokens=400), tokens=True)
             await other.open(other.user(1, "hi"))
             await peer.next("delta")
-            await asyncio.sleep(2 * LAZY_SECONDS)
+            await asyncio.sleep(LAZY_SECONDS + 0.3)
             store = SqliteStore(path)
             taken = store.take(state["session"], "force")
             with pytest.raises(ConnectionClosed) as closed:

@@ -5,7 +5,7 @@ from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.session.saver import LAZY_SECONDS, Saver
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.messages import Forget, Save, StoreMessage
-from ramify.protocol.wire import Append, Set
+from ramify.protocol.wire import Append, Generate, Set
 from tests.actors.session.alone import Alone
 
 
@@ -47,6 +47,25 @@ def test_what_changed_is_saved_when_its_time_has_come(tokenizer: Tokenizer) -> N
     saver.turn()
     assert not store.drain_nowait()
     assert alone.core.state.out.wake_at == 10.0 + LAZY_SECONDS
+    clock.advance(LAZY_SECONDS)
+    saver.turn()
+    assert ticket(store)
+
+
+def test_output_that_grows_waits_for_its_time(tokenizer: Tokenizer) -> None:
+    clock = ManualClock(10.0)
+    alone, saver, store = saving(tokenizer, clock)
+    heard(alone, saver, store)
+    asked = alone.send(Append(id=1, text="hello"), Generate(id=2, ignore_eos=True))
+    heard(alone, saver, store)
+    for _ in range(3):
+        clock.advance(LAZY_SECONDS / 4)
+        alone.said(asked[-1].request, 65)
+        alone.core.state.out.wake_at = None
+        saver.turn()
+        assert not store.drain_nowait()
+        assert not saver.holds
+        assert alone.core.state.out.wake_at
     clock.advance(LAZY_SECONDS)
     saver.turn()
     assert ticket(store)
