@@ -250,6 +250,8 @@ class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Several cores behind one front: where they run, and how those on other machines join."""
 
     count: int  # that are kept running; with "join" none is started: they come by themselves
+    most: int | None = None  # more are started when first tokens are late; None: never
+    ttft_s: float = 1.0  # then this is late
     on: Literal["processes", "ray", "join"] = "processes"
     listen: str = "127.0.0.1"  # where replicas of other processes and machines join
     listen_port: int = 0  # 0: any
@@ -266,6 +268,12 @@ class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         least = 0 if self.on == "join" else 1
         _count("--replicas", self.count, least, 1024)
+        _count("--replicas-max", self.most, max(1, self.count), 1024)
+        _require(
+            self.most is None or self.on != "join",
+            "--replicas-max does not go with --replicas-on join: nobody here can start one",
+        )
+        _seconds("--replica-ttft", self.ttft_s, 0.001, DAY_S)
         _require(0 <= self.listen_port <= 65535, f"--replica-port is {self.listen_port}: at most 65535")
         _require(
             (self.tls_cert is None) == (self.tls_key is None),

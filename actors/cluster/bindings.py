@@ -22,6 +22,7 @@ from ramify.protocol.messages import (
     DropBranches,
     DropSessions,
     ExtendBranch,
+    Finished,
     ForkBranch,
     Inspect,
     Inspected,
@@ -56,6 +57,10 @@ class Placing(Protocol):
 
     def submitted(self, session: int, replica: int, message: Submit) -> None:
         """A request goes to its session's replica."""
+        ...
+
+    def finished(self, finished: list[Finished]) -> None:
+        """Requests have ended."""
         ...
 
     def left(self, session: int) -> None:
@@ -223,6 +228,7 @@ class Bindings:
             return False
         if isinstance(message, Tokens) and message.finished:
             entry.running = max(0, entry.running - len(message.finished))
+            self._placing.finished(message.finished)
         return True
 
     def gone(self, replica: int) -> list[int]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
+from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.cluster.bindings import Bindings
@@ -26,6 +27,7 @@ from ramify.actors.cluster.local import LocalReplica, environment, threads
 from ramify.actors.cluster.member import Member
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
 from ramify.actors.cluster.placing import Placing
+from ramify.actors.cluster.scaling import Scaling
 from ramify.actors.cluster.shift import machine
 from ramify.actors.cluster.tcp import JoinPort, read_secret, server_context
 from ramify.actors.cluster.wire import (
@@ -100,7 +102,14 @@ class Cluster:
         self._check_idle = check_idle
         self._epoch = epoch
         self._members: dict[int, Member] = {}
-        self._placing = Placing(clock)
+        settings = config.replicas
+        self._wanted = settings.count
+        self._scaling = None
+        if settings.most is not None and settings.most > settings.count:
+            self._scaling = Scaling(settings.count, settings.most, settings.ttft_s)
+        self._placing = Placing(clock, scaling=self._scaling)
+        self._group: TaskGroup | None = None
+        self._guard: Guard = lambda name, run: run
         self._bindings = Bindings(self._placing, self._send, self._must, self._answer)
         self._spread: Spread[SessionMessage] | None = None
         self._info: ExecutorInfo | None = None
@@ -116,6 +125,7 @@ class Cluster:
         self._scrapes = 0
         self._port: JoinPort | None = None
         self._ray: RayReplicas | None = None
+        self._retired: set[int] = set()  # replicas that are not started again
         self._drained: dict[int, float] = {}  # replica -> until when generations may run there
         metrics.watch(self._gauges, self._ask)
 
@@ -153,6 +163,7 @@ class Cluster:
     async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
         """Return when the first replica is ready. Raises as `CoreHost.load`."""
         self._progress = progress
+        self._group, self._guard = group, guard
         settings = self._settings
         progress(f"starting {settings.count} replicas", 0.0)
         if settings.on == "processes":
@@ -247,7 +258,7 @@ class Cluster:
         task_status.started()
         failed = 0
         variables = environment(number, self._config)
-        while not self._stop.is_set():
+        while not self._stop.is_set() and number not in self._retired:
             replica = LocalReplica(number)
             self._members[number] = replica.member
             try:
@@ -259,7 +270,7 @@ class Cluster:
             if self._stop.is_set():
                 return
             if replica.member.drained:
-                log.info("a replica has left, and is started again", replica=number)
+                log.info("a replica has left", replica=number, again=number not in self._retired)
                 continue
             log.error("a replica has ended", replica=number, reason=why)
             failed = 0 if served else failed + 1
@@ -446,6 +457,44 @@ class Cluster:
                 self._drained[number] = now + HURRY_SECONDS
                 self._move(sessions)
 
+    # --- how many --------------------------------------------------------------------------------
+
+    def _scale(self, now: float) -> None:
+        """Start one, or have one leave, where there should be more or fewer."""
+        if self._scaling is None or self._stop.is_set():
+            return
+        loads = [m.report.load for m in self._members.values() if m.state == "ready" and m.report.load]
+        leaving = sum(member.state == "draining" for member in self._members.values())
+        coming = max(0, self._wanted - len(loads) - leaving)
+        wanted = self._scaling.wanted(loads, coming, now)
+        if wanted > self._wanted:
+            log.info("more replicas", wanted=wanted, ttft_s=round(self._scaling.ttft(now), 3))
+            self._grow(wanted)
+        elif wanted < self._wanted and not leaving and not coming:
+            log.info("fewer replicas", wanted=wanted)
+            ready = [each for each in self._members.values() if each.state == "ready"]
+            least = min(ready, key=lambda each: self._bindings.count(each.number))
+            self._wanted = wanted
+            self._retired.add(least.number)
+            if self._ray is not None:
+                self._ray.scale(wanted)
+            self.drain(least.number)
+
+    def _grow(self, wanted: int) -> None:
+        self._wanted = wanted
+        if self._ray is not None:
+            self._ray.scale(wanted)
+            return
+        kept = set(self._members) - self._retired
+        free = (number for number in itertools.count() if number not in self._members)
+        while len(kept) < wanted and self._group is not None:
+            number = next(free)
+            self._retired.discard(number)
+            kept.add(number)
+            run = self._guard(f"replica {number}", partial(self._keep, number))
+            self._members[number] = Member(number, lambda: None)  # its place is taken at once
+            self._group.start_soon(partial(run, task_status=TASK_STATUS_IGNORED))
+
     # --- time ------------------------------------------------------------------------------------
 
     async def _watch(self, *, task_status: TaskStatus[None]) -> None:
@@ -462,6 +511,7 @@ class Cluster:
                 if silent > self._settings.silence_s:
                     member.hung(f"it was silent for {silent:.1f} s")
             self._left(now)
+            self._scale(now)
             self._bindings.place()
             self._judge()
             self._without = 0.0 if self._ready else self._without + LOOK_SECONDS

@@ -5,9 +5,10 @@ replica goes, or has far more to do than the others: then its next request is pl
 """
 
 from ramify.actors.cluster.router import Policy, ReplicaRouter
+from ramify.actors.cluster.scaling import Scaling
 from ramify.actors.kit.clock import Clock
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
-from ramify.protocol.messages import Submit
+from ramify.protocol.messages import Finished, Submit
 
 
 class _Place:
@@ -22,9 +23,12 @@ class _Place:
 
 
 class Placing:
-    """A `bindings.Placing`."""
+    """A `bindings.Placing`. `scaling` hears how late first tokens are."""
 
-    def __init__(self, clock: Clock, policy: Policy | None = None) -> None:
+    def __init__(
+        self, clock: Clock, policy: Policy | None = None, scaling: Scaling | None = None
+    ) -> None:
+        self.scaling = scaling
         self.router = ReplicaRouter(policy)
         self._clock = clock
         self._places: dict[int, _Place] = {}
@@ -83,6 +87,13 @@ class Placing:
             now, ticket, prompt = self._clock.now(), place.ticket, message.prompt
             self.router.sent(replica, place.tokens, now, ticket, holds=prompt)
             place.tokens = place.ticket = 0
+
+    def finished(self, finished: list[Finished]) -> None:
+        if self.scaling is not None:
+            now = self._clock.now()
+            for each in finished:
+                if each.first_token:
+                    self.scaling.first_token(each.first_token - each.arrived, now)
 
     def left(self, session: int) -> None:
         self._places.pop(session, None)

@@ -21,6 +21,13 @@ def add_replica_flags(parser: argparse.ArgumentParser) -> None:
         "each on one of them (default: none, the model runs in the server)",
     )
     group.add_argument(
+        "--replicas-max",
+        type=int,
+        metavar="N",
+        help="start more, up to so many, while first tokens are later than --replica-ttft, and end them "
+        "again when they are not needed (default: always --replicas)",
+    )
+    group.add_argument(
         "--replicas-on",
         choices=["processes", "ray", "join"],
         default="processes",
@@ -66,6 +73,7 @@ def add_replica_flags(parser: argparse.ArgumentParser) -> None:
         help=f"of each replica, for Ray (default {known.cpus:g})",
     )
     for flag, default, text in (
+        ("--replica-ttft", known.ttft_s, "to the first token that are too many, for --replicas-max"),
         ("--replica-silence", known.silence_s, "without a word after which a replica has hung"),
         ("--replica-drain", known.drain_s, "that a replica which leaves lets generations run"),
     ):
@@ -80,6 +88,8 @@ def replicas_config(args: argparse.Namespace) -> ReplicasConfig | None:
     joins = args.replicas_on == "join"
     config = ReplicasConfig(
         count=args.replicas if args.replicas is not None else 0 if joins else 1,
+        most=args.replicas_max,
+        ttft_s=args.replica_ttft,
         on=args.replicas_on,
         listen=host,
         listen_port=port,

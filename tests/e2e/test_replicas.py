@@ -15,6 +15,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from ramify.actors.cluster import scaling
+
 SLOW = {"step_seconds": 0.005}
 PATIENCE = 30.0
 
@@ -239,3 +241,25 @@ async def test_sessions_go_where_their_prefix_is(serving: Any) -> None:
             await asyncio.sleep(0.05)  # the caches' news are on their way
         assert min(computed[:2]) > 500
         assert max(computed[2:]) < 100, computed
+
+
+async def test_more_replicas_while_first_tokens_are_late(serving: Any, monkeypatch: Any) -> None:
+    """And fewer when nothing is asked for: what is at the one that goes is kept."""
+    monkeypatch.setattr(scaling, "UP_S", 0.5)
+    monkeypatch.setattr(scaling, "DOWN_S", 2.0)
+    monkeypatch.setattr(scaling, "RECENT_S", 2.0)
+    settings = {"count": 1, "most": 2, "ttft_s": 0.01}
+    async with serving(replicas=settings, fake=SLOW) as served, AsyncExitStack() as sockets:
+        cluster = served.engine.core
+        assert len(cluster.pids) == 1
+        peers = [await sockets.enter_async_context(served.connect()) for _ in range(12)]
+        turn = 0
+        for peer in peers:
+            await peer.open(client="c")
+        async with asyncio.timeout(PATIENCE):
+            while len(cluster.pids) < 2:
+                turn += 1
+                await asyncio.gather(*(p.say(3 * turn, "quick", max_tokens=2) for p in peers))
+        await until(lambda: len(cluster.describe()) == 1, "one has left")
+        for peer in peers:
+            assert (await peer.say(3 * turn + 3, "still there?", max_tokens=5))["reason"] == "length"

@@ -55,6 +55,9 @@ class Turns:
     def submitted(self, session: int, replica: int, message: m.Submit) -> None:
         assert self.at[session] == replica
 
+    def finished(self, finished: list[m.Finished]) -> None:
+        assert finished
+
     def left(self, session: int) -> None:
         self.at.pop(session, None)
 

@@ -1,0 +1,442 @@
+"""Several replicas behind one front: what is lost when one is killed, and what does the front cost?
+
+    python benchmarks/replicas.py kill [--kills 20] [--replicas 4] [--streams 40] [--model fake|bundled]
+    python benchmarks/replicas.py cost [--repeat 5]
+    python benchmarks/replicas.py sockets [--sockets 2000]
+    python benchmarks/replicas.py links [--rounds 2000] [--ray]
+
+    kill     40 greedy generations, one replica ended by SIGKILL in their midst, again and again. The
+             texts must be those of a run in which nobody dies; "wait" is the longest time between two
+             deltas of a stream. The exit code is 1 if a text differs (where runs without a kill do not
+             differ) or a stream waits over 5 s.
+    cost     a server without replicas, and fronts with 1 and 2, in turns: TTFT of one stream at a time,
+             and CPU time of all processes for each token of 64 streams (fake executor, steps of 2 ms)
+    sockets  so many sockets on one front with two replicas: 64 streams beside them, then a turn of each
+    links    the time of a frame there and back: socket pair, TCP, TLS; Ray's own calls with --ray
+
+All processes share this machine with the load.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fake_server import _cpu_of, write_model_folder
+from load import Recorder
+from report import headline, machine, percentile, table, write_json
+
+from ramify.actors.engine import running_engine
+from ramify.actors.executor.spec import FakeSpec
+from ramify.actors.kit.files import allow_files
+from ramify.protocol.config import (
+    EngineConfig,
+    Limits,
+    ModelConfig,
+    ReplicasConfig,
+    ScheduleConfig,
+    ServerConfig,
+)
+
+BUNDLED = Path(__file__).resolve().parent.parent / "gpu" / "default_model"
+WAIT_S = 5.0  # that no stream may wait
+SUBJECTS = "sea clock bread winter key bird moon train map rain".split()  # noqa: SIM905
+
+
+class Server:
+    """A server in a process of its own."""
+
+    def __init__(self, replicas: int, *, model: str = "fake", step_ms: float = 2.0) -> None:
+        program = [sys.executable, __file__, "serve", f"--replicas={replicas}", f"--model={model}"]
+        self._process = subprocess.Popen(
+            [*program, f"--step-ms={step_ms}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+        self.replicas = replicas
+        while len(self.ready()) < replicas:
+            time.sleep(0.1)
+
+    def ready(self) -> list[dict[str, Any]]:
+        """The replicas that are."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/info", timeout=30) as answer:
+            known = json.load(answer).get("replicas", [])
+        return [each for each in known if each["state"] == "ready"]
+
+    def cpu(self) -> float:
+        """Seconds of CPU time of all its processes."""
+        return sum(map(_cpu_of, [self._process.pid, *(each["pid"] for each in self.ready())]))
+
+    def rss(self) -> int:
+        """Bytes that the front has in memory."""
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+
+async def serve(options: argparse.Namespace, folder: Path) -> None:
+    """The server's process, until its stdin ends."""
+    replicas = ReplicasConfig(count=options.replicas) if options.replicas else None
+    server = ServerConfig(port=0, grace_s=1.0, ping_interval_s=60.0, ping_timeout_s=600.0)
+    if options.model == "fake":
+        size, first = write_model_folder(folder)
+        settings = {"step_seconds": options.step_ms / 1e3, "pages": 1 << 18, "context": 4096}
+        fake = FakeSpec(settings, {"vocab_size": size, "first": first, "eos": 2})
+        model, spec = ModelConfig(path=folder), fake
+    else:
+        model, spec = ModelConfig(path=BUNDLED, device="cpu", threads=1), None
+    config = EngineConfig(
+        model=model,
+        server=server,
+        limits=Limits(ops_per_second=10_000),
+        schedule=ScheduleConfig(),
+        gateways=0,
+        replicas=replicas,
+    )
+    allow_files(10_000)
+    async with running_engine(config, spec=spec) as engine:
+        print(engine.port, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+class Stream:
+    """One generation on a socket of its own."""
+
+    def __init__(self, recorder: Recorder, tokens: int) -> None:
+        self._recorder = recorder
+        self._tokens = tokens
+        self.text = ""
+        self.times: list[float] = []
+        self.sent = 0.0
+
+    @classmethod
+    async def open(cls, port: int, prompt: str, tokens: int) -> "Stream":
+        """A session with a prompt."""
+        recorder = await Recorder.connect(port)
+        waiting = asyncio.ensure_future(recorder.until(b'"type":"ok"'))
+        await asyncio.sleep(0)
+        message = {"role": "user", "content": prompt}
+        recorder.send(
+            {"type": "open", "client": "load"}, {"type": "append", "id": 1, "messages": [message]}
+        )
+        await waiting
+        return cls(recorder, tokens)
+
+    async def run(self) -> None:
+        """Generate, and note when what came."""
+        recorder = self._recorder
+        recorder.chunks.clear()
+        waiting = asyncio.ensure_future(recorder.until_done(1))
+        await asyncio.sleep(0)
+        sampling = {"temperature": 0, "max_tokens": self._tokens, "ignore_eos": True}
+        recorder.send({"type": "generate", "id": 2, **sampling})
+        self.sent = recorder.sent_at
+        await waiting
+        for when, message in recorder.messages():
+            if message["type"] == "delta":
+                if message.get("truncate") is not None:
+                    raise AssertionError(f"a stream was cut back: {message}")
+                self.text += message["text"]
+                self.times.append(when)
+            elif message["type"] == "done":
+                if (message["reason"], message["usage"]["output"]) != ("length", self._tokens):
+                    raise AssertionError(f"a stream ended early: {message}")
+            elif message["type"] != "ok":
+                raise AssertionError(f"unexpected: {message}")
+        await recorder.end_session()
+
+    def gap(self) -> float:
+        """The longest time between two deltas."""
+        return max((b - a for a, b in itertools.pairwise([self.sent, *self.times])), default=0.0)
+
+
+async def streams(port: int, prompts: list[str], tokens: int, meanwhile: Any = None) -> list[Stream]:
+    """All at once. `meanwhile` runs beside them."""
+    opened = [await Stream.open(port, prompt, tokens) for prompt in prompts]
+    await asyncio.gather(*(stream.run() for stream in opened), *([meanwhile()] if meanwhile else []))
+    return opened
+
+
+# --- kill -----------------------------------------------------------------------------------------
+
+
+def kill(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
+    """See the module's top."""
+    chance = random.Random(options.seed)
+    prompts = [
+        f"Tell me {number} things about {SUBJECTS[number % len(SUBJECTS)]}."
+        for number in range(options.streams)
+    ]
+    rounds: list[dict[str, Any]] = []
+    with Server(options.replicas, model=options.model, step_ms=options.step_ms) as server:
+        plain = [asyncio.run(streams(server.port, prompts, options.tokens)) for _ in range(2)]
+        texts = [stream.text for stream in plain[0]]
+        by_itself = sum(a != b.text for a, b in zip(texts, plain[1], strict=True))
+        lasts = plain[1][0].times[-1] - plain[1][0].sent
+        undisturbed = max(stream.gap() for stream in plain[1])
+        print(f"undisturbed: {lasts:.2f} s, longest wait {undisturbed:.2f} s, {by_itself} texts differ")
+        for number in range(options.kills):
+            victim: dict[str, Any] = {}
+
+            async def killing(victim: dict[str, Any] = victim) -> None:
+                await asyncio.sleep(chance.uniform(0.1, 0.7) * lasts)
+                ready = await asyncio.to_thread(server.ready)
+                victim |= chance.choice([each for each in ready if each["running"]] or ready)
+                os.kill(victim["pid"], signal.SIGKILL)
+
+            done = asyncio.run(streams(server.port, prompts, options.tokens, killing))
+            differ = sum(a != b.text for a, b in zip(texts, done, strict=True))
+            waits = sorted(stream.gap() for stream in done)
+            rounds.append(
+                {"moved": victim["sessions"], "differ": differ, "longest": waits[-1], "waits": waits}
+            )
+            print(
+                f"{number + 1}: {victim['sessions']} sessions moved, {differ} texts differ, longest "
+                f"wait {waits[-1]:.2f} s (median {waits[len(waits) // 2]:.2f})",
+                flush=True,
+            )
+            while len(server.ready()) < options.replicas:
+                time.sleep(0.2)
+    longest = [each["longest"] for each in rounds]
+    differ = sum(each["differ"] for each in rounds)
+    row = [
+        f"{options.model}, {options.streams} streams, {options.replicas} replicas",
+        str(len(rounds)),
+        str(sum(each["moved"] for each in rounds)),
+        f"{differ} (without a kill {by_itself})",
+        f"{statistics.median(longest):.2f} / {max(longest):.2f}",
+        f"{undisturbed:.2f}",
+    ]
+    columns = ["", "kills", "moved", "texts that differ", "longest wait s p50/max", "undisturbed"]
+    return [columns, row], rounds, (bool(differ) and not by_itself) or max(longest) > WAIT_S
+
+
+# --- cost -----------------------------------------------------------------------------------------
+
+
+def cost(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
+    """See the module's top."""
+    servers = [Server(count, step_ms=2.0) for count in (0, 1, 2)]
+    runs: dict[int, list[dict[str, float]]] = {0: [], 1: [], 2: []}
+    texts = [f"{number} of many" for number in range(64)]
+    try:
+        for server in servers:
+            asyncio.run(streams(server.port, texts, 20))  # warm-up
+        for _ in range(options.repeat):
+            for server in servers:
+                ttft: list[float] = []
+                for number in range(20):
+                    (one,) = asyncio.run(streams(server.port, [f"alone {number}"], 4))
+                    ttft.append(one.times[0] - one.sent)
+                before, began = server.cpu(), time.perf_counter()
+                many = asyncio.run(streams(server.port, texts, 200))
+                took = time.perf_counter() - began
+                gaps = [b - a for s in many for a, b in itertools.pairwise(s.times)]
+                runs[server.replicas].append(
+                    {
+                        "ttft_p50_ms": percentile(ttft, 50) * 1e3,
+                        "ttft_max_ms": max(ttft) * 1e3,
+                        "cpu_us": (server.cpu() - before) / (64 * 200) * 1e6,
+                        "tokens_s": 64 * 200 / took,
+                        "itl_p99_ms": percentile(gaps, 99) * 1e3,
+                    }
+                )
+    finally:
+        for server in servers:
+            server.__exit__()
+    rows = [["replicas", "TTFT ms p50", "max", "CPU us/token", "tokens/s", "ITL ms p99"]]
+    for count, taken in runs.items():
+        names = ("ttft_p50_ms", "ttft_max_ms", "cpu_us", "tokens_s", "itl_p99_ms")
+        medians = [statistics.median(run[name] for run in taken) for name in names]
+        rows.append([str(count or "none"), *(f"{value:.1f}" for value in medians)])
+    return rows, runs, False
+
+
+# --- sockets --------------------------------------------------------------------------------------
+
+
+def sockets(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
+    """See the module's top."""
+    allow_files(options.sockets + 200)
+
+    async def crowd(server: Server) -> dict[str, float]:
+        before = server.rss()
+        began = time.perf_counter()
+        opened: list[Stream] = []
+        for _ in range(0, options.sockets, 100):
+            number = min(100, options.sockets - len(opened))
+            prompts = [f"socket {len(opened) + i}" for i in range(number)]
+            opened += await asyncio.gather(*(Stream.open(server.port, p, 8) for p in prompts))
+        connected = time.perf_counter() - began
+        beside = await streams(server.port, [f"beside {i}" for i in range(64)], 200)
+        gaps = [b - a for s in beside for a, b in itertools.pairwise(s.times)]
+        began = time.perf_counter()
+        await asyncio.gather(*(stream.run() for stream in opened))
+        turns = time.perf_counter() - began
+        waits = [stream.times[0] - stream.sent for stream in opened]
+        return {
+            "connect_s": connected,
+            "itl_p50_ms": percentile(gaps, 50) * 1e3,
+            "itl_p99_ms": percentile(gaps, 99) * 1e3,
+            "all_turns_s": turns,
+            "ttft_p50_ms": percentile(waits, 50) * 1e3,
+            "ttft_max_ms": max(waits) * 1e3,
+            "kib_each": (server.rss() - before) / options.sockets / 1024,
+        }
+
+    with Server(2) as server:
+        found = asyncio.run(crowd(server))
+    return [list(found), [f"{value:.1f}" for value in found.values()]], found, False
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+def links(options: argparse.Namespace) -> tuple[list[list[str]], Any, bool]:
+    """A step's frame for 64 sessions, there and back."""
+    from ramify.protocol.messages import Progress, Tokens
+
+    frame = [(number, Tokens([Progress(number << 32, b"\7\0\0\0")], [])) for number in range(64)]
+    found = asyncio.run(_over_links(frame, options.rounds))
+    if options.ray:
+        found["Ray actor"] = _over_ray(frame, options.rounds)
+    rows = [["", "us p50", "us p99"]]
+    for name, times in found.items():
+        rows.append([name, *(f"{percentile(times, p) * 1e6:.0f}" for p in (50, 99))])
+    return rows, {name: percentile(times, 50) for name, times in found.items()}, False
+
+
+async def _over_links(frame: Any, rounds: int) -> dict[str, list[float]]:
+    from ramify.actors.cluster import tcp
+    from ramify.actors.kit.link import Link, open_link
+
+    encoder, secret = msgspec.msgpack.Encoder(), b"0123456789abcdef"
+    decoder = msgspec.msgpack.Decoder(type=type(frame))
+    ended: dict[str, Any] = {"on_end": lambda error: None, "max_frame": 1 << 24}
+
+    def echo(link: list[Link[Any, Any]]) -> Any:
+        def heard(message: Any) -> None:
+            link[0].consumed()
+            link[0].tell(message)
+
+        return heard
+
+    async def times(link: Link[Any, Any], came: "asyncio.Queue[Any]") -> list[float]:
+        taken = []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            link.tell(frame)
+            await came.get()
+            link.consumed()
+            taken.append(time.perf_counter() - began)
+        link.abort()
+        return taken[rounds // 10 :]
+
+    found = {}
+    ours, theirs = socket.socketpair()
+    far: list[Link[Any, Any]] = []
+    far.append(await open_link("far", theirs, decoder, encoder, on_message=echo(far), **ended))
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+    near = await open_link("near", ours, decoder, encoder, on_message=queue.put_nowait, **ended)
+    found["socket pair"] = await times(near, queue)
+    with tempfile.TemporaryDirectory() as folder:
+        cert, key = Path(folder) / "cert.pem", Path(folder) / "key.pem"
+        made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        made += ["-nodes", "-days", "2", "-subj", "/CN=x", "-keyout", str(key), "-out", str(cert)]
+        await asyncio.to_thread(subprocess.run, made, check=True, capture_output=True)
+        tls = tcp.server_context(cert, key), tcp.client_context(cert.read_text())
+    for name, (server, client) in {"TCP": (None, None), "TLS": tls}.items():
+        joined: list[Link[Any, Any]] = []
+
+        def joins(open_link: Any, host: str, joined: list[Any] = joined) -> None:
+            joined.append(open_link("far", decoder, encoder, on_message=echo(joined), **ended))
+
+        port = tcp.JoinPort(secret, joins)
+        number = await port.listen("127.0.0.1", 0, server)
+        make = await tcp.knock("127.0.0.1", number, secret, client)
+        queue = asyncio.Queue()
+        near = await make(decoder, encoder, on_message=queue.put_nowait, **ended)
+        found[name] = await times(near, queue)
+        port.close()
+    return found
+
+
+def _over_ray(frame: Any, rounds: int) -> list[float]:
+    import ray
+
+    ray.init(address="local", include_dashboard=False, log_to_driver=False)
+    encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode
+
+    class Echo:
+        def heard(self, body: bytes) -> bytes:
+            return msgspec.msgpack.encode(msgspec.msgpack.decode(body))
+
+    actor = ray.remote(Echo).remote()
+    taken = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        decode(ray.get(actor.heard.remote(encode(frame))))
+        taken.append(time.perf_counter() - began)
+    ray.shutdown()
+    return taken[rounds // 10 :]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", choices=["kill", "cost", "sockets", "links", "serve"])
+    parser.add_argument("--json", help="write all runs to this file")
+    parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--streams", type=int, default=40)
+    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--model", choices=["fake", "bundled"], default="fake")
+    parser.add_argument("--step-ms", type=float, default=10.0)
+    parser.add_argument("--sockets", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.what == "serve":
+        with tempfile.TemporaryDirectory() as folder:
+            asyncio.run(serve(options, Path(folder)))
+        return 0
+    about = machine()
+    print(headline(about), flush=True)
+    parts = {"kill": kill, "cost": cost, "sockets": sockets, "links": links}
+    rows, results, failed = parts[options.what](options)
+    print(table(rows[0], rows[1:]))
+    print(f"load average at the end: {os.getloadavg()[0]:.2f}")
+    write_json(options.json, about, results)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
