@@ -136,7 +136,7 @@ class Metrics:
         self._sampled += len(result.tokens) >> 2
         if result.drafted:
             self._drafted += sum(unpack(result.drafted))
-            self._accepted += sum(unpack(result.counts)) - (len(result.counts) >> 2)
+            self._accepted += sum(count - 1 for count in unpack(result.counts) if count)
         self._step.observe(result.elapsed_us * 1e-6)
         self._plan.observe(plan_seconds)
 

@@ -113,9 +113,11 @@ def test_drafts_by_drafter() -> None:
     metrics.step(StepResult(1, pack([0, 1]), pack([5, 6, 7]), 4, 900, counts=pack([2, 1]),
                             drafted=pack([3, 0])), 0.0)  # fmt: skip
     metrics.step(StepResult(2, pack([0, 1]), pack([8, 9]), 2, 900), 0.0)
+    metrics.step(StepResult(3, pack([0, 1]), pack([8, 9, 9]), 3, 900, counts=pack([0, 3]),
+                            drafted=pack([0, 2])), 0.0)  # the first row waited for its mask  # fmt: skip
     values = samples(metrics)
-    assert values["ramify_draft_tokens_total{ngram}"] == 3
-    assert values["ramify_accepted_draft_tokens_total{ngram}"] == 1
+    assert values["ramify_draft_tokens_total{ngram}"] == 5
+    assert values["ramify_accepted_draft_tokens_total{ngram}"] == 3
 
 
 def test_how_requests_gave_way() -> None:
