@@ -60,9 +60,11 @@ class Automaton:
         columns: dict[bytes, int] = {}
         turned = np.ascontiguousarray(part.table.T)
         numbers = [columns.setdefault(column.tobytes(), len(columns)) for column in turned]
-        first = [numbers.index(i) for i in range(len(columns))]
+        table = part.table
+        if len(columns) < len(numbers):
+            table = table[:, [numbers.index(i) for i in range(len(columns))]]
         return cls(
-            np.ascontiguousarray(part.table[:, first]),
+            np.ascontiguousarray(table),
             np.array(numbers, np.uint8)[classes],
             part.final.copy(),
         )

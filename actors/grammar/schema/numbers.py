@@ -128,12 +128,17 @@ def _between(shape: Number, whole: bool) -> Automaton:
     for bound, is_open, sign in ((low, low_open, 1), (high, high_open, -1)):
         if bound is None:
             continue
-        part = Automaton.from_regex(
-            _at_least(bound * sign, is_open, "" if sign == 1 else "-", "-" if sign == 1 else "")
-        )
+        part = _bounded(bound * sign, is_open, sign)
         found = part if found is None else found.intersect(part)
     assert found is not None
     return found
+
+
+@lru_cache(maxsize=256)
+def _bounded(low: Fraction, strictly: bool, sign: int) -> Automaton:
+    """The decimals from `low` on; `sign` -1: up to `-low`. Kept: schemas have many bounds in common."""
+    plus, minus = ("", "-") if sign == 1 else ("-", "")
+    return Automaton.from_regex(_at_least(low, strictly, plus, minus))
 
 
 def _at_least(low: Fraction, strictly: bool, plus: str, minus: str) -> str:

@@ -98,10 +98,7 @@ class Strings:
         if shape.only is not None:
             kept = [value for value in shape.only if self.holds(shape, value)]
             return Automaton.from_expression(union(*(Literal(_utf8(value)) for value in kept)))
-        where = shape.tests[0].pointer if shape.tests else ""
-        for bound in (shape.least, shape.most or 0):
-            if bound > MAX_COUNT:
-                raise TooLarge(where, f"a length of {bound}: at most {MAX_COUNT} characters are counted")
+        where = _checked(shape)
         try:
             found: Automaton | None = None
             for test in shape.tests:
@@ -122,12 +119,12 @@ class Strings:
         return found or _any_text()
 
     def _quoted(self, shape: String) -> Automaton | None:
-        language = self.language(shape)
-        if language.is_empty():
-            return None
         if shape == String(least=shape.least, most=shape.most):
-            return _strings_of_length(shape.least, shape.most)
-        return quoted(language)
+            _checked(shape)
+            empty = shape.most is not None and shape.most < shape.least
+            return None if empty else _strings_of_length(shape.least, shape.most)
+        language = self.language(shape)
+        return None if language.is_empty() else quoted(language)
 
     def spell(self, shape: String) -> Automaton | None:
         """The strings of `shape` as JSON, quotes included. None if there are none."""
@@ -146,6 +143,15 @@ class Strings:
                     return None
             self._spelled[shape] = found
         return found
+
+
+def _checked(shape: String) -> str:
+    """Where the shape's first test is. Raises TooLarge if it counts too many characters."""
+    where = shape.tests[0].pointer if shape.tests else ""
+    for bound in (shape.least, shape.most or 0):
+        if bound > MAX_COUNT:
+            raise TooLarge(where, f"a length of {bound}: at most {MAX_COUNT} characters are counted")
+    return where
 
 
 @lru_cache(maxsize=1)
@@ -173,8 +179,15 @@ def _of_length(least: int, most: int | None) -> Automaton:
 
 @lru_cache(maxsize=8)
 def _strings_of_length(least: int, most: int | None) -> Automaton:
-    """The same as JSON."""
-    return quoted(_of_length(least, most))
+    """The same as JSON: each character is spelled by itself."""
+    quote, character = Literal(b'"'), Embedded(_character())
+    return Automaton.from_expression(Concat((quote, Repeat(character, least, most), quote)))
+
+
+@lru_cache(maxsize=1)
+def _character() -> Automaton:
+    """A character between the quotes of a JSON string."""
+    return Automaton.from_expression(Embedded(escaped(Automaton.from_expression(_ONE))))
 
 
 def _utf8(value: str) -> bytes:

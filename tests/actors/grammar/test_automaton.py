@@ -3,12 +3,14 @@
 import itertools
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.expression import Embedded, concat, literal, union
+from ramify.actors.grammar.fragment import Fragment, has_loops, trim
 from ramify.actors.grammar.limits import MAX_STATES
 from ramify.protocol.errors import ConstraintError
 
@@ -125,3 +127,28 @@ def test_the_bytes_are_utf_8() -> None:
     for data in (b"\xff", b"\xc3", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe0\x80\x80"):
         assert not text.accepts(data)
     assert text.accepts("aé中😀".encode())
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_useless_states_go_by_the_definition(data: st.DataObject) -> None:
+    """Those on no way from the start to an end; and loops are found where a state leads to itself."""
+    size, symbols = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3))
+    rows = st.lists(st.integers(-1, size - 1), min_size=symbols, max_size=symbols)
+    table = np.array(data.draw(st.lists(rows, min_size=size, max_size=size)), np.int32)
+    final = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
+    start = data.draw(st.integers(0, size - 1))
+    behind = [{target for target in row if target >= 0} for row in table.tolist()]
+    for _ in range(size):  # all that can be reached in one step or more
+        behind = [targets.union(*(behind[target] for target in targets)) for targets in behind]
+    ends = set(np.flatnonzero(final).tolist())
+    kept = [s for s in range(size) if s in behind[start] and {s, *behind[s]} & ends]
+    kept = sorted({start, *kept})
+    found = trim(Fragment(table, final, start))
+    assert len(found) == len(kept)
+    assert found.start == 0
+    assert sorted(found.final.tolist()) == sorted(final[kept].tolist())
+    edges = [(s, c) for s in kept for c in range(symbols) if table[s, c] in kept]
+    assert (found.table >= 0).sum() == len(edges)
+    loops = any(state in targets for state, targets in enumerate(behind))
+    assert has_loops(Fragment(table, final)) == loops
