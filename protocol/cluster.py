@@ -53,10 +53,11 @@ class ReplicaLoad(msgspec.Struct, tag=True, array_like=True, frozen=True, kw_onl
 
     `heard`: how many requests of this listener it has taken so far (`ReplicaRouter.sent` counts them).
     `queued`: prompt tokens of all its requests that are not computed yet. `waiting`: requests that
-    have no KV slots yet, `wanted`: tokens of their prompts. `decoding`: requests that decode.
+    have no KV slots yet, `wanted`: tokens of their prompts. `decoding`: requests that decode,
+    `context`: tokens that all that run attend to, shared ones as often as they are read.
     `free`, `evictable`, `slots`: token slots of its KV pool. As it has measured, 0.0 if nothing is
-    known yet: `prefill_rate`: prompt tokens a second, beside so many decodes; `hold_s`: seconds for
-    which a request holds its slots.
+    known yet: `prefill_rate`: prompt tokens a second, beside so many decodes; `step_s`: seconds that
+    a step lasts; `hold_s`: seconds for which a request holds its slots.
     """
 
     heard: Count = 0
@@ -64,8 +65,10 @@ class ReplicaLoad(msgspec.Struct, tag=True, array_like=True, frozen=True, kw_onl
     waiting: Count = 0
     wanted: Count = 0
     decoding: Count = 0
+    context: Count = 0
     free: Count = 0
     evictable: Count = 0
     slots: Count = 0
     prefill_rate: Rate = 0.0
+    step_s: Seconds = 0.0
     hold_s: Seconds = 0.0

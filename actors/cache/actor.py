@@ -18,6 +18,8 @@ from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import KvEvents, ListenKv, UnlistenKv
 
+NEWS_S = 0.05  # seconds for which changes are collected before routers are told
+
 
 class CacheActor:
     """Serves `cache`. With `check_idle`, checks it whenever nothing runs and nothing waits.
@@ -41,12 +43,31 @@ class CacheActor:
         self._scheduler = scheduler
         self._sessions = sessions
         self._routers = routers
+        self._changed = anyio.Event()  # there is something to tell routers
         self._clock: Clock = clock if clock is not None else MonotonicClock()
         self._check_idle = check_idle
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until the mailbox is closed and empty. Raises what the cache raises."""
-        task_status.started()
+        if self._routers is None:
+            task_status.started()
+            await self._serve()
+            return
+        failure: Exception | None = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._announce, self._routers)
+            task_status.started()
+            try:
+                await self._serve()
+            except Exception as error:  # raised below as it is, not inside a group
+                failure = error
+            group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        while self.cache.pending_news:
+            self._tell_news(self._routers)
+
+    async def _serve(self) -> None:
         while True:
             try:
                 messages = await self.mailbox.drain()
@@ -55,21 +76,24 @@ class CacheActor:
             for message in messages:
                 self._handle(message)
             self._sessions.start()
-            if self._routers is not None:
-                await self._announce(self._routers)
+            if not self._changed.is_set() and self.cache.pending_news:
+                self._changed.set()
             if self._check_idle and not self.cache.runs and not len(self.mailbox):
                 check(self.cache)
 
     async def _announce(self, routers: Address[KvEvents]) -> None:
-        """Tell what has changed: behind the answers, and in parts if it is much."""
-        while self.cache.pending_news:
-            for event in self.cache.news():
-                routers.tell(event)
-            if not self.cache.pending_news:
-                return
-            await anyio.lowlevel.checkpoint()
-            if len(self.mailbox):  # what waits goes first; the rest follows it
-                return
+        """Tell what has changed, behind the answers: some times a second, in parts if it is much."""
+        while True:
+            await self._changed.wait()
+            await self._clock.sleep_until(self._clock.now() + NEWS_S)
+            while self.cache.pending_news:
+                self._tell_news(routers)
+                await anyio.lowlevel.checkpoint()
+            self._changed = anyio.Event()
+
+    def _tell_news(self, routers: Address[KvEvents]) -> None:
+        for event in self.cache.news():
+            routers.tell(event)
 
     def _handle(self, message: m.CacheMessage) -> None:
         cache = self.cache

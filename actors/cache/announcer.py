@@ -1,9 +1,9 @@
 """Which blocks of tokens have KV, told to the routers of a cluster as hashes (`protocol/cluster.py`).
 
 Residency says which nodes became resident and which went cold; that is all that happens on the
-way of a step, and nothing where nobody listens. `flush`, behind it, hashes what is new. What has
-been told of a node is kept at it, so a split divides it as it does pages, and eviction looks
-nothing up:
+way of a step, and nothing where nobody listens. `flush`, some times a second, hashes what is new,
+all nodes in a few operations. What has been told of a node is kept at it, so a split divides it as
+it does pages, and eviction looks nothing up:
 
     node.hashes    uint64, of the first blocks that end in (start, end]; None: nothing was told yet
 
@@ -15,9 +15,9 @@ Does not know who listens, or what for.
 
 import numpy as np
 
-from ramify.actors.cache.node import Node
+from ramify.actors.cache.node import Node, Tokens
 from ramify.actors.cache.tree import RadixTree
-from ramify.actors.kit.blocks import NO_HASHES, BlockHasher, Hashes, seed
+from ramify.actors.kit.blocks import BlockHasher, Hashes, seed
 from ramify.protocol.cluster import MOST_HASHES, KvEvents
 
 MOST_TOKENS = 1 << 17  # that one flush hashes: about a millisecond
@@ -67,11 +67,7 @@ class Announcer:
         stored: list[Hashes] = []
         tokens = 0
         while self._changed and tokens < MOST_TOKENS:
-            node, _ = self._changed.popitem()
-            if (
-                node.pages is not None and node.parent is not None
-            ):  # else evicted, or merged into another
-                tokens += self._tell(node, stored)
+            tokens += self._hash(stored)
         events: list[KvEvents] = []
         if removed:
             gone = np.concatenate(removed)
@@ -103,32 +99,47 @@ class Announcer:
         self.seq += 1
         return self.seq
 
-    def _tell(self, node: Node, stored: list[Hashes]) -> int:
-        """Hash what is not told of the path to `node`, onto `stored`. Returns how many tokens."""
-        size = self.size
-        path: list[Node] = []
-        while not self._is_told(node):
-            path.append(node)
-            assert node.parent is not None  # roots are told
-            node = node.parent
-        if not path:
-            return 0
-        top, tip = path[-1], path[0]
-        done = 0 if top.hashes is None else len(top.hashes)
-        first = top.start // size + done
-        count = tip.end // size - first
-        if not count:
+    def _hash(self, stored: list[Hashes]) -> int:
+        """Hash what is not told of some changed nodes' paths, onto `stored`. Returns how many tokens.
+
+        All at once, so none of them may be below another: such a one stays for the next call.
+        """
+        size, tokens = self.size, 0
+        runs: list[tuple[int, Tokens]] = []
+        paths: list[tuple[list[Node], int]] = []  # nodes from the tip up, the first block to be told
+        claimed: set[Node] = set()
+        later: list[Node] = []
+        while self._changed and tokens < MOST_TOKENS:
+            tip, _ = self._changed.popitem()
+            if tip.pages is None or tip.parent is None:
+                continue  # evicted, or merged into another
+            path: list[Node] = []
+            node = tip
+            while node not in claimed and not self._is_told(node):
+                path.append(node)
+                assert node.parent is not None  # roots are told
+                node = node.parent
+            if node in claimed:
+                later.append(tip)
+                continue
+            if not path:
+                continue
+            claimed.update(path)
+            top = path[-1]
+            first = top.start // size + (0 if top.hashes is None else len(top.hashes))
+            fresh = np.frombuffer(self._tree.tokens(tip, first * size), dtype=np.int32)
+            tokens += len(fresh)
+            runs.append((self._state(top), fresh))
+            paths.append((path, first))
+        for (path, first), hashes in zip(paths, self._hasher.chains(runs), strict=True):
+            if len(hashes):
+                stored.append(hashes)
             for each in path:
-                each.hashes = NO_HASHES if each.hashes is None else each.hashes
-            return 0
-        tokens = np.frombuffer(self._tree.tokens(tip, first * size), dtype=np.int32)
-        hashes = self._hasher.chain(self._state(top), tokens)
-        stored.append(hashes)
-        for each in path:
-            part = hashes[max(each.start // size - first, 0) : each.end // size - first]
-            old = each.hashes  # only that of the first one may have any
-            each.hashes = part if old is None else np.concatenate((old, part))
-        return len(tokens)
+                part = hashes[max(each.start // size - first, 0) : each.end // size - first]
+                old = each.hashes  # only the uppermost may have any
+                each.hashes = part if old is None else np.concatenate((old, part))
+        self._changed.update(dict.fromkeys(later))
+        return tokens
 
     def _is_told(self, node: Node) -> bool:
         if node.hashes is None:

@@ -5,6 +5,7 @@ speed at which it computes beside its decodes, and the time until it has room fo
 
     (tokens queued + tokens sent there and not heard of + price * tokens that have no KV there) / rate
         + tokens that find no slots / slots that are given back a second
+        + steps under way * seconds of a step for each token of context * context of what runs
 
 - *Queued* is what the replica told last; what this router has sent since is added until a report counts
   it in, so slow prefills do not pile up on one replica unseen.
@@ -13,7 +14,8 @@ speed at which it computes beside its decodes, and the time until it has room fo
 - *KV* is what replicas publish (`KvEvents`), and what requests that were placed lately will compute:
   a burst with one new prefix goes where it is being computed.
 - The *price* of computing rises with the queues of all replicas: what one session computes, others
-  wait for.
+  wait for. Who has most of a prompt is left only where that saves much: else the turns of one
+  conversation would fill the caches of all.
 - A replica whose queue is longer than `imbalance` times the mean (and some slack) takes nothing,
   whatever it has cached. Some replica always has the mean or less, so this never leaves nobody.
 - A tenant stays at few replicas (`tenancy.py`), unless going elsewhere saves more than `away_s`. Where
@@ -41,6 +43,7 @@ PROMISE_S = 10.0  # what was placed is expected to be in an index by then
 RESERVED_S = 5.0  # a place whose request does not come by then is not held
 _RATE = 20_000.0  # prompt tokens a second, until anything was measured
 _HOLD_S = 2.0  # likewise
+_MUCH = 4096.0  # tokens of context, of all: with less nothing is said by how long steps last
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,9 +54,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     price_s: float = 0.5  # mean wait at which computing a token costs twice its time
     most_price: float = 3.0
     away_s: float = 0.1  # what a tenant's session must save to be placed away from its home
+    steps: float = 3.0  # that are under way before one that a request comes into
     fill_s: float = 0.1  # what a full pool costs beside waiting for slots: evicted KV, slower steps
     move_s: float = 0.5  # what a session must save to be moved
     move_share: float = 0.5  # and this share of what it would wait where it is
+    keep: float = 0.5  # who has this share of a prompt is left only for as much as a session's replica
     rest_s: float = 20.0  # it stays for so long after it has come
 
 
@@ -129,6 +134,7 @@ class ReplicaRouter:
         self._queued[slot] = self._work[slot] = 0.0
         self._rate[slot] = self._rates()
         self._turn[slot] = self._told[slot] = self._held[slot] = self._release[slot] = 0.0
+        self._read[slot] = self._context[slot] = self._step[slot] = 0.0
         self._slots[slot] = np.inf
         self._live[slot] = True
         self._version += 1
@@ -167,6 +173,8 @@ class ReplicaRouter:
         self._queued[slot] = load.queued
         if load.prefill_rate > 0.0:
             self._rate[slot] = max(1.0, load.prefill_rate)
+        self._read[slot] = load.context + load.wanted
+        self._step[slot] = load.step_s
         if load.slots:
             held = max(0, load.slots - load.free - load.evictable)
             self._slots[slot] = load.slots
@@ -214,7 +222,17 @@ class ReplicaRouter:
         strangers = self._strangers(name, now)
         if strangers is not None:
             seconds[strangers] += self.policy.away_s
-        return self._placed(name, self._choose(seconds), size, cached, hashes, now)
+        slot = self._choose(seconds)
+        most = float(cached.max())
+        if self.policy.keep and cached[slot] < most and most >= self.policy.keep * size:
+            seconds[cached < most] = np.inf  # those that have the most of it, if one may be chosen
+            there = int(seconds.argmin())
+            if np.isfinite(seconds[there]):
+                wait = self._wait(size) + (size - cached) / self._rate
+                enough = max(self.policy.move_s, self.policy.move_share * float(wait[there]))
+                if wait[there] - wait[slot] <= enough:
+                    slot = there
+        return self._placed(name, slot, size, cached, hashes, now)
 
     def should_move(
         self,
@@ -303,11 +321,24 @@ class ReplicaRouter:
         self._slots: npt.NDArray[np.float64]  # of the KV pool
         self._told: npt.NDArray[np.float64]  # of them, held or waited for as the replica told
         self._held: npt.NDArray[np.float64]  # and with what was sent and reserved since
+        self._read: npt.NDArray[np.float64]  # tokens of context, as the replica told
+        self._context: npt.NDArray[np.float64]  # and with what was sent and reserved since
         self._release: npt.NDArray[np.float64]  # seconds until a held slot more is given back
+        self._step: npt.NDArray[np.float64]  # seconds of a step
         self._turn: npt.NDArray[np.float64]  # the ticket that last chose it
         grown("_live", np.bool_, 0)
         grown("_ids", np.uint64, 0)
-        for name in ("_queued", "_work", "_told", "_held", "_release", "_turn"):
+        for name in (
+            "_queued",
+            "_work",
+            "_told",
+            "_held",
+            "_read",
+            "_context",
+            "_release",
+            "_step",
+            "_turn",
+        ):
             grown(name, np.float64, 0)
         grown("_rate", np.float64, _RATE)
         grown("_slots", np.float64, np.inf)
@@ -326,6 +357,7 @@ class ReplicaRouter:
             held += holds
         self._work[known.slot] = self._queued[known.slot] + work
         self._held[known.slot] = self._told[known.slot] + held
+        self._context[known.slot] = self._read[known.slot] + held
 
     def _expire(self, now: float) -> None:
         """Give up places whose request did not come."""
@@ -343,7 +375,7 @@ class ReplicaRouter:
         old = known.slot
         for array in (
             self._live, self._ids, self._queued, self._work, self._rate, self._slots, self._told,
-            self._held, self._release, self._turn,
+            self._held, self._read, self._context, self._release, self._step, self._turn,
         ):  # fmt: skip
             array[slot] = array[old]
         self._at[slot], self._at[old] = known, None
@@ -379,6 +411,9 @@ class ReplicaRouter:
         held = self._held + size
         seconds = self._work / self._rate + self.policy.fill_s * (held / self._slots)
         seconds += np.maximum(held - self._slots, 0.0) * self._release
+        live = self._live
+        slope = self._step.sum(where=live) / max(_MUCH, self._read.sum(where=live))
+        seconds += self.policy.steps * slope * (self._context + size)
         return seconds
 
     def _choose(self, seconds: npt.NDArray[np.float64]) -> int:

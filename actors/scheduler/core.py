@@ -106,13 +106,15 @@ class Scheduler:
 
     def load(self, heard: int = 0) -> ReplicaLoad:
         """How busy it is, for routers. O(requests): to be asked some times a second, not each step."""
-        queued = decoding = wanted = 0
+        queued = decoding = wanted = context = 0
         for request in self._requests.values():
             run = request.run
             if run is None:
                 queued += max(0, request.prompt - request.resident)
                 wanted += request.prompt
-            elif run.computed < run.prompt:
+                continue
+            context += run.prompt + len(run.out)
+            if run.computed < run.prompt:
                 queued += run.prompt - run.computed
             else:
                 decoding += 1
@@ -123,10 +125,12 @@ class Scheduler:
             waiting=self.waiting,
             wanted=wanted,
             decoding=decoding,
+            context=context,
             free=settlements.free * size,
             evictable=(settlements.available - settlements.free) * size,
             slots=self._info.pages * size,
             prefill_rate=self._planner.pace.rate(decoding),
+            step_s=self._planner.pace.step_s if self._runs else 0.0,
             hold_s=self._hold_s,
         )
 

@@ -49,6 +49,7 @@ _OF_REQUEST, _OF_CLIENT = 1024, 4096  # prompt tokens that count at most as wait
 _BEYOND = 1.25  # times the largest captured size: a graph of that is better than slightly more
 _EACH = 8  # of so many steps of decodes alone one is learnt from: they are all alike
 _KEPT = 0.97  # of what was known before a step: about 30 of them count
+_STEPS = 8  # that the mean of what a step lasts is about
 _UNSURE = 100.0  # variance of what is not known, in units where a step's own noise has 1
 _CLIP = 0.5  # a step counts as at most so many times what was expected more, or less
 _UNITS = 1.0, 1 / 64, 1 / 512  # of the three sizes, so that each weighs about as much
@@ -70,6 +71,7 @@ class Pace:
         self._odd = 0  # steps in a row that were far from what was expected
         self._known = 0  # most prompt tokens in a measured step beside decodes
         self._full = 0  # most in one without; on a CPU in any
+        self.step_s = 0.0  # that a step lasts, a mean that forgets
         self._waiting = 0  # prompt tokens that lack, of each client `_OF_CLIENT` at most
 
     def work(self, run: Run, start: int, end: int) -> int:
@@ -91,6 +93,7 @@ class Pace:
         """A step of so many prompt tokens and decodes took so long."""
         if not seconds or not prompts + decodes:
             return
+        self.step_s += (seconds - self.step_s) / _STEPS if self.step_s else seconds
         if not prompts:
             self._skipped = (self._skipped + 1) % _EACH
             if self._skipped != 1:

@@ -609,7 +609,7 @@ def test_load_says_what_is_not_computed_yet(world):
     assert w.core.load().queued == 3
     w.result()
     during = w.core.load()
-    assert (during.queued, during.decoding) == (0, 1)
+    assert (during.queued, during.decoding, during.context) == (0, 1, 4)
     w.run()
     after = w.core.load()
     assert (after.queued, after.waiting, after.decoding, after.wanted) == (0, 0, 0, 0)
