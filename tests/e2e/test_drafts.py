@@ -40,7 +40,7 @@ async def answers(served: Any) -> tuple[list[str], list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("drafter", ["ngram", "model"])
 async def test_counts_of_drafts_add_up(serving: Any, llama_folder: Path, drafter: str) -> None:
-    """`--draft ngram`, and a draft model, which here is the model itself: it guesses greedy tokens right."""
+    """`--draft ngram`, and a draft model: here the model itself, which guesses greedy tokens right."""
     draft = str(llama_folder) if drafter == "model" else drafter
     model = {"path": llama_folder, "device": "cpu", "dtype": "float32", "threads": 1}
     async with serving(real=True, model=model | {"draft": "none"}) as served:

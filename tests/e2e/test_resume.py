@@ -209,7 +209,7 @@ async def test_credit_and_tick_merge_deltas(serving: Any, placement: dict[str, A
             {"type": "credit", "branch": "main", "upto": len(prompt) + 10},
             peer.user(1, "paced"),
             peer.greedy(2, max_tokens=100),
-            tick_ms=10_000,  # longer than it takes: the first delta, then none before the end
+            tick_ms=1_500,  # longer than ten tokens take: the first delta, then none before the end
         )
         await peer.nothing_runs()
         assert peer.position["main"] <= len(prompt) + 10

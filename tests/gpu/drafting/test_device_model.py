@@ -124,17 +124,27 @@ def load(folder: Path, drive: Any) -> Iterator[Callable[..., Any]]:
         executor.close()
 
 
+@pytest.fixture(scope="module")
+def said() -> dict[Any, list[int]]:
+    """What the model says by itself, once it was asked: its weights are the same in each test."""
+    return {}
+
+
 @pytest.fixture
-def plain(load: Any) -> Callable[..., list[int]]:
+def plain(load: Any, said: dict[Any, list[int]]) -> Callable[..., list[int]]:
     """What the model says by itself."""
 
     def say(prompt: list[int], length: int, sampling: SamplingParams = GREEDY) -> list[int]:
-        engine, row = load(), Row(0, prompt, list(range(32)))
-        engine.start(row, sampling=sampling)
-        while len(row.output) < length:
-            engine.go_on([row], [0])
-        engine.finish()
-        return row.output[:length]
+        known = said.setdefault((*prompt, sampling.temperature), [])
+        if len(known) < length:
+            engine, row = load(), Row(0, prompt, list(range(32)))
+            engine.start(row, sampling=sampling)
+            while len(row.output) < max(length, LENGTH):
+                engine.go_on([row], [0])
+            engine.finish()
+            assert row.output[: len(known)] == known
+            known[:] = row.output
+        return known[:length]
 
     return say
 
