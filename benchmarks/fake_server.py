@@ -208,7 +208,7 @@ _spent = {"saver": 0.0, "writer": 0.0}
 def _time_store() -> None:
     """Count the CPU time of what saves sessions: on the event loop, and in the store's thread."""
     from ramify.actors.session.saver import Saver
-    from ramify.actors.store.sqlite import SqliteStore
+    from ramify.actors.store.actor import StoreActor
 
     now = time.thread_time
 
@@ -230,7 +230,19 @@ def _time_store() -> None:
     own = (now() - begun) / 10_000  # what the clock costs, of which one reading lies between the two
     for name in ("turn", "saved", "end"):
         timed(Saver, name, "saver")
-    timed(SqliteStore, "write", "writer")
+    call = StoreActor._call
+
+    async def counted(actor: StoreActor, inner: Callable[[], Any]) -> Any:
+        def outer() -> Any:
+            begun = now()
+            try:
+                return inner()
+            finally:
+                _spent["writer"] += now() - begun - own
+
+        return await call(actor, outer)
+
+    StoreActor._call = counted  # type: ignore[method-assign]
 
 
 def _store_cost() -> dict[str, float]:
@@ -291,6 +303,8 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
             ping_interval_s=30.0,
             store=options.store,
             warm_start=options.warm_start,
+            store_key_file=options.store_key_file,
+            persist=options.persist,
         ),
         executor=options.executor,
         gateways=options.gateways,
@@ -336,9 +350,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
     parser.add_argument("--pages", type=int, default=1 << 18)
     parser.add_argument("--ttl", type=float, default=600.0, help="of sessions without sockets, s")
-    parser.add_argument("--store", type=Path, help="the file that keeps sessions")
+    parser.add_argument("--store", help="the file or the URL that keeps sessions")
     parser.add_argument("--warm-start", type=int, help="tokens")
     parser.add_argument("--store-cost", type=int, default=0, help="time what saves sessions")
+    parser.add_argument("--store-key-file", type=Path)
+    parser.add_argument("--persist", choices=["none", "lazy", "sync"], default="lazy")
     parser.add_argument("--verify", type=int, default=0, help="check KV and cache all the time")
     parser.add_argument("--lag", type=int, default=0, help="collect the event loop's lag")
     return parser.parse_args()

@@ -47,9 +47,11 @@ from ramify.protocol.saved import HEAD
 
 AGAIN_SECONDS = 1.0
 TEND_SECONDS = 0.2
-ASK_SECONDS = 0.05  # until another server's session is asked for again
+ASK_SECONDS = 0.06  # until another server's session is asked for again; twice as long each time
 HANDOVER_SECONDS = 1.0  # that it may take to save it
 LOOK_SECONDS = 2.0
+STALL_SECONDS = 2.0  # of a store that does not answer, after which servers that live may seem dead
+GRACE_SECONDS = 15.0  # until they have told
 SWEEP_SECONDS = 600.0
 LAST_SECONDS = 5.0  # for sessions that end with the server, and for writing them
 BATCH_BYTES = 1 << 23  # of items that are written together, however many saves wait
@@ -86,7 +88,7 @@ class StoreActor:
         self._most = most
         self._waiting = waiting
         self._takes = takes
-        self._asked: dict[str, float] = {}  # sessions that others were asked for -> until when
+        self._asked: dict[str, tuple[float, float]] = {}  # of others -> until when, and when again
         self._tried: dict[str, tuple[float, float]] = {}  # left behind: when next, and after how long
         self._thread = ThreadPoolExecutor(1, "store")
         self._pending: list[StoreMessage] = []  # taken out of the mailbox and not done
@@ -165,9 +167,9 @@ class StoreActor:
             self._directory.tell(Fetched(session, {}, str(error)))
 
     async def _take(self, session: str, how: Literal["free", "ask"]) -> None:
-        until = self._asked.get(session)
         now = time.monotonic()
-        late = until is not None and now >= until
+        until, pause = self._asked.get(session, (now + HANDOVER_SECONDS, ASK_SECONDS))
+        late = now >= until
         taken = await self._call(partial(self._store.take, session, "force" if late else how))
         if taken is not None:
             self._asked.pop(session, None)
@@ -175,9 +177,9 @@ class StoreActor:
         elif how == "free":
             self._directory.tell(Fetched(session, {}, held=True))
         else:
-            self._asked.setdefault(session, now + HANDOVER_SECONDS)
+            self._asked[session] = until, 2 * pause
             loop = asyncio.get_running_loop()
-            loop.call_later(ASK_SECONDS, self._ask_again, Fetch(session, "ask"))
+            loop.call_later(min(pause, max(0.0, until - now)), self._ask_again, Fetch(session, "ask"))
 
     def _ask_again(self, fetch: Fetch) -> None:
         try:
@@ -190,15 +192,19 @@ class StoreActor:
 
     async def _attend(self) -> None:
         """Of a store that is shared: what others want of this server, and what dead ones have left."""
-        look = time.monotonic() + LOOK_SECONDS
+        tended = time.monotonic()
+        look = tended + LOOK_SECONDS
         while True:
             await anyio.sleep(TEND_SECONDS)
             with suppress(StoreError):  # the next save says it
                 wanted = await self._call(self._store.tend)
                 if wanted:
                     self._directory.tell(Wanted(wanted))
-                if time.monotonic() > look:
-                    look = time.monotonic() + LOOK_SECONDS
+                before, tended = tended, time.monotonic()
+                if tended - before > STALL_SECONDS:  # others were kept from their signs too
+                    look = max(look, tended + GRACE_SECONDS)
+                elif tended > look:
+                    look = tended + LOOK_SECONDS
                     await self._look()
 
     async def _look(self) -> None:

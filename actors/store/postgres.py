@@ -8,24 +8,28 @@ A server that lives has a row in `ramify_holders`, with a time of the database's
 time limit. A connection that is lost is made anew by the next call.
 """
 
+import math
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import psycopg
+from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 
 from ramify.actors.store.base import How, StoreError, Taken
 from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
 from ramify.protocol.store_url import shown
 
+T = TypeVar("T")
 LAYOUT = 1  # of the tables
 CONNECT_SECONDS = 5
 CALL_SECONDS = 10
 SWEEP_SECONDS = 30
+LATE_SECONDS = 2  # beyond a call's limit, which the database keeps itself, until it is taken for dead
 LEASE_SECONDS = 10  # without a sign of life, until a server counts as dead
 BEAT_SECONDS = 2.0  # between two signs
 SWEPT = 5000  # sessions that one sweep forgets at most
@@ -115,6 +119,30 @@ _ALIVE = (
 )
 
 
+class _Connection(psycopg.Connection[Any]):
+    """With a limit to what it waits for: a server that hangs, or its machine, answers nothing at all.
+
+    `until`: a time of `time.monotonic`.
+    """
+
+    until = math.inf
+
+    def wait(self, gen: PQGen[T], *args: Any, **settings: Any) -> T:
+        return super().wait(self._limited(gen), *args, **settings)  # looks ten times a second
+
+    def _limited(self, gen: PQGen[T]) -> PQGen[T]:
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if not ready and time.monotonic() > self.until:
+                    raise psycopg.OperationalError("the database does not answer")
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
 class _Row(msgspec.Struct):
     """What a batch does to one session."""
 
@@ -148,7 +176,7 @@ class PostgresStore:
         self._holder = secrets.token_hex(8)
         self._beaten = 0.0
         self._flush = "" if read_only else "SET LOCAL synchronous_commit = on;"
-        self._db: psycopg.Connection[Any] | None = None
+        self._db: _Connection | None = None
         try:
             given = conninfo_to_dict(url)
         except psycopg.Error:  # what it says may hold a password
@@ -389,6 +417,7 @@ class PostgresStore:
         db, self._db = self._db, None
         if db is not None and not db.closed:
             with suppress(psycopg.Error):
+                db.until = time.monotonic() + LATE_SECONDS
                 if not self._read_only:
                     db.execute("DELETE FROM ramify_holders WHERE holder = %s", (self._holder,))
             db.close()
@@ -402,11 +431,12 @@ class PostgresStore:
         flush = self._flush if sync else "SET LOCAL synchronous_commit = off;"
         only = "READ ONLY" if self._read_only else ""
         begin = f"BEGIN {only}; {flush} SET LOCAL statement_timeout = '{seconds}s'"
-        db: psycopg.Connection[Any] | None = None
+        db: _Connection | None = None
         try:
             if self._db is None:
-                self._db = psycopg.connect(autocommit=True, **self._settings)
+                self._db = _Connection.connect(autocommit=True, **self._settings)
             db = self._db
+            db.until = time.monotonic() + seconds + LATE_SECONDS
             db.execute(begin.encode(), prepare=False)
             yield db
             db.execute("COMMIT")
@@ -417,11 +447,12 @@ class PostgresStore:
             self._undo(db)
             raise
 
-    def _undo(self, db: psycopg.Connection[Any] | None) -> None:
+    def _undo(self, db: _Connection | None) -> None:
         """Leave the transaction; a connection that cannot is given up."""
         if db is None:
             return
         try:
+            db.until = time.monotonic() + LATE_SECONDS
             db.execute("ROLLBACK")
         except psycopg.Error:
             db.close()

@@ -1,5 +1,7 @@
 """The PostgreSQL store: connections that are lost, and what is wrong. `test_base.py` has what all do."""
 
+import os
+import signal
 import threading
 import time
 from typing import Any
@@ -65,6 +67,25 @@ def test_a_call_has_a_time_limit(postgres_url: str, monkeypatch: pytest.MonkeyPa
         other.execute("LOCK TABLE ramify_items")
         with pytest.raises(StoreError, match="statement timeout"):
             store.write([changes()])
+    store.write([changes()])
+    assert store.head("s_1") == b"h"
+    store.close()
+
+
+def test_a_database_that_hangs_is_given_up(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process stands still, so that it keeps no limit itself."""
+    monkeypatch.setattr(module, "LATE_SECONDS", 0.2)
+    monkeypatch.setitem(module.PostgresStore._transaction.__wrapped__.__kwdefaults__, "seconds", 1)
+    store = PostgresStore(postgres_url)
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        row = db.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'ramify'").fetchone()
+        assert row is not None
+        os.kill(row[0], signal.SIGSTOP)
+        try:
+            with pytest.raises(StoreError, match="does not answer"):
+                store.write([changes()])
+        finally:
+            os.kill(row[0], signal.SIGCONT)
     store.write([changes()])
     assert store.head("s_1") == b"h"
     store.close()
