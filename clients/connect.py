@@ -9,6 +9,7 @@
 The socket is `link.py`'s, the state `session.py`'s; this file only puts them together.
 """
 
+import base64
 import random
 from collections.abc import Generator
 from typing import Any, Literal, TypedDict, Unpack
@@ -27,10 +28,11 @@ class Settings(TypedDict, total=False):
     after a crash of the program. `session` and `key`: attach to a session that exists. `token`: a
     bearer token, or a function (also async) that returns a fresh one for each connection. `tokens`:
     deltas carry token ids as well; `parts`: they say what of their text is answer, thought or call.
-    `reconnect`: make a lost connection again, for `give_up_s` seconds. `watch`: a function that is told
-    when the connection is lost and when it is there again; it is called on the event loop and must not
-    wait. `keep`: leave the session on the server at the end (for `ttl_s`); otherwise it is closed. The
-    others are those of `open`, see protocol.md.
+    `reconnect`: make a lost connection again, for `give_up_s` seconds. `watch`: a function that is
+    told when the connection is lost and when it is there again; it is called on the event loop and
+    must not wait. `imports`: a new session that is what `Session.export` wrote, of this server or
+    another one with the same model. `keep`: leave the session on the server at the end (for `ttl_s`);
+    otherwise it is closed. The others are those of `open`, see protocol.md.
     """
 
     client: str | None
@@ -50,6 +52,7 @@ class Settings(TypedDict, total=False):
     give_up_s: float
     open_timeout_s: float
     watch: Watch | None
+    imports: bytes | None
     keep: bool
 
 
@@ -118,8 +121,13 @@ def open_message(given: Settings) -> Open:
         parts=given.get("parts", False),
         tools=given.get("tools"),
         template=given.get("template", "append"),
+        import_=_text(given.get("imports")),
     )
     codec = Codec("json")
     messages: list[ClientMessage] = [message]
     codec.decode_client(codec.encode(messages))
     return message
+
+
+def _text(file: bytes | None) -> str | None:
+    return None if file is None else base64.b64encode(file).decode()

@@ -5,6 +5,7 @@ Every method queues one frame and waits for the replies of its own ops. Nothing 
 """
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
@@ -40,6 +41,7 @@ from ramify.protocol.wire import (
     Drop,
     Error,
     Event,
+    Export,
     Fork,
     Generate,
     Join,
@@ -455,6 +457,13 @@ class Session:
     ) -> Ok:
         """Settings of the session itself."""
         return await self.ok(Set(id=UNSENT, retain_s=retain_s, persist=persist, meta=meta))
+
+    async def export(self) -> bytes:
+        """The session as one file, with all its branches: `connect(url, imports=...)` makes a new one of
+        it. Raises Conflict while ops run, LimitExceeded if it does not fit into a frame.
+        """
+        result = (await self.ok(Export(id=UNSENT))).result or {}
+        return base64.b64decode(str(result["file"]))
 
     async def send(
         self, ops: Sequence[Op | Mapping[str, Any]]

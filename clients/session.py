@@ -103,6 +103,7 @@ class SessionCore:
                 token=self.token,
                 have=have,
                 revision=self.heads.revision,
+                import_=None if self.known else self.settings.import_,
             )
         ]
 

@@ -348,6 +348,10 @@ class SyncSession:
     def cancel(self, *, subtree: bool = False) -> Ok:
         return self._thread.run(self._session.cancel(subtree=subtree))
 
+    def export(self) -> bytes:
+        """The session as one file; see `handles.Session.export`."""
+        return self._thread.run(self._session.export())
+
     def send(
         self, ops: Sequence[Op | Mapping[str, Any]]
     ) -> "list[SyncReply | SyncGeneration | list[SyncGeneration]]":

@@ -247,6 +247,19 @@ def next_fence(before: int = 0) -> int:
     return max(before + 1, time.time_ns() // 1000)
 
 
+EXPORT = "ramify session"
+
+
+class Exported(msgspec.Struct, frozen=True, array_like=True):
+    """A session as a file, in msgpack. `what`: `EXPORT`; `format`: of its items."""
+
+    what: str
+    format: int
+    session: str
+    owner: str
+    items: dict[str, bytes]
+
+
 def key_hash(key: str) -> bytes:
     """What a store keeps of a key. Keys are random, so a plain hash tells nothing."""
     return hashlib.sha256(key.encode()).digest()

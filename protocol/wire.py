@@ -181,9 +181,12 @@ class Open(ClientBase, kw_only=True, frozen=True):
     tools: Tools | None = None
     template: Literal["append", "strict"] = "append"
     parts: bool = False
+    import_: Text | None = msgspec.field(default=None, name="import")
 
     def __post_init__(self) -> None:
         ClientBase.__post_init__(self)
+        if self.import_ is not None and self.session is not None:
+            raise InvalidField("`import` makes a new session: leave `session` out")
         if self.client is not None and not self.client.isprintable():
             raise InvalidField(
                 "`client` holds a character that cannot be printed: use letters, digits, -"
@@ -351,6 +354,12 @@ class Tree(Op, kw_only=True, frozen=True):
     after: Place | None = None
 
 
+class Export(Op, kw_only=True, frozen=True):
+    """Answered by `ok` with `result.file`: what `open.import` takes."""
+
+    branch_fields = ()
+
+
 class Cancel(Op, kw_only=True, frozen=True):
     """`subtree`: with all descendants of the branches, and every op that waits on one of them."""
 
@@ -393,6 +402,7 @@ ClientMessage = (
     | Set
     | Drop
     | Tree
+    | Export
     | Cancel
     | Credit
     | Ping

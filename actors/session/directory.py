@@ -31,6 +31,7 @@ from ramify.actors.session.core import FAILED, SessionCore
 from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.displacement import Displacement
 from ramify.actors.session.encoder import Encoder
+from ramify.actors.session.exports import Importing, imported
 from ramify.actors.session.identity import Identity
 from ramify.actors.session.meter import Holdings, Meter
 from ramify.actors.session.replies import error_message
@@ -349,6 +350,7 @@ class Directory:
                     details={"path": path},
                 )
             number, entry, write = *self._create(message, group), True
+            opened = msgspec.structs.replace(opened, import_=None)  # it may be large
         else:
             wanted = opened.session
             if self._store is not None and wanted not in self._entries and not message.fetched:
@@ -392,10 +394,12 @@ class Directory:
                 self._entries[session][1].actor.displace()
         meter = self._holdings.open(message.owner)
         try:
+            identity = Identity.new(self._prefix)
             return self._begin(
-                Identity.new(self._prefix),
+                identity,
                 meter,
                 group,
+                found=self._imported(identity, message),
                 owner=message.owner,
                 namespace=message.namespace,
                 priority=message.priority,
@@ -403,9 +407,34 @@ class Directory:
                 saves=message.saves,
                 who=message.open.who,
             )
-        except BaseException:
+        except BaseException as error:
             self._holdings.close(message.owner, meter)
+            if isinstance(error, Damaged):  # only a file can be
+                raise BadRequest(f"the file cannot be imported: {error} - at `$.import`") from None
             raise
+
+    def _imported(self, identity: Identity, message: OpenSession) -> Fetched | None:
+        """What a new session begins with, if anything. Raises BadRequest."""
+        if message.open.import_ is None:
+            return None
+        into = Importing(
+            identity,
+            owner=message.owner,
+            namespace=message.namespace,
+            priority=message.priority,
+            displaceable=message.displaceable,
+            persist=self._persist,
+            created=self._wall(),
+        )
+        items = imported(
+            message.open.import_,
+            into,
+            model=self.model,
+            vocab=self._vocab,
+            context=self._context,
+            limits=self._limits,
+        )
+        return Fetched(identity.session, items)
 
     def _save_from_now(self, entry: _Entry) -> None:
         """Something is to be kept of a session that nobody was to come back to."""
@@ -464,6 +493,7 @@ class Directory:
                 limits=self._limits_of(priority),
                 decode=self._tokenizer.decode,
                 owner=owner,
+                model=self.model,
                 namespace=namespace,
                 meter=meter,
             ),
@@ -485,7 +515,8 @@ class Directory:
             fence = 0 if found is None else found.fence
             saver = Saver(core, self._store, self._clock, fence=fence, wall=self._wall)
         if found is not None:
-            restore(core, found.items, self._clock.now(), self._wall())
+            now, wall = self._clock.now(), self._wall()
+            restore(core, found.items, now, wall, stored=found.fence > 0)
         actor = SessionActor(
             mailbox,
             core,

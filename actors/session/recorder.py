@@ -6,15 +6,14 @@ and the one of a running generation each time. Segments that no branch reaches a
 themselves (`branch.Saved`).
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ramify.actors.session.branch import Branch, Label, Link, Saved
 from ramify.actors.session.generations import Generations
 from ramify.actors.session.identity import Identity
-from ramify.actors.session.op_runner import OpRunner
 from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.reply_log import ReplyLog
 from ramify.actors.session.segments import InputSegment, OutputSegment
@@ -41,6 +40,9 @@ from ramify.protocol.saved import (
 )
 from ramify.protocol.wire import Op, TokenLogprob
 
+if TYPE_CHECKING:
+    from ramify.actors.session.op_runner import OpRunner  # it imports the ops, which export
+
 HANDLE = (1 << 32) - 1
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -54,7 +56,7 @@ class Recorder:
         identity: Identity,
         state: SessionState,
         publisher: Publisher,
-        runner: OpRunner,
+        runner: "OpRunner",
         *,
         model: str,
         priority: int,
@@ -137,7 +139,11 @@ class Recorder:
         if not self.kept:
             return None
         put, drop = self._put, self._drop = {}, self._drop
-        branches, labels = self._branches()
+        wanted = self._state.branches.values()
+        if any(branch.persist is not None for branch in wanted):
+            session = self._state.persist
+            wanted = [each for each in wanted if (each.persist or session) != "none"]  # type: ignore[assignment]
+        branches, labels = saved_branches(wanted, self._number)
         tasks = self._tasks()
         waits, failed = self._waits(tasks, now, wall)
         head = _encode(
@@ -188,48 +194,6 @@ class Recorder:
         )
 
     # --- branches and segments -------------------------------------------------------------------
-
-    def _branches(self) -> tuple[list[SavedBranch], list[SavedLabel]]:
-        places: dict[int, int] = {}
-        labels: list[Label] = []
-
-        def place(label: Label | None) -> int:
-            if label is None:
-                return -1
-            found = places.get(id(label))
-            if found is None:
-                label.ancestor()  # so that dropped ones between are left out
-                found = places[id(label)] = len(labels)
-                labels.append(label)
-            return found
-
-        saved: list[SavedBranch] = []
-        for branch in self._state.branches.values():
-            if (branch.persist or self._state.persist) == "none":
-                continue
-            saved.append(
-                SavedBranch(
-                    handle=branch.handle & HANDLE,
-                    top=self._number(branch),
-                    label=place(branch.label),
-                    of=place(branch.of),
-                    at=branch.at,
-                    own=branch.own,
-                    born=branch.born,
-                    cuts=branch.cuts,
-                    retain_s=branch.retain_s,
-                    meta=branch.meta,
-                    reason=branch.reason,
-                    persist=branch.persist,
-                )
-            )
-        at = 0
-        table: list[SavedLabel] = []
-        while at < len(labels):  # `place` adds those above
-            label = labels[at]
-            table.append(SavedLabel(label.name, place(label.above), label.gone))
-            at += 1
-        return saved, table
 
     def _number(self, branch: Branch) -> int:
         """The number of the branch's last segment; those without one get theirs, and are written."""
@@ -368,9 +332,60 @@ def saved_error(error: RamifyError) -> SavedError:
     return SavedError(error.code, error.message, error.retry_ms, error.details)
 
 
-def saved_segment(link: Link) -> SavedInput | SavedOutput:
+def saved_branches(
+    branches: Iterable[Branch], top: Callable[[Branch], int]
+) -> tuple[list[SavedBranch], list[SavedLabel]]:
+    """The branches and the table of their labels. `top(branch)`: the number of its last segment."""
+    places: dict[int, int] = {}
+    labels: list[Label] = []
+
+    def place(label: Label | None) -> int:
+        if label is None:
+            return -1
+        found = places.get(id(label))
+        if found is None:
+            label.ancestor()  # so that dropped ones between are left out
+            found = places[id(label)] = len(labels)
+            labels.append(label)
+        return found
+
+    saved = [
+        SavedBranch(
+            handle=branch.handle & HANDLE,
+            top=top(branch),
+            label=place(branch.label),
+            of=place(branch.of),
+            at=branch.at,
+            own=branch.own,
+            born=branch.born,
+            cuts=branch.cuts,
+            retain_s=branch.retain_s,
+            meta=branch.meta,
+            reason=branch.reason,
+            persist=branch.persist,
+        )
+        for branch in branches
+    ]
+    at = 0
+    table: list[SavedLabel] = []
+    while at < len(labels):  # `place` adds those above
+        label = labels[at]
+        table.append(SavedLabel(label.name, place(label.above), label.gone))
+        at += 1
+    return saved, table
+
+
+def number_of(link: Link | None) -> int:
+    """As the store knows the segment; 0: there is none."""
+    return 0 if link is None or link.saved is None else link.saved.number
+
+
+def saved_segment(
+    link: Link, number: Callable[[Link | None], int] = number_of
+) -> SavedInput | SavedOutput:
+    """The record of a segment. `number(link)`: that of another one; 0: of none."""
     """The record of a segment. Those before it have numbers."""
-    segment, before = link.segment, _number_of(link.before)
+    segment, before = link.segment, number(link.before)
     if isinstance(segment, InputSegment):
         return SavedInput(
             before=before,
@@ -384,7 +399,7 @@ def saved_segment(link: Link) -> SavedInput | SavedOutput:
             messages=list(segment.messages),
             turn=segment.turn,
             chat=segment.chat,
-            history=_history(link, segment),
+            history=_history(link, segment, number),
         )
     ended = segment.ended
     return SavedOutput(
@@ -409,11 +424,9 @@ def saved_segment(link: Link) -> SavedInput | SavedOutput:
     )
 
 
-def _number_of(link: Link | None) -> int:
-    return 0 if link is None or link.saved is None else link.saved.number
-
-
-def _history(link: Link, segment: InputSegment) -> tuple[int, Any] | None:
+def _history(
+    link: Link, segment: InputSegment, number: Callable[[Link | None], int]
+) -> tuple[int, Any] | None:
     """The segment whose history comes before its own, and what its own adds."""
     history = segment.history
     if history is None:
@@ -423,7 +436,7 @@ def _history(link: Link, segment: InputSegment) -> tuple[int, Any] | None:
     at: Link | None = link.before
     while at is not None:
         if at.segment.history is history.before:
-            return _number_of(at), list(history.messages)
+            return number(at), list(history.messages)
         at = at.before
     return 0, history.all()
 

@@ -63,15 +63,19 @@ def saved_tokens(items: Mapping[str, bytes], top: int) -> "array[int]":
     return unpack(b"".join(reversed(runs)))
 
 
-def restore(core: SessionCore, items: Mapping[str, bytes], now: float, wall: float) -> None:
+def restore(
+    core: SessionCore, items: Mapping[str, bytes], now: float, wall: float, *, stored: bool = True
+) -> None:
     """Fill `core`, which is empty, from `items`. `now` and `wall` as in `Recorder.collect`.
+
+    `stored`: the store has them.
 
     Raises Damaged, and LimitExceeded if it may not hold so much.
     """
     head = read_head(items)
     if head.format > FORMAT:
         raise Damaged(f"the session was saved in format {head.format}, this server knows up to {FORMAT}")
-    _Restoring(core, items, head).run(now, wall)
+    _Restoring(core, items, head).run(now, wall, stored)
 
 
 class _Restoring:
@@ -82,7 +86,7 @@ class _Restoring:
         self._links: dict[int, Link | None] = {0: None}
         self._seen: dict[int, Link] = {}
 
-    def run(self, now: float, wall: float) -> None:
+    def run(self, now: float, wall: float, stored: bool) -> None:
         core, head = self._core, self._head
         state = core.state
         state.persist = head.persist
@@ -102,7 +106,7 @@ class _Restoring:
                 resumed.setdefault(number, {})[run.place] = Resumed(segment, run)
         retell(state, now)
         replies = self._clients()
-        if core.recorder is not None:
+        if core.recorder is not None and stored:
             known = {HEAD, *(f"s{number}" for number in self._seen)}
             rest = [key for key in self._items if key not in known and key[:1] != "r"]
             core.recorder.adopt(self._seen, head.segments, replies, rest)

@@ -25,8 +25,8 @@ LIVES_KEPT = 64
 class SessionState:
     """The branches of one session and the numbers it hands out.
 
-    `owner`, `namespace`: see `OpenSession`. `vocab`: ids that the model has. `meter`: what it holds; by
-    default nobody else counts it.
+    `owner`, `namespace`: see `OpenSession`. `model`: whose tokens it has. `vocab`: ids that the model
+    has. `meter`: what it holds; by default nobody else counts it.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class SessionState:
         limits: Limits,
         decode: Decode,
         owner: str = "",
+        model: str = "",
         namespace: str = "",
         meter: Meter | None = None,
     ) -> None:
@@ -47,6 +48,7 @@ class SessionState:
         self.limits = limits
         self.decode = decode
         self.owner = owner
+        self.model = model
         self.namespace = namespace
         self.meter = meter if meter is not None else Holdings(limits).open(owner)
         self.branches: dict[str, Branch] = {}

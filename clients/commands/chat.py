@@ -111,9 +111,15 @@ def _talk(args: argparse.Namespace, options: GenerateOptions) -> int:
             fresh["session"] = fresh["key"] = None
             return _attach(url, fresh, screen)
 
+        def imports(file: bytes) -> SyncSession:
+            fresh = settings.copy()
+            fresh["session"] = fresh["key"] = None
+            fresh["imports"] = file
+            return _attach(url, fresh, screen)
+
         session = connect_sync(url, **settings)
         with _reader(lambda: talk, terminal) as read:
-            talk = Conversation(session, read, screen, options, renew)
+            talk = Conversation(session, read, screen, options, renew, imports)
             try:
                 if args.session is not None:
                     talk.learn()

@@ -26,6 +26,9 @@ from ramify.protocol.wire import Append, ChatMessage, Generate, Op, Rollback, Se
 
 ReadLine = Callable[[str], str | None]
 Renew = Callable[[], SyncSession]
+Import = Callable[[bytes], SyncSession]
+WHOLE = ".session"  # files with this ending hold a whole session
+MOST_BYTES = 1 << 26  # of such a file
 QUOTES = '"""'
 RENEWALS = 3  # sessions that may be lost while one line is worked on
 
@@ -38,8 +41,8 @@ HELP = """\
 /set KEY VALUE   a generation option (temperature, max_tokens, ...); without VALUE: the default again
 /set regex R     what answers must be; also choices, json_schema (JSON), grammar; without R: anything
 /system TEXT     start this branch over with a system message
-/save FILE       write this branch's messages (JSON)
-/load FILE       start this branch over with the messages of a file
+/save FILE       write this branch's messages (JSON); FILE.session: all branches, as a server has them
+/load FILE       start this branch over with the messages of a file; FILE.session: go on with those
 /quit            leave (Ctrl-D). Ctrl-C stops an answer
 A message of several lines: paste it, put it between lines of \"\"\", or end lines with \\"""
 
@@ -47,7 +50,8 @@ A message of several lines: paste it, put it between lines of \"\"\", or end lin
 class Conversation:
     """A chat with one session. `options`: the generation options of every turn.
 
-    `renew` makes a new session when the old one is lost; without it that is the end.
+    `renew` makes a new session when the old one is lost; without it that is the end. `imports` makes one
+    of a file that `Session.export` wrote.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Conversation:
         screen: Screen,
         options: GenerateOptions,
         renew: Renew | None = None,
+        imports: Import | None = None,
     ) -> None:
         self.session = session
         self.failed = False  # whether a line got an error
@@ -64,6 +69,7 @@ class Conversation:
         self._screen = screen
         self._options = options
         self._renew = renew
+        self._imports = imports
         self._branch: SyncBranch = session.main
         self._said: dict[str, Transcript] = {"main": Transcript()}
         self._stale: set[str] = set()  # branches whose transcript the server knows better
@@ -315,6 +321,9 @@ class Conversation:
 
     def _save(self, rest: str) -> None:
         path = Path(_one(rest, "/save FILE")).expanduser()
+        if path.suffix == WHOLE:
+            self._save_whole(path)
+            return
         said = transcript.of_turns(self._branch.tree(text=True).turns or [])
         if said.raw:
             raise BadRequest("this branch holds text that is no message: it cannot be saved as messages")
@@ -323,10 +332,40 @@ class Conversation:
 
     def _load(self, rest: str) -> None:
         path = Path(_one(rest, "/load FILE")).expanduser()
+        if path.suffix == WHOLE:
+            self._load_whole(path)
+            return
         messages = transcript.read(path)
         self._start_over(messages)
         asks = "; /retry answers the last one" if messages[-1].role in ("user", "tool") else ""
         self._screen.note(f"{len(messages)} messages from {path}{asks}")
+
+    def _save_whole(self, path: Path) -> None:
+        data = self.session.export()
+        try:
+            path.write_bytes(data)
+        except OSError as error:
+            raise BadRequest(f"{path}: {error.strerror}") from None
+        self._screen.note(f"{len(self.branches)} branches in {path}")
+
+    def _load_whole(self, path: Path) -> None:
+        """Go on in a new session, which the file is; the one before ends as with /quit."""
+        if self._imports is None:
+            raise BadRequest("a whole session cannot be loaded here")
+        try:
+            if path.stat().st_size > MOST_BYTES:
+                raise BadRequest(f"{path} has more than {MOST_BYTES} bytes")
+            data = path.read_bytes()
+        except OSError as error:
+            raise BadRequest(f"{path}: {error.strerror}") from None
+        session = self._imports(data)
+        self.session.close()
+        self.session = session
+        names = self.branches
+        name = "main" if "main" in names or not names else names[0]
+        self._branch = session.branch(name)
+        self.learn()
+        self._screen.note(f"branches of {path}: {', '.join(names)}; you are on {name}")
 
 
 def before_answer(branch: str, turns: Sequence[SegmentState]) -> list[Op]:

@@ -13,9 +13,11 @@ from ramify.clients.commands.screen import shown
 from ramify.clients.commands.settings import store_place
 from ramify.protocol.errors import ConfigError
 from ramify.protocol.saved import (
+    EXPORT,
     FORMAT,
     HEAD,
     Changes,
+    Exported,
     SavedHead,
     SavedOutput,
     SavedSegment,
@@ -25,19 +27,6 @@ from ramify.protocol.store_url import kind_of
 
 MOST_BYTES = 1 << 31  # of a file that is imported
 DAY_S = 86_400.0
-
-
-class Exported(msgspec.Struct, frozen=True, array_like=True):
-    """A session as one file holds it. `what`: tells the file from others."""
-
-    what: str
-    format: int
-    session: str
-    owner: str
-    items: dict[str, bytes]
-
-
-WHAT = "ramify session"
 SEALED = b"\xc1"  # how an encrypted item begins: see `actors.store.sealed`
 
 
@@ -140,7 +129,7 @@ def _export(store: Any, args: argparse.Namespace) -> int:
     if args.store_key_file is not None and not args.plain:
         seal = engine.keys(args.store_key_file).seal
         items = {key: seal(args.session, key, body) for key, body in items.items()}
-    body = msgspec.msgpack.encode(Exported(WHAT, FORMAT, args.session, owner, items))
+    body = msgspec.msgpack.encode(Exported(EXPORT, FORMAT, args.session, owner, items))
     try:
         with open(os.open(args.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(body)
@@ -158,8 +147,12 @@ def _import(store: Any, args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.file}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{args.file} is no session that `ramify store export` wrote") from error
-    if found.what != WHAT or found.format > FORMAT:
+    if found.what != EXPORT or found.format > FORMAT:
         raise ConfigError(f"{args.file} is no session that this version of Ramify can read")
+    if not found.session:
+        raise ConfigError(
+            f"{args.file} is a session without a key, as clients export it: `/load` it in `ramify chat`"
+        )
     found = _unsealed(found, args)
     _texts(found.items)
     if store.read(found.session):

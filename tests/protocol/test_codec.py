@@ -46,6 +46,7 @@ CLIENT: list[wire.ClientMessage] = [
     wire.Set(id=9, branch="a", meta={"k": [1, None]}),
     wire.Drop(id=10, branch="a"),
     wire.Tree(id=11, text=True),
+    wire.Export(id=11),
     wire.Cancel(id=12, ops=[3]),
     wire.Credit(branch="main", upto=2**53 - 1),
     wire.Ping(n=-1),

@@ -85,7 +85,7 @@
  *
  * @typedef {object} Op  A message with an id, as it is sent.
  * @property {"append" | "generate" | "select" | "fork" | "join" | "prune" | "rollback" | "set" | "drop" | "tree"
- *   | "cancel" | "close"} type
+ *   | "export" | "cancel" | "close"} type
  * @property {number} id
  * @property {string | string[] | null} [branch]
  * @property {string[]} [as]

@@ -104,6 +104,7 @@ class ScriptedSession:
         self.turns = turns or []
         self.closed = False
         self.calls: list[Any] = []
+        self.file = b""
         self.main = ScriptedBranch(self, "main")
         self.branches = [self.main]
 
@@ -123,6 +124,9 @@ class ScriptedSession:
         generates = isinstance(ops[-1], Generate)
         replies: list[Any] = [ScriptedReply() for _ in ops]
         return [*replies[:-1], ScriptedGeneration("main", self.answers.pop(0))] if generates else replies
+
+    def export(self) -> bytes:
+        return self.file
 
     def close(self) -> None:
         self.closed = True
@@ -150,7 +154,11 @@ ANSWERED = [*TOLD, turn("output", 5, 15, op=2, role="assistant", text="x")]
 
 
 def talk(
-    session: ScriptedSession, *lines: Any, colour: bool = False, renew: Any = None
+    session: ScriptedSession,
+    *lines: Any,
+    colour: bool = False,
+    renew: Any = None,
+    imports: Any = None,
 ) -> tuple[str, str, list[str]]:
     """What was written to `out` and `notes`, and the prompts."""
     script, prompts = list(lines), []
@@ -164,7 +172,8 @@ def talk(
 
     out, notes = io.StringIO(), io.StringIO()
     first: Any = session
-    Conversation(first, read, Screen(out, notes, colour=colour), GenerateOptions(), renew).run()
+    screen = Screen(out, notes, colour=colour)
+    Conversation(first, read, screen, GenerateOptions(), renew, imports).run()
     return out.getvalue(), notes.getvalue(), prompts
 
 
@@ -317,6 +326,35 @@ def test_save_and_load(tmp_path: Path) -> None:
     raw = ScriptedSession(turns=[turn("input", 0, 3, text="raw")])
     _, notes, _ = talk(raw, f"/save {tmp_path}/raw.json")
     assert "text that is no message" in notes
+
+
+def test_save_and_load_a_whole_session(tmp_path: Path) -> None:
+    file = tmp_path / "chat.session"
+    session, other = ScriptedSession(turns=ANSWERED), ScriptedSession(["x"], turns=ANSWERED)
+    session.file = b"all of it"
+    told: list[bytes] = []
+
+    def imports(data: bytes) -> ScriptedSession:
+        told.append(data)
+        return other
+
+    lines = [
+        f"/save {file}",
+        f"/save {tmp_path}/no/x.session",
+        "/load /no.session",
+        f"/load {file}",
+        "on",
+    ]
+    _, notes, _ = talk(session, *lines, imports=imports)
+    assert file.read_bytes() == b"all of it"
+    assert told == [b"all of it"]
+    assert f"branches in {file}" in notes
+    assert notes.count("No such file") == 2
+    assert f"branches of {file}: main; you are on main" in notes
+    assert session.closed
+    assert other.calls[-1] == ("chat", "main", "on", {})
+    _, notes, _ = talk(session, f"/load {file}")
+    assert "cannot be loaded here" in notes
 
 
 def test_a_pasted_message_is_one() -> None:
