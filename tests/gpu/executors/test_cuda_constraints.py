@@ -258,6 +258,56 @@ def test_beside_a_drafter(make: Any) -> None:
     same(plain, constrained)
 
 
+def test_forks_share_what_is_computed(make: Any) -> None:
+    """With `--deterministic`, side by side: n outputs of a prompt, one that was rolled back and is written
+    again, one on a fork in the midst of another, which is text to it, and one that goes on there.
+    """
+    executor = make(deterministic=True)
+    words = vocabulary(executor.info.vocab_size)
+    machine = Machine.from_regex(PATTERN)
+    constraint = Automaton(TokenAutomaton(words, machine.next, machine.classes, machine.final))
+    executor.constraints.rows.put(1, constraint)
+    prompt = list(range(20, 20 + PAGE + 2))  # a page that all share, and more
+
+    def outputs(rows: dict[int, tuple[list[int], int, int]]) -> dict[int, list[int]]:
+        """Of each row: its tokens, how many of them it sampled before, and its seed."""
+        opens, extends = [], []
+        for row, (tokens, sampled, seed) in rows.items():
+            cached = PAGE if row else 0
+            sampling = SamplingParams(temperature=1.0, seed=seed)
+            pages = pack([0, *range(3 * row + 1, 3 * row + 4)])
+            opens.append(
+                OpenRow(row, row, pages, cached, sampling, sampled, pack(tokens), 1)
+            )  # fmt: skip
+            extends.append(ExtendRow(row, cached, pack(tokens[cached:]), True))
+        found: dict[int, list[int]] = {row: [] for row in rows}
+        plan = StepPlan(0, opens=opens, extends=extends)
+        while plan.extends or plan.decodes:
+            result = executor.launch(plan).result()
+            tokens = list(unpack(result.tokens))
+            counts = list(unpack(result.counts)) or [1] * len(tokens)
+            for row, count in zip(unpack(result.rows).tolist(), counts, strict=True):
+                found[row] += tokens[:count]
+                tokens = tokens[count:]
+            live = [row for row, out in found.items() if STOP not in out]
+            plan = StepPlan(1, decodes=pack(live), drafts=pack([MOST] * len(live)))
+        executor.launch(StepPlan(2, closes=pack(rows))).result()
+        return {row: out[: out.index(STOP) + 1] for row, out in found.items()}
+
+    first = outputs({0: (prompt, 0, 7)})[0]
+    half = len(first) // 2
+    others = outputs({
+        1: (prompt, 0, 7), 2: (prompt, 0, 8), 3: ([*prompt, *first[:half]], 0, 9),
+        4: ([*prompt, *first[:half]], half, 7),
+    })  # fmt: skip
+    assert others[1] == first
+    assert others[4] == first[half:]
+    for row in (1, 2, 3):
+        text = b"".join(words.tokens[token] for token in others[row][:-1]).decode()
+        assert re.fullmatch(PATTERN, text), text
+    assert others[2] != first
+
+
 PATTERNS = [rf"\{{{n}[a-z]{{0,{1 + n % 3}}}\}}" for n in range(8)]
 
 
