@@ -1,8 +1,9 @@
 """ReAct (Yao et al. 2022): a model that thinks, acts, and sees what came of it, in plain text.
 
-Two actions, a calculator and a look-up, and `finish`. Each question runs on a fork of one branch that
-holds the instructions, so they are computed once. `--data`: react_hotpotqa_traces.jsonl (question, steps
-with thought, action, observation); what the model looks up is answered from the question's own trace.
+Two actions, a calculator and a look-up, and `finish`: a regex makes each step a thought and one of
+these, so none has to be guessed at. Each question runs on a fork of one branch that holds the
+instructions, so they are computed once. `--data`: react_hotpotqa_traces.jsonl (question, steps with
+thought, action, observation); what the model looks up is answered from the question's own trace.
 """
 
 import ast
@@ -27,7 +28,7 @@ PEOPLE = {
     "clara": "Clara is a baker from Lisbon.",
     "tom": "Tom is a painter who lives in Oslo.",
 }
-ACTION = re.compile(r"(\w+)\s*\[([^\]\n]*)\]?")
+STEP = r"Thought: [^\n]{1,200}\nAction: (search|calculate|finish)\[([^\[\]\n]{1,100})\]"
 SIGNS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -96,10 +97,10 @@ async def answer(s: AsyncState, task: Task, most: int) -> tuple[list[Step], list
     s += user(f"Question: {task.question}")
     steps: list[Step] = []
     for number in range(most):
-        s += assistant(gen(f"step {number}", max_tokens=80, stop="\nObservation"))
+        s += assistant(gen(f"step {number}", regex=STEP, max_tokens=100))
         text = await s[f"step {number}"]
-        found = ACTION.search(text.partition("Action:")[2])
-        action, given = (found[1].lower(), found[2]) if found else ("nothing", "")
+        found = re.fullmatch(STEP, text)
+        action, given = (found[1], found[2]) if found else ("nothing", "")  # cut at `max_tokens`
         seen = "" if action in ("finish", "nothing") else act(action, given, task.facts)
         steps.append(Step(text, action, given, seen))
         if not seen:

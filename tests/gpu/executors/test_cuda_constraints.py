@@ -259,7 +259,7 @@ def test_beside_a_drafter(make: Any) -> None:
 
 
 def test_forks_share_what_is_computed(make: Any) -> None:
-    """With `--deterministic`, side by side: n outputs of a prompt, one that was rolled back and is written
+    """With `--deterministic`, side by side: n outputs of a prompt, one that is rolled back and written
     again, one on a fork in the midst of another, which is text to it, and one that goes on there.
     """
     executor = make(deterministic=True)
