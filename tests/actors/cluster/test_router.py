@@ -293,16 +293,6 @@ def test_many_replicas_come_and_go(count: int) -> None:
     assert all(each in router for each in places)
 
 
-def test_who_has_most_of_a_prompt_is_left_only_for_much() -> None:
-    """Else the next turns of a conversation compute all of it, once for each replica."""
-    router = make(2)
-    router.events(1, KvEvents(1, stored=hashes(PROMPT)))
-    router.update(1, load(700), 0.0)
-    assert place(router, PROMPT) == 1  # in 0.7 s, elsewhere in 0.4
-    router.update(1, load(950), 0.0)
-    assert place(router, PROMPT) == 2
-
-
 def test_long_contexts_make_steps_longer() -> None:
     """Of two replicas without queues, the one whose steps read less; what was sent counts at once."""
     router = make(2)
