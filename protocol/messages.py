@@ -569,7 +569,7 @@ class OpenSession(Base, frozen=True):
 class Fetched(Base, frozen=True):
     """The answer to `Fetch`. `items`: empty if the store has no such session.
 
-    `error`: why nobody knows; then it may be asked for again. `fence`: the session is this server's from
+    `error`: why nobody knows; then it may be asked for again, unless it is `damaged`. `fence`: the session is this server's from
     now on, and saves carry it; 0: it was only looked at. `held`: another server has it, and keeps it.
     """
 
@@ -578,6 +578,7 @@ class Fetched(Base, frozen=True):
     error: str | None = None
     fence: int = 0
     held: bool = False
+    damaged: bool = False
 
 
 class Waiting(Base, frozen=True):

@@ -262,6 +262,8 @@ class Directory:
         waiting = self._coming.get(session, [])
         error: RamifyError | None = None
         try:
+            if found.damaged:
+                raise Damaged(found.error or "")
             if found.error is not None:
                 raise Overloaded("the session cannot be read now: try later", retry_ms=FETCH_RETRY_MS)
             if found.held and waiting and self._store is not None:  # its ops are another server's

@@ -26,7 +26,7 @@ from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 from ramify.actors.kit.relay import Relay
-from ramify.actors.store.base import Store, StoreError
+from ramify.actors.store.base import Store, StoreDamaged, StoreError
 from ramify.protocol.messages import (
     DirectoryMessage,
     Fetch,
@@ -164,7 +164,8 @@ class StoreActor:
         except StoreError as error:
             self._asked.pop(session, None)
             log.error("a session could not be read", session=session, error=str(error))
-            self._directory.tell(Fetched(session, {}, str(error)))
+            damaged = isinstance(error, StoreDamaged)
+            self._directory.tell(Fetched(session, {}, str(error), damaged=damaged))
 
     async def _take(self, session: str, how: Literal["free", "ask"]) -> None:
         now = time.monotonic()

@@ -21,6 +21,10 @@ class StoreError(Exception):
     """The store cannot be read or written now; the message says why and how to mend it."""
 
 
+class StoreDamaged(StoreError):
+    """What was asked for cannot be read, now or later."""
+
+
 class Taken(msgspec.Struct, frozen=True):
     """A session that is this server's now. No fence and no items: the store has no such session."""
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from ramify.actors.store.base import How, StoreError, Taken
+from ramify.actors.store.base import How, StoreDamaged, StoreError, Taken
 from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
 
 LAYOUT = 2  # of the tables; 1 had no fences
@@ -333,14 +333,22 @@ class SqliteStore:
         except sqlite3.Error as error:
             if self._db.in_transaction:
                 self._db.rollback()
-            raise StoreError(f"the store {self.path}: {error}{_advice(error)}") from error
+            kind = StoreDamaged if _code(error) in _DAMAGE else StoreError
+            raise kind(f"the store {self.path}: {error}{_advice(error)}") from error
+
+
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _code(error: sqlite3.Error) -> int:
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _advice(error: sqlite3.Error) -> str:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code = _code(error)
     if code == sqlite3.SQLITE_FULL:
         return ": make room on the disk"
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+    if code in _DAMAGE:
         return ": look at it with `ramify store check`, or give another `--store`"
     if code == sqlite3.SQLITE_READONLY:
         return ": its folder must be writable"

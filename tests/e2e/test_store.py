@@ -308,6 +308,88 @@ async def test_who_took_a_session_meanwhile_has_it(
             assert again.text() == oracle.text(expected)
 
 
+@pytest.mark.parametrize(
+    ("fault", "mended", "advice"),
+    [
+        ("max_page_count = 1", "max_page_count = 1000000", "make room on the disk"),
+        ("query_only = 1", "query_only = 0", "must be writable"),
+    ],
+    ids=["full", "read-only"],
+)
+async def test_a_full_or_read_only_disk(
+    serving: Any, tmp_path: Path, monkeypatch: Any, caplog: Any, fault: str, mended: str, advice: str
+) -> None:
+    """SQLite says so itself. Who is there goes on, `sync` replies wait, who comes is told to come later;
+    nothing that was committed is lost, and what waited is written when there is room.
+    """
+    opened: list[SqliteStore] = []
+    begin = SqliteStore._begin
+
+    def noted(self: SqliteStore, read_only: bool) -> None:
+        begin(self, read_only)
+        opened.append(self)
+
+    monkeypatch.setattr(SqliteStore, "_begin", noted)
+    kept = {"store": tmp_path / "s.db", "warm_start": 0}
+    async with serving(server=kept) as served:
+        async with served.connect() as lazy, served.connect() as sync:
+            before = await lazy.open(lazy.user(1, "hi"))
+            await lazy.terminal(1)
+            state = await sync.open({"type": "set", "id": 1, "persist": "sync"}, sync.user(2, "hi"))
+            await sync.terminal(2)
+            opened[-1]._db.execute(f"PRAGMA {fault}")
+            await sync.send(sync.user(3, "word " * 300))
+            await lazy.send(lazy.greedy(2, max_tokens=5))
+            assert (await lazy.terminal(2))["reason"] == "length"
+            async with served.connect() as new:
+                async with asyncio.timeout(20):
+                    while True:  # until a save has failed
+                        await new.send({"type": "open", "client": "new"})
+                        answer = await new.next("error", "state")
+                        if answer["type"] == "error":
+                            break
+                        await new.send({"type": "close", "id": 1, "keep": True})
+                        await asyncio.sleep(0.1)
+            assert answer["code"] == "overloaded"
+            assert not [m for m in sync.log if m["type"] == "ok" and m["id"] == 3]
+            assert any(advice in str(record.__dict__) for record in caplog.records)
+            opened[-1]._db.execute(f"PRAGMA {mended}")
+            async with asyncio.timeout(20):
+                await sync.terminal(3)
+            told = await sync.tree(4)
+    async with serving(server=kept) as served:
+        for state_of, branches in ((state, told), (before, None)):
+            async with served.connect() as again:
+                found = await again.open(**login(state_of))
+                assert branches is None or await again.tree(9) == branches
+                assert found["branches"][0]["position"]
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"\xff"])
+async def test_a_corrupted_page(serving: Any, tmp_path: Path, byte: bytes) -> None:
+    """The session on it is told to be damaged; the others are what they were."""
+    kept = {"store": tmp_path / "s.db", "warm_start": 0}
+    states = []
+    async with serving(server=kept) as served:
+        for text in ("first", "second", "third"):
+            async with served.connect() as peer:
+                states.append(await peer.open({"type": "append", "id": 1, "text": f"{text} " * 400}))
+                await peer.terminal(1)
+    data = bytearray(kept["store"].read_bytes())
+    assert not (tmp_path / "s.db-wal").exists()
+    at = data.index(b"second second") // 4096 * 4096
+    data[at : at + 4096] = byte * 4096
+    await asyncio.to_thread(kept["store"].write_bytes, data)
+    async with serving(server=kept) as served:
+        for i, state in enumerate(states):
+            async with served.connect() as peer:
+                if i == 1:
+                    error = await refused(peer, "internal", **login(state))
+                    assert "damaged" in error["message"]
+                else:
+                    assert (await peer.open(**login(state)))["branches"][0]["position"] > 400
+
+
 async def test_while_the_store_cannot_be_written(serving: Any, tmp_path: Path) -> None:
     """Here its file is taken away. Who is there goes on; who comes is told to try later."""
     path, aside = tmp_path / "s.db", tmp_path / "aside.db"
