@@ -1,12 +1,14 @@
 """A server that is killed again and again: what do its clients find when the next one has the store?
 
     python benchmarks/restarts.py [--minutes 3] [--kills 500] [--clients 20] [--life 4] [--gateways 0]
-        [--seed 0] [--trace FOLDER]
+        [--seed 0] [--trace FOLDER] [--store postgres|redis] [--servers 1] [--hops 0.02]
 
 Clients play random rounds (append, generate, fork, prune, join, rollback, meta, queued ops) against a
 server with the fake executor and a store; it is ended by SIGKILL at random moments, and another one is
-started on the same file. Half of the clients ask for `persist: "sync"`. All resume, send again what has
-no reply, and note what contradicts docs/protocol.md, rule 10:
+started on the same store. With `--store` that is a PostgreSQL or a Redis of our own, which `--servers`
+share: one of them is killed each time, and clients go to any of them, also without need (`--hops`: how
+often after a frame). Half of the clients ask for `persist: "sync"`. All resume, send again what has no
+reply, and note what contradicts docs/protocol.md, rule 10:
 
 - a session that a client has heard of does not open; a `sync` client hears `lost`
 - a branch, a token, a marked input or a `meta` that was confirmed is not there (unless `lost`)
@@ -24,6 +26,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,9 @@ from report import headline, machine, percentile, table, write_json
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, WebSocketException
 
+from ramify.actors.store.places import open_store
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `tests.servers`
 PATIENCE_S = 60.0  # for the replies to one round, while the server lives
 LONGEST = 2500  # tokens of a branch, of the 4,096 that fit
 MARK = re.compile(r"\[[\w.]+:[0-9a-f]+\]")  # whole ones: a rollback may go back into one
@@ -45,7 +52,8 @@ _decode = msgspec.json.Decoder().decode
 class World:
     """What all clients share. `lives`: servers so far."""
 
-    port: int = 0
+    ports: dict[int, int] = field(default_factory=dict)  # of the servers that live, by place
+    hops: float = 0.0
     lives: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -213,6 +221,9 @@ class Client:
                 continue
             for message in frame if isinstance(frame, list) else [frame]:
                 self._hear(message)
+            if self._world.hops and self._random.random() < self._world.hops:
+                self._world.counts["hops"] += 1
+                self._drop()
 
     def _drop(self) -> None:
         if self._socket is not None:
@@ -223,7 +234,8 @@ class Client:
         world = self._world
         await world.up.wait()
         lives = world.lives
-        socket = await connect(f"ws://127.0.0.1:{world.port}/v1/ws", max_size=None, open_timeout=10)
+        port = self._random.choice([*world.ports.values()])
+        socket = await connect(f"ws://127.0.0.1:{port}/v1/ws", max_size=None, open_timeout=10)
         opened: dict[str, Any] = {"type": "open", "client": self._name, "tokens": True, **self._login}
         if self._login:
             have = {name: branch.position for name, branch in self._branches.items()}
@@ -235,6 +247,9 @@ class Client:
         messages = frame if isinstance(frame, list) else [frame]
         first = messages[0]
         self._note("<-", first)
+        if first["type"] == "bye":  # its gateway process outlived the server for a moment
+            await socket.close()
+            raise EOFError
         if first["type"] != "state":
             self._fault(f"open was refused: {first}")
             if first.get("code") == "no_session":
@@ -244,7 +259,7 @@ class Client:
         self._socket = socket
         if self._login:
             self._resume(first)
-            if lives == world.lives:
+            if lives == world.lives and len(world.ports) == 1:
                 world.back.append(time.monotonic() - world.started)
         self._login = {"session": first["session"], "key": first["key"]}
         self._revision = self._told = first["revision"]
@@ -445,32 +460,37 @@ def _frame(messages: Any) -> str:
     return msgspec.json.encode(messages).decode()
 
 
-async def campaign(options: argparse.Namespace, store: Path) -> World:
-    world, chance, stop = World(trace=options.trace), random.Random(options.seed), asyncio.Event()
-    server: FakeServer | None = None
+async def campaign(options: argparse.Namespace, store: str) -> World:
+    world = World(trace=options.trace, hops=options.hops if options.servers > 1 else 0.0)
+    chance, stop = random.Random(options.seed), asyncio.Event()
+    servers: dict[int, FakeServer] = {}
     clients: list[asyncio.Task[None]] = []
     end = time.monotonic() + options.minutes * 60
     try:
         while True:
-            begun = time.monotonic()
-            server = await asyncio.to_thread(
-                FakeServer, store=str(store), step_ms=options.step_ms, gateways=options.gateways
-            )
-            world.started = time.monotonic()
-            world.counts["starts_ms"] += int((world.started - begun) * 1e3)
-            world.port, world.lives = server.port, world.lives + 1
-            world.up.set()
+            for place in set(range(options.servers)) - servers.keys():
+                begun = time.monotonic()
+                servers[place] = server = await asyncio.to_thread(
+                    FakeServer, store=store, step_ms=options.step_ms, gateways=options.gateways
+                )
+                world.started = time.monotonic()
+                world.counts["starts_ms"] += int((world.started - begun) * 1e3)
+                world.ports[place] = server.port
+                world.lives += 1
+                world.up.set()
             if not clients:
                 clients = [
                     asyncio.create_task(Client(world, i, options.seed).run(stop))
                     for i in range(options.clients)
                 ]
-            if time.monotonic() > end or world.lives > options.kills:
+            if time.monotonic() > end or world.lives >= options.kills + options.servers:
                 break
             await asyncio.sleep(chance.uniform(0.1, 2 * options.life))
-            world.up.clear()
-            await asyncio.to_thread(server.kill)
-            server = None
+            place = chance.choice(sorted(servers))
+            del world.ports[place]
+            if not world.ports:
+                world.up.clear()
+            await asyncio.to_thread(servers.pop(place).kill)
         stop.set()
         await asyncio.wait(clients, timeout=PATIENCE_S)
         for client in clients:
@@ -479,9 +499,20 @@ async def campaign(options: argparse.Namespace, store: Path) -> World:
                 client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
     finally:
-        if server is not None:
+        for server in servers.values():
             await asyncio.to_thread(server.kill)
     return world
+
+
+@contextmanager
+def _database(kind: str) -> Iterator[str]:
+    """The URL of a private one."""
+    from tests.servers import running_postgres, running_redis
+
+    with (running_postgres if kind == "postgres" else running_redis)() as server:
+        if server is None:
+            raise SystemExit(f"this machine has no {kind} server")
+        yield server.url
 
 
 def main() -> int:
@@ -494,17 +525,29 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trace", type=Path, help="a folder for what each client says and hears")
+    parser.add_argument("--store", choices=["file", "postgres", "redis"], default="file")
+    parser.add_argument("--servers", type=int, default=1, help="on one PostgreSQL or Redis")
+    parser.add_argument("--hops", type=float, default=0.02, help="among several servers, after a frame")
     parser.add_argument("--json", help="write the results here")
     options = parser.parse_args()
     about = machine()
     print(headline(about))
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "sessions.db"
-        world = asyncio.run(campaign(options, store))
-        size = store.stat().st_size
+    with ExitStack() as stack:
+        if options.store == "file":
+            if options.servers > 1:
+                parser.error("a file has one server: give --store postgres or redis")
+            place = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "sessions.db")
+        else:
+            place = stack.enter_context(_database(options.store))
+        world = asyncio.run(campaign(options, place))
+        store = open_store(place, read_only=True)
+        size = sum(kept.size for kept in store.kept())
+        world.faults += store.check()
+        store.close()
     counts = world.counts
     row = {
-        "kills": world.lives - 1,
+        "kills": world.lives - options.servers,
+        "hops": counts["hops"],
         "resumes": counts["resumed"],
         "replies": counts["replies"],
         "tokens": counts["tokens"],

@@ -569,8 +569,9 @@ class OpenSession(Base, frozen=True):
 class Fetched(Base, frozen=True):
     """The answer to `Fetch`. `items`: empty if the store has no such session.
 
-    `error`: why nobody knows; then it may be asked for again, unless it is `damaged`. `fence`: the session is this server's from
-    now on, and saves carry it; 0: it was only looked at. `held`: another server has it, and keeps it.
+    `error`: why nobody knows; then it may be asked for again, unless it is `damaged`. `fence`: the
+    session is this server's from now on, and saves carry it; 0: it was only looked at. `held`: another
+    server has it, and keeps it.
     """
 
     session: str
