@@ -284,6 +284,11 @@ class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True):
             "--replicas-on join needs --replica-secret-file: what replicas must know to join",
         )
         _require(self.gpus is None or 0 <= self.gpus <= 64, f"--replica-gpus is {self.gpus}: at most 64")
+        _require(
+            self.ray_address in (None, "local", "auto") or not _is_loopback(self.listen),
+            f"--replica-listen {self.listen} cannot be reached from other machines of a Ray cluster: "
+            "give an address of this one",
+        )
         _require(0 <= self.cpus <= 4096, f"--replica-cpus is {self.cpus:g}: at most 4096")
         _seconds("--replica-silence", self.silence_s, 0.5, DAY_S)
         _seconds("--replica-drain", self.drain_s, 0, DAY_S)

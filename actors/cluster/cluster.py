@@ -316,7 +316,7 @@ class Cluster:
                     self._progress(f"replica {member.number}: {what}", done)
             case Failed():
                 member.why = message.message
-                if not self._up.is_set():
+                if not self._up.is_set() and self._settings.on != "join":
                     self._failure = message.exception()
                     self._up.set()
             case News(events):

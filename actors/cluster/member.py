@@ -32,9 +32,6 @@ log = get_log("ramify.actors.cluster")
 class Member:
     """`kill`: ends its process, or at least the link. `silence`: its owner keeps it."""
 
-    _link: Link[FromFront, ToFront]
-    _core: Bundle[ForCore]
-
     def __init__(self, number: int, kill: Callable[[], None]) -> None:
         self.number = number
         self.state: State = "starting"
@@ -48,6 +45,8 @@ class Member:
         self.drained = False  # it leaves in order
         self.asked = True  # for all that its cache has
         self._kill = kill
+        self._link: Link[FromFront, ToFront] | None = None  # until its process runs
+        self._core: Bundle[ForCore] | None = None
 
     def attach(self, link: Link[Any, ToFront], begin: Begin) -> None:
         """It has a link."""
@@ -57,6 +56,8 @@ class Member:
 
     def tell(self, message: FromFront) -> None:
         """Send it, unless the replica takes nothing: then it has hung."""
+        if self._link is None:
+            return
         try:
             self._link.tell(message)
         except MailboxFull as error:
@@ -66,12 +67,15 @@ class Member:
 
     def send(self, message: ForCore) -> None:
         """What clients cause. Raises MailboxFull, and then nothing has happened. Raises CannotEncode."""
+        assert self._core is not None, "it is ready"
         if len(self._core) >= SESSIONS:
             raise MailboxFull(f"{SESSIONS} messages wait for replica {self.number}")
         self._core.tell(message)
 
     def must(self, message: ForCore) -> None:
         """What has to arrive, if the replica lives."""
+        if self._core is None:
+            return
         try:
             self._core.tell(message)
         except MailboxFull as error:
@@ -81,7 +85,7 @@ class Member:
 
     def consumed(self) -> None:
         """A message of it has been dealt with."""
-        if not self._link.closed:
+        if self._link is not None and not self._link.closed:
             self._link.consumed()
 
     def hung(self, why: str) -> None:
@@ -92,13 +96,16 @@ class Member:
 
     def kill(self) -> None:
         """End its process, or at least the link."""
-        self._link.abort()
+        if self._link is not None:
+            self._link.abort()
         self._kill()
 
     def part(self) -> None:
         """The front stops. The replica may wait for the next one."""
-        self._link.close()
+        if self._link is not None:
+            self._link.close()
 
     def close(self) -> None:
         """Forget what waits."""
-        self._core.close()
+        if self._core is not None:
+            self._core.close()

@@ -15,7 +15,7 @@ from ramify.actors.kit.log import configured, get_log
 from ramify.protocol.config import ReplicasConfig
 from ramify.protocol.errors import ConfigError
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS, MOST_BACK_OFF = 1.0, 30.0
 
 log = get_log("ramify.actors.cluster.ray")
 
@@ -67,6 +67,7 @@ class RayReplicas:
         self._gpus = settings.gpus if settings.gpus is not None else float(device == "cuda")
         self._wanted = settings.count
         self._count = 0
+        self._failures = 0  # in a row
         self._actors: dict[str, tuple[Any, Any]] = {}  # by name: the actor, and what its run returns
 
     @property
@@ -93,7 +94,7 @@ class RayReplicas:
                 if not started:
                     started = True
                     task_status.started()
-                await anyio.sleep(LOOK_SECONDS)
+                await anyio.sleep(min(LOOK_SECONDS * 2**self._failures, MOST_BACK_OFF))
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._close)
@@ -126,8 +127,10 @@ class RayReplicas:
             del self._actors[name]
             try:
                 ray.get(run)
+                self._failures = 0
                 log.info("an actor has left", actor=name)
             except ray.exceptions.RayError as error:
+                self._failures = min(self._failures + 1, 8)
                 log.error("an actor has failed", actor=name, reason=str(error).splitlines()[-1])
             ray.kill(actor)
         while len(self._actors) < self._wanted:
