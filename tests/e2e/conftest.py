@@ -585,6 +585,7 @@ PLACEMENTS = {
     "thread": {"executor": "thread"},
     "process": {"executor": "process"},
     "gateways": {"executor": "thread", "gateways": 2},
+    "replicas": {"executor": "thread", "replicas": 1},
 }
 
 
