@@ -23,6 +23,9 @@ from ramify.protocol import messages as m
 from ramify.protocol.cluster import BLOCK, MOST_LISTENERS, KvEvents, ListenKv, UnlistenKv
 
 
+GONE = -1  # the handle of a run whose session has dropped all of its own
+
+
 class UnknownRequest(RuntimeError):
     """A commit or grow of a request that does not run (a second final commit, for instance)."""
 
@@ -82,10 +85,17 @@ class RadixCache:
             self.branches.drop(branch)
 
     def drop_sessions(self, message: m.DropSessions) -> None:
-        """O(their handles). A session that has none, or has gone already, is no error."""
-        for session in message.sessions:
+        """O(their handles and what runs). A session that has none, or has gone already, is no error.
+
+        What still runs there moves no handle any more: the session may open new ones of the same numbers.
+        """
+        dropped = set(message.sessions)
+        for session in dropped:
             for branch in self.branches.of(session):
                 self.branches.drop(branch)
+        for run in self.runs.values():
+            if m.session_of(run.branch) in dropped:
+                run.branch = GONE
 
     def inspect(self, message: m.Inspect) -> m.Inspected:
         """O(branches and cold nodes): a cold path that many of the branches share is walked once."""

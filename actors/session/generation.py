@@ -133,18 +133,20 @@ class GenerationState:
     def usage(self, finished: Finished, output: int) -> Usage:
         """What it cost. Times run from the op's arrival; `cached` is what the first request found.
 
-        Of an answer that an earlier server began, the time to the first token is what it was there, and
-        the queue is that of this server.
+        Of an answer that an earlier server or replica began, the time to the first token is what it was
+        there, and the queue is that of the last one.
         """
         first = self.first or finished
         started = first.started or finished.ended
+        prompt = min(first.prompt, self.segment.start)  # an earlier one may have made a part of the rest
+        cached = min(first.cached, prompt)
         return Usage(
-            prompt=min(first.prompt, self.segment.start),  # an earlier server may have made a part
-            cached=first.cached,
-            computed=first.computed,
+            prompt=prompt,
+            cached=cached,
+            computed=min(first.computed, prompt - cached),
             output=output,
             forced=min(self.forced, output),
-            hit=Hit(gpu=first.cached),
+            hit=Hit(gpu=cached),
             queue_ms=round(max(0.0, started - self.began) * 1e3, 3),
             ttft_ms=None if (ttft := self.ttft) is None else round(ttft * 1e3, 3),
             total_ms=round((finished.ended - self.arrived) * 1e3, 3),
@@ -165,6 +167,12 @@ class GenerationState:
     def ttft(self) -> float | None:
         """Seconds from the op's arrival to its first token, if it has one."""
         return self.first_token - self.arrived if self.first_token else None
+
+    def move(self, now: float) -> None:
+        """Another engine goes on with it; the one before it tells no times any more."""
+        self.began = now
+        if self.first_token:
+            self._scheduled = True
 
     def resume(self, now: float, run: SavedRun) -> None:
         """An earlier server has begun it, and had its first token."""

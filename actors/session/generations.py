@@ -396,6 +396,7 @@ class Generations:
         again: _Queue = OrderedDict()
         for generation, task in self._by_request.values():
             generation.compiling = False
+            generation.move(now)
             reason = _reason(generation)
             if reason is not None:
                 over.append((generation, task, reason))
@@ -459,6 +460,8 @@ class Generations:
         if generation.stopping:
             reason = "stop"
             stop = self._cut_at_stop(generation, output)
+            if generation.text.stopped is not None:  # as if the scheduler had been told in time
+                output = min(output, generation.text.stopped.keep_tokens)
         else:
             generation.keep(output)
             if generation.stop_token is not None:

@@ -341,8 +341,8 @@ class OpRunner:
 
     def change_core(self, now: float) -> None:
         """Another engine has the branches now: what runs goes on there."""
+        self.selects.change_core()  # first: a generation that ends now may begin another one
         self.generations.change_core(now)
-        self.selects.change_core()
 
     def refuse(self, error: RamifyError) -> None:
         """The engine is broken: every task that would run now fails with `error`."""

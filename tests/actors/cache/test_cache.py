@@ -415,6 +415,20 @@ def test_sessions_that_are_gone_leave_no_handle(bench) -> None:
     assert b.run(8, theirs[0]).cached == 9
 
 
+def test_what_runs_for_a_session_that_begins_anew_moves_nothing_of_it(bench) -> None:
+    """It is told its branches again, by the same numbers, while a request of before still runs."""
+    b = bench(64)
+    branch = (1 << 32) + 1
+    b.open(branch, PROMPT)
+    b.grant(7, branch, extra=3)
+    b.cache.drop_sessions(m.DropSessions([1]))
+    b.open(branch, PROMPT)
+    b.finish(7, 11, [1, 2])
+    assert b.tokens(branch) == PROMPT
+    assert b.run(8, branch).cached == 9
+    assert b.counts[2] == 0
+
+
 def test_a_request_may_have_to_leave_pages(bench) -> None:
     """Free or evictable ones: what it lacks counts them."""
     b = bench(pages=10)

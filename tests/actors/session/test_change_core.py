@@ -119,3 +119,37 @@ def test_what_comes_late_from_the_old_engine_changes_nothing(
     check_client(engine, client)
     (done,) = client.replies[2]
     assert done.usage.output == 30
+
+
+def test_what_has_only_to_be_confirmed_ends_once(sim_class: Any, tokenizer: Tokenizer) -> None:
+    """A stop string was found when the engine went: usage is that of an undisturbed run, and the choices
+    that follow are scored once.
+    """
+
+    def run(at: int | None) -> tuple[Any, Any]:
+        engine = sim_class(tokenizer, eos_every=40, seed=3)
+        client = engine.session()
+        client.send(
+            w.Append(id=client.id(), messages=[w.ChatMessage(role="user", content="hi")]),
+            w.Generate(id=client.id(), max_tokens=40, temperature=0, stop=["a", "o", "i", "n", "t"]),
+            w.Select(id=client.id(), choices=["yes", "no", "one two"]),
+        )
+        if at is None:
+            engine.pump()
+            return client.replies, engine
+        engine.pump(at)
+        engine.move()
+        engine.pump()
+        check_client(engine, client)
+        handles = {branch.handle for branch in engine.cores[1].state.branches.values()}
+        assert set(engine.cache.branches.of(1)) == handles
+        return client.replies, engine
+
+    told, engine = run(None)
+    _, plain, choice = told.values()
+    for at in range(10, 30):
+        told, engine = run(at)
+        _, done, chosen = told.values()
+        assert done[0].usage.output == plain[0].usage.output, at
+        assert done[0].usage.cached + done[0].usage.computed <= done[0].usage.prompt, at
+        assert chosen[0].choice == choice[0].choice
