@@ -14,7 +14,8 @@ speed at which it computes beside its decodes, and the time until it has room fo
 - *KV* is what replicas publish (`KvEvents`), and what requests that were placed lately will compute:
   a burst with one new prefix goes where it is being computed.
 - The *price* of computing rises with the queues of all replicas: what one session computes, others
-  wait for.
+  wait for. If only one has most of a prompt, it is a conversation's, and left only where that saves
+  much: else its turns would fill the caches of all. A prefix that more have is hot, and spreads.
 - A replica whose queue is longer than `imbalance` times the mean (and some slack) takes nothing,
   whatever it has cached. Some replica always has the mean or less, so this never leaves nobody.
 - A tenant stays at few replicas (`tenancy.py`), unless going elsewhere saves more than `away_s`. Where
@@ -57,6 +58,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     fill_s: float = 0.1  # what a full pool costs beside waiting for slots: evicted KV, slower steps
     move_s: float = 0.5  # what a session must save to be moved
     move_share: float = 0.5  # and this share of what it would wait where it is
+    keep: float = 0.5  # if one has this share of a prompt, it is left for as much only
     rest_s: float = 20.0  # it stays for so long after it has come
 
 
@@ -220,7 +222,16 @@ class ReplicaRouter:
         strangers = self._strangers(name, now)
         if strangers is not None:
             seconds[strangers] += self.policy.away_s
-        return self._placed(name, self._choose(seconds), size, cached, hashes, now)
+        slot = self._choose(seconds)
+        most = float(cached.max())
+        if cached[slot] < most and most >= self.policy.keep * size:
+            there = int(cached.argmax())
+            if np.count_nonzero(cached == most) == 1 and np.isfinite(seconds[there]):
+                wait = self._wait(size) + (size - cached) / self._rate
+                enough = max(self.policy.move_s, self.policy.move_share * float(wait[there]))
+                if wait[there] - wait[slot] <= enough:
+                    slot = there
+        return self._placed(name, slot, size, cached, hashes, now)
 
     def should_move(
         self,

@@ -302,3 +302,13 @@ def test_long_contexts_make_steps_longer() -> None:
     assert place(router, [1] * 8) == 2
     router.sent(2, 0, 0.0, holds=500_000)
     assert place(router, [2] * 8) == 1
+
+
+def test_the_only_one_that_has_most_of_a_prompt_is_left_for_much_only() -> None:
+    """Else the turns of a conversation would be computed by all."""
+    router = make(3)
+    router.events(1, KvEvents(1, stored=hashes(PROMPT)))
+    router.update(1, load(700), 0.0)
+    assert place(router, PROMPT) == 1  # in 0.7 s, elsewhere in 0.4
+    router.update(1, load(950), 0.0)
+    assert place(router, [*PROMPT, 1]) == 2
