@@ -7,7 +7,10 @@ import pytest
 
 from ramify.actors.grammar import compile as module
 from ramify.actors.grammar import grammars
+from ramify.actors.grammar.child import warm_up
 from ramify.actors.grammar.compile import compile_constraint
+from ramify.actors.grammar.schema.lower import any_value
+from ramify.actors.grammar.schema.strings import any_string
 from ramify.gpu.constraints.bodies import constraint_of
 from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.matcher import Constraint
@@ -165,3 +168,11 @@ def test_without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "llguidance", None)
     with pytest.raises(ConstraintError, match="llguidance"):
         compile_constraint(ConstraintSpec("lark", 'start: "a"'))
+
+
+def test_a_worker_starts_with_what_schemas_share() -> None:
+    shared = (any_value, any_string)
+    for made in shared:
+        made.cache_clear()
+    warm_up()
+    assert all(made.cache_info().currsize for made in shared)
