@@ -23,7 +23,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.cluster.bindings import Bindings
 from ramify.actors.cluster.intake import LISTENER
-from ramify.actors.cluster.local import LocalReplica, environment, threads
+from ramify.actors.cluster.local import LocalReplica, environment, gpus, threads
 from ramify.actors.cluster.member import Member
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
 from ramify.actors.cluster.placing import Placing
@@ -167,6 +167,12 @@ class Cluster:
         settings = self._settings
         progress(f"starting {settings.count} replicas", 0.0)
         if settings.on == "processes":
+            found = gpus(self._config)
+            if 0 < len(found) < max(settings.count, settings.most or 0):
+                log.warning(
+                    "replicas share GPUs: give --kv-fraction or --kv-tokens, so that their KV caches fit",
+                    gpus=len(found),
+                )
             for number in range(settings.count):
                 await group.start(guard(f"replica {number}", partial(self._keep, number)))
         else:

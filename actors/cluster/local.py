@@ -70,11 +70,16 @@ class LocalReplica:
 
 def environment(number: int, config: EngineConfig) -> dict[str, str]:
     """Variables of replica `number`: which of several GPUs is its own."""
-    if config.model.device == "cpu":
-        return {}
-    given = os.environ.get(VISIBLE)
-    mine = given.split(",") if given else _gpus()
+    mine = gpus(config)
     return {VISIBLE: mine[number % len(mine)]} if len(mine) > 1 else {}
+
+
+def gpus(config: EngineConfig) -> list[str]:
+    """The GPUs that replicas here may have."""
+    if config.model.device == "cpu":
+        return []
+    given = os.environ.get(VISIBLE)
+    return given.split(",") if given else _gpus()
 
 
 def _gpus() -> list[str]:

@@ -9,6 +9,7 @@ This file does not know what the messages mean.
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
@@ -32,10 +33,30 @@ from ramify.actors.kit.log import get_log
 from ramify.protocol.errors import ConfigError
 
 PATIENCE_SECONDS = 5.0  # for a handshake
+# After 5 s without a byte a question every 3 s, three of them; 15 s for what was sent to be confirmed.
+KEEP_ALIVE = {
+    "TCP_KEEPIDLE": 5,
+    "TCP_KEEPINTVL": 3,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 15_000,
+}
 MOST_EARLY = 1 << 16  # bytes that are kept of what comes before they are asked for
 STRANGERS = 64  # connections that have not proved anything yet
 
 log = get_log("ramify.actors.cluster")
+
+
+def watch_peer(transport: asyncio.Transport) -> None:
+    """Have the kernel end the connection when the other machine has gone without a word.
+
+    A front notices that by silence; a replica, whose front says nothing for long, only by this.
+    """
+    sock = transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        option = getattr(socket, name, None)  # as far as the system has them
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Knocking(asyncio.Protocol):
@@ -74,6 +95,7 @@ class Knocking(asyncio.Protocol):
         if self.transport is None or self._ended or self.transport.is_closing():
             raise ConnectionResetError("the peer has closed")
         self.transport.resume_reading()
+        watch_peer(self.transport)
         return make(self.transport, bytes(self._buffer))
 
     # asyncio.Protocol

@@ -53,6 +53,26 @@ async def test_a_killed_replica_is_noticed_by_nobody(serving: Any) -> None:
             assert (await peer.say(3, f"again {i}", max_tokens=5))["reason"] == "length"
 
 
+async def test_gateway_processes_before_replicas(serving: Any) -> None:
+    """Sessions are in one process, cores in others, and the engine's hands messages on."""
+    async with (
+        serving(gateways=1, replicas=2, fake=SLOW) as served,
+        served.connect() as peer,
+        served.connect() as other,
+    ):
+        cluster = served.engine.core
+        await until(lambda: len(cluster.pids) == 2, "two replicas")
+        for each in (peer, other):
+            await each.open(each.user(1, "far"), each.greedy(2, max_tokens=300), tokens=True)
+        for each in (peer, other):
+            await each.next("delta")
+        (at, *_) = [entry["replica"] for entry in cluster.describe() if entry["sessions"]]
+        os.kill(cluster.pids[at], signal.SIGKILL)
+        for each in (peer, other):
+            assert (await each.terminal(2))["usage"]["output"] == 300
+            assert each.tokens["main"] == served.oracle.output(served.oracle.turn("far"), 300)
+
+
 async def test_a_replica_that_stands_still_is_replaced(serving: Any) -> None:
     """It says nothing: its streams go on elsewhere."""
     async with (

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -84,6 +85,21 @@ async def test_a_replica_gets_a_link() -> None:
     async with a_port() as (number, sides):
         await exchange(number, sides)
         await exchange(number, sides)
+
+
+async def test_a_machine_that_vanishes_is_noticed_by_the_kernel() -> None:
+    async with a_port() as (number, sides):
+        side = Side()
+        side.link = await (await tcp.knock("127.0.0.1", number, SECRET))(*CODECS, **side.fields)
+        await until(lambda: sides)
+        for link in (side.link, sides[0].link):
+            assert link is not None
+            assert link._transport is not None
+            sock = link._transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000
+        side.link.close()
+        await side.ended.wait()
 
 
 async def test_a_stranger_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
