@@ -101,6 +101,9 @@ export class RamifyChatTransport {
     /** The session beneath: its branches, events, errors. */
     this.session = session ?? connect(url, { retry: "always", renew: true, ...options, open: { ...options.open, parts: true, ...(tools && { tools }) } });
     this.session.addEventListener("lost", () => this.#turns.clear());
+    this.session.addEventListener("state", () => { // a restart has lost what came last: it is told again from the text
+      if (this.session.state?.lost) this.#turns.clear();
+    });
   }
 
   /**

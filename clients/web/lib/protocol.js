@@ -133,6 +133,8 @@
  * @property {string} [view_key]
  * @property {boolean} [resumed]
  * @property {boolean} [cold]
+ * @property {boolean} [lost] the server restarted without what this client has seen last
+ * @property {"none" | "lazy" | "sync"} [persist] how the session is saved
  * @property {Record<string, number>} [limits]
  * @property {{version: number, epoch: string, model: string, context?: number}} [server]
  * @property {Record<string, unknown>} [meta]
