@@ -22,7 +22,6 @@ from ramify.actors.cache.tree import RadixTree
 from ramify.protocol import messages as m
 from ramify.protocol.cluster import BLOCK, MOST_LISTENERS, KvEvents, ListenKv, UnlistenKv
 
-
 GONE = -1  # the handle of a run whose session has dropped all of its own
 
 
@@ -87,7 +86,7 @@ class RadixCache:
     def drop_sessions(self, message: m.DropSessions) -> None:
         """O(their handles and what runs). A session that has none, or has gone already, is no error.
 
-        What still runs there moves no handle any more: the session may open new ones of the same numbers.
+        What still runs there moves no handle any more: the session may open others of these numbers.
         """
         dropped = set(message.sessions)
         for session in dropped:
