@@ -483,8 +483,8 @@ def tiny_model(folder: Path) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from conftest import write_tokenizer
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.conftest import write_tokenizer
 
     logging.disable_progress_bar()
     write_tokenizer(folder)

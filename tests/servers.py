@@ -23,12 +23,28 @@ class Server:
 
     def __init__(self, folder: Path, user: str | None) -> None:
         self.folder = folder
-        self.url = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._user = user
-        with socket.socket() as free:  # the port may be taken before the server has it: then it fails
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
+    def start_anywhere(self) -> None:
+        """On a port that is free; another process may have it before the server does."""
+        for left in (2, 1, 0):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self.port = free.getsockname()[1]
+            try:
+                self.start()
+            except RuntimeError:
+                self.stop()
+                if not left:
+                    raise
+            else:
+                return
 
     def command(self) -> list[str]:
         raise NotImplementedError
@@ -73,7 +89,10 @@ class Postgres(Server):
              "-E", "UTF8", "--locale=C"],
             check=True, capture_output=True, user=user, cwd=folder,
         )  # fmt: skip
-        self.url = f"postgresql://ramify:secret@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://ramify:secret@127.0.0.1:{self.port}/postgres"
 
     def command(self) -> list[str]:
         settings = {"fsync": "off", "max_connections": 60, "shared_buffers": "16MB"}
@@ -102,7 +121,10 @@ class Redis(Server):
     def __init__(self, folder: Path, user: str | None, binary: str) -> None:
         super().__init__(folder, user)
         self._binary = binary
-        self.url = f"redis://:secret@127.0.0.1:{self.port}/0"
+
+    @property
+    def url(self) -> str:
+        return f"redis://:secret@127.0.0.1:{self.port}/0"
 
     def command(self) -> list[str]:
         return [self._binary, "--port", str(self.port), "--bind", "127.0.0.1", "--requirepass", "secret",
@@ -152,7 +174,7 @@ def _running(kind: type[Server], *binaries: object) -> Iterator[Server]:
         if user is not None:
             shutil.chown(folder, user)
         server = kind(folder, user, *binaries)  # type: ignore[arg-type]
-        server.start()
+        server.start_anywhere()
         try:
             yield server
         finally:

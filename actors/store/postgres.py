@@ -20,7 +20,7 @@ import psycopg
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 
-from ramify.actors.store.base import How, StoreError, Taken
+from ramify.actors.store.base import How, StoreDamaged, StoreError, Taken
 from ramify.protocol.saved import HEAD, Changes, Kept, next_fence
 from ramify.protocol.store_url import shown
 
@@ -442,7 +442,9 @@ class PostgresStore:
             db.execute("COMMIT")
         except psycopg.Error as error:
             self._undo(db)
-            raise StoreError(f"the store {self._name}: {_told(error)}") from error
+            damage = psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted
+            kind = StoreDamaged if isinstance(error, damage) else StoreError
+            raise kind(f"the store {self._name}: {_told(error)}") from error
         except BaseException:
             self._undo(db)
             raise

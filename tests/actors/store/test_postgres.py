@@ -5,12 +5,13 @@ import signal
 import threading
 import time
 from typing import Any
+from unittest.mock import MagicMock
 
 import psycopg
 import pytest
 
 from ramify.actors.store import postgres as module
-from ramify.actors.store.base import StoreError
+from ramify.actors.store.base import StoreDamaged, StoreError
 from ramify.actors.store.postgres import LAYOUT, PostgresStore
 from tests.actors.store.conftest import changes
 
@@ -157,6 +158,21 @@ def test_a_url_that_cannot_be_read(rest: str) -> None:
 def test_a_database_that_is_not_there() -> None:
     with pytest.raises(StoreError, match="refused"):
         PostgresStore("postgresql://u:secret@127.0.0.1:1/db")
+
+
+def test_damage_of_the_database_is_told_from_what_passes(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = PostgresStore(postgres_url)
+    for error, kind in (
+        (psycopg.errors.DataCorrupted("invalid page in block 7"), StoreDamaged),
+        (psycopg.errors.DiskFull("no space left"), StoreError),
+    ):
+        monkeypatch.setattr(module, "_items", MagicMock(side_effect=error))
+        with pytest.raises(StoreError, match=str(error)) as raised:
+            store.read("s_1")
+        assert type(raised.value) is kind
+    store.close()
 
 
 def test_damage_is_found(postgres_url: str) -> None:
