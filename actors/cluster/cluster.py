@@ -170,7 +170,7 @@ class Cluster:
             found = gpus(self._config)
             if 0 < len(found) < max(settings.count, settings.most or 0):
                 log.warning(
-                    "replicas share GPUs: give --kv-fraction or --kv-tokens, so that their KV caches fit",
+                    "replicas share GPUs: give --kv-fraction or --kv-tokens, so that their caches fit",
                     gpus=len(found),
                 )
             for number in range(settings.count):
