@@ -237,6 +237,8 @@ class LocalFront:
         self.gateway.begin_drain(reason, grace)
 
     async def drain(self, grace: float, *, failed: bool = False) -> None:
+        if failed:
+            self.gateway.fail()
         if failed and self._directory is not None:
             with anyio.move_on_after(grace):
                 await self._directory.fail()

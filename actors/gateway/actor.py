@@ -151,6 +151,10 @@ class GatewayActor:
             for connection in list(hub.connections.values()):
                 connection.abort()
 
+    def fail(self) -> None:
+        """The engine is gone. Sessions end, and `drain` follows."""
+        self._hub.failed = True
+
     def begin_drain(self, reason: str, grace: float) -> None:
         """Stop accepting, and say `bye` to every socket that has not been told yet."""
         self._hub.draining = True

@@ -174,6 +174,8 @@ class SessionBinding:
                 return []
         except MailboxFull:
             return self._refuse(ops, _overloaded())
+        if self._hub.failed:
+            return []  # the session may go on elsewhere: who resumes sends again what has no reply
         self._session = None  # it is gone, so there is nobody to tell Detached
         self._await_open()
         return self._refuse(ops, NoSession("the session has ended: open anew"))

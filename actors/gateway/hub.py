@@ -66,4 +66,5 @@ class Hub:
     codecs: dict[CodecName, Codec] = field(default_factory=_codecs)
     vocabulary: Sequence[bytes] = ()  # what each token id stands for, once the model is loaded
     draining: bool = False
+    failed: bool = False  # the engine is gone: sessions end, and sockets are about to be closed
     abuse_logged: float = -math.inf  # engine seconds

@@ -51,6 +51,7 @@ class World:
             directory=self.directory,
             sessions=self.router,
             notices=Notices(self.router),
+            failed=False,
         )
         self.socket = SessionBinding(self.hub, 1)  # type: ignore[arg-type]
 
@@ -180,6 +181,21 @@ def test_a_frame_that_comes_too_fast_is_answered_by_its_session() -> None:
     assert world.socket.route([Generate(id=3)], 10, 0, limit) == []
     told = world.mailboxes[number].drain_nowait()
     assert [(frame.ops[0].id, frame.limit) for frame in told] == [(2, limit), (3, limit)]
+
+
+def test_a_frame_for_a_session_that_ended_with_the_engine_is_not_answered() -> None:
+    """Its socket is about to be closed, and the next server may have the session."""
+    world = World()
+    world.socket.route([Open(client="c")], 10)
+    number = world.answer()
+    world.socket.opened(number)
+    world.hub.failed = True
+    world.hub.sessions.remove(number)
+    assert world.socket.route([Generate(id=2)], 10) == []
+    world.hub.failed = False
+    (refused,) = world.socket.route([Generate(id=3)], 10)
+    assert isinstance(refused, Error)
+    assert refused.code == "no_session"
 
 
 def test_a_resume_that_is_refused_leaves_its_ops_open() -> None:
