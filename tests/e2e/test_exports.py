@@ -66,6 +66,10 @@ async def test_what_cannot_be_exported_or_imported(serving: Any) -> None:
             error = await peer.next("error")
             assert error["details"]["path"] == "$.import"
             assert (await peer.open())["branches"]  # the socket may open anew
+            await peer.send([peer.user(1, "hi"), *({"type": "export", "id": i} for i in range(2, 9))])
+            first, *others = [await peer.terminal(i) for i in range(2, 9)]
+            assert first["result"]["file"]
+            assert {other["code"] for other in others} == {"overloaded"}  # one at a time
 
 
 async def test_a_session_that_fits_into_no_frame(serving: Any) -> None:

@@ -6,14 +6,17 @@ from ramify.actors.session.exports import exported
 from ramify.actors.session.ops.handler import AtOnce, Hands
 from ramify.actors.session.replies import error_message
 from ramify.actors.session.subscriber import Subscriber
-from ramify.protocol.errors import Conflict, LimitExceeded, RamifyError
-from ramify.protocol.wire import Export, Ok
+from ramify.protocol.errors import Conflict, LimitExceeded, Overloaded, RamifyError
+from ramify.protocol.wire import Export, Ok, ServerMessage
 
+RETRY_MS = 1000
 AROUND = 4096  # bytes of a frame that are not the file: it has to fit into one, here and where it goes
 
 
 def _run(hands: Hands, subscriber: Subscriber, op: Export) -> None:
     try:
+        if subscriber.throttled or any(_holds_file(message) for message in subscriber.out):
+            raise Overloaded("read what was sent, then export again", retry_ms=RETRY_MS)
         reply = Ok(id=op.id, revision=hands.state.revision, result={"file": _file(hands)})
     except RamifyError as error:
         refusal = error_message(error, ident=op.id)
@@ -22,6 +25,10 @@ def _run(hands: Hands, subscriber: Subscriber, op: Export) -> None:
         )
         return
     hands.publisher.reply(subscriber.client, op.id, reply, None, keep=False, write=subscriber.write)
+
+
+def _holds_file(message: ServerMessage) -> bool:
+    return isinstance(message, Ok) and message.result is not None and "file" in message.result
 
 
 def _file(hands: Hands) -> str:
