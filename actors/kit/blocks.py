@@ -28,6 +28,7 @@ NO_HASHES: Hashes = np.empty(0, dtype=np.uint64)
 _MASK = (1 << 64) - 1
 _M = 0xD6E8FEB86659FD93  # odd
 _RUN = 1024  # blocks that are chained at once
+_SHORT = 8  # blocks that are chained one by one: quicker than numpy
 _C1, _C2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _G = np.uint64(0x9E3779B97F4A7C15)
 _S1, _S2, _S3 = np.uint64(30), np.uint64(27), np.uint64(31)
@@ -98,15 +99,18 @@ class BlockHasher:
 
 
 def _chained(state: int, mixed: Hashes) -> Hashes:
+    if len(mixed) <= _SHORT:
+        found = []
+        for each in mixed.tolist():
+            state = (state + each) * _M & _MASK
+            found.append(state)
+        return np.array(found, dtype=np.uint64)
     parts = []
     for start in range(0, len(mixed), _RUN):
         part = mixed[start : start + _RUN]
-        if len(part) == 1:
-            part = np.array([(state + int(part[0])) * _M & _MASK], dtype=np.uint64)
-        else:
-            part = (part * _DOWN[: len(part)]).cumsum()
-            part += np.uint64(state)
-            part *= _UP[: len(part)]
+        part = (part * _DOWN[: len(part)]).cumsum()
+        part += np.uint64(state)
+        part *= _UP[: len(part)]
         state = int(part[-1])
         parts.append(part)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -31,7 +31,7 @@ def by_definition(state: int, tokens: list[int], size: int) -> list[int]:
     return found
 
 
-@given(st.lists(st.integers(0, 2**31 - 1), max_size=60), st.integers(1, 9), st.integers(0, MASK))
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=90), st.integers(1, 9), st.integers(0, MASK))
 def test_a_chain_is_what_it_says(tokens: list[int], size: int, state: int) -> None:
     found = BlockHasher(size).chain(state, np.array(tokens, dtype=np.int32))
     assert found.tolist() == by_definition(state, tokens, size)
