@@ -12,12 +12,14 @@ from ramify.protocol.messages import Finished, Submit
 
 
 class _Place:
-    """A session at a replica. `tokens`: that it has to compute and no request has named yet."""
+    """A session at a replica. `tokens`: that it has to compute and no request has named yet;
+    `length`: of the longest prompt of its requests."""
 
-    __slots__ = ("since", "ticket", "tokens")
+    __slots__ = ("length", "since", "ticket", "tokens")
 
     def __init__(self, tokens: int, ticket: int, since: float) -> None:
         self.tokens = tokens
+        self.length = 0
         self.ticket = ticket
         self.since = since
 
@@ -68,13 +70,9 @@ class Placing:
 
     def hot(self, session: int, replica: int) -> bool:
         place = self._places.get(session)
-        if place is None or replica not in self.router:
+        if place is None:
             return False
-        # Without its tokens: what they cost elsewhere is weighed when it is placed anew.
-        found = self.router.should_move(
-            "", b"", self._clock.now(), replica=replica, position=0, since=place.since
-        )
-        return found is not None
+        return self.router.hot(replica, place.length, self._clock.now(), since=place.since)
 
     def extended(self, session: int, tokens: int) -> None:
         place = self._places.get(session)
@@ -87,6 +85,7 @@ class Placing:
             now, ticket, prompt = self._clock.now(), place.ticket, message.prompt
             self.router.sent(replica, place.tokens, now, ticket, holds=prompt)
             place.tokens = place.ticket = 0
+            place.length = max(place.length, prompt)
 
     def finished(self, finished: list[Finished]) -> None:
         if self.scaling is not None:

@@ -271,6 +271,21 @@ class ReplicaRouter:
         name = namespace if tenant is None else tenant
         return self._placed(name, slot, size, cached, hashes, now)
 
+    def hot(self, replica: int, tokens: int, now: float, *, since: float) -> bool:
+        """As `should_move`, without looking: for a session of so many tokens, all with KV at its replica
+        and none elsewhere. Nothing is reserved. A replica that is not there, or drains, is not hot.
+        """
+        known, policy = self._replicas.get(replica), self.policy
+        if known is None or not self._live[known.slot] or now - since < policy.rest_s:
+            return False
+        stays = float(self._wait(tokens)[known.slot])
+        enough = max(policy.move_s, policy.move_share * stays)
+        if stays <= enough:
+            return False
+        seconds = self._seconds(tokens, np.zeros(len(self._live)))
+        seconds[known.slot] = np.inf
+        return stays - float(seconds.min()) > enough
+
     def sent(self, replica: int, tokens: int, now: float, ticket: int = 0, *, holds: int = 0) -> int:
         """A request goes to a replica, which has to compute so many tokens of it, about. Returns how
         many were sent there: see `ReplicaLoad.heard`.

@@ -58,6 +58,26 @@ def test_a_session_is_hot_where_far_more_waits_than_elsewhere() -> None:
     assert not placing.hot(7, at)
 
 
+def test_a_long_session_stays_where_computing_it_elsewhere_takes_longer() -> None:
+    """It would leave, and be placed at the same replica again, or compute for seconds to save one."""
+    clock = ManualClock()
+    placing = Placing(clock)
+    for replica in (0, 1):
+        placing.joined(replica)
+    long, short = placing.place(1, "", prompt(10, 1)), placing.place(2, "", prompt(10, 2))
+    assert long is not None
+    assert short is not None
+    placing.submitted(1, long, Submit(1, 2, 100_000, 4, SamplingParams()))
+    placing.submitted(2, short, Submit(2, 2, 1_000, 4, SamplingParams()))
+    for replica in (0, 1):
+        placing.load(replica, ReplicaLoad(heard=1, prefill_rate=40_000.0))
+    clock.advance(60.0)
+    for session, replica in ((1, long), (2, short)):
+        placing.load(replica, ReplicaLoad(heard=1, prefill_rate=40_000.0, queued=60_000))
+        assert placing.hot(session, replica) == (session == 2)
+        placing.load(replica, ReplicaLoad(heard=1, prefill_rate=40_000.0))
+
+
 def test_missed_events_are_noticed() -> None:
     placing = Placing(ManualClock())
     placing.joined(0)

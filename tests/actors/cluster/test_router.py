@@ -255,7 +255,14 @@ def test_a_session_moves_from_a_hot_replica_only() -> None:
     for replica in (2, 3):
         router.update(replica, load(1500), 30.0)
     assert router.should_move("", prompt, 30.0, **ask) is None  # it is no better there
+    assert not router.hot(1, 400, 30.0, since=0.0)
+    for replica in (2, 3):
+        router.update(replica, load(0), 30.0)
+    assert router.hot(1, 100, 30.0, since=0.0)
+    assert not router.hot(1, 400, 10.0, since=0.0)
+    assert not router.hot(1, 2000, 30.0, since=0.0)  # it would have to be computed there
     router.drain(1)
+    assert not router.hot(1, 100, 30.0, since=0.0)
     assert router.should_move("", prompt, 30.0, **ask) is not None
     router.gone(1)
     assert router.should_move("", prompt, 30.0, **ask) is not None
