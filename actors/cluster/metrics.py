@@ -35,7 +35,7 @@ class ReplicaGauges:
         self.state = state
         self.sessions = sessions
         self.running = self.waiting = 0
-        self.kv = (0, 0, 0)
+        self.kv: tuple[int, int, int] = (0, 0, 0)  # slots: free, evictable, referenced
 
 
 class ClusterMetrics(Metrics):
