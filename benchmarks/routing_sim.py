@@ -198,7 +198,7 @@ class View:
 class Ours:
     """`fronts` routers, which take turns; each knows what it has sent, and all replicas' reports.
 
-    `sessions`: a conversation stays where it is, and moves by `should_move`; else each request is
+    `sessions`: a conversation stays where it is, and moves if that one is `hot`; else each request is
     placed as if it were new.
     """
 
@@ -223,15 +223,10 @@ class Ours:
         placement = None
         at = self.at.get(request.session) if self.sessions else None
         bound = router.bound
-        if at is None:
+        if at is None or router.hot(at[0], at[2], sim.now, since=at[1]):
             placement = router.place(namespace, tokens, sim.now)
             assert placement is not None
-        else:
-            router = self.routers[front]
-            placement = router.should_move(
-                namespace, tokens, sim.now, replica=at[0], position=at[2], since=at[1]
-            )
-            self.moves += placement is not None
+            self.moves += at is not None and placement.replica != at[0]
         self.seconds.append(time.perf_counter() - begin)
         if placement is not None:
             chosen, computes, ticket = placement.replica, placement.computes, placement.ticket

@@ -22,7 +22,7 @@ speed at which it computes beside its decodes, and the time until it has room fo
   there is one tenant without a name, it is at home everywhere.
 - What is equal goes to the one that was chosen longest ago: never to the smallest tree.
 
-A session stays at its replica; `should_move` says when it is worth computing its KV elsewhere.
+A session stays at its replica; `hot` says when it is worth computing its KV elsewhere.
 
 Times are seconds that the caller passes in. Does not know sessions, sockets or processes.
 """
@@ -233,47 +233,10 @@ class ReplicaRouter:
                     slot = there
         return self._placed(name, slot, size, cached, hashes, now)
 
-    def should_move(
-        self,
-        namespace: str,
-        tokens: bytes,
-        now: float,
-        *,
-        replica: int,
-        position: int,
-        since: float,
-        tenant: str | None = None,
-    ) -> Placement | None:
-        """Where a session had better go before its next request; None: it stays.
-
-        It is at `replica` since `since`, where its branch has KV up to `position`, of the `tokens`.
-        From one that is gone or drains, it always goes, if there is another.
-        """
-        known = self._replicas.get(replica)
-        if known is None or not self._live[known.slot]:
-            return self.place(namespace, tokens, now, tenant=tenant)
-        policy = self.policy
-        self._expire(now)
-        size = len(tokens) // 4
-        if now - since < policy.rest_s or len(self._replicas) == 1:
-            return None
-        stays = float(self._wait(size)[known.slot])
-        stays += (size - min(position, size)) / float(self._rate[known.slot])
-        enough = max(policy.move_s, policy.move_share * stays)
-        if stays <= enough:
-            return None
-        hashes, cached = self._look(namespace, tokens)
-        seconds = self._seconds(size, cached)
-        seconds[known.slot] = np.inf
-        slot = self._choose(seconds)
-        if not stays - seconds[slot] > enough:
-            return None
-        name = namespace if tenant is None else tenant
-        return self._placed(name, slot, size, cached, hashes, now)
-
     def hot(self, replica: int, tokens: int, now: float, *, since: float) -> bool:
-        """As `should_move`, without looking: for a session of so many tokens, all with KV at its replica
-        and none elsewhere. Nothing is reserved. A replica that is not there, or drains, is not hot.
+        """Whether a session of so many tokens, which came to `replica` at `since`, had better be placed
+        anew before its next request: its KV is there, and taken to be nowhere else. A replica that is
+        not there, or drains, is not hot: all sessions leave it.
         """
         known, policy = self._replicas.get(replica), self.policy
         if known is None or not self._live[known.slot] or now - since < policy.rest_s:

@@ -93,17 +93,15 @@ def test_rules_that_always_hold(program: list[tuple[str, int] | tuple[str, int, 
                 made = router.place("", pack(PROMPT[:number]), now)
                 assert (made is None) == (not live)
             else:
-                prompt = pack(PROMPT[: rest[0]])
-                made = router.should_move(
-                    "", prompt, now, replica=number, position=rest[0], since=now - 100.0
-                )
-                assert made is None or made.replica != number or number not in live
+                hot = router.hot(number, rest[0], now, since=now - 100.0)
+                assert not hot or number in live
+                made = None
             if made is not None:
                 assert made.replica in live
                 mean = sum(work[each] for each in live) / len(live)
                 slack = router.policy.slack_s * router._rates()
                 assert work[made.replica] <= router.policy.imbalance * mean + slack + 1e-6
-                assert made.computes + made.cached == (number if what == "place" else rest[0])
+                assert made.computes + made.cached == number
         assert {each for each in range(1, 7) if each in router} == known
         assert all(router.work(each) >= 0 for each in known)
 
@@ -240,32 +238,33 @@ def test_tenants_stay_at_few_replicas_unless_those_are_busy() -> None:
     assert where("a", 12000.0) not in homes["a"]
 
 
-def test_a_session_moves_from_a_hot_replica_only() -> None:
+def test_a_session_leaves_a_hot_replica_only() -> None:
     router = make(3)
-    router.events(1, KvEvents(1, stored=hashes(PROMPT)))
-    ask = {"replica": 1, "position": 400, "since": 0.0}
-    prompt = pack(PROMPT)
+
+    def hot(tokens: int = 400, now: float = 30.0) -> bool:
+        return router.hot(1, tokens, now, since=0.0)
+
     router.update(1, load(800), 30.0)  # there in 0.8 s, elsewhere in 0.4
-    assert router.should_move("", prompt, 30.0, **ask) is None
+    assert not hot()
     router.update(1, load(2000), 30.0)
-    assert router.should_move("", prompt, 10.0, **ask) is None  # it has come lately
-    made = router.should_move("", prompt, 30.0, **ask)
-    assert made is not None
-    assert made.replica in (2, 3)
+    assert hot()
+    assert not hot(now=10.0)  # it has come lately
+    assert not hot(2000)  # it would have to be computed there
     for replica in (2, 3):
         router.update(replica, load(1500), 30.0)
-    assert router.should_move("", prompt, 30.0, **ask) is None  # it is no better there
-    assert not router.hot(1, 400, 30.0, since=0.0)
+    assert not hot()  # it is no better there
     for replica in (2, 3):
         router.update(replica, load(0), 30.0)
-    assert router.hot(1, 100, 30.0, since=0.0)
-    assert not router.hot(1, 400, 10.0, since=0.0)
-    assert not router.hot(1, 2000, 30.0, since=0.0)  # it would have to be computed there
     router.drain(1)
-    assert not router.hot(1, 100, 30.0, since=0.0)
-    assert router.should_move("", prompt, 30.0, **ask) is not None
+    assert not hot()  # all leave it
     router.gone(1)
-    assert router.should_move("", prompt, 30.0, **ask) is not None
+    assert not hot()
+
+
+def test_nowhere_to_go() -> None:
+    router = make(1)
+    router.update(1, load(5000), 0.0)
+    assert not router.hot(1, 10, 100.0, since=0.0)
 
 
 def test_sessions_do_not_go_to_and_fro() -> None:
@@ -275,10 +274,9 @@ def test_sessions_do_not_go_to_and_fro() -> None:
     for second in range(1, 101):
         router.update(1 + second % 2, load(3000), second)
         router.update(2 - second % 2, load(0), second)
-        made = router.should_move("", pack(PROMPT), second, replica=at, position=400, since=since)
-        if made is not None:
-            at, since, moves = made.replica, float(second), moves + 1
-    assert moves <= 5
+        if router.hot(at, 400, second, since=since):
+            at, since, moves = place(router, PROMPT, second), float(second), moves + 1
+    assert 0 < moves <= 5
 
 
 def test_what_nobody_tells_of_is_bounded() -> None:
