@@ -74,7 +74,9 @@ class Store(Protocol):
         ...
 
     def waiting(self) -> list[str]:
-        """Those in which ops wait or run and that no server has that lives, the last used first."""
+        """Those in which ops wait or run, that no server has that lives and that none has asked for just
+        now: one that was let go is for who asked. The last used first.
+        """
         ...
 
     def sweep(self, *, older_than: float, most: int, now: float) -> int:

@@ -31,6 +31,7 @@ CALL_SECONDS = 10
 SWEEP_SECONDS = 30
 LATE_SECONDS = 2  # beyond a call's limit, which the database keeps itself, until it is taken for dead
 LEASE_SECONDS = 10  # without a sign of life, until a server counts as dead
+CLAIM_SECONDS = 3  # for who has asked for a session: it is let go for that one
 BEAT_SECONDS = 2.0  # between two signs
 SWEPT = 5000  # sessions that one sweep forgets at most
 
@@ -57,6 +58,7 @@ CREATE TABLE IF NOT EXISTS ramify_sessions (
     busy BOOLEAN NOT NULL,
     holder TEXT,
     wanted BOOLEAN NOT NULL DEFAULT FALSE,
+    claimed TIMESTAMPTZ,
     fence BIGINT NOT NULL,
     size BIGINT NOT NULL
 ) WITH (fillfactor = 70);
@@ -285,11 +287,16 @@ class PostgresStore:
             number, fence, held = row
             if held and how != "force":
                 if how == "ask":
-                    db.execute("UPDATE ramify_sessions SET wanted = TRUE WHERE number = %s", (number,))
+                    db.execute(
+                        "UPDATE ramify_sessions SET wanted = TRUE, "
+                        f"claimed = now() + interval '{CLAIM_SECONDS} seconds' WHERE number = %s",
+                        (number,),
+                    )
                 return None
             fence = next_fence(fence)
             db.execute(
-                "UPDATE ramify_sessions SET fence = %s, holder = %s, wanted = FALSE WHERE number = %s",
+                "UPDATE ramify_sessions SET fence = %s, holder = %s, wanted = FALSE, claimed = NULL "
+                "WHERE number = %s",
                 (fence, self._holder, number),
             )
             found = db.execute(
@@ -345,7 +352,8 @@ class PostgresStore:
         with self._transaction() as db:
             rows = db.execute(
                 "SELECT session FROM ramify_sessions AS s "
-                f"WHERE busy AND (holder IS NULL OR NOT {_ALIVE}) ORDER BY used DESC"
+                f"WHERE busy AND (holder IS NULL OR NOT {_ALIVE}) "
+                "AND (claimed IS NULL OR claimed < now()) ORDER BY used DESC"
             )
             return [row[0] for row in rows]
 

@@ -5,6 +5,7 @@
     ramify:used, ramify:busy, ramify:expires    sorted sets of sessions, by time
     ramify:bytes        the size of all items
     ramify:alive:HOLDER, ramify:wanted:HOLDER   a server's sign of life, and what others want of it
+    ramify:claimed:ID   for a moment: somebody has asked for it
 
 Whatever changes more than one key is a script, which Redis runs as a whole: a batch with its fences is
 one. How safe a `sync` commit is says Redis' own configuration (`warnings`); it must keep all keys
@@ -31,6 +32,7 @@ LAYOUT = 1  # of the keys
 CONNECT_SECONDS = 5
 CALL_SECONDS = 10
 LEASE_SECONDS = 10  # without a sign of life, until a server counts as dead
+CLAIM_SECONDS = 3  # for who has asked for a session: it is let go for that one
 BEAT_SECONDS = 2.0  # between two signs
 SWEPT = 5000  # sessions that one sweep looks at, the longest unused first
 CHUNK = 500  # sessions that are listed at once
@@ -117,11 +119,13 @@ if holder and how ~= 'force' then
     if how == 'ask' then
         redis.call('SADD', 'ramify:wanted:' .. holder, session)
         redis.call('EXPIRE', 'ramify:wanted:' .. holder, 60)
+        redis.call('SET', 'ramify:claimed:' .. session, 1, 'EX', ARGV[6])
     end
     return {'-1'}
 end
 fence = string.format('%.0f', math.max(tonumber(fence) + 1, clock))
 redis.call('HSET', row, 'fence', fence, 'holder', me)
+redis.call('DEL', 'ramify:claimed:' .. session)
 return {fence, redis.call('HGETALL', 'ramify:items:' .. session)}
 """
 )
@@ -145,7 +149,9 @@ _WAITING = (
     + """
 local left = {}
 for _, session in ipairs(redis.call('ZREVRANGE', 'ramify:busy', 0, -1)) do
-    if not held(session, '') then left[#left + 1] = session end
+    if not held(session, '') and redis.call('EXISTS', 'ramify:claimed:' .. session) == 0 then
+        left[#left + 1] = session
+    end
 end
 return left
 """
@@ -262,7 +268,7 @@ class RedisStore:
         return list(self._call(lambda: self._write(args=args)))
 
     def take(self, session: str, how: How) -> Taken | None:
-        args: list[Any] = [session, self._holder, how, repr(time.time()), next_fence()]
+        args: list[Any] = [session, self._holder, how, repr(time.time()), next_fence(), CLAIM_SECONDS]
         found = self._call(lambda: self._take(args=args))
         fence = int(found[0])
         if fence < 0:

@@ -123,7 +123,7 @@ def test_a_session_of_a_server_that_lives_is_asked_for(opened: Opened) -> None:
     assert list(one.tend()) == []
     assert one.head("s_1") == b"h"
     one.write([changes(put={"head": b"last"}, live=False, busy=True, new=False)])
-    assert other.waiting() == ["s_1"]
+    assert other.waiting() == []  # it is for who has asked
     taken = other.take("s_1", "ask")
     assert dict(taken.items) == {"head": b"last"}
     assert list(one.write([changes(new=False)])) == [0]
@@ -137,6 +137,25 @@ def test_a_session_of_a_server_that_lives_is_asked_for(opened: Opened) -> None:
     other.close()
     assert one.waiting() == ["s_1"]
     assert one.take("s_1", "free") is not None
+
+
+def test_a_session_that_was_asked_for_and_never_taken_is_left_behind(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who had asked is dead."""
+    for name in ("postgres", "redis"):
+        monkeypatch.setattr(f"ramify.actors.store.{name}.CLAIM_SECONDS", 1)
+    one, other = opened(), opened()
+    if not one.shared:
+        pytest.skip("one server has it")
+    one.write([changes(live=True, busy=True)])
+    assert other.take("s_1", "ask") is None
+    one.write([changes(live=False, busy=True, new=False)])
+    assert one.waiting() == []
+    until = time.monotonic() + 10
+    while not one.waiting() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert one.waiting() == ["s_1"]
 
 
 def test_the_sweep(opened: Opened) -> None:
