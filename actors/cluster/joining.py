@@ -95,6 +95,11 @@ async def _serve(
             continue
         pause, told = BACK_OFF_SECONDS, False
         log.info("joined", front=f"{host}:{port}")
-        if await replica.serve(group, open_link) or not again:
-            return
+        try:
+            if await replica.serve(group, open_link) or not again:
+                return
+        except ConnectionError as error:  # it had gone before there was a link
+            log.warning("the front has gone", front=f"{host}:{port}", reason=str(error))
+            await anyio.sleep(pause)
+            continue
         log.warning("the front has gone", front=f"{host}:{port}")

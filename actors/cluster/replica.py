@@ -95,7 +95,7 @@ class Replica:
 
         Raises OtherModel, and what the core raises.
         """
-        front = self._front = _FrontLink()
+        front = _FrontLink()
         try:
             await front.open(open_link)
             begin = await front.begin
@@ -108,6 +108,7 @@ class Replica:
             assert self._addresses is not None
             shift = Shift.between(machine(), self._clock.now(), begin.machine, begin.now)
             front.serve(self._addresses, shift, self.metrics)
+            self._front = front  # not before: the core may still speak of the last one's sessions
             front.tell(Up(self._core.info, os.getpid(), socket.gethostname(), self._name))
             await self._report(front)
             return front.dismissed
@@ -149,7 +150,7 @@ class Replica:
             check_idle=begin.check_idle,
             routers=self._news,
         )
-        await core.load(group, _unguarded, lambda what, done: front.tell(Loading(what, done)))
+        await core.load(group, _unguarded, front.loading)
         self._addresses = await core.serve(group, _unguarded, self, begin.epoch, self._faulty)
         group.start_soon(watch_loop, self._clock, self.metrics)
 
@@ -246,6 +247,11 @@ class _FrontLink:
         self._ended = ended
         if self._link.closed or self.dismissed:
             ended()
+
+    def loading(self, what: str, done: float) -> None:
+        """A front that goes meanwhile changes nothing: the next one finds the model loaded."""
+        with contextlib.suppress(MailboxClosed):
+            self.tell(Loading(what, done))
 
     def tell(self, message: ToFront) -> None:
         """Raises MailboxClosed."""
