@@ -123,7 +123,28 @@ scene("a chat that was deleted is gone from the server too", async (page) => {
   assert.equal(await page.evaluate(answerToOpen, login), "state"); // it can still be had back
   await page.reload(); // and now it cannot
   await page.waitForFunction(`(${answerToOpen})(${JSON.stringify(login)}).then((said) => said === "no_session")`, null, { polling: 100 });
-  assert.deepEqual(await page.evaluate(keptSessions), []);
+  await page.waitForFunction(`(${keptSessions})().then((kept) => !kept.length)`, null, { polling: 100 });
+});
+
+scene("a chat that is deleted while the server is away is ended when it is back", async (page) => {
+  await send(page, "not for long");
+  await settled(page);
+  const [login] = await page.evaluate(keptSessions);
+  await page.locator("header").getByRole("button", { name: "More for this chat" }).click();
+  await page.getByRole("menuitem", { name: "Delete" }).click();
+  await page.getByRole("button", { name: "Undo" }).waitFor();
+  await page.addInitScript(() => { // this once no socket comes through
+    if (sessionStorage.tried) return;
+    sessionStorage.tried = "1";
+    const { WebSocket: Real } = globalThis;
+    globalThis.WebSocket = class extends Real { constructor(url, protocols) { super(url.replace(/:\d+/, ":9"), protocols); } };
+  });
+  await page.reload();
+  await page.waitForFunction(`(${keptSessions})().then(([kept]) => kept)`, null, { polling: 100 });
+  await page.reload();
+  await page.waitForFunction(`(${keptSessions})().then((kept) => !kept.length)`, null, { polling: 100 });
+  assert.equal(await page.evaluate(answerToOpen, login), "no_session");
+  assert.equal(await page.locator(".sidebar .pick").count(), 0);
 });
 
 /** What the server says to one who comes back to a session: "state", or an error's code. */

@@ -15,6 +15,7 @@ import { unique } from "./tree.js";
 import { Watched } from "./watched.js";
 
 const UNDO_MS = 10_000;
+const MOST_DELETED_MS = 90 * 86_400_000; // a deleted chat's session is asked to end for so long: servers keep none longer unless told to
 
 /** @type {import("@preact/signals").Signal<import("./store.js").Record[]>} */ export const chats = signal([]);
 /** @type {import("@preact/signals").Signal<Chat | null>} */ export const current = signal(null);
@@ -32,7 +33,7 @@ export async function start() {
   store = await Store.open();
   store.onchange(changedElsewhere);
   chats.value = (await store.chats()).filter(({ deleted }) => !deleted);
-  for (const { id } of (await store.chats()).filter(({ deleted }) => deleted)) forget(id);
+  forgetAll((await store.chats()).filter(({ deleted }) => deleted));
   navigator.storage?.persist?.().catch(() => {});
   if (!store.durable) toast.value = { mild: true, text: "This browser keeps nothing for this page (a private window?): chats are gone when the tab is closed. Export what you need." };
   addEventListener("hashchange", () => { if (location.hash.startsWith("#watch=")) location.reload(); });
@@ -184,11 +185,17 @@ async function change(id, changes) {
   chats.value = (record.deleted ? others : [record, ...others]).sort((a, b) => b.updated - a.updated);
 }
 
-/** Forget a chat for good, here and on the server. */
+/** Forget a chat for good, here and on the server. Where that cannot be asked now, the next start of the page asks it. */
 async function forget(id) {
-  const record = await store.chat(id);
+  const { session, key, client, deleted } = await store.chat(id) ?? {};
   await store.remove(id);
-  if (record) await endSession(record);
+  if (!session || Date.now() - deleted > MOST_DELETED_MS) return;
+  await store.save({ id, session, key, client, deleted, title: "", created: 0, updated: 0 });
+  if (await endSession({ session, key, client })) await store.remove(id);
+}
+
+async function forgetAll(records) {
+  for (const { id } of records) await forget(id);
 }
 
 /** Delete a chat; for a while it can be had back. */

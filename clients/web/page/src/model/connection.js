@@ -33,15 +33,18 @@ async function token() {
   }
 }
 
-/** End a chat's session on the server. One that cannot be reached, or knows it no more, is left alone. */
+/** End a chat's session on the server. @returns {Promise<boolean>} false: it could not be asked, and may still have it */
 export async function endSession({ session, key, client }) {
-  if (!session) return;
+  if (!session) return true;
   const { url, ...options } = connection();
   const last = connect(url, { ...options, session, key, client, retry: "never" });
   try {
     await last.ready;
     await last.close();
-  } catch { /* nothing is kept there, or only until its time is over */ }
+    return true;
+  } catch (error) {
+    return ["no_session", "forbidden", "bad_request"].includes(error.code); // trying again would change nothing
+  }
 }
 
 /** What the server says of itself and its model (/v1/info). Null: no answer; `refused`: it wants a (better) token. */
