@@ -1,9 +1,9 @@
 """At which replica each session is, and what it says meanwhile at none. Pure.
 
 A session is placed with its first request, when it is known what there is to compute. Until then what
-it says can wait here: nothing but a request needs a replica. When its replica goes, the session is
-*lost*: what it says is meant for a cache that is not there any more, until it says `Reopen` and tells
-of its branches anew.
+it says can wait here, unless it is very much: nothing but a request needs a replica. When its replica
+goes, the session is *lost*: what it says is meant for a cache that is not there any more, until it says
+`Reopen` and tells of its branches anew.
 """
 
 from collections.abc import Callable
@@ -38,6 +38,7 @@ from ramify.protocol.messages import (
 
 MOST_FOLLOWED = 512  # messages in which the prompt of a request is looked for
 HELD = 8192  # messages of a session that is at no replica: more than it has branches
+MANY, MUCH = HELD // 2, 4 << 20  # so many messages, or bytes of tokens, are placed without a request
 
 
 class Placing(Protocol):
@@ -71,7 +72,7 @@ class Placing(Protocol):
 class _Session:
     """`running`: requests at its replica. `held`: what it said while it was at none."""
 
-    __slots__ = ("held", "lost", "namespace", "replica", "running")
+    __slots__ = ("bytes", "held", "lost", "namespace", "replica", "running")
 
     def __init__(self) -> None:
         self.replica: int | None = None
@@ -79,6 +80,7 @@ class _Session:
         self.running = 0
         self.namespace = ""
         self.held: list[ForCore] = []
+        self.bytes = 0  # of tokens that are held
 
 
 class Bindings:
@@ -165,7 +167,10 @@ class Bindings:
         if len(entry.held) >= HELD:
             raise MailboxFull(f"{HELD} messages of the session wait for a replica")
         entry.held.append(message)
-        if isinstance(message, Submit | Compile) and session not in self._unplaced:
+        if isinstance(message, ExtendBranch):
+            entry.bytes += len(message.tokens)
+        much = len(entry.held) >= MANY or entry.bytes >= MUCH
+        if (much or isinstance(message, Submit | Compile)) and session not in self._unplaced:
             self._place(session, entry)
 
     def place(self) -> None:
@@ -188,7 +193,7 @@ class Bindings:
         self._unplaced.pop(session, None)
         entry.replica = replica
         self._at.setdefault(replica, {})[session] = None
-        held, entry.held = entry.held, []
+        held, entry.held, entry.bytes = entry.held, [], 0
         for message in held[1:]:
             self._must(replica, message)
             if isinstance(message, Submit):
@@ -208,7 +213,7 @@ class Bindings:
     def _leave(self, session: int, entry: _Session) -> None:
         """It is at no replica from now on; the one where it was forgets it."""
         self._unplaced.pop(session, None)
-        entry.held = []
+        entry.held, entry.bytes = [], 0
         entry.running = 0
         replica, entry.replica = entry.replica, None
         if replica is None:
@@ -230,6 +235,10 @@ class Bindings:
             entry.running = max(0, entry.running - len(message.finished))
             self._placing.finished(message.finished)
         return True
+
+    def busy(self, replica: int) -> set[int]:
+        """The sessions of a replica in which something runs."""
+        return {session for session in self._at.get(replica, ()) if self._sessions[session].running}
 
     def gone(self, replica: int) -> list[int]:
         """A replica is gone: its sessions, which have to move."""

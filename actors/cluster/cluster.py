@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:  # Ray is an extra
 
 LOOK_SECONDS = 0.25
 ATTEMPTS, BACK_OFF_SECONDS, MOST_BACK_OFF = 4, 0.5, 30.0  # starts in a row that fail; the pause doubles
-WITHOUT_SECONDS = 120.0  # with no replica at all, once there were some
+WITHOUT_SECONDS = 120.0  # with no replica at all, not even one that loads, once there were some
 DEATHS, WITHIN_SECONDS = 8, 60.0  # replicas that died under one session while something of it ran
 HURRY_SECONDS = 5.0  # between two looks at sessions that should have left
 
@@ -406,22 +406,23 @@ class Cluster:
             return
         if not member.drained:
             self._metrics.deaths += 1
+        ran = set() if member.drained else self._bindings.busy(member.number)
         sessions = self._bindings.gone(member.number)
         if sessions:
             log.warning("sessions move", replica=member.number, sessions=len(sessions))
-        self._move(sessions, died=not member.drained)
+        self._move(sessions, ran=ran)
         self._judge()
 
     # --- sessions that move ----------------------------------------------------------------------
 
-    def _move(self, sessions: list[int], *, died: bool = False, quietly: bool = False) -> None:
-        """Those first in which something runs."""
+    def _move(self, sessions: list[int], *, ran: Collection[int] = (), quietly: bool = False) -> None:
+        """Those first in which something runs. `ran`: those in which it did when their replica died."""
         spread = self._spread
         if spread is None:
             return
         now = self._clock.now()
         for session in sessions:
-            if died and self._deadly(session, now):
+            if session in ran and self._deadly(session, now):
                 spread.put(session, Lost(f"{DEATHS} replicas died with it"))
                 continue
             self._metrics.moves += 1
@@ -520,7 +521,8 @@ class Cluster:
             self._scale(now)
             self._bindings.place()
             self._judge()
-            self._without = 0.0 if self._ready else self._without + LOOK_SECONDS
+            coming = any(member.state == "starting" for member in self._members.values())
+            self._without = 0.0 if self._ready or coming else self._without + LOOK_SECONDS
             if self._without > WITHOUT_SECONDS:
                 raise NoReplicas(f"there was no replica for {WITHOUT_SECONDS:g} s")
             await self._clock.sleep_until(now + LOOK_SECONDS)

@@ -7,6 +7,7 @@ model loaded. SIGTERM drains it.
 import asyncio
 import signal
 import ssl
+import time
 from collections.abc import Callable
 
 import anyio
@@ -93,13 +94,18 @@ async def _serve(
             await anyio.sleep(pause)
             pause = min(2 * pause, MOST_BACK_OFF)
             continue
-        pause, told = BACK_OFF_SECONDS, False
+        told, since = False, time.monotonic()
         log.info("joined", front=f"{host}:{port}")
+        why = "it has ended the link"
         try:
             if await replica.serve(group, open_link) or not again:
                 return
         except ConnectionError as error:  # it had gone before there was a link
-            log.warning("the front has gone", front=f"{host}:{port}", reason=str(error))
-            await anyio.sleep(pause)
-            continue
-        log.warning("the front has gone", front=f"{host}:{port}")
+            why = str(error)
+        log.warning("the front has gone, or wants no such replica", front=f"{host}:{port}", reason=why)
+        if time.monotonic() - since > MOST_BACK_OFF:
+            pause = BACK_OFF_SECONDS
+        else:  # a front that sends it away at once is not asked again at once
+            with anyio.move_on_after(pause):
+                await stop.wait()
+            pause = min(2 * pause, MOST_BACK_OFF)

@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from ramify.actors.kit.log import get_log
 from ramify.actors.kit.metrics import Metrics
 
 PATIENCE_SECONDS = 1.0  # for the replicas' texts
@@ -24,6 +25,7 @@ OF_FRONT = (
     "ramify_replica",
     "ramify_store",
 )
+log = get_log("ramify.actors.cluster")
 STATES = ("starting", "ready", "draining")
 
 
@@ -126,7 +128,7 @@ def joined(own: bytes, texts: dict[int, bytes]) -> bytes:
     """One text of the front's own and the replicas'."""
     families: dict[str, tuple[str, str, list[str]]] = {}
     for replica, text in sorted(texts.items()):
-        for family in text_string_to_metric_families(text.decode()):
+        for family in _parsed(replica, text):
             if family.name.startswith(OF_FRONT) and not family.name.startswith("ramify_event_loop"):
                 continue
             name = family.name
@@ -139,6 +141,15 @@ def joined(own: bytes, texts: dict[int, bytes]) -> bytes:
         full = f"{name}_total" if kind == "counter" else name
         out += [f"# HELP {full} {help}\n", f"# TYPE {full} {kind}\n", *lines]
     return "".join(out).encode()
+
+
+def _parsed(replica: int, text: bytes) -> list[Metric]:
+    """What cannot be read is left out: that of another version, perhaps."""
+    try:
+        return list(text_string_to_metric_families(text.decode()))
+    except (ValueError, LookupError) as error:
+        log.warning("a replica's metrics cannot be read", replica=replica, reason=str(error))
+        return []
 
 
 def _lines(family: Metric, name: str, replica: str) -> Iterable[str]:

@@ -41,7 +41,7 @@ KEEP_ALIVE = {
     "TCP_USER_TIMEOUT": 15_000,
 }
 MOST_EARLY = 1 << 16  # bytes that are kept of what comes before they are asked for
-STRANGERS = 64  # connections that have not proved anything yet
+STRANGERS = 64  # connections that have not proved anything yet; one more ends the oldest
 
 log = get_log("ramify.actors.cluster")
 
@@ -151,7 +151,7 @@ class JoinPort:
         self._secret = secret
         self._joined = joined
         self._server: asyncio.Server | None = None
-        self._knocking: set[asyncio.Task[None]] = set()
+        self._knocking: dict[asyncio.Task[None], Knocking] = {}  # the oldest first
 
     async def listen(self, host: str, port: int, context: ssl.SSLContext | None) -> int:
         """Open the port; returns its number. Raises OSError."""
@@ -174,12 +174,13 @@ class JoinPort:
             task.cancel()
 
     def _connected(self, who: Knocking) -> None:
-        if len(self._knocking) >= STRANGERS:
-            who.abort()
-            return
+        if len(self._knocking) >= STRANGERS:  # who knows the secret has soon said so
+            oldest = next(iter(self._knocking))
+            self._knocking.pop(oldest).abort()
+            oldest.cancel()
         task = asyncio.create_task(self._welcome(who))
-        self._knocking.add(task)
-        task.add_done_callback(self._knocking.discard)
+        self._knocking[task] = who
+        task.add_done_callback(lambda done: self._knocking.pop(done, None))
 
     async def _welcome(self, who: Knocking) -> None:
         assert who.transport is not None

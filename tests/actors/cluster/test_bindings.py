@@ -153,6 +153,35 @@ def test_who_waits_for_a_replica_may_not_say_everything() -> None:
         wires.bindings.tell(m.MoveBranch(handle(1, 1), 0))
 
 
+@pytest.mark.parametrize("much", [False, True])
+def test_who_says_very_much_is_placed_without_a_request(much: bool) -> None:
+    """Or it would wait for ever for a request that cannot reach it any more, and hold ever more."""
+    wires = Wires()
+    wires.placing.joined(0)
+    wires.bindings.tell(m.OpenBranch(handle(1, 1)))
+    more: list[Any] = [
+        m.ForkBranch(handle(1, 1), [handle(1, 2)], 0),
+        m.ExtendBranch(handle(1, 2), one() * (10_000 if much else 1)),
+        m.DropBranches([handle(1, 2)]),
+    ]
+    for _ in range(200 if much else HELD):
+        for message in more:
+            wires.bindings.tell(message)
+    assert wires.bindings.of(1) == 0
+    assert len(wires.told[0]) > 300
+
+
+def test_those_in_which_something_ran_are_known() -> None:
+    wires = Wires()
+    wires.placing.joined(0)
+    for session in (1, 2):
+        begin(wires, session)
+    ended = m.Finished(handle(1, 2), "stop", 1, 2, 0, 2, 0.0, 0.0, 0.0, 0.0)
+    assert wires.bindings.hears(1, 0, m.Tokens([], [ended]))
+    assert wires.bindings.busy(0) == {2}
+    assert wires.bindings.busy(1) == set()
+
+
 def test_a_lost_session_is_heard_from_its_reopen_on() -> None:
     wires = Wires()
     wires.placing.joined(0)

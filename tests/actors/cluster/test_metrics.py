@@ -51,6 +51,13 @@ def test_each_sample_of_a_replica_has_its_number() -> None:
     assert text.count("# TYPE ramify_requests_total") == 1
 
 
+def test_a_text_that_cannot_be_read_is_left_out() -> None:
+    text = joined(b"", {0: Metrics().render(), 1: b"\xff", 2: b'a{b="', 3: b"ramify_steps x"})
+    assert b'ramify_steps_total{replica="0"} 0.0' in text
+    assert b'replica="1"' not in text
+    assert b'replica="3"' not in text
+
+
 def test_a_replica_that_says_nothing_is_left_out() -> None:
     metrics = ClusterMetrics()
     metrics.watch(gauges, lambda told: (told(0, Metrics().render()), 2)[1])
