@@ -59,7 +59,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     move_s: float = 0.5  # what a session must save to be moved
     move_share: float = 0.5  # and this share of what it would wait where it is
     keep: float = 0.5  # if one has this share of a prompt, it is left for as much only
-    rest_s: float = 20.0  # it stays for so long after it has come
+    rest_s: float = 20.0  # it stays for so long after it has come, if no more than the bound waits there
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -239,7 +239,9 @@ class ReplicaRouter:
         not there, or drains, is not hot: all sessions leave it.
         """
         known, policy = self._replicas.get(replica), self.policy
-        if known is None or not self._live[known.slot] or now - since < policy.rest_s:
+        if known is None or not self._live[known.slot]:
+            return False
+        if now - since < policy.rest_s and self._work[known.slot] <= self.bound:
             return False
         stays = float(self._wait(tokens)[known.slot])
         enough = max(policy.move_s, policy.move_share * stays)

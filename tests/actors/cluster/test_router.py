@@ -261,6 +261,17 @@ def test_a_session_leaves_a_hot_replica_only() -> None:
     assert not hot()
 
 
+def test_the_bound_is_a_reason_to_leave_soon() -> None:
+    """A burst of sessions that came just now, and whose turns follow fast."""
+    router = make(8)
+    router.update(1, load(1500), 1.0)
+    assert router.bound < 1500
+    assert router.hot(1, 100, 1.0, since=0.5)
+    router.update(1, load(1300), 1.0)
+    assert router.bound > 1300
+    assert not router.hot(1, 100, 1.0, since=0.5)
+
+
 def test_nowhere_to_go() -> None:
     router = make(1)
     router.update(1, load(5000), 0.0)
