@@ -274,7 +274,10 @@ class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True):
             "--replicas-max does not go with --replicas-on join: nobody here can start one",
         )
         _seconds("--replica-ttft", self.ttft_s, 0.001, DAY_S)
-        _require(0 <= self.listen_port <= 65535, f"--replica-port is {self.listen_port}: at most 65535")
+        _require(
+            0 <= self.listen_port <= 65535,
+            f"--replica-listen has port {self.listen_port}: must be at most 65535",
+        )
         _require(
             (self.tls_cert is None) == (self.tls_key is None),
             "--replica-tls-cert and --replica-tls-key go together",

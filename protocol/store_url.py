@@ -25,7 +25,8 @@ def kind_of(store: str | Path) -> Kind:
     kind = SCHEMES.get(scheme)
     if kind is None:
         known = ", ".join(f"{each}://" for each in SCHEMES)
-        raise ConfigError(f"--store begins with {scheme[:20]!r}://: give a file, or a URL with {known}")
+        begin = f"{scheme[:20]}://"
+        raise ConfigError(f"--store begins with {begin!r}: give a file, or a URL with {known}")
     return kind
 
 

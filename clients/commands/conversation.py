@@ -346,7 +346,7 @@ class Conversation:
             path.write_bytes(data)
         except OSError as error:
             raise BadRequest(f"{path}: {error.strerror}") from None
-        self._screen.note(f"{len(self.branches)} branches in {path}")
+        self._screen.note(f"the session is in {path}; branches: {len(self.branches)}")
 
     def _load_whole(self, path: Path) -> None:
         """Go on in a new session, which the file is; the one before ends as with /quit."""

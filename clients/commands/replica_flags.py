@@ -31,8 +31,8 @@ def add_replica_flags(parser: argparse.ArgumentParser) -> None:
         "--replicas-on",
         choices=["processes", "ray", "join"],
         default="processes",
-        help="processes: of this machine; ray: actors of a Ray cluster (needs ramify[ray]); join: none "
-        "is started, each comes by `ramify replica` (default processes)",
+        help="processes: of this machine; ray: actors of a Ray cluster (needs the extra `ray`); join: "
+        "none is started, each comes by `ramify replica` (default processes)",
     )
     group.add_argument(
         "--replica-listen",
@@ -103,7 +103,18 @@ def replicas_config(args: argparse.Namespace) -> ReplicasConfig | None:
         silence_s=args.replica_silence,
         drain_s=args.replica_drain,
     )
-    return config if args.replicas is not None or joins else None
+    if args.replicas is not None or joins:
+        return config
+    for flag, given in (
+        ("--replicas-on ray", args.replicas_on == "ray"),
+        ("--replicas-max", args.replicas_max is not None),
+        ("--ray-address", args.ray_address is not None),
+        ("--replica-secret-file", args.replica_secret_file is not None),
+        ("--replica-tls-cert", args.replica_tls_cert is not None),
+    ):
+        if given:
+            raise ConfigError(f"{flag} does nothing without --replicas N: say how many")
+    return None
 
 
 def address(given: str, flag: str) -> tuple[str, int]:

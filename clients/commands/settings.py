@@ -32,7 +32,7 @@ LIMIT_TEXTS = {
     "attachments": "sockets of a session, and as many viewers",
     "meta_bytes": "of one `meta`, as JSON",
     "queued_bytes": "that wait for a socket before its deltas are held back",
-    "regex_bytes": "of a constraint (not served yet, as the next three)",
+    "regex_bytes": "of a constraint",
     "schema_bytes": "of a constraint",
     "choices": "of a constraint",
     "compile_ms": "for a constraint",

@@ -32,11 +32,7 @@ SEALED = b"\xc1"  # how an encrypted item begins: see `actors.store.sealed`
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("store", help="look at saved sessions, export and import them")
-    parser.add_argument("--store", default="auto", metavar="PLACE", help="as of `ramify serve`")
-    parser.add_argument(
-        "--port", type=int, default=8765, metavar="N", help="of the server, for --store auto (8765)"
-    )
-    parser.add_argument("--store-key-file", type=Path, metavar="FILE", help="as of `ramify serve`")
+    _add_place(parser, "auto", 8765, None)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     actions.add_parser("ls", help="the sessions, the last used first")
     actions.add_parser("check", help="read everything; says what is damaged")
@@ -58,7 +54,20 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     actions.add_parser(
         "rekey", help="encrypt everything with the key file's first key, also what was not encrypted"
     )
+    for action in actions.choices.values():  # behind the action they are understood as well
+        _add_place(action, *[argparse.SUPPRESS] * 3)
     parser.set_defaults(run=run)
+
+
+def _add_place(parser: argparse.ArgumentParser, store: str, port: Any, key_file: Any) -> None:
+    """The flags that say which store, with these defaults."""
+    parser.add_argument("--store", default=store, metavar="PLACE", help="as of `ramify serve`")
+    parser.add_argument(
+        "--port", type=int, default=port, metavar="N", help="of the server, for --store auto (8765)"
+    )
+    parser.add_argument(
+        "--store-key-file", type=Path, default=key_file, metavar="FILE", help="as of `ramify serve`"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if place is None:
         raise ConfigError("there is no store: give its file or its URL with --store")
     writes = args.action in ("prune", "import", "rekey")
-    if not writes and kind_of(place) == "file" and not Path(place).exists():
+    if args.action != "import" and kind_of(place) == "file" and not Path(place).exists():
         raise ConfigError(f"there is no store {place}: give the server's --store, or its --port")
     converts = args.action == "rekey"
     if converts and args.store_key_file is None:
@@ -117,7 +126,13 @@ def _prune(store: Any, args: argparse.Namespace) -> int:
         raise ConfigError("say which: sessions, or --days")
     named = set(args.session)
     before = time.time() - args.days * DAY_S if args.days is not None else 0.0
-    gone = [kept.session for kept in store.kept() if kept.session in named or kept.used < before]
+    kept_now = list(store.kept())
+    unknown = named - {kept.session for kept in kept_now}
+    if unknown:
+        raise ConfigError(
+            f"the store has no session {min(unknown)}: `ramify store ls` shows which it has"
+        )
+    gone = [kept.session for kept in kept_now if kept.session in named or kept.used < before]
     store.delete(gone)
     print(f"forgot {len(gone)} sessions")
     return 0

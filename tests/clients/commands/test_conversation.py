@@ -348,7 +348,7 @@ def test_save_and_load_a_whole_session(tmp_path: Path) -> None:
     _, notes, _ = talk(session, *lines, imports=imports)
     assert file.read_bytes() == b"all of it"
     assert told == [b"all of it"]
-    assert f"branches in {file}" in notes
+    assert f"the session is in {file}; branches: 1" in notes
     assert notes.count("No such file") == 2
     assert f"branches of {file}: main; you are on main" in notes
     assert session.closed

@@ -29,7 +29,7 @@ def test_where_sessions_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAMIFY_STORE", "redis://h/1")
     assert config("--port", "0").server.store == "redis://h/1"
     assert config("--store", "x.db").server.store == "x.db"
-    with pytest.raises(ConfigError, match="redis://"):
+    with pytest.raises(ConfigError, match=r"--store begins with 'ftp://': .*redis://"):
         config("--store", "ftp://h/1")
     assert config("--store-key-file", "k").server.store_key_file == Path("k")
     with pytest.raises(ConfigError, match="--store-key-file needs a store"):
@@ -153,6 +153,11 @@ def test_every_limit_is_a_flag(name: str) -> None:
         ("--session-ttl=-1", "--session-ttl is -1: must be 0 to"),
         ("--ping-interval 0", "--ping-interval is 0: must be 0.1 to"),
         ("--threads 0", "--threads is 0: must be at least 1"),
+        ("--replicas-on ray", "--replicas-on ray does nothing without --replicas N"),
+        ("--replicas-max 3", "--replicas-max does nothing without --replicas N"),
+        ("--ray-address auto", "--ray-address does nothing without --replicas N"),
+        ("--replica-secret-file f", "--replica-secret-file does nothing without --replicas N"),
+        ("--replicas 2 --replica-listen h:70000", "--replica-listen has port 70000"),
     ],
 )
 def test_wrong_settings(flags: str, named: str) -> None:

@@ -163,7 +163,10 @@ def test_prune(kept: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[
         assert main([*at, "prune", state["session"]]) == 2
         assert main([*at, "ls"]) == 0
     assert "in use by another server" in capsys.readouterr().err
-    assert main([*at, "prune", state["session"]]) == 0
+    capsys.readouterr()
+    assert main([*at, "prune", state["session"], "s_none"]) == 2
+    assert "the store has no session s_none" in capsys.readouterr().err
+    assert main(["store", "prune", state["session"], "--store", str(path)]) == 0
     assert main([*at, "show", state["session"]]) == 2
 
 
@@ -178,6 +181,9 @@ def test_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "--store", "none", "ls"]) == 2
     assert main(["store", "--store", str(tmp_path / "none.db"), "ls"]) == 2
     assert "there is no store" in capsys.readouterr().err
+    assert main(["store", "--store", str(tmp_path / "none.db"), "prune", "--days", "0"]) == 2
+    assert "there is no store" in capsys.readouterr().err
+    assert not (tmp_path / "none.db").exists()
 
 
 @pytest.mark.parametrize("key", ["s1", "head"])
