@@ -112,7 +112,13 @@ async def test_what_open_webui_sends(serving: Any, ollama_of: ClientOf) -> None:
         "top_k": 40,
         "repeat_penalty": 1.1,
     }
-    engine = {"num_ctx": 4096, "num_batch": 512, "num_keep": 4, "num_thread": 2, "num_gpu": 1}
+    engine: dict[str, Any] = {
+        "num_ctx": 4096,
+        "num_batch": 512,
+        "num_keep": 4,
+        "num_thread": 2,
+        "num_gpu": 1,
+    }
     engine |= {"use_mmap": True, "use_mlock": False, "mirostat": 0, "repeat_last_n": 64, "tfs_z": 1.0}
     async with serving() as served, ollama_of(served) as (client, model):
         post = client._client.post

@@ -133,7 +133,7 @@ async def test_a_chat_outlives_restarts_of_the_server(tokenizer_folder: Path, tm
     port = 0
     try:
         for asked in (b"restart now\n", b"forget now\n", b""):
-            server = ServerConfig(port=port, store=now / "sessions.db", grace_s=0)
+            server = ServerConfig(port=port, store=str(now / "sessions.db"), grace_s=0)
             settings = EngineConfig(model=ModelConfig(path=tokenizer_folder), server=server)
             async with running_engine(settings, spec=fake(0.01)) as engine:
                 port = engine.port

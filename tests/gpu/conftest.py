@@ -130,7 +130,12 @@ def _quick_interpreter() -> None:
             return scope
         prepared.update(used)
         undo = scope.restore
-        scope.restore = lambda: (prepared.clear(), undo())
+
+        def restore() -> None:
+            prepared.clear()
+            undo()
+
+        scope.restore = restore
         return scope
 
     interpreter._patch_lang = prepare_once
