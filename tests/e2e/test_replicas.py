@@ -103,19 +103,25 @@ async def test_a_replica_that_is_told_to_end_loses_nothing(serving: Any) -> None
         assert len(states) == 4
         for peer in peers:
             await peer.terminal(1)
-        busy = peers[:2]  # one at each
+        busy = peers[:2]
         for peer in busy:
-            await peer.send(peer.greedy(2, max_tokens=200))
+            await peer.send(peer.greedy(2, max_tokens=400))
             await peer.next("delta")
-        old = cluster.pids[0]
+        await until(lambda: sum(each["running"] for each in cluster.describe()) == 2, "both run")
+        chosen = max(cluster.describe(), key=lambda each: each["running"])
+        number, old = chosen["replica"], chosen["pid"]
+
+        def now(key: str) -> Any:
+            return next(each[key] for each in cluster.describe() if each["replica"] == number)
+
         os.kill(old, signal.SIGTERM)
-        await until(lambda: cluster.describe()[0]["state"] == "draining", "it drains")
-        await until(lambda: cluster.describe()[0]["sessions"] == 1, "idle sessions have moved")
+        await until(lambda: now("state") == "draining", "it drains")
+        await until(lambda: now("sessions") == chosen["running"], "idle sessions have moved")
         for i, peer in enumerate(busy):
-            assert (await peer.terminal(2))["usage"]["output"] == 200
+            assert (await peer.terminal(2))["usage"]["output"] == 400
             prompt = served.oracle.turn(f"say {i}")
-            assert peer.text() == served.oracle.text(served.oracle.output(prompt, 200))
-        await until(lambda: cluster.pids.get(0) not in (None, old), "another one in its place")
+            assert peer.text() == served.oracle.text(served.oracle.output(prompt, 400))
+        await until(lambda: cluster.pids.get(number) not in (None, old), "another one in its place")
         assert served.engine.metrics.deaths == 0
         for peer in peers:
             assert (await peer.say(5, "go on", max_tokens=5))["reason"] == "length"
@@ -146,12 +152,12 @@ async def test_metrics_and_info_show_the_replicas(serving: Any) -> None:
         await peer.say(1, "hi", max_tokens=5)
         _, text = await served.request("GET", "/metrics")
         assert 'ramify_replica_state{replica="1",state="ready"} 1.0' in text
-        (at,) = [e["replica"] for e in served.engine.core.describe() if e["sessions"]]
+        assert "ramify_sockets 1.0" in text
+        sessions = dict(re.findall(r'ramify_replica_sessions\{replica="(.)"\} (\S+)', text))
+        assert sorted(sessions.values()) == ["0.0", "1.0"]
+        (at,) = [replica for replica, count in sessions.items() if count == "1.0"]
         assert f'ramify_requests_total{{reason="length",replica="{at}"}} 1.0' in text
         assert f'ramify_ttft_seconds_bucket{{le="+Inf",replica="{at}"}} 1.0' in text
-        assert "ramify_sockets 1.0" in text
-        sessions = re.findall(r'ramify_replica_sessions\{replica="."\} (\S+)', text)
-        assert sorted(sessions) == ["0.0", "1.0"]
         assert len(text.splitlines()) == len(set(text.splitlines()))
         _, info = await served.request("GET", "/v1/info")
         assert [entry["state"] for entry in info["replicas"]] == ["ready", "ready"]
