@@ -89,7 +89,9 @@ async def _serve(
             if not again:
                 raise
             if not told:
-                log.warning("no front is there; trying again", at=f"{host}:{port}", reason=str(error))
+                log.warning(
+                    "the front cannot be joined; trying again", at=f"{host}:{port}", reason=_why(error)
+                )
             told = True
             await anyio.sleep(pause)
             pause = min(2 * pause, MOST_BACK_OFF)
@@ -109,3 +111,12 @@ async def _serve(
             with anyio.move_on_after(pause):
                 await stop.wait()
             pause = min(2 * pause, MOST_BACK_OFF)
+
+
+def _why(error: OSError | TimeoutError) -> str:
+    """What a failed greeting may mean: a front tells strangers nothing, it only closes."""
+    if isinstance(error, ConnectionResetError):
+        return "it closed the link: is it another secret, or a front with TLS (--tls-ca)?"
+    if isinstance(error, TimeoutError):
+        return "it said nothing in time: is it a front with TLS (--tls-ca)?"
+    return str(error)

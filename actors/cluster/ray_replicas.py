@@ -5,6 +5,7 @@ links, not through Ray. Ray is the extra `ray`.
 """
 
 import os
+import sys
 from typing import Any
 
 import anyio
@@ -58,8 +59,8 @@ class RayReplicas:
             import ray
         except ImportError as error:
             raise ConfigError(
-                "--replicas-on ray needs Ray: pip install 'ramify[ray]', or leave the flag out for "
-                "processes on this machine"
+                f"--replicas-on ray needs Ray: {sys.executable} -m pip install 'ramify[ray]', or leave "
+                "the flag out for processes on this machine"
             ) from error
         self._ray: Any = ray
         self._settings = settings

@@ -238,10 +238,10 @@ def read_secret(path: Path) -> bytes:
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
-        raise ConfigError(f"--replica-secret-file {path} cannot be read: {error}") from error
+        raise ConfigError(f"the secret file {path} cannot be read: {error}") from error
     if len(secret) < LEAST_SECRET:
         raise ConfigError(
-            f"--replica-secret-file {path} holds {len(secret)} bytes: at least {LEAST_SECRET}, such as "
+            f"the secret file {path} holds {len(secret)} bytes: at least {LEAST_SECRET}, such as "
             "those of `openssl rand -hex 32`"
         )
     return secret

@@ -1,5 +1,6 @@
 """Opens the store that `--store` names. The packages of databases are imported when they are needed."""
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -45,7 +46,9 @@ def sealing() -> ModuleType:
     try:
         return import_module("ramify.actors.store.sealed")
     except ImportError as error:
-        raise StoreError("--store-key-file needs a package: pip install 'ramify[encryption]'") from error
+        raise StoreError(
+            f"--store-key-file needs a package: {sys.executable} -m pip install 'ramify[encryption]'"
+        ) from error
 
 
 def _open(place: str | Path, read_only: bool) -> Store:
@@ -56,7 +59,7 @@ def _open(place: str | Path, read_only: bool) -> Store:
         module = import_module(f"ramify.actors.store.{kind}")
     except ImportError as error:
         raise StoreError(
-            f"--store {shown(place)} needs a package: pip install 'ramify[{kind}]'"
+            f"--store {shown(place)} needs a package: {sys.executable} -m pip install 'ramify[{kind}]'"
         ) from error
     store: Store = getattr(module, _CLASSES[kind])(str(place), read_only=read_only)
     return store

@@ -1,0 +1,48 @@
+"""What a replica says that cannot join. That one joins, ends and joins again: `e2e/test_replicas.py`."""
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from ramify.actors.cluster import joining, tcp
+
+
+async def told(port: int, secret: bytes, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The reason in the log, after the first time that it could not join at `port`."""
+    reasons: asyncio.Queue[str] = asyncio.Queue()
+
+    def warned(event: str, **fields: Any) -> None:
+        assert fields["at"] == f"127.0.0.1:{port}"
+        reasons.put_nowait(fields["reason"])
+
+    monkeypatch.setattr(joining.log, "warning", warned)
+    task = asyncio.create_task(joining.join("127.0.0.1", port, secret, signals=False))
+    try:
+        return await asyncio.wait_for(reasons.get(), 10)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_another_secret_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = tcp.JoinPort(b"the secret of the front", lambda open_link, host: None)
+    number = await port.listen("127.0.0.1", 0, None)
+    try:
+        assert "another secret" in await told(number, b"a secret of another one", monkeypatch)
+    finally:
+        port.close()
+
+
+async def test_a_front_that_waits_for_tls_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "PATIENCE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel takes the connection
+        number = silent.getsockname()[1]
+        assert "--tls-ca" in await told(number, b"sixteen bytes or more", monkeypatch)
+
+
+async def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        number = free.getsockname()[1]
+    assert "Connect call failed" in await told(number, b"sixteen bytes or more", monkeypatch)
