@@ -14,6 +14,7 @@ import pytest
 
 from ramify.actors.cluster import tcp
 from ramify.actors.cluster.handshake import FROM_FRONT, GREETING, Stranger
+from ramify.actors.cluster.joining import BACK_OFF_SECONDS, join
 from ramify.actors.kit.link import Link
 from ramify.protocol.errors import ConfigError
 
@@ -139,6 +140,28 @@ async def test_a_stranger_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             writer.close()
         assert sides == []
         await exchange(number, sides)
+
+
+async def test_a_replica_that_is_sent_away_does_not_come_back_at_once() -> None:
+    """One with another model, perhaps: its front would do nothing else."""
+    times: list[float] = []
+
+    def joined(open_link: Any, host: str) -> None:
+        times.append(asyncio.get_running_loop().time())
+        open_link("replica", *CODECS, **Side().fields).abort()
+
+    port = tcp.JoinPort(SECRET, joined)
+    number = await port.listen("127.0.0.1", 0, None)
+    try:
+        async with asyncio.timeout(5):
+            replica = asyncio.create_task(join("127.0.0.1", number, SECRET, signals=False))
+            await until(lambda: len(times) == 3)
+            replica.cancel()
+            await asyncio.gather(replica, return_exceptions=True)
+    finally:
+        port.close()
+    assert times[1] - times[0] > 0.9 * BACK_OFF_SECONDS
+    assert times[2] - times[1] > 1.8 * BACK_OFF_SECONDS
 
 
 async def test_a_replica_notices_a_front_that_is_none() -> None:
