@@ -116,7 +116,7 @@ async def _serve(
 def _why(error: OSError | TimeoutError) -> str:
     """What a failed greeting may mean: a front tells strangers nothing, it only closes."""
     if isinstance(error, ConnectionResetError):
-        return "it closed the link: is it another secret, or a front with TLS (--tls-ca)?"
+        return "it closed the link: does it end, has it another secret, or TLS (--tls-ca)?"
     if isinstance(error, TimeoutError):
         return "it said nothing in time: is it a front with TLS (--tls-ca)?"
     return str(error)

@@ -63,6 +63,20 @@ def test_flags_are_known(command: list[str]) -> None:
     assert args.run is not None
 
 
+def test_secrets_stay_out_of_the_image() -> None:
+    ignored = (DEPLOY.parents[1] / ".dockerignore").read_text().splitlines()
+    compose = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
+    for secret in compose["secrets"].values():
+        assert f"examples/deploy/{Path(secret['file']).name}" in ignored
+
+
+@pytest.mark.parametrize("unit", sorted(DEPLOY.glob("*.service")), ids=lambda unit: unit.name)
+def test_units_have_a_folder_for_kernels(unit: Path) -> None:
+    """Home folders are hidden and all else is read-only, so caches need one."""
+    lines = unit.read_text().splitlines()
+    assert {"ProtectHome=yes", "CacheDirectory=ramify", "Environment=HOME=%C/ramify"} <= set(lines)
+
+
 def test_every_file_is_explained() -> None:
     told = (DEPLOY / "README.md").read_text()
     for path in DEPLOY.iterdir():
