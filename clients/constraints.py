@@ -65,12 +65,19 @@ def schema_of(kind: Any) -> JsonObject:
     return closed
 
 
-def read(kind: type[T], text: str) -> T:
-    """The object that `text` is the JSON of. Raises ValueError for an output that was cut."""
+def read(kind: type[T], text: str, reason: str) -> T:
+    """The object that `text` is the JSON of.
+
+    Raises ValueError if it is none; it says so if the output was cut (`reason`: why it ended).
+    """
     validate: Callable[[str], T] | None = getattr(kind, "model_validate_json", None)
-    if validate is not None:
-        return validate(text)
-    return msgspec.json.decode(text, type=kind)
+    try:
+        return msgspec.json.decode(text, type=kind) if validate is None else validate(text)
+    except ValueError as error:
+        if reason == "stop":
+            raise
+        mend = ": give a higher max_tokens" if reason == "length" else ""
+        raise ValueError(f"the output ended before its JSON did (reason {reason!r}){mend}") from error
 
 
 def _closed(schema: Any) -> Any:

@@ -155,7 +155,8 @@ class Generation(Handle[Result]):
         if self._kind is None:
             raise BadRequest("the generation has no type: give generate(type=...)")
         result = await self
-        return read(self._kind, result.text if result.content is None else result.content)
+        text = result.text if result.content is None else result.content
+        return read(self._kind, text, result.reason)
 
     async def progress(self) -> None:
         """Wait until there is more of it."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,14 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder)
     return folder
+
+
+def greedy(folder: Path, place: Path) -> Path:
+    """A copy in `place` whose model chooses greedily by default: programs say the same each time."""
+    copy = place / "model"
+    shutil.copytree(folder, copy)
+    (copy / "generation_config.json").write_text('{"do_sample": false}')
+    return copy
 
 
 @pytest.fixture(scope="session")

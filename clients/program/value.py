@@ -80,7 +80,7 @@ class Value:
         kind = self.gap.type if isinstance(self.gap, Gen) else None
         if kind is None:
             raise BadRequest(f"the gap {self.name!r} has no type: give gen(type=...)")
-        return read(kind, await self._text())
+        return read(kind, await self._text(), (await self.result()).reason)
 
     async def result(self) -> Result:
         """All about the generation: text, reason, usage. Raises what went wrong."""

@@ -91,11 +91,15 @@ def test_types(kind: Any, value: Any) -> None:
     if isinstance(value, dict):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**value, "more": 1}, schema)
-    made = read(kind, json.dumps(value))
+    made = read(kind, json.dumps(value), "stop")
     if kind not in (Typed, list[int]):
         assert isinstance(made, kind)
     with pytest.raises(ValueError, match=r"(?s)."):
-        read(kind, json.dumps(value)[:-1])
+        read(kind, json.dumps(value)[:-1], "stop")
+    with pytest.raises(ValueError, match=r"reason 'length'\): give a higher max_tokens"):
+        read(kind, json.dumps(value)[:-1], "length")
+    with pytest.raises(ValueError, match=r"reason 'cancelled'\)$"):
+        read(kind, json.dumps(value)[:-1], "cancelled")
 
 
 def test_a_type_without_a_schema() -> None:

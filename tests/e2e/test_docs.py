@@ -10,6 +10,7 @@ import pytest
 from ramify.actors.engine import Engine, running_engine
 from ramify.actors.executor.spec import FakeSpec
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
+from tests.conftest import greedy
 
 ROOT = Path(__file__).resolve().parents[2]
 URL = "ws://127.0.0.1:8765/v1/ws"
@@ -47,7 +48,9 @@ async def run_program(engine: Engine, source: str, path: Path) -> tuple[int, str
 async def test_a_printed_program_runs(
     name: str, source: str, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    config = EngineConfig(model=ModelConfig(path=tokenizer_folder), server=ServerConfig(port=0))
+    config = EngineConfig(
+        model=ModelConfig(path=greedy(tokenizer_folder, tmp_path)), server=ServerConfig(port=0)
+    )
     spec = FakeSpec(model={"vocab_size": 384, "eos": 2, "first": 3, "eos_every": 9999})
     async with running_engine(config, spec=spec, check_idle=True) as engine:
         code, output = await run_program(engine, source, tmp_path / "program.py")

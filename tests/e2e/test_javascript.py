@@ -11,6 +11,7 @@ import pytest
 from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FakeSpec
 from ramify.protocol.config import EngineConfig, ModelConfig, ServerConfig
+from tests.conftest import greedy
 
 ROOT = Path(__file__).resolve().parents[2]
 SOCKETS = "--experimental-websocket"  # what Node 20 needs, and later ones ignore
@@ -39,7 +40,9 @@ def programs() -> list[tuple[str, str]]:
 async def test_a_printed_program_runs(
     name: str, source: str, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
-    config = EngineConfig(model=ModelConfig(path=tokenizer_folder), server=ServerConfig(port=0))
+    config = EngineConfig(
+        model=ModelConfig(path=greedy(tokenizer_folder, tmp_path)), server=ServerConfig(port=0)
+    )
     spec = FakeSpec(model={"vocab_size": 384, "eos": 2, "first": 3, "eos_every": 9999})
     (tmp_path / "node_modules").mkdir()
     (tmp_path / "node_modules/ramify").symlink_to(ROOT / "clients/web")
