@@ -362,15 +362,9 @@ class Cluster:
     def _joined(self, member: Member, up: Up) -> None:
         info = up.info
         known = self._info
-        if known is not None and (info.model, info.vocab_size, info.context) != (
-            known.model,
-            known.vocab_size,
-            known.context,
-        ):
-            member.hung(
-                f"it has {info.model!r} with {info.vocab_size} tokens and a context of "
-                f"{info.context}, the others {known.model!r}, {known.vocab_size}, {known.context}"
-            )
+        other = "" if known is None else _difference(info, known)
+        if other:
+            member.hung(f"{other}: start all with the same model, --dtype and --quantization")
             return
         self._info = known or info
         member.info, member.pid, member.host = info, up.pid, up.host
@@ -579,3 +573,15 @@ class Cluster:
         for member in ready:
             member.tell(AskMetrics(self._scrapes))
         return len(ready)
+
+
+_SAME = ("model", "parameters", "vocab_size", "context", "eos_token_ids", "dtype", "quantization")
+
+
+def _difference(info: ExecutorInfo, known: ExecutorInfo) -> str:
+    """What makes texts of two replicas different, in words; empty: nothing that they tell."""
+    return ", ".join(
+        f"its {name} is {mine!r}, the others' {theirs!r}"
+        for name in _SAME
+        if (mine := getattr(info, name)) != (theirs := getattr(known, name))
+    )

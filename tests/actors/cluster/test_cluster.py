@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from ramify.actors.cluster.cluster import (
@@ -17,9 +18,11 @@ from ramify.actors.cluster.cluster import (
 )
 from ramify.actors.cluster.member import Member
 from ramify.actors.cluster.metrics import ClusterMetrics
+from ramify.actors.cluster.wire import Up
 from ramify.actors.kit.clock import ManualClock
 from ramify.protocol import messages as m
 from ramify.protocol.config import EngineConfig, ModelConfig, ReplicasConfig
+from ramify.protocol.plan import ExecutorInfo
 
 
 class Told:
@@ -85,3 +88,40 @@ async def test_a_session_under_which_every_replica_dies_is_ended() -> None:
         clock.advance(WITHIN_SECONDS / 4)
         cluster._move([9], ran={9})
     assert all(isinstance(message, m.ChangeCore) for _, message in told.messages)
+
+
+def test_a_replica_whose_texts_would_be_others_is_sent_away() -> None:
+    """A session that moves to another precision, or other weights, would not say the same."""
+    config = EngineConfig(model=ModelConfig(path=Path("m")), replicas=ReplicasConfig(count=2))
+    cluster = Cluster(
+        config, spec=None, clock=ManualClock(), metrics=ClusterMetrics(), check_idle=False, epoch="e"
+    )
+    first = ExecutorInfo(
+        model="m",
+        architecture="A",
+        parameters=8,
+        vocab_size=16,
+        context=32,
+        page_size=1,
+        pages=64,
+        max_rows=4,
+        step_tokens=8,
+        device="cpu",
+        dtype="float32",
+        attention="torch",
+        eos_token_ids=[2],
+        kv_bytes_per_token=1,
+        load_seconds=0.0,
+    )
+    more = msgspec.structs.replace(first, pages=128, device="cuda", attention="triton")
+    other = msgspec.structs.replace(first, quantization="int8", eos_token_ids=[2, 3])
+    killed: list[int] = []
+    for number, info in enumerate((first, more, other)):
+        member = cluster._members[number] = Member(number, lambda n=number: killed.append(n))  # type: ignore[misc]
+        cluster._joined(member, Up(info, pid=1, host="h"))
+    assert killed == [2]
+    assert [member.state for member in cluster._members.values()] == ["ready", "ready", "starting"]
+    why = cluster._members[2].why
+    assert "its quantization is 'int8', the others' 'none'" in why
+    assert "its eos_token_ids is [2, 3], the others' [2]" in why
+    assert "--quantization" in why
