@@ -1,6 +1,6 @@
 /** A JSON value as a form: a field for each part of it that its schema describes. */
 
-import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { below, fieldOf, fits, hintOf, initial, itemOf, nameOf, resolved } from "../model/form.js";
 import { IconButton } from "./icons.jsx";
 
@@ -183,7 +183,7 @@ function Alternatives({ field: { options }, id, schema, root, label, value, chan
 function useAdded() {
   const element = useRef(null);
   const what = useRef("");
-  useEffect(() => {
+  useLayoutEffect(() => { // before the next key can be typed
     const was = what.current;
     what.current = "";
     if (!was) return;
