@@ -152,6 +152,7 @@ async def test_a_chat_outlives_restarts_of_the_server(tokenizer_folder: Path, tm
                     assert process.stdin is not None
                     process.stdin.write(b"done\n")
                 said = await _until(process, asked)
+            await _closed(now / "sessions.db-wal")
             if asked == b"restart now\n":
                 shutil.copytree(now, older)
             elif asked == b"forget now\n":
@@ -162,6 +163,14 @@ async def test_a_chat_outlives_restarts_of_the_server(tokenizer_folder: Path, tm
     finally:
         if process is not None and process.returncode is None:
             process.kill()
+
+
+async def _closed(log: Path) -> None:
+    """Wait for a thread of the server that may close the store a moment later: its log goes then."""
+    for _ in range(50):
+        if not log.exists():
+            return
+        await asyncio.sleep(0.1)
 
 
 async def _until(process: asyncio.subprocess.Process, line: bytes) -> str:
