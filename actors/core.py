@@ -15,18 +15,18 @@ from ramify.actors.cache.actor import CacheActor
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.executor.actor import start_executor
 from ramify.actors.executor.handle import ExecutorHandle
-from ramify.actors.executor.spec import ExecutorSpec
+from ramify.actors.executor.spec import ExecutorSpec, ModelSpec
 from ramify.actors.front.interface import Core, Guard
 from ramify.actors.grammar.actor import GrammarActor
 from ramify.actors.grammar.counts import counts_of
 from ramify.actors.grammar.pool import CompilePool, PoolLimits
-from ramify.actors.grammar.vocabulary import read_elsewhere, read_here
+from ramify.actors.grammar.vocabulary import ReadAhead, read_elsewhere, read_here
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
-from ramify.actors.placement import Placement
+from ramify.actors.placement import Placement, expects_cuda
 from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.watchdog import step_timeout, watch_executor
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
@@ -93,6 +93,7 @@ class CoreActors:
         self._clock = clock
         self._metrics = metrics
         self._check_idle = check_idle
+        self._vocabulary: ReadAhead | None = None
         self._routers = routers
         self._scheduler: SchedulerActor | None = None
         self._to_scheduler: Mailbox[SchedulerEvent] = Mailbox("scheduler", BIG)
@@ -106,6 +107,10 @@ class CoreActors:
 
     async def load(self, group: TaskGroup, guard: Guard, progress: Progress) -> None:
         placement = self._placement
+        if isinstance(self._spec, ModelSpec) and expects_cuda(self._spec.config.device):
+            # Seconds of another core, which are over before the model is there.
+            self._vocabulary = ReadAhead(self._config.model.path)
+            group.start_soon(self._vocabulary.run)
         log.info("placing the executor", **placement.told("executor"))
         self.executor = await start_executor(self._spec, placement.executor, progress=progress)
 
@@ -147,7 +152,9 @@ class CoreActors:
         grammar = GrammarActor(
             self._to_grammar,
             pool,
-            partial(read_elsewhere if ahead else read_here, config.model.path),
+            self._vocabulary.body
+            if self._vocabulary is not None
+            else partial(read_elsewhere if ahead else read_here, config.model.path),
             self._to_scheduler,
             spread,
             ahead=ahead,

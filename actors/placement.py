@@ -38,6 +38,11 @@ def cuda_driver_present() -> bool:
     return os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
 
 
+def expects_cuda(device: str, has_cuda: Callable[[], bool] = cuda_driver_present) -> bool:
+    """Whether a model for `device` (as configured) will most likely compute with CUDA."""
+    return device == "cuda" or (device == "auto" and has_cuda())
+
+
 def place(
     config: EngineConfig,
     has_cuda: Callable[[], bool] = cuda_driver_present,
@@ -49,9 +54,8 @@ def place(
     2 ms and 256 sockets, one process for all is busy to 100% and the next plan waits 1.6 ms at the
     median; with four gateways it waits 0.2 ms, and each of them has a quarter of a core to spare.
     """
-    device = config.model.device
     asked = config.executor != "auto" and config.gateways is not None
-    cuda = not asked and (device == "cuda" or (device == "auto" and has_cuda()))
+    cuda = not asked and expects_cuda(config.model.device, has_cuda)
     executor: Literal["thread", "process"]
     if config.executor != "auto":
         executor, why_executor = config.executor, "asked for"

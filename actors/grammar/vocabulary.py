@@ -12,8 +12,12 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from ramify.actors.kit.log import get_log
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.constraints import VocabularyBody
+from ramify.protocol.errors import ModelError
+
+log = get_log(__name__)
 
 
 class Unread(Exception):
@@ -28,6 +32,32 @@ async def read_elsewhere(folder: Path) -> bytes:
     if done.returncode:
         raise Unread(f"the vocabulary could not be read: exit code {done.returncode}, see the log")
     return done.stdout
+
+
+class ReadAhead:
+    """`read_elsewhere`, begun by `run` before anybody asks, as while a model loads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._body: bytes | None = None
+        self._ended = anyio.Event()
+
+    async def run(self) -> None:
+        """Read; `body` has it from then on. What fails is logged, and tried again by `body`."""
+        try:
+            self._body = await read_elsewhere(self._folder)
+        except Exception:
+            log.exception("the vocabulary was not read ahead: who needs it tries again")
+        finally:
+            self._ended.set()
+
+    async def body(self) -> bytes:
+        """The body of constraint 0, behind `run`. Raises Unread, OSError."""
+        await self._ended.wait()
+        if self._body is None:
+            return await read_elsewhere(self._folder)
+        body, self._body = self._body, None  # megabytes, asked for once
+        return body
 
 
 async def read_here(folder: Path) -> bytes:
@@ -50,8 +80,12 @@ def main(folder: Path) -> None:
     os.nice(10)  # whoever serves goes first
     output = os.dup(1)
     os.dup2(2, 1)  # what libraries print
+    try:
+        body = vocabulary_of(folder)
+    except ModelError as error:
+        sys.exit(error.message)
     with open(output, "wb") as file:
-        file.write(vocabulary_of(folder))
+        file.write(body)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 import ramify
-from ramify.actors.grammar.vocabulary import Unread, read_elsewhere, read_here
+from ramify.actors.grammar.vocabulary import ReadAhead, Unread, read_elsewhere, read_here
 
 FOLDER = Path(ramify.__file__).parent / "gpu" / "default_model"
 
@@ -18,7 +18,26 @@ async def test_a_process_reads_what_a_thread_does() -> None:
 async def test_what_cannot_be_read_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Unread, match="exit code 1"):
         await read_elsewhere(tmp_path / "nothing")
-    assert "is not a folder with a model" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "is not a folder with a model" in told
+    assert "Traceback" not in told
+
+
+async def test_what_is_read_ahead_waits_until_it_is_asked_for() -> None:
+    ahead = ReadAhead(FOLDER)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ahead.run)
+        assert await ahead.body() == await read_here(FOLDER)
+
+
+async def test_what_could_not_be_read_ahead_is_tried_again(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    ahead = ReadAhead(folder)
+    await ahead.run()
+    with pytest.raises(Unread):
+        await ahead.body()
+    folder.symlink_to(FOLDER)
+    assert await ahead.body() == await read_here(FOLDER)
 
 
 async def test_who_stops_waits_for_no_process() -> None:
