@@ -69,7 +69,7 @@ class Branch:
 
     `outputs`: position -> token. `marks`: confirmed inputs -> their end. `whole`: every output was seen.
     `sure`: the branch is there unless an op of the round has ended it; after `lost` ops of earlier
-    rounds may run again, and end it.
+    rounds may run again, and end it. `heard`: not only `state` has told of it, so `position` is known.
     """
 
     position: int = 0
@@ -78,6 +78,7 @@ class Branch:
     marks: dict[str, int] = field(default_factory=dict)
     whole: bool = True
     sure: bool = True
+    heard: bool = True
 
     def cut(self, to: int) -> None:
         self.position, self.solid = min(self.position, to), min(self.solid, to)
@@ -303,8 +304,8 @@ class Client:
             if self._meta != (state.get("meta") or {}).get("n") and "set" not in waiting:
                 self._fault(f"meta was {self._meta}, is {state.get('meta')}")
             self._meta = (state.get("meta") or {}).get("n")
-        for name in here:
-            self._branches.setdefault(name, Branch(whole=False, sure=not self._lost))
+        for name in here.keys() - self._branches.keys():
+            self._branches[name] = Branch(heard=False, whole=False, sure=not self._lost)
 
     def _note(self, way: str, message: Any) -> None:
         if self._log:
@@ -332,11 +333,12 @@ class Client:
             if to < branch.solid and not waiting & {"rollback", "prune"}:
                 self._fault(f"{name}: {branch.solid} was confirmed, truncated to {to}")
             branch.cut(to)
-        start = delta["position"] - len(tokens)
+        if not branch.heard:
+            branch.heard, branch.position = True, begins
         self._world.counts["tokens"] += len(tokens)
-        if start < branch.position or (start > branch.position and not self._resumed):
-            self._fault(f"{name}: delta begins at {start}, expected {branch.position}: {delta}")
-        branch.outputs.update(zip(range(start, delta["position"]), tokens, strict=True))
+        if begins < branch.position or (begins > branch.position and not self._resumed):
+            self._fault(f"{name}: delta begins at {begins}, expected {branch.position}: {delta}")
+        branch.outputs.update(zip(range(begins, delta["position"]), tokens, strict=True))
         branch.position = delta["position"]
 
     def _reply(self, reply: dict[str, Any]) -> None:
@@ -373,9 +375,10 @@ class Client:
         at = reply.get("position", 0)
         if reply["type"] == "done":
             branch = branches.setdefault(reply["branch"], Branch(whole=False))
-            if branch.position != at and not self._resumed:
+            if branch.heard and branch.position != at and not self._resumed:
                 self._fault(f"{reply['branch']}: done at {at}, seen up to {branch.position}")
             branch.position = branch.solid = max(at, branch.position)
+            branch.heard = True
             return
         match op["type"]:
             case "append":
@@ -438,7 +441,8 @@ class Client:
         self._world.counts["compared"] += 1
         known.whole = True
         known.outputs, known.position = outputs, shown["position"]
-        known.solid = shown["position"]
+        # What runs is confirmed when it is done: after `lost` it may be an op of an earlier round.
+        known.solid = shown["started_at"] if "running" in shown else shown["position"]
 
     def _fault(self, what: str) -> None:
         self._world.counts["faults"] += 1
