@@ -27,6 +27,7 @@ from anyio.abc import TaskGroup
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cluster.cluster import Cluster
 from ramify.actors.cluster.metrics import ClusterMetrics
+from ramify.actors.cluster.placing import Placing
 from ramify.actors.core import PROTOCOL_VERSION, CoreActors, CoreHost, Progress
 from ramify.actors.credentials import read_credentials
 from ramify.actors.executor.handle import ExecutorHandle
@@ -114,7 +115,13 @@ class Engine:
     """A running engine. Made by `running_engine`."""
 
     def __init__(
-        self, config: EngineConfig, *, spec: ExecutorSpec, clock: Clock, check_idle: bool
+        self,
+        config: EngineConfig,
+        *,
+        spec: ExecutorSpec,
+        clock: Clock,
+        check_idle: bool,
+        placing: Placing | None = None,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -132,6 +139,7 @@ class Engine:
                 metrics=self.metrics,
                 check_idle=check_idle,
                 epoch=self.epoch,
+                placing=placing,
             )
             self.status.replicas = cluster.describe
             self.core = cluster
@@ -300,9 +308,11 @@ async def running_engine(
     clock: Clock | None = None,
     progress: Progress = lambda what, done: None,
     check_idle: bool = False,
+    placing: Placing | None = None,
 ) -> AsyncIterator[Engine]:
     """A ready engine. `spec`: another executor than the configured model (its tokenizer still
-    comes from `config.model.path`). `check_idle`: check the cache's invariants whenever idle.
+    comes from `config.model.path`). `check_idle`: check the cache's invariants whenever idle. `placing`:
+    another way than ours to choose replicas, for benchmarks.
 
     Raises ConfigError and ModelError for what the user can mend, EngineFailed for a crash.
     """
@@ -311,6 +321,7 @@ async def running_engine(
         spec=spec if spec is not None else ModelSpec(config.model),
         clock=clock if clock is not None else MonotonicClock(),
         check_idle=check_idle,
+        placing=placing,
     )
     try:
         async with anyio.create_task_group() as group:

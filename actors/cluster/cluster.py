@@ -10,6 +10,7 @@ This file does not know how replicas are started, nor what sessions say.
 
 import asyncio
 import itertools
+import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Collection
@@ -23,7 +24,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from ramify.actors.cluster.bindings import Bindings
 from ramify.actors.cluster.intake import LISTENER
-from ramify.actors.cluster.local import LocalReplica, environment, gpus, threads
+from ramify.actors.cluster.local import LocalReplica, environment, gpus, room_beside, threads
 from ramify.actors.cluster.member import Member
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
 from ramify.actors.cluster.placing import Placing
@@ -57,6 +58,7 @@ from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.link import Link
 from ramify.actors.kit.log import configured, get_log
 from ramify.actors.kit.silence import Silence
+from ramify.actors.watchdog import step_timeout
 from ramify.protocol.cluster import KvEvents, ListenKv
 from ramify.protocol.config import EngineConfig, ReplicasConfig, ServerConfig
 from ramify.protocol.errors import RamifyError
@@ -72,6 +74,7 @@ ATTEMPTS, BACK_OFF_SECONDS, MOST_BACK_OFF = 4, 0.5, 30.0  # starts in a row that
 WITHOUT_SECONDS = 120.0  # with no replica at all, not even one that loads, once there were some
 DEATHS, WITHIN_SECONDS = 8, 60.0  # replicas that died under one session while something of it ran
 HURRY_SECONDS = 5.0  # between two looks at sessions that should have left
+STALLED = 1 / 60  # of --step-timeout that no progress is made, once that is a fault: sessions leave
 
 log = get_log(__name__)
 
@@ -81,7 +84,7 @@ class NoReplicas(RamifyError):
 
 
 class Cluster:
-    """See the module's top. `faulty` is told why nothing can be computed, if that is so."""
+    """See the module's top. `placing`: another way to say where sessions go, for benchmarks."""
 
     def __init__(
         self,
@@ -92,6 +95,7 @@ class Cluster:
         metrics: ClusterMetrics,
         check_idle: bool,
         epoch: str,
+        placing: Placing | None = None,
     ) -> None:
         assert config.replicas is not None
         self._config = config
@@ -107,7 +111,7 @@ class Cluster:
         self._scaling = None
         if settings.most is not None and settings.most > settings.count:
             self._scaling = Scaling(settings.count, settings.most, settings.ttft_s)
-        self._placing = Placing(clock, scaling=self._scaling)
+        self._placing = placing if placing is not None else Placing(clock, scaling=self._scaling)
         self._group: TaskGroup | None = None
         self._guard: Guard = lambda name, run: run
         self._bindings = Bindings(self._placing, self._send, self._must, self._answer)
@@ -127,6 +131,9 @@ class Cluster:
         self._ray: RayReplicas | None = None
         self._retired: set[int] = set()  # replicas that are not started again
         self._drained: dict[int, float] = {}  # replica -> until when generations may run there
+        self._last: dict[
+            int, float | None
+        ] = {}  # is to leave once another is ready, or then at the latest
         metrics.watch(self._gauges, self._ask)
 
     @property
@@ -353,9 +360,7 @@ class Cluster:
             member.must(ListenKv(LISTENER))
 
     def _reported(self, member: Member, report: Report) -> None:
-        if report.fault != member.report.fault:
-            log.warning("a replica makes no progress", replica=member.number, fault=report.fault)
-        member.report = report
+        member.hears(report, self._clock.now())
         if report.load is not None:
             self._placing.load(member.number, report.load)
 
@@ -382,6 +387,8 @@ class Cluster:
         )
         self._up.set()
         self._bindings.place()
+        for number in list(self._last):
+            self.drain(number)
         self._judge()
 
     def _gone(self, member: Member) -> None:
@@ -395,6 +402,7 @@ class Cluster:
         if was == "starting":
             return
         self._drained.pop(member.number, None)
+        self._last.pop(member.number, None)
         self._placing.gone(member.number)
         if self._stop.is_set():
             return
@@ -433,21 +441,55 @@ class Cluster:
         return len(deaths) == DEATHS and now - deaths[0] < WITHIN_SECONDS
 
     def drain(self, number: int) -> None:
-        """A replica leaves: its sessions move as soon as nothing runs in them, or its time is over."""
+        """A replica is to leave. With none ready beside it `_left` says when, and may start one."""
         member = self._members.get(number)
-        if member is None or member.state != "ready" or self._stop.is_set():
+        if member is None or member.state not in ("ready", "stalled") or self._stop.is_set():
             return
+        if any(each.state == "ready" for each in self._members.values() if each is not member):
+            self._leave(member, self._settings.drain_s)
+        else:
+            self._last.setdefault(number, None)
+
+    def _leave(self, member: Member, patience: float) -> None:
+        """Its sessions move as soon as nothing runs in them, or after so many seconds."""
+        number = member.number
+        self._last.pop(number, None)
         member.state = "draining"
         member.drained = True
         self._placing.shut(number)
-        self._drained[number] = self._clock.now() + self._settings.drain_s
+        self._drained[number] = self._clock.now() + patience
         sessions = self._bindings.at(number)
         log.info("a replica drains", replica=number, sessions=len(sessions))
         self._move(sessions, quietly=True)
         self._judge()
 
+    def _stays(self, member: Member, now: float) -> float:
+        """Until when the last replica serves on: another one is ready then, where one is to come.
+
+        Where none is, it leaves now: who comes waits for the next one, and that comes the sooner.
+        """
+        if member.fault_since is not None:
+            return now
+        if self._settings.on != "processes":  # who ends it does not wait for ever, either
+            coming = any(each.state == "starting" for each in self._members.values())
+            return now + self._settings.drain_s * coming
+        if self._wanted == 1:
+            new = next(number for number in itertools.count() if number not in self._members)
+            if not room_beside(self._config, new, member.number, member.pid):
+                return now
+            self._retired.add(member.number)
+            self._grow(1)
+        log.info("a replica is to leave, and serves until another one is ready", replica=member.number)
+        return math.inf
+
     def _left(self, now: float) -> None:
         """Dismiss replicas that have drained, and hurry those whose time is over."""
+        for number, until in list(self._last.items()):
+            member = self._members[number]
+            if until is None:
+                self._last[number] = until = self._stays(member, now)
+            if now >= until:
+                self._leave(member, 0.0)
         for number, until in list(self._drained.items()):
             member = self._members[number]
             sessions = self._bindings.at(number)
@@ -458,6 +500,26 @@ class Cluster:
                 self._drained[number] = now + HURRY_SECONDS
                 self._move(sessions)
 
+    def _relieve(self, now: float) -> None:
+        """Take its sessions from a replica that has stalled, if another one makes progress."""
+        members = [each for each in self._members.values() if each.state in ("ready", "stalled")]
+        for member in members:
+            if member.state == "stalled" and member.fault_since is None:
+                member.state = "ready"
+                self._placing.resume(member.number)
+        if not members or any(each.state == "stalled" for each in members):
+            return
+        patience = STALLED * step_timeout(self._config.step_timeout_s, self.info.device)
+        well = [each for each in members if each.fault_since is None]
+        for member in members:
+            if well and member.fault_since is not None and now - member.fault_since >= patience:
+                member.state = "stalled"
+                self._placing.shut(member.number)
+                sessions = self._bindings.at(member.number)
+                log.warning("a replica has stalled", replica=member.number, sessions=len(sessions))
+                self._move(sessions)
+                return
+
     # --- how many --------------------------------------------------------------------------------
 
     def _scale(self, now: float) -> None:
@@ -466,7 +528,8 @@ class Cluster:
             return
         loads = [m.report.load for m in self._members.values() if m.state == "ready" and m.report.load]
         leaving = sum(member.state == "draining" for member in self._members.values())
-        coming = max(0, self._wanted - len(loads) - leaving)
+        stalled = sum(member.state == "stalled" for member in self._members.values())
+        coming = max(0, self._wanted - len(loads) - leaving - stalled)
         wanted = self._scaling.wanted(loads, coming, now)
         if wanted > self._wanted:
             log.info("more replicas", wanted=wanted, ttft_s=round(self._scaling.ttft(now), 3))
@@ -506,12 +569,13 @@ class Cluster:
         while True:
             now = self._clock.now()
             for member in list(self._members.values()):
-                if member.state not in ("ready", "draining"):
+                if member.state not in ("ready", "stalled", "draining"):
                     continue
                 silent = member.silence.tick(now)
                 if silent > self._settings.silence_s:
                     member.hung(f"it was silent for {silent:.1f} s")
             self._left(now)
+            self._relieve(now)
             self._scale(now)
             self._bindings.place()
             self._judge()

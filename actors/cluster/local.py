@@ -88,6 +88,23 @@ def _gpus() -> list[str]:
     return [str(number) for number in range(len(found))]
 
 
+def room_beside(config: EngineConfig, new: int, old: int, pid: int) -> bool:
+    """Whether replica `new` can have the model while replica `old`, the only one, still has it.
+
+    On another GPU; on a CPU if a fourth more memory is free than the process `pid` of `old` takes.
+    """
+    found = gpus(config)
+    if found:
+        return new % len(found) != old % len(found)
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, StopIteration):
+        return False
+    return free > pages * os.sysconf("SC_PAGE_SIZE") * 5 // 4
+
+
 def threads(config: EngineConfig) -> int:
     """CPU threads of each replica: its part of the cores."""
     assert config.replicas is not None

@@ -25,7 +25,7 @@ from ramify.protocol.plan import ExecutorInfo
 
 SESSIONS = MOST // 4  # messages that wait for it, where what clients cause has to wait
 
-State = Literal["starting", "ready", "draining", "gone"]
+State = Literal["starting", "ready", "stalled", "draining", "gone"]
 log = get_log("ramify.actors.cluster")
 
 
@@ -38,6 +38,7 @@ class Member:
         self.progress = ("starting", 0.0)
         self.info: ExecutorInfo | None = None
         self.report = Report()
+        self.fault_since: float | None = None  # since when it reports a fault
         self.pid = 0
         self.host = ""
         self.silence = Silence(0.0)
@@ -82,6 +83,17 @@ class Member:
             self.hung(str(error))
         except CannotEncode:
             log.exception("a message is lost", replica=self.number)
+
+    def hears(self, report: Report, now: float) -> None:
+        """How it is."""
+        if report.fault is None:
+            if self.fault_since is not None:
+                log.info("a replica makes progress again", replica=self.number)
+            self.fault_since = None
+        elif self.fault_since is None:
+            self.fault_since = now
+            log.warning("a replica makes no progress", replica=self.number, fault=report.fault)
+        self.report = report
 
     def consumed(self) -> None:
         """A message of it has been dealt with."""

@@ -26,7 +26,7 @@ OF_FRONT = (
     "ramify_store",
 )
 log = get_log("ramify.actors.cluster")
-STATES = ("starting", "ready", "draining")
+STATES = ("starting", "ready", "stalled", "draining")
 
 
 class ReplicaGauges:

@@ -45,6 +45,10 @@ class Placing:
         """It takes no more."""
         self.router.drain(replica)
 
+    def resume(self, replica: int) -> None:
+        """It takes sessions again."""
+        self.router.resume(replica)
+
     def gone(self, replica: int) -> None:
         """It is not there any more."""
         self.router.gone(replica)

@@ -146,6 +146,13 @@ class ReplicaRouter:
             self._live[known.slot] = False
             self._version += 1
 
+    def resume(self, replica: int) -> None:
+        """It may be chosen again. An unknown one is no error."""
+        known = self._replicas.get(replica)
+        if known is not None:
+            self._live[known.slot] = True
+            self._version += 1
+
     def gone(self, replica: int) -> None:
         """It is not there any more, and nothing of what it had. An unknown one is no error."""
         known = self._replicas.pop(replica, None)

@@ -1,8 +1,8 @@
 """Links to replicas over TCP: the port where they join, and how one reaches it.
 
-A connection is nobody's until its handshake is done (`handshake.py`): before that it may send a fixed
-number of bytes, within some seconds, and only so many connections may be in that state. Then it is a
-link like any other. With TLS a replica accepts the certificate of its front and no other.
+A connection is nobody's until its handshake is done (`handshake.py`, and TLS before it): until then it
+may send a fixed number of bytes, within some seconds, and only so many connections may be in that state.
+Then it is a link like any other. With TLS a replica accepts the certificate of its front and no other.
 
 This file does not know what the messages mean.
 """
@@ -32,7 +32,7 @@ from ramify.actors.kit.link import Link, link_over
 from ramify.actors.kit.log import get_log
 from ramify.protocol.errors import ConfigError
 
-PATIENCE_SECONDS = 5.0  # for a handshake
+PATIENCE_SECONDS = 5.0  # for a handshake, that of TLS included
 # After 5 s without a byte a question every 3 s, three of them; 15 s for what was sent to be confirmed.
 KEEP_ALIVE = {
     "TCP_KEEPIDLE": 5,
@@ -81,6 +81,15 @@ class Knocking(asyncio.Protocol):
         data = bytes(self._buffer[:count])
         del self._buffer[:count]
         return data
+
+    async def secure(self, context: ssl.SSLContext) -> None:
+        """TLS as the server, from here on. Raises OSError (ssl.SSLError among them)."""
+        if self.transport is None or self._ended:
+            raise ConnectionResetError("the peer has closed")
+        loop = asyncio.get_running_loop()
+        self.transport = await loop.start_tls(
+            self.transport, self, context, server_side=True, ssl_handshake_timeout=PATIENCE_SECONDS
+        )
 
     def send(self, data: bytes) -> None:
         if self.transport is not None and not self._ended:
@@ -151,18 +160,14 @@ class JoinPort:
         self._secret = secret
         self._joined = joined
         self._server: asyncio.Server | None = None
+        self._tls: ssl.SSLContext | None = None
         self._knocking: dict[asyncio.Task[None], Knocking] = {}  # the oldest first
 
     async def listen(self, host: str, port: int, context: ssl.SSLContext | None) -> int:
         """Open the port; returns its number. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Knocking(self._connected),
-            host,
-            port,
-            ssl=context,
-            ssl_handshake_timeout=None if context is None else PATIENCE_SECONDS,
-        )
+        self._tls = context
+        self._server = await loop.create_server(lambda: Knocking(self._connected), host, port)
         number: int = self._server.sockets[0].getsockname()[1]
         return number
 
@@ -174,6 +179,9 @@ class JoinPort:
             task.cancel()
 
     def _connected(self, who: Knocking) -> None:
+        """It is a stranger until `_welcome` is done, in its TLS handshake too."""
+        if self._tls is not None and who.transport is not None:
+            who.transport.pause_reading()  # what comes is for TLS, once `_welcome` has begun it
         if len(self._knocking) >= STRANGERS:  # who knows the secret has soon said so
             oldest = next(iter(self._knocking))
             self._knocking.pop(oldest).abort()
@@ -187,6 +195,8 @@ class JoinPort:
         peer = who.transport.get_extra_info("peername")
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
+                if self._tls is not None:
+                    await who.secure(self._tls)
                 handshake = FrontHandshake(self._secret)
                 who.send(handshake.greeting)
                 who.send(handshake.check(await who.read(FROM_REPLICA)))

@@ -127,6 +127,54 @@ async def test_a_replica_that_is_told_to_end_loses_nothing(serving: Any) -> None
             assert (await peer.say(5, "go on", max_tokens=5))["reason"] == "length"
 
 
+async def test_the_only_replica_is_replaced_while_it_serves(serving: Any) -> None:
+    """A rolling upgrade of one: its successor is there before it goes, and nobody waits."""
+    async with (
+        serving(replicas=1, fake=SLOW) as served,
+        served.connect() as peer,
+        served.connect() as other,
+    ):
+        cluster = served.engine.core
+        await peer.open(peer.user(1, "first"), peer.greedy(2, max_tokens=300), tokens=True)
+        await peer.next("delta")
+        (old,) = cluster.pids.values()
+        os.kill(old, signal.SIGTERM)
+        await until(lambda: len(cluster.describe()) == 2, "a second one is started")
+        assert [each["state"] for each in cluster.describe()] == ["ready", "starting"]
+        await other.open(client="other")
+        await other.say(1, "meanwhile", max_tokens=5)
+        assert cluster.describe()[1]["state"] == "starting", "it did not wait for that"
+        assert (await peer.terminal(2))["usage"]["output"] == 300
+        assert peer.tokens["main"] == served.oracle.output(served.oracle.turn("first"), 300)
+        await until(lambda: old not in [each["pid"] for each in cluster.describe()], "it has left")
+        assert [each["state"] for each in cluster.describe()] == ["ready"]
+        assert (await other.say(3, "again", max_tokens=5))["reason"] == "length"
+        assert served.engine.metrics.deaths == 0
+
+
+async def test_sessions_leave_a_replica_whose_executor_stands_still(serving: Any) -> None:
+    """Its process lives and reports; what it computes with does not, and ends only much later."""
+    settings = {"executor": "process", "step_timeout_s": 20.0}
+    async with serving(replicas=2, fake=SLOW, **settings) as served, served.connect() as peer:
+        cluster = served.engine.core
+        await until(lambda: len(cluster.pids) == 2, "two replicas")
+        await peer.open(peer.user(1, "first"), peer.greedy(2, max_tokens=300), tokens=True)
+        await peer.next("delta")
+        (at,) = [each["replica"] for each in cluster.describe() if each["sessions"]]
+        children = Path(f"/proc/{cluster.pids[at]}/task/{cluster.pids[at]}/children").read_text()
+        stopped = [int(pid) for pid in children.split()]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            assert (await peer.terminal(2))["usage"]["output"] == 300
+            assert peer.tokens["main"] == served.oracle.output(served.oracle.turn("first"), 300)
+            assert cluster.describe()[at]["state"] == "stalled"
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        await until(lambda: cluster.describe()[at]["state"] == "ready", "it takes sessions again")
+
+
 async def test_without_a_replica_ops_wait(serving: Any) -> None:
     """All have died: /readyz says so, and what clients send is done when one is there again."""
     async with serving(replicas=1, fake=SLOW) as served, served.connect() as peer:

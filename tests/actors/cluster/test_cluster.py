@@ -8,6 +8,8 @@ import anyio
 import msgspec
 import pytest
 
+from ramify.actors.cluster import cluster as cluster_module
+from ramify.actors.cluster.bindings import _Session
 from ramify.actors.cluster.cluster import (
     DEATHS,
     LOOK_SECONDS,
@@ -18,11 +20,29 @@ from ramify.actors.cluster.cluster import (
 )
 from ramify.actors.cluster.member import Member
 from ramify.actors.cluster.metrics import ClusterMetrics
-from ramify.actors.cluster.wire import Up
+from ramify.actors.cluster.wire import Report, Up
 from ramify.actors.kit.clock import ManualClock
 from ramify.protocol import messages as m
 from ramify.protocol.config import EngineConfig, ModelConfig, ReplicasConfig
 from ramify.protocol.plan import ExecutorInfo
+
+INFO = ExecutorInfo(
+    model="m",
+    architecture="A",
+    parameters=8,
+    vocab_size=16,
+    context=32,
+    page_size=1,
+    pages=64,
+    max_rows=4,
+    step_tokens=8,
+    device="cpu",
+    dtype="float32",
+    attention="torch",
+    eos_token_ids=[2],
+    kv_bytes_per_token=1,
+    load_seconds=0.0,
+)
 
 
 class Told:
@@ -96,27 +116,10 @@ def test_a_replica_whose_texts_would_be_others_is_sent_away() -> None:
     cluster = Cluster(
         config, spec=None, clock=ManualClock(), metrics=ClusterMetrics(), check_idle=False, epoch="e"
     )
-    first = ExecutorInfo(
-        model="m",
-        architecture="A",
-        parameters=8,
-        vocab_size=16,
-        context=32,
-        page_size=1,
-        pages=64,
-        max_rows=4,
-        step_tokens=8,
-        device="cpu",
-        dtype="float32",
-        attention="torch",
-        eos_token_ids=[2],
-        kv_bytes_per_token=1,
-        load_seconds=0.0,
-    )
-    more = msgspec.structs.replace(first, pages=128, device="cuda", attention="triton")
-    other = msgspec.structs.replace(first, quantization="int8", eos_token_ids=[2, 3])
+    more = msgspec.structs.replace(INFO, pages=128, device="cuda", attention="triton")
+    other = msgspec.structs.replace(INFO, quantization="int8", eos_token_ids=[2, 3])
     killed: list[int] = []
-    for number, info in enumerate((first, more, other)):
+    for number, info in enumerate((INFO, more, other)):
         member = cluster._members[number] = Member(number, lambda n=number: killed.append(n))  # type: ignore[misc]
         cluster._joined(member, Up(info, pid=1, host="h"))
     assert killed == [2]
@@ -125,3 +128,154 @@ def test_a_replica_whose_texts_would_be_others_is_sent_away() -> None:
     assert "its quantization is 'int8', the others' 'none'" in why
     assert "its eos_token_ids is [2, 3], the others' [2]" in why
     assert "--quantization" in why
+
+
+class Standing:
+    """A cluster of replicas that are ready, and do what a test says. `grown`: as many were started."""
+
+    def __init__(self, count: int, **settings: Any) -> None:
+        replicas = ReplicasConfig(**{"count": count, "drain_s": 30.0} | settings)
+        config = EngineConfig(
+            model=ModelConfig(path=Path("m"), device="cpu"), replicas=replicas, step_timeout_s=600.0
+        )
+        self.clock, self.told = ManualClock(), Told()
+        self.cluster = Cluster(
+            config, spec=None, clock=self.clock, metrics=ClusterMetrics(), check_idle=False, epoch="e"
+        )
+        self.cluster._spread = self.told
+        self.grown: list[int] = []
+        self.cluster._grow = self.grown.append  # type: ignore[method-assign]
+        for _ in range(count):
+            self.joins()
+
+    def joins(self, info: ExecutorInfo | None = INFO) -> Member:
+        """Another replica; without `info` it still loads."""
+        member = Member(len(self.cluster._members), lambda: None)
+        self.cluster._members[member.number] = member
+        if info is not None:
+            self.up(member)
+        return member
+
+    def up(self, member: Member) -> None:
+        self.cluster._joined(member, Up(INFO, pid=member.number, host="h"))
+
+    def sits(self, session: int, replica: int) -> None:
+        """A session is at a replica, and nothing runs in it."""
+        bindings = self.cluster._bindings
+        entry = bindings._sessions.setdefault(session, _Session())
+        entry.replica = replica
+        bindings._at.setdefault(replica, {})[session] = None
+
+    def faults(self, replica: int, fault: str | None) -> None:
+        self.cluster._receive(self.cluster._members[replica], Report(fault=fault))
+
+    def look(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.cluster._left(self.clock.now())
+        self.cluster._relieve(self.clock.now())
+
+    @property
+    def states(self) -> list[str]:
+        return [member.state for member in self.cluster._members.values()]
+
+
+async def test_sessions_leave_a_replica_whose_executor_stands_still() -> None:
+    """Long before --step-timeout; it takes none until it makes progress. The last one is not left."""
+    standing = Standing(3)
+    standing.sits(1, 0)
+    standing.faults(0, "no result for 5 s")
+    standing.look(5.0)
+    assert standing.states == ["ready", "ready", "ready"]
+    standing.faults(0, "no result for 11 s")
+    standing.look(5.0)
+    assert standing.states == ["stalled", "ready", "ready"]
+    assert standing.told.messages == [(1, m.ChangeCore())]
+    assert standing.cluster._placing.place(2, "", b"") in (1, 2)
+    standing.sits(2, 1)
+    standing.faults(1, "no result for 5 s")
+    standing.look(60.0)
+    assert standing.states == ["stalled", "ready", "ready"]  # its session may be why
+    standing.faults(0, None)
+    standing.look(0.25)
+    assert standing.states == ["ready", "stalled", "ready"]
+    assert standing.told.messages[1:] == [(2, m.ChangeCore())]
+    placed = {standing.cluster._placing.place(3 + i, "", b"") for i in range(8)}
+    assert placed == {0, 2}
+    standing.faults(1, None)
+    standing.look(0.25)
+    for replica in range(3):
+        standing.faults(replica, "no result for 5 s")
+    standing.look(60.0)
+    assert standing.states == ["ready"] * 3  # nowhere is better
+
+
+async def test_the_last_replica_serves_until_its_successor_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        cluster_module, "room_beside", lambda config, new, old, pid: (new, old) == (1, 0)
+    )
+    standing = Standing(1)
+    standing.sits(1, 0)
+    standing.cluster.drain(0)
+    standing.cluster.drain(0)  # told twice
+    standing.look(1000.0)
+    assert (standing.states, standing.grown, standing.told.messages) == (["ready"], [1], [])
+    assert standing.cluster._retired == {0}
+    standing.joins()
+    assert standing.states == ["draining", "ready"]
+    assert standing.told.messages == [(1, m.ChangeCore(quietly=True))]
+    standing.look(29.0)
+    assert len(standing.told.messages) == 1
+    standing.look(1.0)
+    assert standing.told.messages[1:] == [(1, m.ChangeCore())]
+
+
+async def test_the_last_replica_leaves_at_once_where_nothing_follows_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No room for two, or it has stalled: to wait would only make it longer for all."""
+    for fault in (None, "no result for 5 s"):
+        monkeypatch.setattr(cluster_module, "room_beside", lambda *where, room=fault: room is not None)
+        standing = Standing(1)
+        standing.sits(1, 0)
+        standing.faults(0, fault)
+        standing.cluster.drain(0)
+        standing.look(0.25)
+        assert standing.states == ["draining"]
+        assert standing.told.messages == [(1, m.ChangeCore(quietly=True)), (1, m.ChangeCore())]
+        assert standing.grown == []
+
+
+async def test_the_last_of_several_serves_until_another_one_is_back() -> None:
+    """All were told to end at once."""
+    standing = Standing(2)
+    for replica in (0, 1):
+        standing.sits(replica, replica)
+        standing.cluster.drain(replica)
+        standing.look(0.25)
+    assert standing.states == ["draining", "ready"]
+    standing.joins()
+    assert standing.states == ["draining", "draining", "ready"]
+
+
+async def test_a_replica_elsewhere_does_not_wait_for_ever_for_another_one(tmp_path: Path) -> None:
+    """Who ends it does not wait longer, either."""
+    secret = tmp_path / "secret"
+    standing = Standing(1, on="join", secret_file=secret)
+    loads = standing.joins(None)
+    standing.cluster.drain(0)
+    standing.look(0.25)
+    assert standing.states == ["ready", "starting"]
+    standing.look(30.0)
+    assert standing.states == ["draining", "starting"]
+    standing = Standing(1, on="join", secret_file=secret)
+    loads = standing.joins(None)
+    standing.cluster.drain(0)
+    standing.look(0.25)
+    standing.up(loads)
+    assert standing.states == ["draining", "ready"]
+    standing = Standing(1, on="join", secret_file=secret)
+    standing.cluster.drain(0)
+    standing.look(0.25)
+    assert standing.states == ["draining"]

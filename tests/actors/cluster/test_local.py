@@ -1,5 +1,6 @@
 """Which GPU and how many threads a replica on this machine gets. `e2e/test_replicas.py` starts them."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +34,28 @@ def test_on_a_cpu_they_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local.threads(config(threads=7)) == 7
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert local.threads(config()) == 1
+
+
+def test_a_second_process_beside_the_first_one_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU of its own, or memory."""
+    monkeypatch.setenv(local.VISIBLE, "2,5")
+    assert local.room_beside(config(), 1, 0, 1)
+    assert not local.room_beside(config(), 2, 0, 1)
+    monkeypatch.setenv(local.VISIBLE, "2")
+    assert not local.room_beside(config(), 1, 0, 1)
+    files = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 400 kB\n", "/proc/7/statm": "900 {} 3"}
+    page = os.sysconf("SC_PAGE_SIZE")
+
+    def read(path: Path, encoding: str) -> str:
+        try:
+            return files[str(path)].format((300 << 10) // page)
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert local.room_beside(config(device="cpu"), 1, 0, 7)
+    assert not local.room_beside(config(device="cpu"), 1, 0, 8)
+    files["/proc/meminfo"] = "MemTotal: 9 kB\nMemAvailable: 350 kB\n"
+    assert not local.room_beside(config(device="cpu"), 1, 0, 7)
+    del files["/proc/meminfo"]
+    assert not local.room_beside(config(device="cpu"), 1, 0, 7)

@@ -112,8 +112,13 @@ def test_nobody_there() -> None:
     router.joined(1)
     router.drain(1)
     assert router.place("", pack([1]), 0.0) is None
+    router.resume(1)
+    made = router.place("", pack([1]), 0.0)
+    assert made is not None
+    assert made.replica == 1
     router.gone(1)
     router.gone(1)
+    router.resume(1)
     router.update(1, load(), 0.0)
     assert router.sent(1, 5, 0.0) == 0
     assert router.events(1, KvEvents(1))

@@ -207,6 +207,24 @@ async def test_with_tls(certificates: list[tuple[Path, Path]]) -> None:
             await tcp.knock("127.0.0.1", number, SECRET)
 
 
+async def test_strangers_in_a_tls_handshake_are_bounded_in_number(
+    certificates: list[tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who never says a word of TLS takes no place from a replica, and soon loses its own."""
+    monkeypatch.setattr(tcp, "STRANGERS", 3)
+    cert, key = certificates[0]
+    async with a_port(tcp.server_context(cert, key)) as (number, sides):
+        silent = [await asyncio.open_connection("127.0.0.1", number) for _ in range(8)]
+        async with asyncio.timeout(tcp.PATIENCE_SECONDS / 2):
+            heard = await asyncio.gather(*(r.read() for r, _ in silent[:-3]), return_exceptions=True)
+        assert all(isinstance(each, OSError) or each == b"" for each in heard)
+        await exchange(number, sides, tcp.client_context(cert.read_text()))
+        for _, writer in silent:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+
 def test_files_that_hold_something_else(tmp_path: Path) -> None:
     short = tmp_path / "short"
     short.write_bytes(b"abc\n")
