@@ -161,6 +161,7 @@ class CudaExecutor:
         self._upload_pages(entry)
         if len(step.rows):
             late = self._is_late()
+            self._sampler.model_begins()
             frame, final = self._run(entry, step, late)
             constrained = None if self.constraints is None else self.constraints.lines(step)
             more = self._resample(entry, step, frame, late, constrained)

@@ -2,7 +2,7 @@
 
 Greedy rows and rows with a temperature alone are sampled by `triton_sampling`, inside the CUDA graph.
 Rows that need more are sampled again from the same logits, after the graph: a step without such rows
-launches nothing more. Nothing here waits for the device.
+launches nothing more. Masks are made meanwhile, beside the model. Nothing here waits for the device.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from ramify.gpu.sampling.triton_truncation import ASK, EVERY_KEY, Before, resamp
 from ramify.gpu.sampling.verifier import Verifier
 from ramify.gpu.step.inputs import Draws
 from ramify.gpu.step.rows import Ints
+from ramify.gpu.step.side_stream import SideStream
 from ramify.gpu.step.staging import Array, Upload
 from ramify.gpu.step.step_rows import within
 from ramify.protocol.plan import OpenRow
@@ -55,6 +56,7 @@ class CudaSampler:
         self._kinds: npt.NDArray[np.uint8] = np.zeros(max_rows, dtype=np.uint8)
         self._counts = TokenCounts(vocab_size, device)
         self._upload = Upload(device)
+        self._side = SideStream(device)
         self._followed: Followed | None = None  # asks of the last step, some with a constraint
         self._undecided: Tensor | None = None  # asks of the last step, whose tokens are not counted yet
         self._words = torch.zeros((max_rows, WORDS), dtype=torch.int32, device=device)
@@ -82,6 +84,10 @@ class CudaSampler:
     def draws_for(self, rows: Ints, draws: Ints) -> Draws:
         """How each of `rows` [S] draws its output token `draws` [S]."""
         return self._settings.draws(rows, draws)
+
+    def model_begins(self) -> None:
+        """Call ahead of a step's model. What `resample` needs beside the logits is made beside it."""
+        self._side.fork()
 
     def resample(
         self,
@@ -128,7 +134,12 @@ class CudaSampler:
             arrays["states"], arrays["legal"] = constrained.states[lines], constrained.words
             arrays["counts"] = np.zeros(len(lines), dtype=np.int32)
         arrays["words"] = asks.view(np.int32).reshape(-1, ASK.itemsize // 4)
-        sent = self._upload.send(entry, **arrays)
+        masks = None
+        with self._side.issued():
+            sent = self._upload.send(entry, **arrays)
+            if len(lines) and constrained is not None and automata is not None:
+                self._followed = Followed(sent["words"], sent["states"], sent["counts"])
+                masks = automata.masks(self._followed, sent["legal"])
         if len(lines):
             truncated = bool((kinds & _TRUNCATED).any())
             if verifier is not None:
@@ -137,10 +148,6 @@ class CudaSampler:
             if drafts is not None:
                 before = Before(sent["followed"], drafts.table)
                 self._undecided = sent["words"] if len(counted) else None
-            masks = None
-            if constrained is not None and automata is not None:
-                self._followed = Followed(sent["words"], sent["states"], sent["counts"])
-                masks = automata.masks(self._followed, sent["legal"])
             table = self._counts.table
             resample_into(logits, sent["words"], truncated, table, last, tokens, before, masks)
         if not len(asked):
