@@ -608,12 +608,14 @@ DirectoryMessage = OpenSession | Shutdown | Fetched | Waiting | Saving | Wanted
 class Save(Base, frozen=True):
     """Write `changes`. Answered to `session`, if it is not 0: by `Saved` once they are on the disk, by
     `Moved` if another server has taken the session and nothing was written; by `NotSaved` before that,
-    once they could not be written.
+    once they could not be written. `awaited`: somebody waits for that; else it is written soon, with
+    others, and a session is not woken to hear `Saved`.
     """
 
     session: int
     ticket: int
     changes: Changes
+    awaited: bool = False
 
 
 class Fetch(Base, frozen=True):

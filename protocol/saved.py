@@ -211,16 +211,18 @@ class SavedHead(msgspec.Struct, frozen=True, array_like=True):
 class Changes(msgspec.Struct, frozen=True):
     """What to write of a session, all of it or nothing.
 
-    `expires`: when it may be forgotten; None: when the store decides. `busy`: ops wait or run, so the
-    session goes on by itself after a restart. `live`: it is in a server's memory. `sync`: it must be on
-    the disk before anybody hears of it. `fence`: what the server got when it took the session; with an
-    older one than the store's nothing is written. `new`: the store has nothing of the session yet.
+    `size`: bytes of all its items then, as they are before encryption. `expires`: when it may be
+    forgotten; None: when the store decides. `busy`: ops wait or run, so the session goes on by itself
+    after a restart. `live`: it is in a server's memory. `sync`: it must be on the disk before anybody
+    hears of it. `fence`: what the server got when it took the session; with an older one than the
+    store's nothing is written. `new`: the store has nothing of the session yet.
     """
 
     session: str
     owner: str
     put: dict[str, bytes]
     drop: list[str]
+    size: int
     used: float
     expires: float | None
     busy: bool
@@ -231,7 +233,9 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A session in a store, as lists show it. `size`: bytes of its items. `live`: a server has it."""
+    """A session in a store, as lists show it. `size`: bytes of its items, about. `live`: a server has
+    it.
+    """
 
     session: str
     owner: str

@@ -11,9 +11,10 @@ This file does not know what is told.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
-from ramify.actors.kit.mailbox import Address, MailboxClosed, MailboxFull
+from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed, MailboxFull
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -52,6 +53,16 @@ class Router(Generic[T]):
         except MailboxClosed:
             return False
         return True
+
+    def leave(self, key: int, message: T) -> bool:
+        """As `tell`, but a mailbox here is not woken: see `Mailbox.leave`."""
+        address = self._addresses.get(key)
+        if not isinstance(address, Mailbox):
+            return self.tell(key, message)
+        with suppress(MailboxClosed):
+            address.leave(message)
+            return True
+        return False
 
 
 class Spread(Protocol[T_contra]):

@@ -270,11 +270,10 @@ class SessionActor:
             out.seal()
         try:
             # Sockets first: when the engine goes down telling the others raises, and ends must be heard.
-            if self._saver is not None:
-                self._saver.turn()
+            holds = self._saver is not None and self._saver.turn()
             if out.refused:
                 _tell_all(self._gateway, out.refused, lambda refused: OpenRefused(*refused))
-            if self._saver is not None and self._saver.holds:
+            if holds and self._saver is not None:
                 self._send_saved(self._saver)
                 return self._send_on(out)
             for subscriber in self.core.publisher.subscribers.values():

@@ -218,7 +218,10 @@ class Attachments:
     @property
     def away(self) -> bool:
         """Whether nobody is here who may change the session."""
-        return not self._clients(write=True)
+        for subscriber in self._publisher.subscribers.values():
+            if subscriber.write:
+                return False
+        return not any(message.write for message in self._joining.values())
 
     def leave(self) -> None:
         """Nobody is here: the time to live begins."""

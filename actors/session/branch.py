@@ -37,16 +37,20 @@ class Label:
 
 
 class Saved:
-    """That a store has a segment, as `number`. `gone` gets the number when no branch has it any more."""
+    """That a store has a segment, as `number`, in so many bytes.
 
-    __slots__ = ("_gone", "number")
+    `gone` gets both when no branch has the segment any more.
+    """
 
-    def __init__(self, number: int, gone: list[int]) -> None:
+    __slots__ = ("_gone", "number", "size")
+
+    def __init__(self, number: int, gone: list[tuple[int, int]], size: int = 0) -> None:
         self.number = number
+        self.size = size
         self._gone = gone
 
     def __del__(self) -> None:
-        self._gone.append(self.number)
+        self._gone.append((self.number, self.size))
 
 
 class Link:

@@ -122,7 +122,7 @@ class SessionCore:
 
         Call `record` as well.
         """
-        self.state.persist, self.state.stored = persist, True
+        self.state.persist, self.state.stored, self.state.changed = persist, True, True
         self._view.stored, self._attachments.kept_s = True, kept_s
         for branch in self.state.branches.values():
             branch.persist = branch.persist or "none"
@@ -130,7 +130,14 @@ class SessionCore:
             log.changed = set()
 
     def changes(
-        self, wall: float, *, sync: bool = False, live: bool = True, force: bool = False
+        self,
+        wall: float,
+        *,
+        sync: bool = False,
+        live: bool = True,
+        force: bool = False,
+        fence: int = 0,
+        new: bool = False,
     ) -> Changes | None:
         """What its store does not have; None: nothing, or there is no store. `force`: even so."""
         if self.recorder is None:
@@ -144,6 +151,8 @@ class SessionCore:
             sync=sync,
             live=live,
             force=force,
+            fence=fence,
+            new=new,
         )
 
     def resume(self, tasks: list[Task], arrived: float) -> None:
@@ -175,21 +184,26 @@ class SessionCore:
 
     # --- what the mailbox brings -----------------------------------------------------------------
 
+    def _begin(self, now: float) -> None:
+        """Something comes that may change more than outputs that grow."""
+        self.publisher.now = now
+        self.state.changed = True
+
     def attach(self, message: Attach, now: float) -> None:
         """A client opened this session."""
-        self.publisher.now = now
+        self._begin(now)
         self._attachments.attach(message)
         self._runner.judge()
 
     def detached(self, socket: int, now: float) -> None:
         """The socket is gone."""
-        self.publisher.now = now
+        self._begin(now)
         self._attachments.detach(socket)
         self._runner.judge()
 
     def throttled(self, socket: int, held: bool, now: float) -> None:
         """The socket's queue is full (`held`), or short again."""
-        self.publisher.now = now
+        self._begin(now)
         self._attachments.throttle(socket, held)
         subscriber = self.subscribers.get(socket)
         if subscriber is not None:
@@ -205,7 +219,7 @@ class SessionCore:
 
     def displace(self, now: float) -> None:
         """End, if no socket is here and nothing runs."""
-        self.publisher.now = now
+        self._begin(now)
         if self._attachments.deserted:
             self.ended = "displaced"
 
@@ -215,7 +229,7 @@ class SessionCore:
 
     def framed(self, frame: Frame, now: float) -> None:
         """A frame from a socket."""
-        self.publisher.now = now
+        self._begin(now)
         self._attachments.frame(frame)
         self._runner.judge()
 
@@ -227,7 +241,7 @@ class SessionCore:
         now: float,
     ) -> None:
         """Long text was tokenized, or could not be."""
-        self.publisher.now = now
+        self._begin(now)
         self._runner.encoded(ticket, prepared, error)
         self._runner.judge()
 
@@ -240,12 +254,13 @@ class SessionCore:
             if not self._runner.selects.finished(finished, now):
                 self.generations.finished(finished)
         if message.finished:  # tokens alone decide no race
+            self.state.changed = True
             self._runner.judge()
             self.generations.submit_ready()
 
     def compiled(self, message: Compiled | NotCompiled, now: float) -> None:
         """A generation's constraint is ready, or will never be."""
-        self.publisher.now = now
+        self._begin(now)
         if isinstance(message, Compiled):
             self.generations.compiled(message)
         else:
@@ -255,7 +270,7 @@ class SessionCore:
 
     def inspected(self, message: Inspected, now: float) -> None:
         """The cache has said which tokens are resident."""
-        self.publisher.now = now
+        self._begin(now)
         self._inspections.answered(message)  # a socket that has its `state` now may bring ops
         self._runner.judge()
 
@@ -269,7 +284,7 @@ class SessionCore:
 
         Nothing of the text is lost and no socket notices: only the keys and values are computed again.
         """
-        self.publisher.now = now
+        self._begin(now)
         out = self.state.out
         out.forget_engine()
         out.cache.append(Reopen(self.state.number))
@@ -280,7 +295,7 @@ class SessionCore:
 
     def fail(self, error: RamifyError, now: float) -> None:
         """The engine is broken: every op that has no terminal reply gets one; the session is over."""
-        self.publisher.now = now
+        self._begin(now)
         self._runner.refuse(error)
         self._trees.hurry()
         self._inspections.give_up()  # who waits for a `state` gets it, and hears what follows

@@ -9,7 +9,7 @@ output (a *prefill*).
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -102,6 +102,11 @@ class Generations:
         """The segment that a generation on `branch` is writing, if there is one."""
         last = branch.segments[-1] if branch.segments else None
         return last if isinstance(last, OutputSegment) and not last.ended else None
+
+    @property
+    def begun(self) -> Iterable[GenerationState]:
+        """Those that have begun and not ended."""
+        return self._by_task.values()
 
     def of(self, task: Task) -> GenerationState | None:
         """The generation of `task`, if it has begun and not ended."""

@@ -127,6 +127,7 @@ class OpRunner:
             if not bill.left:
                 self._hold(-bill.size)
         self._state.expects -= task.expects
+        self._state.changed = True
         freed = self._queues.finish(task)
         self._races.finished(task, self._publisher.now)
         return freed

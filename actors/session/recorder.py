@@ -2,11 +2,12 @@
 
 `collect` compares the session with what was collected before and returns the items that differ. Its cost
 follows the branches and the ops that wait, not the text: a segment is encoded once, when it is complete,
-and the one of a running generation each time. Segments that no branch reaches any more tell so
+and the one of a running generation each time. While nothing but outputs has grown (see
+`SessionState.changed`), these are all that it looks at. Segments that no branch reaches any more tell so
 themselves (`branch.Saved`).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -72,12 +73,14 @@ class Recorder:
         self._created = created
         self._displaceable = displaceable
         self._count = 0  # segments that were numbered
-        self._gone: list[int] = []
+        self._gone: list[tuple[int, int]] = []  # segments: number, bytes
+        self._size = 0  # of all items that the store has
         self._growing: dict[int, int] = {}  # segments that are being written -> their tokens, as saved
         self._head = b""
-        self._replies: dict[str, set[int]] = {}  # client -> ops whose replies are saved
-        self._ops: dict[int, tuple[int, Op]] = {}  # by id(): those that are saved
-        self._frames: dict[int, tuple[int, FrameRun]] = {}
+        self._busy = False  # ops wait or run
+        self._replies: dict[str, dict[int, int]] = {}  # client -> ops with saved replies -> their bytes
+        self._ops: dict[int, tuple[int, int, Op]] = {}  # by id(), those that are saved: number, bytes
+        self._frames: dict[int, tuple[int, int, FrameRun]] = {}
         self._numbered = 0  # ops and frames
         self._put: dict[str, bytes] = {}
         self._drop: list[str] = []
@@ -88,20 +91,32 @@ class Recorder:
         return self._state.persist != "none"
 
     def adopt(
-        self, segments: dict[int, Link], count: int, replies: dict[str, set[int]], rest: list[str]
+        self,
+        segments: dict[int, Link],
+        count: int,
+        replies: dict[str, set[int]],
+        items: Mapping[str, bytes],
     ) -> None:
-        """The store has these: the session was made of them.
+        """The store has `items`: the session was made of them.
 
-        `count`: segments that were numbered; `rest`: items that go: ops and frames, which get new ones,
-        and segments that no branch had when its server ended.
+        `count`: segments that were numbered. The items of ops and frames go, as these get new ones, and
+        those of segments that no branch had when its server ended.
         """
         self._count = count
+        kept = {HEAD}
         for number, link in segments.items():
-            link.saved = Saved(number, self._gone)
-        self._replies = replies
+            key = f"s{number}"
+            link.saved = Saved(number, self._gone, len(items[key]))
+            kept.add(key)
         for client, log in self._publisher.reply_logs.items():
-            self._replies.setdefault(client, set())
+            replies.setdefault(client, set())
             log.changed = set()
+        for client, known in replies.items():
+            sizes = {ident: len(items[reply_key(client, ident)]) for ident in known}
+            self._replies[client] = sizes
+        self._head = items[HEAD]
+        self._size = sum(len(body) for key, body in items.items() if key in kept or key[0] == "r")
+        rest = [key for key in items if key not in kept and key[0] != "r"]
         self._drop += rest
         self._numbered = max((int(key[1:]) for key in rest if key[0] in "of"), default=0)
 
@@ -114,7 +129,8 @@ class Recorder:
                 link = link.before
         self._gone.clear()
         self._growing, self._ops, self._frames, self._replies = {}, {}, {}, {}
-        self._head, self._drop = b"", []
+        self._head, self._drop, self._size = b"", [], 0
+        self._state.changed = True
         for log in self._publisher.reply_logs.values():
             log.changed = None
 
@@ -128,17 +144,64 @@ class Recorder:
         sync: bool = False,
         live: bool = True,
         force: bool = False,
+        fence: int = 0,
+        new: bool = False,
     ) -> Changes | None:
         """What has changed since the last time; None: nothing, unless it is to be told all the same
         (`force`).
 
         `now`: as ops arrive; `wall`: the same moment in seconds since 1970. `ttl_s`: how long it may be
-        kept when nobody is there (`away`); None: as long as the store likes. `sync`, `live`: as in
-        `Changes`.
+        kept when nobody is there (`away`); None: as long as the store likes. `sync`, `live`, `fence`,
+        `new`: as in `Changes`.
         """
         if not self.kept:
             return None
-        put, drop = self._put, self._drop = {}, self._drop
+        if self._state.changed or self._gone or self._drop or not self._only_output():
+            self._state.changed = False
+            self._everything(now, wall, ttl_s)
+        put, drop = self._put, self._drop
+        self._put, self._drop = {}, []
+        if not put and not drop and live and not force:
+            return None
+        return Changes(
+            session=self._identity.session,
+            owner=self._state.owner,
+            put=put,
+            drop=drop,
+            size=self._size,
+            used=wall,
+            expires=wall + ttl_s if away and ttl_s is not None else None,
+            busy=self._busy,
+            live=live,
+            sync=sync,
+            fence=fence,
+            new=new,
+        )
+
+    def _write(self, key: str, body: bytes, before: int = 0) -> int:
+        """`before`: bytes that the store has under that key. Returns how many those are now."""
+        self._put[key] = body
+        size = len(body)
+        self._size += size - before
+        return size
+
+    def _remove(self, key: str, size: int) -> None:
+        self._drop.append(key)
+        self._size -= size
+
+    def _only_output(self) -> bool:
+        """Write outputs that have grown. False if that need not be all that has changed."""
+        for generation in self._runner.generations.begun:
+            top = generation.branch.segments.top
+            if top is None or top.saved is None or generation.logprob_count:
+                return False
+            if not self._growing.get(top.saved.number):  # without a token: its first one tells a time
+                return False
+            self._grown(top, top.saved)
+        return True
+
+    def _everything(self, now: float, wall: float, ttl_s: float | None) -> None:
+        """Write what has changed."""
         wanted = self._state.branches.values()
         if any(branch.persist is not None for branch in wanted):
             session = self._state.persist
@@ -173,25 +236,13 @@ class Recorder:
             )
         )
         if head != self._head:
-            self._head = put[HEAD] = head
+            self._write(HEAD, head, len(self._head))
+            self._head = head
+        self._busy = bool(waits)
         gone, self._gone[:] = list(self._gone), []
-        for number in gone:
+        for number, size in gone:
             self._growing.pop(number, None)
-            drop.append(f"s{number}")
-        self._put, self._drop = {}, []
-        if not put and not drop and live and not force:
-            return None
-        return Changes(
-            session=self._identity.session,
-            owner=self._state.owner,
-            put=put,
-            drop=drop,
-            used=wall,
-            expires=wall + ttl_s if away and ttl_s is not None else None,
-            busy=bool(waits),
-            live=live,
-            sync=sync,
-        )
+            self._remove(f"s{number}", size)
 
     # --- branches and segments -------------------------------------------------------------------
 
@@ -203,19 +254,20 @@ class Recorder:
             new.append(link)
             link = link.before
         if link is not None and link.saved is not None and self._growing:
-            self._grown(link, link.saved.number)
+            self._grown(link, link.saved)
         for each in reversed(new):
             self._count += 1
             each.saved = Saved(self._count, self._gone)
             segment = each.segment
-            self._put[f"s{self._count}"] = _encode(saved_segment(each))
+            each.saved.size = self._write(f"s{self._count}", _encode(saved_segment(each)))
             if isinstance(segment, OutputSegment) and not segment.ended:
                 self._growing[self._count] = len(segment.tokens)
         top = branch.segments.top
         return top.saved.number if top is not None and top.saved is not None else 0
 
-    def _grown(self, link: Link, number: int) -> None:
+    def _grown(self, link: Link, saved: Saved) -> None:
         """Write a segment again that had more to come when it was written."""
+        number = saved.number
         segment, length = link.segment, self._growing.get(number)
         if length is None:
             return
@@ -226,7 +278,7 @@ class Recorder:
             return
         else:
             self._growing[number] = len(segment.tokens)
-        self._put[f"s{number}"] = _encode(saved_segment(link))
+        saved.size = self._write(f"s{number}", _encode(saved_segment(link)), saved.size)
 
     # --- ops -------------------------------------------------------------------------------------
 
@@ -245,8 +297,8 @@ class Recorder:
             frame = self._frames.get(id(first.frame)) or frames.get(id(first.frame))
             if frame is None:
                 self._numbered += 1
-                frame = self._numbered, first.frame
-                self._put[f"f{frame[0]}"] = _encode(SavedFrame(first.frame.client, first.frame.opened))
+                body = _encode(SavedFrame(first.frame.client, first.frame.opened))
+                frame = self._numbered, self._write(f"f{self._numbered}", body), first.frame
             self._frames[id(first.frame)] = frame
             if first.frame.failed:
                 failed[frame[0]] = {
@@ -256,14 +308,18 @@ class Recorder:
             known = before.get(id(first.op))
             if known is None:
                 self._numbered += 1
-                known = self._numbered, first.op
                 arrived = wall - (now - first.arrived)
-                self._put[f"o{known[0]}"] = _encode(SavedOp(frame[0], arrived, first.op))  # type: ignore[arg-type]
+                body = _encode(SavedOp(frame[0], arrived, first.op))  # type: ignore[arg-type]
+                known = self._numbered, self._write(f"o{self._numbered}", body), first.op
             self._ops[id(first.op)] = known
             runs = [run for task in tasks for run in self._run(task, self._runner.generations)]
             waits.append(SavedWait(known[0], [task.place for task in tasks], runs))
-        self._drop += [f"o{number}" for key, (number, _) in before.items() if key not in self._ops]
-        self._drop += [f"f{number}" for key, (number, _) in frames.items() if key not in self._frames]
+        for key, (number, size, _) in before.items():
+            if key not in self._ops:
+                self._remove(f"o{number}", size)
+        for key, (number, size, _) in frames.items():
+            if key not in self._frames:
+                self._remove(f"f{number}", size)
         return waits, failed
 
     def _tasks(self) -> list[Task]:
@@ -304,22 +360,22 @@ class Recorder:
             clients.append(SavedClient(client, log.last, mine))
             self._save_replies(client, log)
         for client in [client for client in self._replies if client not in logs]:
-            self._drop += [reply_key(client, ident) for ident in self._replies.pop(client)]
+            for ident, size in self._replies.pop(client).items():
+                self._remove(reply_key(client, ident), size)
         return clients
 
     def _save_replies(self, client: str, log: ReplyLog) -> None:
-        saved = self._replies.setdefault(client, set())
+        saved = self._replies.setdefault(client, {})
         if log.changed is None:
             log.changed = set(log.replies)
         for ident in log.changed:
             replies = log.replies.get(ident)
             if replies is not None:
-                saved.add(ident)
-                self._put[reply_key(client, ident)] = _encode(replies)
+                body = _encode(replies)
+                saved[ident] = self._write(reply_key(client, ident), body, saved.get(ident, 0))
             elif ident in saved:
-                saved.discard(ident)
-                self._drop.append(reply_key(client, ident))
-        log.changed = set()
+                self._remove(reply_key(client, ident), saved.pop(ident))
+        log.changed.clear()
 
 
 def reply_key(client: str, ident: int) -> str:
@@ -384,7 +440,6 @@ def saved_segment(
     link: Link, number: Callable[[Link | None], int] = number_of
 ) -> SavedInput | SavedOutput:
     """The record of a segment. `number(link)`: that of another one; 0: of none."""
-    """The record of a segment. Those before it have numbers."""
     segment, before = link.segment, number(link.before)
     if isinstance(segment, InputSegment):
         return SavedInput(

@@ -107,9 +107,7 @@ class _Restoring:
         retell(state, now)
         replies = self._clients()
         if core.recorder is not None and stored:
-            known = {HEAD, *(f"s{number}" for number in self._seen)}
-            rest = [key for key in self._items if key not in known and key[:1] != "r"]
-            core.recorder.adopt(self._seen, head.segments, replies, rest)
+            core.recorder.adopt(self._seen, head.segments, replies, self._items)
         core.publisher.now = now
         self._ops(resumed, now, wall)
 

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from msgspec import structs
-
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.mailbox import Address, MailboxClosed
 from ramify.actors.session.core import SessionCore
@@ -26,6 +24,7 @@ from ramify.protocol.saved import next_fence
 from ramify.protocol.wire import Delta, Done, Event, Ok, ServerMessage, State
 
 LAZY_SECONDS = 1.0
+NEXT_SECONDS = 0.05  # until an op is saved that was done while a lazy save was under way
 RETRY_MS = 2000  # when an `open` may be tried again
 
 
@@ -46,8 +45,9 @@ class Saver:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._core = core
+        self._subscribers = core.publisher.subscribers
         self._store = store
-        self._clock = clock
+        self._now = clock.now
         self._wall = wall
         self._stored = fence > 0
         self._fence = fence or next_fence()
@@ -67,33 +67,55 @@ class Saver:
 
     # --- what sockets may hear -------------------------------------------------------------------
 
-    def turn(self) -> None:
-        """The session has handled something, or its time has come: save if there is reason to."""
+    def turn(self) -> bool:
+        """The session has handled something, or its time has come: save if there is reason to.
+
+        Returns `holds`.
+        """
         if self._lost:
-            return
-        now = self._clock.now()
-        here = self._core.publisher.subscribers
+            return True
+        now, due = self._now(), self._due
+        if due is not None and now < due and self._told and not self._failing and self._only_deltas():
+            self._core.state.out.wake(due)  # as for nearly every token
+            return self._sync is not None and self.holds
+        self._look(now)
+        return self.holds
+
+    def _only_deltas(self) -> bool:
+        """Whether sockets are to hear nothing but output."""
+        if self._ready:
+            return False
+        for subscriber in self._subscribers.values():
+            for message in subscriber.out:
+                if type(message) is not Delta:
+                    return False
+        return True
+
+    def _look(self, now: float) -> None:
+        here = self._subscribers
         if self._ready:  # a socket may have gone before it was sent what it may hear
             self._ready = {socket: count for socket, count in self._ready.items() if socket in here}
         done, owes = self._done()
-        if not done and self._told and self._due is not None and now < self._due and not self._failing:
-            if self._lazy is None:  # as for nearly every token
-                self._core.state.out.wake(self._due)
-            return
         if self._sync is None and (owes or not self._told):
-            self._told = True
-            self._sync = self._save(sync=owes)
+            self._told, done = True, False
+            self._sync = self._save(sync=owes, awaited=True)
             if self._sync is not None:
                 self._covered = {s.socket: len(s.out) for s in here.values()}
-        if self._due is None:
-            self._due = now + LAZY_SECONDS
-        if self._lazy is None and (done or now >= self._due):
-            self._due = None
-            self._lazy = self._save()
-        elif self._lazy is None:
-            self._core.state.out.wake(self._due)
+        self._save_lazily(now, done)
         if self._failing:
             self._turn_away()
+
+    def _save_lazily(self, now: float, done: bool) -> None:
+        """`done`: an op is."""
+        due = self._due if self._due is not None else now + LAZY_SECONDS
+        if self._lazy is None and (done or now >= due):
+            self._lazy = self._save()
+            self._due = None if self._lazy is None else now + LAZY_SECONDS
+        else:  # not later than it was to be; but its time may have come while a save is under way
+            later = now + (NEXT_SECONDS if done else LAZY_SECONDS)
+            self._due = due if now < due < later else later
+        if self._due is not None:
+            self._core.state.out.wake(self._due)
 
     def _turn_away(self) -> None:
         """Refuse each `open` whose answer waits for the store. A new session ends with that."""
@@ -101,11 +123,11 @@ class Saver:
             "the session cannot be saved now (the server's log says why): try later",
             retry_ms=RETRY_MS,
         )
-        here = self._core.publisher.subscribers.values()
+        here = self._subscribers.values()
         for socket in [s.socket for s in here if not self._ready.get(s.socket) and s.unanswered]:
             self._covered.pop(socket, None)
             self._core.state.out.refused.append((socket, error_message(error)))
-            self._core.detached(socket, self._clock.now())
+            self._core.detached(socket, self._now())
         if self._late:  # those who were here before wait for nothing
             self._covered = {}
         if self._unheard and self._core.ended is None:
@@ -141,7 +163,7 @@ class Saver:
         if ticket == self._sync:
             self._sync = None
             self._failing = self._unheard = self._late = False
-            here = self._core.publisher.subscribers
+            here = self._subscribers
             self._ready = {s: count for s, count in self._covered.items() if count and s in here}
             self._covered = {}
 
@@ -151,11 +173,15 @@ class Saver:
             self._failing = True
 
     def _done(self) -> tuple[bool, bool]:
-        """Whether somebody is about to hear that an op is done; and of one that must be saved first."""
-        done, ready = False, self._ready
-        for subscriber in self._core.publisher.subscribers.values():
-            out = subscriber.out
-            for message in out[ready.get(subscriber.socket, 0) :] if ready else out:
+        """Whether somebody is about to hear that an op is done; and of one that must be saved first.
+
+        What waits for a save already, or has waited, is not looked at again.
+        """
+        done = False
+        for subscriber in self._subscribers.values():
+            socket = subscriber.socket
+            known = self._covered.get(socket) or self._ready.get(socket, 0)
+            for message in subscriber.out[known:] if known else subscriber.out:
                 kind = type(message)
                 if kind is Delta:
                     continue
@@ -180,8 +206,8 @@ class Saver:
 
     # --- saving ----------------------------------------------------------------------------------
 
-    def _save(self, *, sync: bool = False, last: bool = False) -> int | None:
-        """The ticket; None: there is nothing to save."""
+    def _save(self, *, sync: bool = False, awaited: bool = False, last: bool = False) -> int | None:
+        """The ticket; None: there is nothing to save. `awaited`: see `messages.Save`."""
         core = self._core
         if core.recorder is not None and not core.recorder.kept:
             if self._stored:
@@ -191,13 +217,19 @@ class Saver:
             return None
         # What somebody is to hear may be on its way in a lazy save, which nobody waits for.
         force = sync and self._unflushed
-        changes = core.changes(self._wall(), sync=sync, live=not last, force=force)
+        changes = core.changes(
+            self._wall(),
+            sync=sync,
+            live=not last,
+            force=force,
+            fence=self._fence,
+            new=not self._stored,
+        )
         if changes is None:
             return None
-        changes = structs.replace(changes, fence=self._fence, new=not self._stored)
         self._stored, self._unflushed = True, not sync
         self._ticket += 1
-        self._tell(Save(0 if last else core.state.number, self._ticket, changes))
+        self._tell(Save(0 if last else core.state.number, self._ticket, changes, awaited))
         return self._ticket
 
     def _tell(self, message: StoreMessage) -> None:

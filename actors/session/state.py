@@ -57,6 +57,7 @@ class SessionState:
         self.meta: JsonObject | None = None
         self.persist: Persist = "lazy"  # what a store keeps of it, where there is one
         self.stored = False  # the server has a store
+        self.changed = True  # anything that a store keeps, beyond output that grows
         self.out = Outbox()
         self.expects = 0  # tokens that its ops, waiting or running, are going to add, about
         self._count = 0

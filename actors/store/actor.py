@@ -1,10 +1,11 @@
 """The store actor: writes what sessions tell it, in batches, and reads for the directory.
 
 One thread makes all calls, so no step and no socket waits for a disk. What waits in the mailbox while a
-batch is written is the next batch. While the store cannot be written (a full disk), sessions go on: each
-has one `Save` under way, so what waits is bounded by them; the batch is tried again each second. Reads
-would have to wait for that, because what they are to find may be unwritten: they are refused meanwhile,
-and the directory, which is told, refuses new sessions.
+batch is written is the next batch; saves that nobody waits for are gathered for a moment first. While
+the store cannot be written (a full disk), sessions go on: each has one `Save` under way, so what waits
+is bounded by them; the batch is tried again each second. Reads would have to wait for that, because what
+they are to find may be unwritten: they are refused meanwhile, and the directory, which is told, refuses
+new sessions.
 
 Of a store that several servers share it asks a few times a second which sessions others want, and gives
 its sign of life with that; and it looks now and then for sessions whose server has died with ops that
@@ -53,6 +54,7 @@ LOOK_SECONDS = 2.0
 STALL_SECONDS = 2.0  # of a store that does not answer, after which servers that live may seem dead
 GRACE_SECONDS = 15.0  # until they have told
 SWEEP_SECONDS = 600.0
+GATHER_SECONDS = 0.01
 LAST_SECONDS = 5.0  # for sessions that end with the server, and for writing them
 BATCH_BYTES = 1 << 23  # of items that are written together, however many saves wait
 BATCH_ITEMS = 1 << 14
@@ -106,6 +108,7 @@ class StoreActor:
                 with suppress(MailboxClosed):
                     while True:
                         self._pending += await self._mailbox.drain()
+                        await self._gather()
                         await self._serve()
                         if time.monotonic() - swept > SWEEP_SECONDS:
                             swept = time.monotonic()
@@ -128,6 +131,14 @@ class StoreActor:
         self._thread.submit(self._store.close)
         self._thread.shutdown(wait=False)
 
+    async def _gather(self) -> None:
+        """Wait a moment for more saves, as long as nobody waits for anything: each batch has a price."""
+        begun = 0
+        with anyio.move_on_after(GATHER_SECONDS):
+            while all(isinstance(each, Save) and not each.awaited for each in self._pending[begun:]):
+                begun = len(self._pending)
+                self._pending += await self._mailbox.drain()
+
     async def _serve(self) -> None:
         """Work off what is pending. What is under way stays there until it is done: see `_last`."""
         while self._pending:
@@ -149,9 +160,14 @@ class StoreActor:
         for place, save in enumerate(saves):
             if place in moved:
                 log.info("a session is another server's now", session=save.changes.session)
-            if save.session:
-                answer = Moved(taken=True) if place in moved else Saved(save.ticket)
-                self._sessions.tell(save.session, answer)
+            if not save.session:
+                continue
+            if place in moved:
+                self._sessions.tell(save.session, Moved(taken=True))
+            elif save.awaited:
+                self._sessions.tell(save.session, Saved(save.ticket))
+            else:
+                self._sessions.leave(save.session, Saved(save.ticket))
 
     async def _fetch(self, fetch: Fetch) -> None:
         session = fetch.session

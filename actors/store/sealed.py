@@ -177,6 +177,7 @@ class SealedStore:
                 owner=kept.owner,
                 put=items,
                 drop=[],
+                size=sum(map(len, items.values())),
                 used=kept.used,
                 expires=kept.expires,
                 busy=kept.busy,

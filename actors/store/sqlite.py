@@ -43,6 +43,15 @@ CREATE TABLE items (
     PRIMARY KEY (session, key)
 ) WITHOUT ROWID;
 """
+_UPDATE = (
+    "UPDATE sessions SET owner = ?, used = ?, expires = ?, busy = ?, live = ?, size = ? "
+    "WHERE session = ? AND fence = ? RETURNING number"
+)
+_INSERT = (
+    "INSERT INTO sessions (owner, used, expires, busy, live, size, session, fence) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_FIND = "SELECT 1 FROM sessions WHERE session = ?"
 
 
 def claim(path: Path) -> IO[bytes]:
@@ -158,49 +167,50 @@ class SqliteStore:
                 self._db.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
                 self._synced = sync
             with self._transaction():
-                return [place for place, changes in enumerate(batch) if not self._write(changes)]
+                return self._write(batch)
 
-    def _write(self, changes: Changes) -> bool:
-        """False: the session is not this server's any more."""
-        db = self._db
-        row = (changes.owner, changes.used, changes.expires, changes.busy, changes.live)
-        found = db.execute(
-            "SELECT number, fence FROM sessions WHERE session = ?", (changes.session,)
-        ).fetchone()
-        if found is None:
-            if not changes.new:
-                return False  # another server took it, and it is over
-            made = db.execute(
-                "INSERT INTO sessions (owner, used, expires, busy, live, session, fence, size) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, 0)",
-                (*row, changes.session, changes.fence),
-            )
-            number = made.lastrowid
-        elif found[1] != changes.fence:
-            return False
-        else:
-            number = found[0]
-        size = 0
-        for key in changes.drop:
-            gone = db.execute(
-                "DELETE FROM items WHERE session = ? AND key = ? RETURNING length(body)", (number, key)
-            ).fetchone()
-            size -= gone[0] if gone else 0
-        for key, body in changes.put.items():
-            before = db.execute(
-                "SELECT length(body) FROM items WHERE session = ? AND key = ?", (number, key)
-            ).fetchone()
-            size += len(body) - (before[0] if before else 0)
-        db.executemany(
+    def _write(self, batch: Sequence[Changes]) -> list[int]:
+        """Returns the places of sessions that are not this server's any more."""
+        moved: list[int] = []
+        put: dict[tuple[int, str], bytes] = {}
+        drop: dict[tuple[int, str], None] = {}
+        for place, changes in enumerate(batch):
+            number = self._row(changes)
+            if number is None:
+                moved.append(place)
+                continue
+            for key in changes.drop:
+                drop[number, key] = None
+                put.pop((number, key), None)
+            for key, body in changes.put.items():
+                drop.pop((number, key), None)
+                put[number, key] = body
+        if drop:
+            self._db.executemany("DELETE FROM items WHERE session = ? AND key = ?", drop)
+        self._db.executemany(
             "INSERT INTO items VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body",
-            [(number, key, body) for key, body in changes.put.items()],
+            [(*name, body) for name, body in put.items()],
         )
-        db.execute(
-            "UPDATE sessions SET owner = ?, used = ?, expires = ?, busy = ?, live = ?, size = size + ? "
-            "WHERE number = ?",
-            (*row, size, number),
+        return moved
+
+    def _row(self, changes: Changes) -> int | None:
+        """Write the session's row. Returns its number; None: another server has taken the session."""
+        row = (
+            changes.owner,
+            changes.used,
+            changes.expires,
+            changes.busy,
+            changes.live,
+            changes.size,
+            changes.session,
+            changes.fence,
         )
-        return True
+        found = self._db.execute(_UPDATE, row).fetchone()
+        if found is not None:
+            return int(found[0])
+        if not changes.new or self._db.execute(_FIND, (changes.session,)).fetchone() is not None:
+            return None
+        return self._db.execute(_INSERT, row).lastrowid
 
     def take(self, session: str, how: How) -> Taken | None:
         with self._errors(), self._transaction():

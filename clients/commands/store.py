@@ -180,6 +180,7 @@ def _import(store: Any, args: argparse.Namespace) -> int:
                 found.owner,
                 found.items,
                 [],
+                sum(map(len, found.items.values())),
                 time.time(),
                 None,
                 busy,

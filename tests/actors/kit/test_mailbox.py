@@ -28,6 +28,24 @@ async def test_reader_wakes_once_for_messages_told_together() -> None:
     assert await reader == [1, 2]
 
 
+async def test_what_is_left_wakes_nobody_and_comes_with_the_next_message() -> None:
+    mailbox: Mailbox[int] = Mailbox("m", 2)
+    router: Router[int] = Router("r")
+    router.add(1, mailbox)
+    reader = asyncio.create_task(mailbox.drain())
+    await asyncio.sleep(0)
+    assert router.leave(1, 1)
+    assert not router.leave(2, 1)
+    await asyncio.sleep(0)
+    assert not reader.done()
+    mailbox.tell(2)
+    with pytest.raises(MailboxFull):
+        mailbox.leave(3)
+    assert await reader == [1, 2]
+    mailbox.close()
+    assert not router.leave(1, 1)
+
+
 async def test_full_mailbox_refuses_and_recovers() -> None:
     mailbox: Mailbox[int] = Mailbox("inbox", 2)
     mailbox.tell(1)

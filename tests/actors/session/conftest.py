@@ -314,13 +314,17 @@ class SimEngine:
     # --- a store -------------------------------------------------------------------------------
 
     def save(self, number: int) -> None:
-        """The store has all of the session from now on."""
-        changes = self.cores[number].changes(1e9 + self.now)
+        """The store has all of the session from now on: a look at everything finds nothing more."""
+        core, now = self.cores[number], 1e9 + self.now
+        changes = core.changes(now)
         if changes is not None:
             items = self.saved.setdefault(number, {})
             for key in changes.drop:
                 items.pop(key, None)
             items.update(changes.put)
+            assert changes.size == sum(map(len, items.values()))
+        core.state.changed = True
+        assert core.changes(now) is None
 
     def crash(self) -> None:
         """The process dies, and another one takes up what the store has. Clients lose their sockets."""

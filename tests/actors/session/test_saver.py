@@ -2,7 +2,7 @@
 
 from ramify.actors.kit.clock import Clock, ManualClock
 from ramify.actors.kit.mailbox import Mailbox
-from ramify.actors.session.saver import LAZY_SECONDS, Saver
+from ramify.actors.session.saver import LAZY_SECONDS, NEXT_SECONDS, Saver
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.messages import Forget, Save, StoreMessage
 from ramify.protocol.wire import Append, Generate, Set
@@ -43,7 +43,7 @@ def test_what_changed_is_saved_when_its_time_has_come(tokenizer: Tokenizer) -> N
     saver.turn()
     saver.saved(ticket(store))
     alone.core.state.out.wake_at = None
-    alone.core.state.meta = {"a": 1}
+    alone.core.state.meta, alone.core.state.changed = {"a": 1}, True
     saver.turn()
     assert not store.drain_nowait()
     assert alone.core.state.out.wake_at == 10.0 + LAZY_SECONDS
@@ -69,6 +69,62 @@ def test_output_that_grows_waits_for_its_time(tokenizer: Tokenizer) -> None:
     clock.advance(LAZY_SECONDS)
     saver.turn()
     assert ticket(store)
+
+
+def test_an_op_that_is_done_while_a_save_is_under_way_is_saved_next(tokenizer: Tokenizer) -> None:
+    """The answer to that save wakes nobody: the session comes back by itself."""
+    clock = ManualClock(10.0)
+    alone, saver, store = saving(tokenizer, clock)
+    heard(alone, saver, store)
+    alone.send(Set(id=1, meta={"a": 1}))
+    saver.turn()
+    first = ticket(store)
+    alone.core.subscribers[1].out.clear()
+    alone.core.state.out.wake_at = None
+    alone.send(Set(id=2, meta={"a": 2}))
+    saver.turn()
+    assert not store.drain_nowait()
+    assert alone.core.state.out.wake_at == 10.0 + NEXT_SECONDS
+    alone.core.subscribers[1].out.clear()
+    clock.advance(NEXT_SECONDS)
+    saver.saved(first)
+    saver.turn()
+    assert ticket(store) == first + 1
+
+
+def test_a_store_that_is_slow_is_asked_for_again(tokenizer: Tokenizer) -> None:
+    clock = ManualClock(10.0)
+    alone, saver, store = saving(tokenizer, clock)
+    heard(alone, saver, store)
+    alone.send(Set(id=1, meta={"a": 1}))
+    saver.turn()
+    assert ticket(store)
+    alone.core.subscribers[1].out.clear()
+    clock.advance(LAZY_SECONDS)
+    alone.core.state.out.wake_at = None
+    saver.turn()
+    assert not store.drain_nowait()
+    assert alone.core.state.out.wake_at == clock.now() + LAZY_SECONDS
+
+
+def test_output_alone_is_saved_alone(tokenizer: Tokenizer) -> None:
+    """Nothing else of the session is looked at, nor written again."""
+    clock = ManualClock(10.0)
+    alone, saver, store = saving(tokenizer, clock)
+    heard(alone, saver, store)
+    request = alone.send(Append(id=1, text="hello"), Generate(id=2, ignore_eos=True))[-1].request
+    heard(alone, saver, store)
+    found = []
+    for _ in range(3):
+        clock.advance(LAZY_SECONDS)
+        alone.said(request, 65)
+        saver.turn()
+        (save,) = store.drain_nowait()
+        assert isinstance(save, Save)
+        saver.saved(save.ticket)
+        found.append(set(save.changes.put))
+    assert found[0] > {"head"}  # the first token's time is told there
+    assert found[1] == found[2] == found[0] - {"head"}
 
 
 def test_a_server_that_stops_tells_nothing_that_is_not_saved(tokenizer: Tokenizer) -> None:

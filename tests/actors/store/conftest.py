@@ -16,6 +16,7 @@ def changes(
     put: dict[str, bytes] | None = None,
     drop: list[str] | None = None,
     *,
+    size: int | None = None,
     used: float = 1.0,
     expires: float | None = None,
     busy: bool = False,
@@ -24,9 +25,10 @@ def changes(
     fence: int = 1,
     new: bool = True,
 ) -> Changes:
-    """As a server writes them that has made the session."""
+    """As a server writes them that has made the session. `size`: None: there was nothing before."""
     put = {"head": b"h"} if put is None else put
-    return Changes(session, "me", put, drop or [], used, expires, busy, live, sync, fence, new)
+    size = sum(map(len, put.values())) if size is None else size
+    return Changes(session, "me", put, drop or [], size, used, expires, busy, live, sync, fence, new)
 
 
 @pytest.fixture(params=["file", "postgres", "redis"])

@@ -95,8 +95,9 @@ class Memory:
         self.closed.set()
 
 
-def save(session: str, ticket: int, number: int = 1) -> Save:
-    return Save(number, ticket, Changes(session, "", {"head": b"x"}, [], 0.0, None, False))
+def save(session: str, ticket: int, number: int = 1, *, awaited: bool = True) -> Save:
+    changes = Changes(session, "", {"head": b"x"}, [], 1, 0.0, None, False)
+    return Save(number, ticket, changes, awaited)
 
 
 class Running:
@@ -146,6 +147,29 @@ async def test_saves_are_written_together_and_answered() -> None:
     assert heard == [Waiting(["s_9"]), Fetched("a", {"head": b"x"}), Fetched("a", {})]
     assert it.store.calls[0] == ["a", "b", "a"]
     assert await asyncio.to_thread(it.store.closed.wait, 5)
+
+
+async def test_saves_that_nobody_waits_for_are_gathered_and_wake_no_session(monkeypatch: Any) -> None:
+    """One that is waited for, or a question, takes along what has come."""
+    monkeypatch.setattr(module, "GATHER_SECONDS", 3600.0)
+    it = Running()
+    async with anyio.create_task_group() as group:
+        await group.start(it.actor.run)
+        reader = asyncio.ensure_future(it.session.drain())
+        for ticket in (1, 2):
+            it.mailbox.tell(save("a", ticket, awaited=False))
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+        assert not it.store.calls
+        it.mailbox.tell(Fetch("a"))
+        async with asyncio.timeout(10):
+            assert await it.directory.drain() == [Fetched("a", {"head": b"x"})]
+            assert it.store.calls[0] == ["a", "a"]
+            assert not reader.done()
+            it.mailbox.tell(save("b", 3))
+            assert await reader == [Saved(1), Saved(2), Saved(3)]
+        it.sessions.remove(1)
+        it.mailbox.close()
 
 
 async def test_who_lost_a_session_hears_it() -> None:

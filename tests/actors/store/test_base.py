@@ -18,7 +18,7 @@ Opened = Callable[..., Any]
 def test_items_are_put_replaced_and_dropped(opened: Opened) -> None:
     store = opened()
     store.write([changes(put={"head": b"1", "s1": b"one", "s2": b"two"})])
-    second = changes(put={"head": b"22", "s2": b"2"}, drop=["s1", "none"], sync=True)
+    second = changes(put={"head": b"22", "s2": b"2"}, drop=["s1", "none"], size=3, sync=True)
     assert list(store.write([second, changes("s_2", expires=1e12, busy=True)])) == []
     assert dict(store.read("s_1")) == {"head": b"22", "s2": b"2"}
     sizes = {each.session: (each.owner, each.size, each.expires, each.busy) for each in store.kept()}
@@ -35,9 +35,9 @@ def test_a_batch_may_say_several_things_of_one_session(opened: Opened) -> None:
     store = opened()
     batch = [
         changes(put={"head": b"1", "s1": b"one", "s2": b"2"}),
-        changes(put={"head": b"2"}, drop=["s1"], new=False),
+        changes(put={"head": b"2"}, drop=["s1"], size=2, new=False),
         changes("s_2"),
-        changes(put={"s1": b"again", "s3": b""}, drop=["s2"], used=5.0, new=False),
+        changes(put={"s1": b"again", "s3": b""}, drop=["s2"], size=6, used=5.0, new=False),
     ]
     assert list(store.write(batch)) == []
     assert dict(store.read("s_1")) == {"head": b"2", "s1": b"again", "s3": b""}
@@ -237,15 +237,14 @@ class Model:
     ) -> None:
         known = self.fences.get(name)
         fence = known or next_fence()
-        told = changes(name, put, drop, fence=fence - stale, new=known is None and not stale)
-        moved = list(store.write([told]))
+        items = {key: body for key, body in self.items.get(name, {}).items() if key not in drop} | put
+        size = sum(map(len, items.values()))
+        new = known is None and not stale
+        moved = list(store.write([changes(name, put, drop, size=size, fence=fence - stale, new=new)]))
         assert moved == ([0] if stale else [])
         if not stale:
             self.fences[name] = fence
-            items = self.items.setdefault(name, {})
-            for key in drop:
-                items.pop(key, None)
-            items.update(put)
+            self.items[name] = items
 
     def take(self, store: Store, name: str) -> None:
         taken = store.take(name, "force")
