@@ -269,19 +269,23 @@ def kernels(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     import torch
     from constrained import load
 
-    from ramify.actors.grammar.route import route
-    from ramify.gpu.constraints.token_automaton import TokenAutomaton
+    from ramify.actors.grammar.compile import compile_constraint
+    from ramify.gpu.constraints.bodies import constraint_of
+    from ramify.gpu.constraints.grammar import GrammarVocabulary
+    from ramify.gpu.constraints.matcher import Automaton
     from ramify.gpu.sampling.automata import DeviceAutomata
+    from ramify.protocol.constraints import ConstraintSpec
 
     tokenizer, vocabulary = load(folder / "tokenizer.json")
-    made = route(record(1)).automaton
-    assert made is not None
+    made = compile_constraint(ConstraintSpec("json_schema", json.dumps(record(1))))
     begun = time.perf_counter()
-    machine = TokenAutomaton(vocabulary, made.next, made.classes, made.final)
+    rule = constraint_of(made.body, vocabulary, lambda: GrammarVocabulary(vocabulary))
+    assert isinstance(rule, Automaton)
+    machine = rule.machine
     automata = DeviceAutomata(257, vocabulary.size, torch.device(options.device), 128 << 20)
     automata.put(1, machine)
     print(
-        f"tables of {len(made.next)} states: {1000 * (time.perf_counter() - begun):.0f} ms", flush=True
+        f"tables of {machine.end} states: {1000 * (time.perf_counter() - begun):.0f} ms", flush=True
     )
     state = 0
     for token in tokenizer.encode('{"name":"some'):

@@ -11,6 +11,9 @@ import msgspec
 Kind = Literal["regex", "choices", "json_schema", "lark", "structure"]
 Backend = Literal["automaton", "grammar"]
 
+WORDS_HEADER = 4  # of `AutomatonBody.words`, ahead of the classes
+NO_STEP = -(1 << 30)  # a distance that ends below 0 from wherever it begins
+
 
 class ConstraintSpec(msgspec.Struct, frozen=True, array_like=True):
     """What the output has to be.
@@ -25,18 +28,38 @@ class ConstraintSpec(msgspec.Struct, frozen=True, array_like=True):
     spaced: bool = False
 
 
-class AutomatonBody(msgspec.Struct, frozen=True, array_like=True, tag="automaton"):
-    """A byte automaton of `states` states and `columns` classes of bytes.
+class ForcedTexts(msgspec.Struct, frozen=True, array_like=True):
+    """The texts that must follow in some states of an automaton, whatever the tokens are: each once, as
+    a byte and the text behind that. All numbers are int32, little-endian, but for `heads`.
 
-    `next`: int32 little-endian [states, columns]; `final`: one byte a state; both compressed by zlib.
-    `classes`: uint8 [256].
+    `states`: where only one byte can follow, and the output cannot end; `texts`: the number of the text
+    there, up to where that changes; `ends`: the state behind it. `heads`, `rests`: of each text the
+    first byte, as a byte, and the number of what follows that, -1 for nothing. `entries`: the texts to
+    whose beginning an output can come from where no text is forced.
     """
 
-    states: int
-    columns: int
-    next: bytes
-    classes: bytes
-    final: bytes
+    states: bytes
+    texts: bytes
+    ends: bytes
+    heads: bytes
+    rests: bytes
+    entries: bytes
+
+
+class AutomatonBody(msgspec.Struct, frozen=True, array_like=True, tag="automaton"):
+    """A byte automaton, as the words that a device reads. All numbers are int32, little-endian.
+
+    `words`: its classes of bytes k, its states n and different rows r, and 0; the class of each of the
+    256 bytes; of each state, and of the end behind them, 1 where an output may end; of each of these
+    where in the steps its row begins; then the steps, [r, k], one over each class: 2 * d leads d states
+    ahead (or back), 2 * s + 1 to state s, and `NO_STEP` nowhere. So counted texts have a few different
+    rows, however many states they have.
+    `packed`: `words` are compressed by zlib.
+    """
+
+    words: bytes
+    packed: bool
+    forced: ForcedTexts
 
 
 class GrammarBody(msgspec.Struct, frozen=True, array_like=True, tag="grammar"):

@@ -8,15 +8,16 @@ import json
 import zlib
 
 import msgspec
-import numpy as np
 
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.expression import literal, union
 from ramify.actors.grammar.grammars import lark_grammar
 from ramify.actors.grammar.limits import MAX_BYTES, MAX_CELLS, MAX_CHOICES, MAX_STRUCTURE_BYTES
+from ramify.actors.grammar.must_follow import forced_texts
 from ramify.actors.grammar.outlines import regex_automaton
 from ramify.actors.grammar.route import route
 from ramify.actors.grammar.structure import structure_automaton
+from ramify.actors.grammar.words import words_of
 from ramify.protocol.constraints import (
     AutomatonBody,
     CompiledConstraint,
@@ -26,6 +27,8 @@ from ramify.protocol.constraints import (
 )
 from ramify.protocol.errors import ConstraintError
 from ramify.protocol.structure import decode_structure
+
+PACKED_FROM = 1 << 18  # bytes of words that are compressed, which takes longer than it saves for fewer
 
 
 def compile_constraint(spec: ConstraintSpec) -> CompiledConstraint:
@@ -88,15 +91,12 @@ def _ready(automaton: Automaton, notes: tuple[str, ...] = ()) -> CompiledConstra
             f"the constraint's automaton has {states} states and {columns} classes of bytes, a table of "
             f"more than {MAX_CELLS} cells: lower its counts, or name fewer different characters"
         )
-    table = automaton.next.astype("<i4")
-    body = AutomatonBody(
-        states,
-        columns,
-        zlib.compress(table.tobytes(), 1),
-        automaton.classes.tobytes(),
-        zlib.compress(automaton.final.astype(np.uint8).tobytes(), 1),
-    )
-    held = 2 * table.nbytes  # the states, and their offsets for the walk
+    data = words_of(automaton).astype("<i4", copy=False).tobytes()
+    packed = len(data) > PACKED_FROM
+    if packed:
+        data = zlib.compress(data, 1)
+    body = AutomatonBody(data, packed, forced_texts(automaton))
+    held = 8 * states * columns  # on a CPU: all transitions, and their offsets for the walk
     return CompiledConstraint(encode_body(body), "automaton", notes, held)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ramify.gpu.constraints.byte_automaton import ByteAutomaton
 from ramify.gpu.constraints.grammar import Grammar, GrammarVocabulary
 from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.matcher import Automaton, Constraint
@@ -22,20 +23,13 @@ def constraint_of(
     """The constraint of a body. `grammars`: what makes, or has, llguidance's form of the vocabulary.
     `store`: where masks are kept.
 
-    Raises ConstraintError. Takes milliseconds for most, and up to a second for grammars and the largest
-    automata.
+    Raises ConstraintError. Takes a fraction of a millisecond for most automata, and up to a second for
+    grammars.
     """
     match decode_body(data):
-        case AutomatonBody(states, columns, following, classes, final):
-            table = np.frombuffer(zlib.decompress(following), "<i4").astype(np.int32)
-            return Automaton(
-                TokenAutomaton(
-                    vocabulary,
-                    table.reshape(states, columns),
-                    np.frombuffer(classes, np.uint8),
-                    np.frombuffer(zlib.decompress(final), np.bool_),
-                    store,
-                )
-            )
+        case AutomatonBody(words, packed, forced):
+            flat = np.frombuffer(zlib.decompress(words) if packed else words, "<i4")
+            automaton = ByteAutomaton(flat.astype(np.int32, copy=False), forced)
+            return Automaton(TokenAutomaton(vocabulary, automaton, store))
         case GrammarBody(text):
             return Grammar(grammars(), text)

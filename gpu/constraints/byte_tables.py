@@ -2,8 +2,8 @@
 
 A device does not need the masks of all states, which take a walk down the token tree each and far more
 memory than the automaton: it makes those that a step asks for, by sending the bytes of all tokens
-through the automaton at once. So a constraint is here what it is as bytes: its transitions, and the
-token of each state whose text is forced (see `forced`).
+through the automaton at once. So a constraint is here what it was compiled to (see `byte_automaton`),
+and the token of each state whose text is forced (see `forced`).
 """
 
 from typing import NamedTuple
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.protocol.constraints import WORDS_HEADER
 
-HEADER = 4  # words: classes, states without the end, and two that are not used
+KNOWN = WORDS_HEADER + 256  # words ahead of what is known of each state
 MOST_FORCED_STATES = 16_384  # each may have a text of its own to spell
 
 
@@ -56,32 +57,16 @@ def token_bytes(vocabulary: Vocabulary) -> TokenBytes:
     return TokenBytes(ids, places, first.astype(np.int32), base.astype(np.int32), text, len(stops))
 
 
-def words_of(machine: TokenAutomaton) -> int:
-    """int32 words of `byte_tables`."""
-    states, columns = machine.transitions.shape
-    return int(HEADER + 256 + (states + 1) * (1 + columns))
+def can_be_tables(machine: TokenAutomaton) -> bool:
+    """Whether its forced text is spelled beforehand: it could be too much."""
+    return len(machine.forced_states()) <= MOST_FORCED_STATES
 
 
-def byte_tables(machine: TokenAutomaton, align: int = 1) -> NDArray[np.int32] | None:
-    """An automaton as one array: the header, the class of each byte, then for each state, and the end, a
-    word 2 * (its forced token + 1) + (whether the output may end there), then the transitions of each,
-    with -1 for none. None: too much of its text is forced to spell that beforehand.
-
-    Behind that come zeros up to a multiple of `align` words.
+def byte_tables(machine: TokenAutomaton, into: NDArray[np.int32]) -> None:
+    """Write an automaton `into` an array that may be longer: the words that it came as, but of each
+    state, and the end, 2 * (its forced token + 1) + (whether the output may end there).
     """
-    following, classes = machine.transitions, machine.classes
-    states, columns = following.shape
-    if len(machine.forced_states()) > MOST_FORCED_STATES:
-        return None
-    size = words_of(machine)
-    words = np.empty(-(-size // align) * align, dtype=np.int32)
-    words[size:] = 0
-    words[:HEADER] = columns, states, 0, 0
-    words[HEADER : HEADER + 256] = classes
-    known = words[HEADER + 256 :][: states + 1]
-    known[:states] = 2 * (machine.forced_tokens() + 1) + machine.finals
-    known[states] = 1
-    table = words[size - (states + 1) * columns : size].reshape(states + 1, columns)
-    table[:states] = following
-    table[states] = -1
-    return words
+    words = machine.automaton.words
+    into[: len(words)] = words
+    states, tokens = machine.forced_tokens()
+    into[KNOWN + states] += 2 * (tokens + 1)

@@ -11,13 +11,14 @@ them. They are left to the model, and make good drafts.
 """
 
 from codecs import utf_8_decode
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ramify.gpu.constraints.vocabulary import MARK, TAIL, Vocabulary
+from ramify.gpu.constraints.byte_automaton import ByteAutomaton
+from ramify.gpu.constraints.vocabulary import MARK, TAIL, Vocabulary, hashes_of
+from ramify.protocol.constraints import NO_STEP, ForcedTexts
 
 WINDOW = 256  # bytes of forced text that are looked at from one state
 MOST_FORCED = 64  # tokens of one plan
@@ -26,8 +27,7 @@ _MOST_PLANS = 4096  # that are kept, of one constraint
 _MOST_LOOKED_AT = 1024  # nodes, when it is asked whether a token may span the border
 
 
-_EACH = -2
-_POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(2 * WINDOW + 1, dtype=np.uint64)
+Flags = NDArray[np.bool_]
 
 
 class Plan(NamedTuple):
@@ -40,35 +40,78 @@ class Plan(NamedTuple):
 NOTHING = Plan((), ())
 
 
+class Texts:
+    """What a compile worker found of texts that must follow: see `protocol.constraints.ForcedTexts`."""
+
+    def __init__(self, forced: ForcedTexts, size: int) -> None:
+        """`size`: states of the automaton."""
+        self.states = _numbers(forced.states)
+        self.heads = forced.heads
+        self.rests = _numbers(forced.rests).tolist()
+        self.entries = _numbers(forced.entries)
+        texts, ends = np.full(size, -1, np.int32), np.full(size, -1, np.int32)
+        texts[self.states], ends[self.states] = _numbers(forced.texts), _numbers(forced.ends)
+        self.of, self.behind = texts.data, ends.data
+        self._all = texts, ends
+        self._whole: dict[int, tuple[bytes, bool]] = {}
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.heads)
+
+    def places(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """The states with a text, and the text of each."""
+        return self.states.astype(np.int64), self._all[0][self.states]
+
+    def ends(self, states: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The states behind the texts of `states`."""
+        return self._all[1][states]
+
+    def whole(self, text: int) -> tuple[bytes, bool]:
+        """Whole characters of a text, up to a mark or `WINDOW` bytes; whether that is all of it."""
+        found = self._whole.get(text)
+        if found is None:
+            data, at = bytearray(), text
+            while at >= 0 and self.heads[at] != MARK and len(data) < WINDOW:
+                data.append(self.heads[at])
+                at = self.rests[at]
+            try:
+                size = utf_8_decode(data, "strict", False)[1]
+            except UnicodeDecodeError:  # it begins inside a character
+                size = 0
+            found = self._whole[text] = bytes(data[:size]), at < 0 and size == len(data)
+        return found
+
+    def mark(self, text: int) -> bytes:
+        """The name of a token that is no text, with which a text begins; maybe a part of it."""
+        name, at = bytearray(), text
+        while at >= 0 and name[-1:] != b"\xfe":
+            name.append(self.heads[at])
+            at = self.rests[at]
+        return bytes(name)
+
+    def after(self, text: int, size: int) -> int:
+        """What is left of a text behind `size` bytes, -1 for nothing."""
+        data, whole = self._whole.get(text, (b"", False))
+        for _ in range(size):
+            text = self.rests[text]
+        if whole and data[size:] and data[size] & 0xC0 != 0x80:  # not inside a character
+            self._whole[text] = data[size:], True
+        return text
+
+
+def _numbers(data: bytes) -> NDArray[np.int32]:
+    return np.frombuffer(data, "<i4").astype(np.int32, copy=False)
+
+
 class ForcedText:
     """The forced texts of one automaton and their tokens, found when they are asked for."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        next: NDArray[np.int32],
-        classes: NDArray[np.uint8],
-        final: NDArray[np.bool_],
-        takes: NDArray[np.bool_] | None = None,
-    ) -> None:
-        """`takes`: `next >= 0`, if it is there."""
+    def __init__(self, vocabulary: Vocabulary, automaton: ByteAutomaton) -> None:
         self._vocabulary = vocabulary
-        self._next = next
-        self._classes = classes
-        takes = next >= 0 if takes is None else takes
-        single = np.flatnonzero((np.count_nonzero(takes, axis=1) == 1) & ~final)
-        column = takes[single].argmax(axis=1)
-        alone = np.bincount(classes, minlength=next.shape[1])[column] == 1
-        single, column = single[alone], column[alone]
-        first = np.zeros(next.shape[1], np.uint8)
-        first[classes[::-1]] = np.arange(255, -1, -1)
-        self._states: NDArray[np.int64] = single
-        self._one = np.zeros(len(next), np.bool_)
-        self._one[single] = True
-        self._byte = np.zeros(len(next), np.uint8)
-        self._byte[single] = first[column]
-        self._then = np.full(len(next), -1, np.int32)
-        self._then[single] = next[single, column]
+        self._automaton = automaton
+        self._texts = Texts(automaton.forced, automaton.states)
+        self._takes: dict[int, bytes] = {}  # by row
         self._first: dict[int, tuple[int, int] | None] = {}
         self._plans: dict[int, Plan] = {}
 
@@ -77,112 +120,107 @@ class ForcedText:
         found = self._step(state)
         return None if found is None else found[0]
 
-    def states(self) -> NDArray[np.int64]:
+    def states(self) -> NDArray[np.int32]:
         """Those with one byte to go on with."""
-        return self._states
+        return self._texts.states
 
-    def tokens(self) -> NDArray[np.int32]:
-        """Of each state what `token` says, -1 for None. At once, which takes a tenth of the time.
+    def tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """The states with a forced token in which an output can stand, and these tokens; maybe others.
 
-        Counted texts have the same forced text in thousands of states: what is asked of it is asked
-        once, and what can follow it of all these states together.
+        An output comes into a text at its beginning, or behind a beginning of it that some token ends
+        with, and from there by tokens. So of most texts few ends are spelled, each once for all states.
         """
-        found = np.full(len(self._one), -1, np.int32)
-        going = self._states[self._byte[self._states] != MARK]
-        left = self._states[self._byte[self._states] == MARK].tolist()
-        for text, states, ends in self._alike(going, left):
-            token, nodes = self._first_of(text)
-            if token == _EACH:
-                left += states.tolist()
-            elif token >= 0:
-                sure = np.ones(len(states), np.bool_)
-                for node in nodes:
-                    sure[sure] = ~self._may_span_any(node, ends[sure])
-                found[states[sure]] = token
-        for state in left:
-            token_of = self.token(state)
-            found[state] = -1 if token_of is None else token_of
+        texts = self._texts
+        states, text_of = texts.places()
+        known = np.full(len(texts), -1, np.int32)  # the token of each text
+        unsure = np.zeros(len(states), np.bool_)
+        todo = self._entered()
+        seen = set(todo)
+        for text in todo:  # grows
+            token, size, borders = self._first_of(text)
+            every = token >= 0
+            if borders:
+                here = np.flatnonzero(text_of == text)
+                unsure[here] = doubtful = self._may_span_any(borders, text, states[here])
+                every = not doubtful.any()
+                token = -1 if doubtful.all() else token
+            following = [] if every else self._inside(text)
+            if token >= 0:
+                known[text] = token
+                following.append(texts.after(text, size))
+            for rest in following:
+                if rest >= 0 and rest not in seen:
+                    seen.add(rest)
+                    todo.append(rest)
+        tokens = known[text_of]
+        tokens[unsure] = -1
+        kept = tokens >= 0
+        return states[kept], tokens[kept]
+
+    def _first_of(self, text: int) -> tuple[int, int, list[int]]:
+        """The first token of a text, or -1, its bytes, and the nodes of borders inside it: a token that
+        spans one makes it unsure.
+        """
+        if self._texts.heads[text] == MARK:
+            name = self._texts.mark(text)
+            return self._vocabulary.token_of(name), len(name), []
+        spelling = self._vocabulary.spelled(self._texts.whole(text)[0])
+        if not spelling.tokens:
+            return -1, 0, []
+        size = len(self._vocabulary.tokens[spelling.tokens[0]])
+        return spelling.tokens[0], size, [node for at, node in spelling.borders if at < size]
+
+    def _entered(self) -> list[int]:
+        """The texts into which a token leads that begins before them."""
+        texts, tails = self._texts, self._vocabulary.tails
+        rests = np.array([*texts.rests, -1])  # the last one: of -1
+        ways = [texts.entries.astype(np.int64)]
+        while len(ways) <= self._vocabulary.depth and (ways[-1] >= 0).any():
+            ways.append(rests[ways[-1]])
+        at = np.stack(ways)  # [bytes, entries]
+        if len(at) == 1 or not len(tails):
+            return list(texts.entries.tolist())
+        data = np.frombuffer(texts.heads, np.uint8)
+        hashes = hashes_of(data[at[:-1]])
+        found = tails[np.minimum(np.searchsorted(tails, hashes), len(tails) - 1)] == hashes
+        return list(np.unique(np.concatenate([at[0], at[1:][found & (at[1:] >= 0)]])).tolist())
+
+    def _inside(self, text: int) -> list[int]:
+        """What is left of a text behind the tokens that it may begin with."""
+        tree, node = self._vocabulary, 0
+        found = []
+        while text >= 0:
+            node = tree.below(node, self._texts.heads[text])
+            if node < 0:
+                break
+            text = self._texts.rests[text]
+            if tree.token[node] >= 0:
+                found.append(text)
         return found
 
-    def _alike(
-        self, going: NDArray[np.int64], left: list[int]
-    ) -> Iterator[tuple[bytes, NDArray[np.int64], NDArray[np.int32]]]:
-        """Each text that is forced from some of the states `going`, these, and the state behind it.
-
-        Those with a longer text than `WINDOW` are appended to `left`.
-        """
-        count = len(going)
-        if not count:
-            return
-        number = np.full(len(self._one) + 1, count)  # of -1 and of what is not going: the last one
-        number[going] = np.arange(count)
-        after = np.append(number[self._then[going]], count)
-        byte = np.append(self._byte[going], 0)
-        # how long each text is, a hash of it, and where it ends: from 1, 2, 4, .. bytes of it
-        jump, length = after, np.append(np.ones(count, np.int64), 0)
-        code = np.append(byte[:-1].astype(np.uint64) + np.uint64(1), np.uint64(0))
-        end = np.append(self._then[going], -1)
-        for _ in range(WINDOW.bit_length()):
-            if (jump == count).all():
-                break
-            end = np.where(jump < count, end[jump], end)
-            code = code + _POWERS[length] * code[jump]
-            length = length + length[jump]
-            jump = jump[jump]
-        long = (length[:-1] > WINDOW) | (jump[:-1] < count)
-        left += going[long].tolist()
-        _, first, group = np.unique(
-            code[:-1] * _POWERS[1] + length[:-1].astype(np.uint64),
-            return_index=True,
-            return_inverse=True,
-        )
-        one = np.append(first[group], count)  # of each text the first state
-        if (byte != byte[one]).any() or (one[after] != one[after[one]]).any():  # two hashes are equal
-            left += going[~long].tolist()
-            return
-        order = np.argsort(group, kind="stable")
-        members = np.split(order, np.cumsum(np.bincount(group))[:-1])
-        texts = {count: b""}
-        for at in np.argsort(length[first], kind="stable").tolist():
-            state = int(first[at])
-            if long[state]:
-                continue
-            text = texts[state] = bytes([int(byte[state])]) + texts[int(one[after[state]])]
-            yield text, going[members[at]], end[members[at]]
-
-    def _first_of(self, text: bytes) -> tuple[int, list[int]]:
-        """The first token of a forced text, or -1, and the nodes of the borders inside it: a token that
-        spans one makes it unsure. `_EACH`: the states have to be looked at one by one.
-        """
-        try:
-            whole = utf_8_decode(text, "strict", False)[1]
-        except UnicodeDecodeError:
-            return -1, []
-        if whole < len(text):
-            return _EACH if whole else -1, []
-        spelling = self._vocabulary.spelled(text)
-        if not spelling.tokens:
-            return -1, []
-        size = len(self._vocabulary.tokens[spelling.tokens[0]])
-        return spelling.tokens[0], [node for at, node in spelling.borders if at < size]
-
-    def _may_span_any(self, node: int, ends: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """`_may_span` of each of `ends`."""
-        tree = self._vocabulary
-        children = slice(int(tree.child[node]), int(tree.child[node]) + int(tree.children[node]))
-        takes = self._next[ends[:, None], self._classes[tree.byte[children]]] >= 0
-        whole = tree.token[children] >= 0
-        found = np.zeros(len(ends), np.bool_)
-        np.any(takes[:, whole], axis=1, out=found)
-        for at in np.flatnonzero(takes[:, ~whole].any(axis=1) & ~found).tolist():
-            found[at] = self._may_span(node, int(ends[at]))
+    def _may_span_any(self, borders: list[int], text: int, states: NDArray[np.int64]) -> Flags:
+        """Of each of the states with this text whether a token may span one of these borders."""
+        data, whole = self._texts.whole(text)
+        if whole:
+            ends = self._texts.ends(states)
+        else:
+            ends = np.array([self._automaton.behind(state, data) for state in states.tolist()])
+        rows = self._automaton.row[ends]
+        found = np.zeros(len(states), np.bool_)
+        for row in set(rows.tolist()):
+            ways = [self._vocabulary.going_on(node, self._accepted(row)) for node in borders]
+            if any(token for token, _ in ways):
+                found[rows == row] = True
+            elif any(more for _, more in ways):
+                for at in np.flatnonzero(rows == row).tolist():
+                    found[at] = any(self._may_span(node, int(ends[at])) for node in borders)
         return found
 
     def plan(self, state: int) -> Plan:
         """All that is forced from `state`, up to `MOST_FORCED` tokens, and drafts."""
         found = self._plans.get(state)
         if found is None:
-            if not self._one[state]:
+            if self._texts.of[state] < 0:
                 return NOTHING
             if len(self._plans) >= _MOST_PLANS:
                 self._plans = {}
@@ -191,7 +229,7 @@ class ForcedText:
 
     def knows(self, state: int) -> bool:
         """Whether the plan of `state` was made, or there is none."""
-        return state in self._plans or not self._one[state]
+        return state in self._plans or self._texts.of[state] < 0
 
     def _plan(self, state: int) -> Plan:
         forced: list[int] = []
@@ -203,12 +241,12 @@ class ForcedText:
             forced.append(token)
         else:
             return Plan(tuple(forced), ())
-        tokens, _ = self._spelled(*self._text(state))
+        tokens = self._vocabulary.spelled(self._text(state)[0]).tokens
         return Plan(tuple(forced), tokens[:MOST_DRAFTS])
 
     def _step(self, state: int) -> tuple[int, int] | None:
         """The forced token in `state`, and the state behind it."""
-        if not self._one[state]:
+        if self._texts.of[state] < 0:
             return None
         try:
             return self._first[state]
@@ -217,57 +255,43 @@ class ForcedText:
             return found
 
     def _find(self, state: int) -> tuple[int, int] | None:
-        if self._byte[state] == MARK:
-            return self._mark(state)
-        text, states = self._text(state)
-        tokens, sure = self._spelled(text, states)
-        if not tokens:
+        text = self._texts.of[state]
+        if self._texts.heads[text] == MARK:
+            name = self._texts.mark(text)
+            token = self._vocabulary.token_of(name)
+            return (token, self._automaton.behind(state, name)) if token >= 0 else None
+        data, end = self._text(state)
+        spelling = self._vocabulary.spelled(data)
+        if not spelling.tokens:
             return None
-        size = len(self._vocabulary.tokens[tokens[0]])
-        return (tokens[0], states[size]) if size <= sure else None
-
-    def _mark(self, state: int) -> tuple[int, int] | None:
-        """The token that is no text and must come, if there is only one."""
-        name = bytearray()
-        while self._one[state] and name[-1:] != b"\xfe":
-            name.append(self._byte[state])
-            state = int(self._then[state])
-        node = self._vocabulary.find(bytes(name))
-        token = int(self._vocabulary.token[node]) if node >= 0 else -1
-        return (token, state) if token >= 0 else None
-
-    def _text(self, state: int) -> tuple[bytes, list[int]]:
-        """The forced text from `state`, whole characters of it, and the state at each byte."""
-        text, states = bytearray(), [state]
-        while self._one[state] and self._byte[state] != MARK and len(text) < WINDOW:
-            text.append(self._byte[state])
-            state = int(self._then[state])
-            states.append(state)
-        try:
-            size = utf_8_decode(text, "strict", False)[1]
-        except UnicodeDecodeError:  # it begins inside a character
-            size = 0
-        return bytes(text[:size]), states[: size + 1]
-
-    def _spelled(self, text: bytes, states: list[int]) -> tuple[tuple[int, ...], int]:
-        """The tokens of `text`, and the bytes of it whose tokens nothing that follows can change."""
-        spelling = self._vocabulary.spelled(text)
+        token = spelling.tokens[0]
+        size = len(self._vocabulary.tokens[token])
         for at, node in spelling.borders:
-            if self._may_span(node, states[-1]):
-                return spelling.tokens, at
-        return spelling.tokens, len(text)
+            if at < size and self._may_span(node, end):
+                return None
+        return token, self._automaton.behind(state, data[:size])
+
+    def _text(self, state: int) -> tuple[bytes, int]:
+        """The forced text from `state`, whole characters of it, and the state behind that."""
+        text = self._texts.of[state]
+        if text < 0:
+            return b"", state
+        data, whole = self._texts.whole(text)
+        return data, self._texts.behind[state] if whole else self._automaton.behind(state, data)
 
     def _may_span(self, node: int, state: int) -> bool:
         """Whether a token begins with the text of `node` and goes on with what is legal in `state`."""
-        tree = self._vocabulary
+        tree, over = self._vocabulary, self._automaton.over
+        token, more = tree.going_on(node, self._accepted(int(self._automaton.row[state])))
+        if token or not more:
+            return token
         stack = [(node, state)]
         looked_at = 0
         while stack:
             node, state = stack.pop()
-            row = self._next[state]
             begin = int(tree.child[node])
             for child in range(begin, begin + int(tree.children[node])):
-                target = int(row[self._classes[tree.byte[child]]])
+                target = over(state, int(tree.byte[child]))
                 if target < 0:
                     continue
                 looked_at += 1
@@ -275,3 +299,11 @@ class ForcedText:
                     return True
                 stack.append((child, target))
         return False
+
+    def _accepted(self, row: int) -> bytes:
+        """A bit for each byte: whether states with this row take it."""
+        found = self._takes.get(row)
+        if found is None:
+            takes = self._automaton.kinds[row] > NO_STEP
+            found = self._takes[row] = np.packbits(takes[self._automaton.classes]).tobytes()
+        return found

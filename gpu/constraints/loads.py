@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from threading import Lock
 
 import msgspec
-import numpy as np
 
 from ramify.gpu.constraints.bodies import constraint_of
+from ramify.gpu.constraints.byte_automaton import anything
 from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.matcher import Automaton, Constraint
@@ -91,8 +91,7 @@ class Loads:
 
     def _warm_up(self, vocabulary: Vocabulary) -> None:
         """Make, and drop, an automaton of one state that takes everything, as number 0."""
-        nothing = np.zeros((1, 1), np.int32), np.zeros(256, np.uint8), np.ones(1, np.bool_)
-        first = Automaton(TokenAutomaton(vocabulary, *nothing, self._store))
+        first = Automaton(TokenAutomaton(vocabulary, anything(), self._store))
         first.machine.look_around()
         if self._prepare is not None:
             self._prepare(0, first)

@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.gpu.constraints.alike import alike
+from ramify.gpu.constraints.byte_automaton import ByteAutomaton
 from ramify.gpu.constraints.forced import NOTHING, ForcedText, Plan
 from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.vocabulary import MARK, SHORT, Vocabulary
 from ramify.gpu.constraints.walk import Walker, walker
+from ramify.protocol.constraints import NO_STEP
 from ramify.protocol.errors import ConstraintError
 
 ALIKE_FROM = 512  # states from which on it is worth looking which are alike
@@ -35,32 +37,22 @@ class TokenAutomaton:
     start = 0
 
     def __init__(
-        self,
-        vocabulary: Vocabulary,
-        next: NDArray[np.int32],
-        classes: NDArray[np.uint8],
-        final: NDArray[np.bool_],
-        store: MaskStore | None = None,
+        self, vocabulary: Vocabulary, automaton: ByteAutomaton, store: MaskStore | None = None
     ) -> None:
-        """The arrays of `actors.grammar.automaton.Automaton`. `store`: where masks are kept.
+        """`store`: where masks are kept.
 
-        Raises ConstraintError if the vocabulary cannot spell all of its bytes.
+        Raises ConstraintError if the vocabulary cannot spell all of the automaton's bytes.
         """
         self.vocabulary = vocabulary
-        self.end = len(final)
-        self._final = final
-        self._next = next
-        self._classes = classes
-        takes = next >= 0
-        self._check_bytes(takes)
+        self.automaton = automaton
+        self.end = automaton.states
+        self._check_bytes()
         self.elsewhere = False
-        self._forced = ForcedText(vocabulary, next, classes, final, takes)
+        self._forced = ForcedText(vocabulary, automaton)
         # by state; masks of short tokens that states share: by -1 - the block's number
         self._kept = (MaskStore() if store is None else store).open()
         self._only = array("i", [_UNKNOWN]) * (self.end + 1)
-        stops = np.zeros(vocabulary.size, np.bool_)
-        stops[list(vocabulary.stop_ids)] = True
-        self._stops = vocabulary.pack(stops)
+        self._stops = vocabulary.stops
 
     def look_around(self) -> None:
         """Make what masks need, so that no step waits for it; not where a device makes them."""
@@ -69,7 +61,7 @@ class TokenAutomaton:
 
     def is_final(self, state: int) -> bool:
         """Whether the output may end in `state`."""
-        return state == self.end or bool(self._final[state])
+        return state == self.end or bool(self.automaton.final[state])
 
     def mask(self, state: int) -> NDArray[np.int32]:
         """The legal tokens: bit i % 32 of word i // 32, int32 [vocabulary.words], read-only.
@@ -108,39 +100,18 @@ class TokenAutomaton:
             return self.end if self.is_final(state) else -1
         if state == self.end or not 0 <= token < self.vocabulary.size:
             return -1
-        data = self.vocabulary.tokens[token]
-        following, classes = self._next, self._classes
-        for byte in data:
-            state = int(following[state, classes[byte]])
-            if state < 0:
-                return -1
-        return state
+        return self.automaton.behind(state, self.vocabulary.tokens[token])
 
     def plan(self, state: int) -> Plan:
         """What must follow in `state`: see `forced`. `mask` agrees with it, token by token."""
         return NOTHING if state == self.end else self._forced.plan(state)
 
-    @property
-    def transitions(self) -> NDArray[np.int32]:
-        """int32 [states, classes] without the end: the state behind a byte of that class, or -1."""
-        return self._next
-
-    @property
-    def classes(self) -> NDArray[np.uint8]:
-        """uint8 [256]: the class of each byte."""
-        return self._classes
-
-    @property
-    def finals(self) -> NDArray[np.bool_]:
-        """bool [states] without the end: whether the output may end there."""
-        return self._final
-
-    def forced_states(self) -> NDArray[np.int64]:
+    def forced_states(self) -> NDArray[np.int32]:
         """The states in which a token may be forced."""
         return self._forced.states()
 
-    def forced_tokens(self) -> NDArray[np.int32]:
-        """int32 [states] without the end: what `forced_token` says of each, -1 for None."""
+    def forced_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """The states with a forced token in which an output can stand, and these tokens."""
         return self._forced.tokens()
 
     def forced_token(self, state: int) -> int | None:
@@ -172,7 +143,7 @@ class TokenAutomaton:
             row.view(np.uint32)[token >> 5] = 1 << (token & 31)
             return row
         row = self._legal(state)
-        return row | self._stops if self._final[state] else row
+        return row | self._stops if self.automaton.final[state] else row
 
     def _legal(self, state: int) -> NDArray[np.int32]:
         """What the automaton takes in `state`. In a large one, masks of short tokens are shared."""
@@ -187,7 +158,7 @@ class TokenAutomaton:
     @cached_property
     def _walker(self) -> Walker:
         """Only for masks that are made here."""
-        return walker(self.vocabulary, self._next, self._classes)
+        return walker(self.vocabulary, self.automaton.next, self.automaton.classes)
 
     @cached_property
     def _quick(self) -> bool:
@@ -201,29 +172,30 @@ class TokenAutomaton:
         """
         if not self._walker.halves or self.end < ALIKE_FROM:
             return None
-        return alike(self._next, SHORT)
+        return alike(self.automaton.next, SHORT)
 
-    def _check_bytes(self, takes: NDArray[np.bool_]) -> None:
+    def _check_bytes(self) -> None:
         """That each byte which some state takes is a token: then no state is without a legal token.
 
-        Free text takes all of them, and needs none. Tokens that are no text are looked up. `takes`:
-        which classes each state takes.
+        Free text takes all of them, and needs none. Tokens that are no text are looked up.
         """
-        text = np.unique(self._classes[:_MARKS])
+        automaton = self.automaton
+        takes, classes = automaton.kinds > NO_STEP, automaton.classes
+        text = np.unique(classes[:_MARKS])
         of_text = takes if len(text) == takes.shape[1] else takes[:, text]
         free = of_text.all(axis=1)
-        used = np.any(takes[~free] if free.any() else takes, axis=0)[self._classes[:_MARKS]]
+        used = np.any(takes[~free] if free.any() else takes, axis=0)[classes[:_MARKS]]
         missing = np.flatnonzero(used & ~self.vocabulary.alone[:_MARKS])
         if len(missing):
             raise ConstraintError(
                 f"this model's tokenizer has no token for the byte {int(missing[0]):#04x} alone, so it "
                 "cannot spell every text of the constraint: allow fewer characters"
             )
-        named = np.flatnonzero(takes[:, self._classes[MARK]])
-        for state in named[~of_text[named].any(axis=1)].tolist():
-            if not self._final[state] and not self._begins_a_mark(
-                int(self._next[state, self._classes[MARK]])
-            ):
+        marked = takes[:, classes[MARK]] & ~of_text.any(axis=1)
+        if not marked.any():
+            return
+        for state in np.flatnonzero(marked[automaton.row] & ~automaton.final).tolist():
+            if not self._begins_a_mark(automaton.over(state, MARK)):
                 raise ConstraintError("this model has no token for a mark that the constraint needs")
 
     def _begins_a_mark(self, state: int) -> bool:
@@ -238,5 +210,5 @@ class TokenAutomaton:
                 return True
             begin = int(tree.child[node])
             for child in range(begin, begin + int(tree.children[node])):
-                stack.append((child, int(self._next[state, self._classes[tree.byte[child]]])))
+                stack.append((child, self.automaton.over(state, int(tree.byte[child]))))
         return False

@@ -23,6 +23,21 @@ TAIL = 4  # tokens at the end of a text that what follows may change
 _MOST_SPELLED = 8192  # texts whose spelling is kept
 
 
+Hashes = NDArray[np.uint64]
+
+_ONE = np.ones(1, np.uint64)
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_INVERSE = np.uint64(pow(int(_BASE), -1, 1 << 64))
+
+
+def hashes_of(text: NDArray[np.uint8]) -> Hashes:
+    """Of each beginning of `text` [bytes, ...] from one byte on: sums of (byte + 1) * base ** place."""
+    powers = np.cumprod(np.concatenate([_ONE, np.full(len(text) - 1, _BASE)]))
+    shape = (-1, *[1] * (text.ndim - 1))
+    found: Hashes = np.cumsum((text + _ONE) * powers.reshape(shape), axis=0)
+    return found
+
+
 class Preorder(NamedTuple):
     """Nodes in preorder; `end`: int32, the first node behind the subtree; `depth`: uint16."""
 
@@ -55,7 +70,9 @@ class Vocabulary:
     stands behind other tokens. `tokens`: the bytes of each id. A token that is no text (`<tool_call>`)
     has a name between 0xFF and 0xFE, so that an automaton can tell it from the same text, spelled.
     `everything`: the mask of all ids, this very object wherever all are legal.
-    `spelled`: the `Spelling` of a text, UTF-8. Kept for all constraints, which have much text in common.
+    `spelled`: the `Spelling` of a text, UTF-8. `going_on`: of a node and a bit for each byte whether a
+    token ends behind the node and one of these bytes, and whether one goes on there that does not end.
+    Both are kept for all constraints, which have much in common.
 
     Arrays, one entry a node, the root is 0: `byte` uint8, `parent`, `child` (the first one; the children
     of a node are side by side) and `children` (how many), `token` (a token that ends there, or -1).
@@ -77,6 +94,8 @@ class Vocabulary:
         self.stop_ids = tuple(sorted(set(stop_ids)))
         self.encode = encode
         self.spelled = lru_cache(_MOST_SPELLED)(self._spelled)
+        self.going_on = lru_cache(_MOST_SPELLED)(self._go_on)
+        self._borders = lru_cache(_MOST_SPELLED)(self._find_borders)
         self.words = -(-self.size // 32)
         self.everything = self.pack(np.ones(self.size, np.bool_))
         self.everything.flags.writeable = False
@@ -131,6 +150,33 @@ class Vocabulary:
         self.twins = np.column_stack([ids, first])[ids != first]  # ids with the bytes of another
 
     @cached_property
+    def stops(self) -> NDArray[np.int32]:
+        """The mask of `stop_ids`."""
+        flags = np.zeros(self.size, np.bool_)
+        flags[list(self.stop_ids)] = True
+        return self.pack(flags)
+
+    @cached_property
+    def tails(self) -> Hashes:
+        """Hashes (see `hashes_of`) of what tokens end with: all but their first bytes, sorted. 7 MB."""
+        data = [data for data, _ in self._order]
+        joined = np.frombuffer(b"".join(data), np.uint8)
+        ends = np.cumsum([len(each) for each in data])
+        powers = np.cumprod(np.concatenate([_ONE, np.full(len(joined), _BASE)]))
+        inverse = np.cumprod(np.concatenate([_ONE, np.full(len(joined), _INVERSE)]))
+        sums = np.concatenate([_ONE - _ONE, np.cumsum((joined + _ONE) * powers[:-1])])
+        inner = np.ones(len(joined), np.bool_)
+        inner[np.concatenate([[0], ends[:-1]])] = False
+        begin = np.flatnonzero(inner)
+        end = ends[np.searchsorted(ends, begin, side="right")]
+        return np.unique((sums[end] - sums[begin]) * inverse[begin])
+
+    @cached_property
+    def depth(self) -> int:
+        """Bytes of the longest token."""
+        return len(self.levels) - 2
+
+    @cached_property
     def preorder(self) -> "Preorder":
         """The whole tree, for a walk that goes down first."""
         return self._preorder(np.ones(len(self.byte), np.bool_), self.token)
@@ -171,25 +217,45 @@ class Vocabulary:
         """The node of `text`, or -1 if no token begins with it."""
         node = 0
         for byte in text:
-            node = self._below(node, byte)
+            node = self.below(node, byte)
             if node < 0:
                 break
         return node
 
-    def _below(self, node: int, byte: int) -> int:
+    def token_of(self, data: bytes) -> int:
+        """The token with these bytes, or -1."""
+        node = self.find(data)
+        return int(self.token[node]) if node >= 0 else -1
+
+    def below(self, node: int, byte: int) -> int:
+        """The child of a node over `byte`, or -1."""
         begin = int(self.child[node])
         return self._bytes.find(byte, begin, begin + int(self.children[node]))
 
     def _spelled(self, text: bytes) -> Spelling:
         if not text:
             return Spelling((), ())
-        table = self.tokens
         tokens = tuple(self.encode(text.decode()))
-        if b"".join(table[i] for i in tokens) != text:
+        parts = [self.tokens[i] for i in tokens]
+        if b"".join(parts) != text:
             return Spelling((), ())  # another normal form, for example
-        begin = len(text) - sum(len(table[i]) for i in tokens[-TAIL:])
-        nodes = ((at, self.find(text[at:])) for at in range(begin, len(text)))
-        return Spelling(tokens, tuple((at, node) for at, node in nodes if node >= 0))
+        tail = b"".join(parts[-TAIL:])
+        begin = len(text) - len(tail)
+        return Spelling(tokens, tuple((begin + at, node) for at, node in self._borders(tail)))
+
+    def _find_borders(self, tail: bytes) -> tuple[tuple[int, int], ...]:
+        """Where in `tail` a token may begin that goes on behind it, and the node of the rest of `tail`.
+
+        Texts that differ where they begin have the same one.
+        """
+        nodes = ((at, self.find(tail[at:])) for at in range(len(tail)))
+        return tuple((at, node) for at, node in nodes if node >= 0)
+
+    def _go_on(self, node: int, accepted: bytes) -> tuple[bool, bool]:
+        children = slice(int(self.child[node]), int(self.child[node]) + int(self.children[node]))
+        takes = np.unpackbits(np.frombuffer(accepted, np.uint8))[self.byte[children]] > 0
+        whole = self.token[children] >= 0
+        return bool(takes[whole].any()), bool(takes[~whole].any())
 
     def longer(self, text: bytes) -> NDArray[np.int32]:
         """The tokens that begin with `text` and have more bytes."""
@@ -202,7 +268,7 @@ class Vocabulary:
         """The longest token that stands in `text` at `at`. Raises ValueError if there is none."""
         node, found = 0, -1
         for end in range(at, len(text)):
-            node = self._below(node, text[end])
+            node = self.below(node, text[end])
             if node < 0:
                 break
             if self.token[node] >= 0:

@@ -135,8 +135,10 @@ class CudaConstraints:
         matcher = self.rows.matcher(row)
         self._on_device[row] = False
         if isinstance(matcher, AutomatonMatcher):
-            self.automata.put(ident, matcher.machine)
-            self._on_device[row] = self.automata.open(row, ident, matcher.state)
+            machine, state = matcher.machine, matcher.state
+            self.automata.put(ident, machine)
+            forced = None if state in (machine.start, machine.end) else machine.forced_token(state)
+            self._on_device[row] = self.automata.open(row, ident, state, forced)
             # One that found no place is looked ahead in a thread between its steps.
             matcher.elsewhere = bool(self._on_device[row])
 

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from ramify.gpu.constraints.arena import Arena
-from ramify.gpu.constraints.byte_tables import TokenBytes, byte_tables, token_bytes, words_of
+from ramify.gpu.constraints.byte_tables import (
+    KNOWN,
+    TokenBytes,
+    byte_tables,
+    can_be_tables,
+    token_bytes,
+)
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.sampling.triton_automata import Masks, Tokens, advance, masks_into
@@ -85,9 +91,10 @@ class DeviceAutomata:
                 self._tokens = self._on_device(token_bytes(machine.vocabulary))
                 self._vocabulary = machine.vocabulary
         made: Tensor | None = None
-        if -(-words_of(machine) // _ALIGN) <= self._places.size:
-            table = byte_tables(machine, _ALIGN)
-            made = None if table is None else self._pinned(table)
+        size = -(-len(machine.automaton.words) // _ALIGN) * _ALIGN
+        if size <= self._places.size * _ALIGN and can_be_tables(machine):
+            made = torch.empty(size, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+            byte_tables(machine, made.numpy())
         self._made[ident] = made
         return made is not None
 
@@ -96,10 +103,12 @@ class DeviceAutomata:
         self._made.pop(ident, None)
         self._places.forget(ident)
 
-    def open(self, row: int, ident: int, state: int) -> bool:
-        """Whether `row` follows constraint `ident` here, from `state` on; it was closed."""
+    def open(self, row: int, ident: int, state: int, forced: int | None = None) -> bool:
+        """Whether `row` follows constraint `ident` here, from `state` on; it was closed. `forced`: the
+        token that must come there, which is not known here of states that no output comes to.
+        """
         table = self._made.get(ident)
-        if table is None:
+        if table is None or (forced is not None and int(table[KNOWN + state]) >> 1 != forced + 1):
             return False
         start = self._places.find(ident)
         if start is None:
@@ -154,10 +163,6 @@ class DeviceAutomata:
             moved(tables.ids), moved(tables.places), moved(tables.first), moved(tables.base),
             moved(tables.bytes), tables.stops,
         )  # fmt: skip
-
-    def _pinned(self, array: Int32s) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory() if self._device.type == "cuda" else tensor
 
 
 def lines_without(count: int, words: int) -> Constrained:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ramify.gpu.constraints.byte_tables import HEADER
+from ramify.protocol.constraints import WORDS_HEADER
 
 _BLOCK = 1024  # places of one program
 _ROWS = 16  # lines of one program that advances
@@ -62,7 +62,7 @@ def masks_into(
     _masks[(n, triton.cdiv(size, block))](
         asks, arena, tables, states, given, host, tokens.ids, tokens.places, tokens.first, tokens.base,
         tokens.bytes, words, counts, size, tokens.stops, host.shape[1], words.shape[1],
-        HEADER=HEADER, BLOCK=block, num_warps=4,
+        HEADER=WORDS_HEADER, BLOCK=block, num_warps=4,
     )  # fmt: skip
 
 
@@ -78,18 +78,20 @@ def advance(
     n = len(asks)
     _follow[(triton.cdiv(n, _ROWS),)](
         asks, arena, tables, states, given, tokens.places, tokens.first, tokens.base, tokens.bytes,
-        counts, sampled, kept, forced, n, tokens.stops, HEADER=HEADER, BLOCK=_ROWS, num_warps=1,
+        counts, sampled, kept, forced, n, tokens.stops, HEADER=WORDS_HEADER, BLOCK=_ROWS, num_warps=1,
     )  # fmt: skip
 
 
 @triton.jit
 def _start(arena, table, HEADER: tl.constexpr):
-    """Of the automata at `table`: classes, states without the end, and where the three parts begin."""
-    columns = tl.load(arena + table)
+    """Of the automata at `table`: the end, and where the classes, what is known of each state, where its
+    row begins, and the steps begin.
+    """
     end = tl.load(arena + table + 1)
     classes = table + HEADER
     known = classes + 256
-    return columns, end, classes, known, known + end + 1
+    begins = known + end + 1
+    return end, classes, known, begins, begins + end + 1
 
 
 @triton.jit(do_not_specialize=["size", "stops", "host_words", "own_words"])
@@ -113,7 +115,7 @@ def _masks(
         state = tl.load(given + n)
         if state < 0:
             state = tl.load(states + row)
-        columns, _last, classes, known, table = _start(arena, tl.load(tables + row), HEADER)
+        _end, classes, known, begins, steps = _start(arena, tl.load(tables + row), HEADER)
         own = tl.load(arena + known + state)
         token = (own >> 1) - 1
         if token >= 0:
@@ -126,8 +128,9 @@ def _masks(
             while tl.max(alive.to(tl.int32), 0) > 0:
                 byte = tl.load(bytes + tl.load(base + depth) + at, mask=alive, other=0).to(tl.int32)
                 column = tl.load(arena + classes + byte, mask=alive, other=0)
-                moved = tl.load(arena + table + here * columns + column, mask=alive, other=-1)
-                here = tl.where(alive, moved, here)
+                row_of = tl.load(arena + begins + here, mask=alive, other=0)
+                step = tl.load(arena + steps + row_of + column, mask=alive, other=0)
+                here = tl.where((step & 1) > 0, 0, here) + (step >> 1)
                 depth += 1
                 alive = alive & (here >= 0) & (at >= tl.load(first + depth))
             legal = (here >= 0) | ((at < stops) & ((own & 1) > 0))
@@ -165,7 +168,7 @@ def _follow(
     state = tl.where(final & (state < 0), tl.load(states + row, mask=final, other=0), state)
     token = tl.load(sampled + line, mask=final, other=-1)
     final = final & (token >= 0)  # -1: the logits were not finite, and the row is given up
-    columns, end, classes, _known, table = _start(
+    end, classes, _known, begins, steps = _start(
         arena, tl.load(tables + row, mask=final, other=0), HEADER
     )
     place = tl.load(places + token, mask=final, other=0)
@@ -175,8 +178,9 @@ def _follow(
     while tl.max(alive.to(tl.int32), 0) > 0:
         byte = tl.load(bytes + tl.load(base + depth) + place, mask=alive, other=0).to(tl.int32)
         column = tl.load(arena + classes + byte, mask=alive, other=0)
-        moved = tl.load(arena + table + here * columns + column, mask=alive, other=-1)
-        here = tl.where(alive, moved, here)
+        row_of = tl.load(arena + begins + here, mask=alive, other=0)
+        step = tl.load(arena + steps + row_of + column, mask=alive, other=0)
+        here = tl.where((step & 1) > 0, 0, here) + (step >> 1)
         depth += 1
         alive = alive & (here >= 0) & (place >= tl.load(first + depth))
     tl.store(states + row, here, mask=final & (here >= 0))

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ramify.actors.grammar import compile as module
@@ -55,7 +56,19 @@ def test_it_says_what_its_tables_take() -> None:
     compiled = compile_constraint(ConstraintSpec("regex", "[a-z]{0,1000}[0-9]{0,1000}"))
     automaton = decode_body(compiled.body)
     assert isinstance(automaton, AutomatonBody)
-    assert compiled.held == 8 * automaton.states * automaton.columns > 10 * len(compiled.body)
+    columns, states = np.frombuffer(automaton.words, "<i4")[:2].tolist()
+    assert compiled.held == 8 * states * columns > 2 * len(compiled.body)
+
+
+def test_large_ones_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = compile_constraint(ConstraintSpec("regex", "[a-z]{0,1000}x"))
+    monkeypatch.setattr(module, "PACKED_FROM", 1000)
+    packed = compile_constraint(ConstraintSpec("regex", "[a-z]{0,1000}x"))
+    assert [decode_body(each.body).packed for each in (plain, packed)] == [False, True]  # type: ignore[union-attr]
+    assert len(packed.body) * 5 < len(plain.body)
+    found = built("regex", "[a-z]{0,1000}x")
+    assert accepts(found, "abcx")
+    assert not accepts(found, "abc")
 
 
 def test_a_schema_that_is_regular() -> None:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ramify.actors.grammar.automaton import Automaton
 from ramify.gpu.constraints import token_automaton, vocabulary
 from ramify.gpu.constraints.alike import alike
-from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
+from tests.gpu.constraints.machines import machine_of
 
 
 def lives(next: NDArray[np.int32], state: int, word: tuple[int, ...]) -> bool:
@@ -55,7 +55,7 @@ def test_shared_masks_are_the_same(pattern: str, monkeypatch: pytest.MonkeyPatch
 
     def masks() -> list[bytes]:
         known = Vocabulary(tokens, [stop], lambda text: [])
-        machine = TokenAutomaton(known, automaton.next, automaton.classes, automaton.final)
+        machine = machine_of(known, automaton)
         assert (machine._blocks is None) == (len(automaton) < token_automaton.ALIKE_FROM)
         return [machine.mask(state).tobytes() for state in range(machine.end + 1)]
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from ramify.actors.grammar.automaton import Automaton as Machine
-from ramify.gpu.constraints.byte_tables import HEADER, byte_tables, token_bytes, words_of
-from ramify.gpu.constraints.token_automaton import TokenAutomaton
+from ramify.gpu.constraints.byte_tables import byte_tables, can_be_tables, token_bytes
 from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.protocol.constraints import WORDS_HEADER
+from tests.gpu.constraints.machines import machine_of
 
 
 def test_each_token_is_found_with_its_bytes(vocabulary: Vocabulary) -> None:
@@ -25,26 +26,22 @@ def test_each_token_is_found_with_its_bytes(vocabulary: Vocabulary) -> None:
 
 def test_an_automaton_as_words(vocabulary: Vocabulary) -> None:
     made = Machine.from_regex(r'\{"name": (none|no)\}')
-    machine = TokenAutomaton(vocabulary, made.next, made.classes, made.final)
-    words = byte_tables(machine)
-    assert words is not None
-    assert len(words) == words_of(machine)
-    columns, end = words[:2].tolist()
-    assert (columns, end) == (made.next.shape[1], machine.end)
-    known = words[HEADER + 256 :][: end + 1]
+    machine = machine_of(vocabulary, made)
+    words = np.full(len(machine.automaton.words) + 5, -9, np.int32)
+    byte_tables(machine, words)
+    end = machine.end
+    known = words[WORDS_HEADER + 256 :][: end + 1].copy()
+    words[WORDS_HEADER + 256 :][: end + 1] &= 1
+    assert words.tolist() == [*machine.automaton.words.tolist(), *[-9] * 5]
     for state in range(end):
-        token = machine.forced_token(state)
-        assert known[state] >> 1 == (0 if token is None else token + 1)
+        assert known[state] >> 1 in (0, 1 + (machine.forced_token(state) or -1))
         assert bool(known[state] & 1) == machine.is_final(state)
     assert known[end] == 1
     assert known[0] >> 1  # the text begins with one that is forced
-    table = words[HEADER + 256 + end + 1 :].reshape(end + 1, columns)
-    assert (table[:end] == made.next).all()
-    assert (table[end] == -1).all()
 
 
 def test_too_much_forced_text(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Machine.from_regex("abcdefgh")
-    machine = TokenAutomaton(vocabulary, made.next, made.classes, made.final)
+    machine = machine_of(vocabulary, Machine.from_regex("abcdefgh"))
+    assert can_be_tables(machine)
     monkeypatch.setattr("ramify.gpu.constraints.byte_tables.MOST_FORCED_STATES", 7)
-    assert byte_tables(machine) is None
+    assert not can_be_tables(machine)

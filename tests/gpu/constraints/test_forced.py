@@ -12,6 +12,7 @@ from ramify.actors.grammar.automaton import Automaton
 from ramify.gpu.constraints.forced import MOST_DRAFTS, MOST_FORCED
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
+from tests.gpu.constraints.machines import machine_of
 
 STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]){0,30}"'
 HOUSE = '"(?:Gryffindor|Slytherin)"'
@@ -30,7 +31,7 @@ Chooser = Callable[[list[int], list[int]], int]  # (tokens so far, legal ones) -
 
 def compiled(pattern: str, vocabulary: Vocabulary) -> TokenAutomaton:
     a = Automaton.from_regex(pattern)
-    return TokenAutomaton(vocabulary, a.next, a.classes, a.final)
+    return machine_of(vocabulary, a)
 
 
 def toy_model(seed: int, temperature: float) -> Chooser:
@@ -179,6 +180,29 @@ def test_long_forced_texts_come_in_parts(vocabulary: Vocabulary) -> None:
     assert count > 2
 
 
+def reached(machine: TokenAutomaton) -> set[int]:
+    """All states in which an output can stand: from the start over what masks allow."""
+    found, todo = {machine.start}, [machine.start]
+    for state in todo:  # grows
+        for token in np.flatnonzero(machine.vocabulary.unpack(machine.mask(state))).tolist():
+            target = machine.advance(state, token)
+            if target not in found:
+                found.add(target)
+                todo.append(target)
+    return found - {machine.end}
+
+
+def check_tokens(pattern: str, vocabulary: Vocabulary) -> None:
+    """`forced_tokens` says of all states that can be reached what is said of each, and nothing wrong."""
+    machine, fresh = compiled(pattern, vocabulary), compiled(pattern, vocabulary)
+    states, tokens = machine.forced_tokens()
+    said = dict(zip(states.tolist(), tokens.tolist(), strict=True))
+    assert len(said) == len(states)
+    assert {state: fresh.forced_token(state) for state in said} == said
+    lacking = reached(machine) - said.keys()
+    assert all(fresh.forced_token(state) is None for state in lacking)
+
+
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -189,27 +213,23 @@ def test_long_forced_texts_come_in_parts(vocabulary: Vocabulary) -> None:
         "(?:xy){130}z|no",
     ],
 )
-def test_all_states_at_once(pattern: str, vocabulary: Vocabulary) -> None:
-    """The same as state by state, with counts, parts of characters, and very long texts."""
-    machine, fresh = compiled(pattern, vocabulary), compiled(pattern, vocabulary)
-    one_by_one = [fresh.forced_token(state) for state in range(fresh.end)]
-    assert machine.forced_tokens().tolist() == [-1 if token is None else token for token in one_by_one]
+def test_all_forced_tokens_at_once(pattern: str, vocabulary: Vocabulary) -> None:
+    """With counts, parts of characters, and very long texts."""
+    check_tokens(pattern, vocabulary)
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.sampled_from(["ab", "na", "(a|b)", '"', "é", "中", "[ax]", "b?", "(ab){3}", "a{0,9}"]))
+    st.lists(
+        st.sampled_from(["ab", "na", "(a|b)", '"', "é", "中", "[ax]", "b?", "(ab){3}", "a{0,9}", '":"'])
+    )
 )
-def test_all_states_of_any_pattern_at_once(vocabulary: Vocabulary, parts: list[str]) -> None:
-    machine, fresh = compiled("".join(parts), vocabulary), compiled("".join(parts), vocabulary)
-    one_by_one = [fresh.forced_token(state) for state in range(fresh.end)]
-    assert machine.forced_tokens().tolist() == [-1 if token is None else token for token in one_by_one]
+def test_all_forced_tokens_of_any_pattern(vocabulary: Vocabulary, parts: list[str]) -> None:
+    check_tokens("".join(parts), vocabulary)
 
 
-def test_texts_with_equal_hashes_are_told_apart(
-    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ramify.gpu.constraints.forced._POWERS", np.zeros(513, np.uint64))
-    machine = compiled("(?:abx|bax)[yz]", vocabulary)
-    one_by_one = [machine.forced_token(state) for state in range(machine.end)]
-    assert machine.forced_tokens().tolist() == [-1 if token is None else token for token in one_by_one]
+def test_few_states_of_forced_text_are_spelled(vocabulary: Vocabulary) -> None:
+    """A text is spelled where a token of what is before it can end, and where its own tokens end."""
+    machine = compiled('(x|y)"value":"(?:[ab]{9}z)?"', vocabulary)
+    states, _ = machine.forced_tokens()
+    assert 1 < len(states) < len(machine.forced_states())

@@ -4,13 +4,13 @@ import pytest
 
 from ramify.actors.grammar.automaton import Automaton as Bytes
 from ramify.gpu.constraints.matcher import Automaton, Constraint
-from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
+from tests.gpu.constraints.machines import machine_of
 
 
 def constraint(pattern: str, vocabulary: Vocabulary) -> Automaton:
     a = Bytes.from_regex(pattern)
-    return Automaton(TokenAutomaton(vocabulary, a.next, a.classes, a.final))
+    return Automaton(machine_of(vocabulary, a))
 
 
 def test_forward_and_back(vocabulary: Vocabulary) -> None:

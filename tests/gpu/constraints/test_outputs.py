@@ -11,9 +11,9 @@ import pytest
 from ramify.actors.grammar.automaton import Automaton as Machine
 from ramify.gpu.constraints.matcher import Automaton
 from ramify.gpu.constraints.outputs import FEW, LOST, NOTHING, Legal, Output
-from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.errors import ConstraintError
+from tests.gpu.constraints.machines import machine_of
 
 STOP = 256
 WORDS = Vocabulary([bytes([i]) for i in range(256)] + [b""], [STOP], lambda text: list(text.encode()))
@@ -24,7 +24,7 @@ class Gate:
 
     def __init__(self, pattern: str, quick: bool) -> None:
         made = Machine.from_regex(pattern)
-        self.inner = Automaton(TokenAutomaton(WORDS, made.next, made.classes, made.final))
+        self.inner = Automaton(machine_of(WORDS, made))
         self.quick = quick
         self.open = Event()
         self.taken: list[int] = []
@@ -74,7 +74,7 @@ def now(seconds: float = 5.0) -> float:
 
 def test_a_quick_one_is_never_busy(threads: ThreadPoolExecutor) -> None:
     made = Machine.from_regex("abc[xy]")
-    rule = Automaton(TokenAutomaton(WORDS, made.next, made.classes, made.final))
+    rule = Automaton(machine_of(WORDS, made))
     output = Output(loaded(rule), b"a", lambda: threads)
     assert output.ready
     assert output.look().tokens == tuple(b"bc")
@@ -123,7 +123,7 @@ def test_nothing_is_made_ahead_where_a_device_follows(threads: ThreadPoolExecuto
     """Its masks would hold up the next constraint's loading. Nor where masks are made quickly."""
     made = Machine.from_regex("ab[xy]{600}")
     for elsewhere, quick in ((True, False), (False, True), (False, False)):
-        machine = TokenAutomaton(WORDS, made.next, made.classes, made.final)
+        machine = machine_of(WORDS, made)
         machine.elsewhere, machine._quick = elsewhere, quick
         coming = Future[Any]()
         output = Output(coming, list(b"ab"), lambda: threads)
@@ -197,7 +197,7 @@ def test_a_bug_ahead_of_the_first_token_leaves_no_row_waiting(
 
 def test_free_text_is_not_all_tokens(threads: ThreadPoolExecutor) -> None:
     made = Machine.from_regex("(?s:.*)")
-    rule = Automaton(TokenAutomaton(WORDS, made.next, made.classes, made.final))
+    rule = Automaton(machine_of(WORDS, made))
     output = Output(loaded(rule), [], lambda: threads)
     assert not output.look().legal[0].free  # bytes that are no text
     assert Legal(-1, WORDS.everything, True).has(0)

@@ -21,6 +21,7 @@ from ramify.protocol.constraints import ConstraintSpec
 from ramify.protocol.errors import ConstraintError
 from ramify.protocol.structure import RegexPart, Structure, Tag, TagsPart, TextPart
 from tests.gpu.constraints.conftest import byte_level
+from tests.gpu.constraints.machines import machine_of
 
 STRING = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt])*"'
 PATTERNS = {
@@ -38,7 +39,7 @@ PATTERNS = {
 
 def compiled(pattern: str, vocabulary: Vocabulary) -> TokenAutomaton:
     a = Automaton.from_regex(pattern)
-    return TokenAutomaton(vocabulary, a.next, a.classes, a.final)
+    return machine_of(vocabulary, a)
 
 
 def legal(machine: TokenAutomaton, state: int) -> set[int]:
@@ -184,7 +185,7 @@ def test_masks_are_kept_and_equal_ones_kept_once(vocabulary: Vocabulary) -> None
 def test_masks_are_forgotten_when_they_grow(vocabulary: Vocabulary) -> None:
     store = MaskStore(4 * vocabulary.words * 6)
     a = Automaton.from_regex("abc|de|(f|g){5}x?y?z?")
-    machine = TokenAutomaton(vocabulary, a.next, a.classes, a.final, store)
+    machine = machine_of(vocabulary, a, store)
     before = [machine.mask(state).tobytes() for state in range(machine.end + 1)]
     assert [machine.mask(state).tobytes() for state in range(machine.end + 1)] == before
     assert 0 < store.bytes <= 4 * vocabulary.words * 6
@@ -232,7 +233,7 @@ def test_free_text_needs_no_mask_and_marks_are_tokens() -> None:
     vocabulary = Vocabulary(tokenizer.words[0], tokenizer.eos_ids, tokenizer.encode, size=450)
     tags = TagsPart([Tag("<tool_call>", RegexPart('"(a|b)"'), "\n<tool_call>")])
     automaton, _ = structure_automaton(Structure(tags, ["<tool_call>"]))
-    machine = TokenAutomaton(vocabulary, automaton.next, automaton.classes, automaton.final)
+    machine = machine_of(vocabulary, automaton)
     assert machine.mask(0) is vocabulary.everything
     (mark,) = (i for i, data in enumerate(vocabulary.tokens) if data == b"\xff<tool_call>\xfe")
     for token in (*vocabulary.encode("well <tool"), 449, mark - 2):
@@ -259,4 +260,4 @@ def test_a_mark_that_the_model_has_not_is_refused() -> None:
     vocabulary = Vocabulary(tokenizer.words[0], tokenizer.eos_ids, tokenizer.encode)
     automaton, _ = structure_automaton(Structure(TextPart("<mark>"), ["<mark>"]))
     with pytest.raises(ConstraintError, match="no token for a mark"):
-        TokenAutomaton(vocabulary, automaton.next, automaton.classes, automaton.final)
+        machine_of(vocabulary, automaton)

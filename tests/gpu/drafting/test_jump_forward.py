@@ -12,12 +12,12 @@ import pytest
 from ramify.actors.grammar.automaton import Automaton as Machine
 from ramify.gpu.constraints.matcher import Automaton
 from ramify.gpu.constraints.rows import ConstrainedRows
-from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.drafting.host import HostDrafts
 from ramify.protocol.errors import ConstraintError
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
+from tests.gpu.constraints.machines import machine_of
 
 PATTERN = r'\{"name": "[a-z]{1,6}", "job": "(cook|pilot)", "age": [1-9][0-9]\}'
 STOP, MOST = 2, 5
@@ -99,7 +99,7 @@ def generate(
     words = vocabulary(executor.info.vocab_size)
     machine = Machine.from_regex(PATTERN)
     rules = ConstrainedRows(executor.info.max_rows, executor.info.vocab_size, jumps=jumps)
-    rule: Any = Automaton(TokenAutomaton(words, machine.next, machine.classes, machine.final))
+    rule: Any = Automaton(machine_of(words, machine))
     if slow in ("masks", "all"):
         rule = Slow(rule, quick=slow == "masks")
     rules.put(1, rule)

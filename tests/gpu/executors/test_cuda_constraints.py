@@ -16,11 +16,11 @@ import torch
 
 from ramify.actors.grammar.automaton import Automaton as Machine
 from ramify.gpu.constraints.matcher import Automaton
-from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.errors import ConstraintError
 from ramify.protocol.plan import NO_TOKEN, STUCK, ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
+from tests.gpu.constraints.machines import machine_of
 
 CUDA = torch.cuda.is_available()
 pytest.importorskip("triton", minversion=None if CUDA else "3.7")
@@ -82,7 +82,7 @@ class Run:
         machine = Machine.from_regex(PATTERN)
         constraints = executor.constraints
         rows = getattr(constraints, "rows", constraints)
-        rows.put(1, Automaton(TokenAutomaton(words, machine.next, machine.classes, machine.final)))
+        rows.put(1, Automaton(machine_of(words, machine)))
         self.words, self.executor, self.drafts = words, executor, drafts
         self.outputs: dict[int, list[int]] = {row: [] for row in range(len(SETTINGS))}
         self.forced: dict[int, list[int]] = {row: [] for row in range(len(SETTINGS))}
@@ -194,9 +194,7 @@ def test_a_late_constraint_delays_its_rows_alone(make: Any) -> None:
         if launches == 4:
             words = vocabulary(executor.info.vocab_size)
             machine = Machine.from_regex(PATTERN)
-            loaded.set_result(
-                Automaton(TokenAutomaton(words, machine.next, machine.classes, machine.final))
-            )
+            loaded.set_result(Automaton(machine_of(words, machine)))
             for row in range(FREE):
                 assert rows.wait(row, monotonic() + 5)
         step = launch(plan)
@@ -221,7 +219,7 @@ def test_a_prompt_of_one_token_beside_forced_drafts(make: Any, monkeypatch: pyte
     executor = make()
     words = vocabulary(executor.info.vocab_size)
     machine = Machine.from_regex(r'\{"name": "pilot, pilot, pilot"\}')
-    made = Automaton(TokenAutomaton(words, machine.next, machine.classes, machine.final))
+    made = Automaton(machine_of(words, machine))
     executor.constraints.rows.put(1, made)
     sampling = SamplingParams(temperature=5.0, seed=1)
 
@@ -265,7 +263,7 @@ def test_forks_share_what_is_computed(make: Any) -> None:
     executor = make(deterministic=True)
     words = vocabulary(executor.info.vocab_size)
     machine = Machine.from_regex(PATTERN)
-    constraint = Automaton(TokenAutomaton(words, machine.next, machine.classes, machine.final))
+    constraint = Automaton(machine_of(words, machine))
     executor.constraints.rows.put(1, constraint)
     prompt = list(range(20, 20 + PAGE + 2))  # a page that all share, and more
 
@@ -326,7 +324,7 @@ class Crowd:
         self.step = self.placed = self.unplaced = 0
         for ident, pattern in enumerate(PATTERNS, 1):
             machine = Machine.from_regex(pattern)
-            made = Automaton(TokenAutomaton(self.words, machine.next, machine.classes, machine.final))
+            made = Automaton(machine_of(self.words, machine))
             executor.constraints._prepare(ident, made)
             executor.constraints.rows.put(ident, made)
 
@@ -414,7 +412,7 @@ def test_no_thread_moves_what_the_device_follows(make: Any, monkeypatch: pytest.
     constraints = executor.constraints
     words = vocabulary(executor.info.vocab_size)
     machine = Machine.from_regex("[a-z]{9}")
-    made = Automaton(TokenAutomaton(words, machine.next, machine.classes, machine.final))
+    made = Automaton(machine_of(words, machine))
     constraints._prepare(1, made)
     constraints.rows.put(1, made)
 

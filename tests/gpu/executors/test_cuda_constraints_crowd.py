@@ -20,12 +20,12 @@ import torch
 from ramify.actors.grammar.automaton import Automaton as Machine
 from ramify.gpu.constraints.matcher import Automaton
 from ramify.gpu.constraints.outputs import Output
-from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.gpu.step.rows import RowTable
 from ramify.gpu.step.step_rows import StepRows, within
 from ramify.protocol.plan import ExecutorInfo, ExtendRow, OpenRow, StepPlan, pack
 from ramify.protocol.sampling import SamplingParams
+from tests.gpu.constraints.machines import machine_of
 
 pytest.importorskip("triton")  # which `automata` imports
 STOP, SIZE, ROWS, LINES, PAGES = 2, 160, 8, 48, 20
@@ -36,7 +36,7 @@ PATTERNS = [
     rf'"xa[bc]yna[ab]{{{n % 3}}}"\}}'
     for n in range(8)
 ]
-TABLE = 12_000  # bytes; each has between 7,500 and 11,200
+TABLE = 7_300  # bytes; each has between 4,500 and 6,800
 
 
 def encode(text: str) -> list[int]:
@@ -87,7 +87,7 @@ class Crowd:
         words = Vocabulary(TEXTS, [STOP], encode, SIZE)
         for ident, pattern in enumerate(PATTERNS, 1):
             made = Machine.from_regex(pattern)
-            machine = TokenAutomaton(words, made.next, made.classes, made.final)
+            machine = machine_of(words, made)
             self.constraints._prepare(ident, Automaton(machine))
             self.constraints.rows.put(ident, Automaton(machine))
         self.live: dict[int, Client] = {}
@@ -221,12 +221,13 @@ class Crowd:
     def after(self, row: int, state: int, token: int) -> int:
         """As `triton_automata` reads the arena."""
         arena, table = self.automata._arena.numpy(), int(self.automata._tables[row])
-        columns, end = arena[table : table + 2]
+        end = int(arena[table + 1])
         if token == STOP:
-            return int(end)
+            return end
+        begins = table + 4 + 256 + end + 1
         for byte in TEXTS[token]:
-            column = arena[table + 4 + byte]
-            state = int(arena[table + 4 + 256 + end + 1 + state * columns + column])
+            step = int(arena[begins + end + 1 + arena[begins + state] + arena[table + 4 + byte]])
+            state = (0 if step & 1 else state) + (step >> 1)
             if state < 0:
                 return -1
         return state

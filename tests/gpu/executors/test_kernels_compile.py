@@ -59,6 +59,10 @@ import numpy as np
 import ramify.gpu.programmatic_launch as programmatic_launch
 programmatic_launch.overlaps = lambda device: True  # before anybody imports it
 from ramify.gpu.attention.registry import Choice
+from ramify.actors.grammar.automaton import Automaton as Machine
+from ramify.actors.grammar.must_follow import forced_texts
+from ramify.actors.grammar.words import words_of
+from ramify.gpu.constraints.byte_automaton import ByteAutomaton
 from ramify.gpu.constraints.matcher import Automaton
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
@@ -118,9 +122,8 @@ def executor_for(config, dtype, sinks, deterministic, draft):
     return cuda_executor.CudaExecutor(model, pool, RowTable(info), info, choice, drafter)
 
 text = Vocabulary([b"a", b"b"], [2], lambda text: [0] * len(text), 128)
-following = np.concatenate([np.arange(1, 40), [-1]]).astype(np.int32)[:, None]  # a forty times
-machine = TokenAutomaton(text, np.append(following, np.full_like(following, -1), 1),
-                         (np.arange(256) != 97).astype(np.uint8), following[:, 0] < 0)
+forty = Machine.from_regex("a{40}")
+machine = TokenAutomaton(text, ByteAutomaton(words_of(forty), forced_texts(forty)))
 constraint = Automaton(machine)
 
 config = json.loads(sys.argv[1])

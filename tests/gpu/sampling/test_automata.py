@@ -9,6 +9,7 @@ import torch
 from ramify.actors.grammar.automaton import Automaton as Machine
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
 from ramify.gpu.constraints.vocabulary import Vocabulary
+from tests.gpu.constraints.machines import machine_of
 
 CUDA = torch.cuda.is_available()
 pytest.importorskip("triton", minversion=None if CUDA else "3.7")
@@ -51,7 +52,7 @@ def words() -> Vocabulary:
 
 def compiled(pattern: str, words: Vocabulary) -> TokenAutomaton:
     made = Machine.from_regex(pattern)
-    return TokenAutomaton(words, made.next, made.classes, made.final)
+    return machine_of(words, made)
 
 
 def asks_for(lines: list[tuple[int, int, int]]) -> torch.Tensor:
@@ -150,11 +151,11 @@ def test_what_does_not_fit(words: Vocabulary) -> None:
     from ramify.gpu.sampling.automata import DeviceAutomata
 
     machine = compiled("[a-z]{1,40}", words)
-    rows = DeviceAutomata(4, words.size, DEVICE, 14 << 7)
+    rows = DeviceAutomata(4, words.size, DEVICE, 12 << 7)
     for ident in (1, 2, 3):
         rows.put(ident, machine)
     assert rows.open(0, 1, 0)
-    assert rows.used_bytes == 13 << 7
+    assert rows.used_bytes == 11 << 7
     assert not rows.open(1, 2, 0)
     rows.close(0)
     assert rows.open(1, 2, 0)
@@ -166,3 +167,16 @@ def test_what_does_not_fit(words: Vocabulary) -> None:
     rows.forget(2)
     assert rows.used_bytes == 0
     assert not rows.open(2, 2, 0)
+
+
+def test_a_state_that_no_output_comes_to(words: Vocabulary) -> None:
+    """Its forced token was not spelled beforehand: who stands there is followed on the host."""
+    from ramify.gpu.sampling.automata import DeviceAutomata
+
+    machine = compiled("(no|none)?", words)
+    rows = DeviceAutomata(4, words.size, DEVICE, 1 << 20)
+    rows.put(1, machine)
+    state = machine.advance(0, words.tokens.index(b"n"))
+    token = machine.forced_token(state)
+    assert token is None or rows.open(0, 1, state, token)
+    assert not rows.open(1, 1, state, words.tokens.index(b"z"))

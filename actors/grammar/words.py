@@ -1,0 +1,80 @@
+"""An automaton as the words that a device reads: see `protocol.constraints.AutomatonBody`. Pure.
+
+Transitions are kept as distances, but those to states that many others lead to, as to what is behind
+a string. Then all states of a counted text that differ only in their count have the same row, and a
+table of a megabyte becomes one of some kilobytes.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramify.actors.grammar.automaton import Automaton
+from ramify.protocol.constraints import NO_STEP
+
+Table = NDArray[np.int32]
+
+_RARE = 8  # states with the same distances that are looked at again
+_OFTEN = 16  # states that lead to one over the same class: then it is named, however far it is
+_FACTORS = np.random.default_rng(0xD1B54A32D192ED03).integers(0, 1 << 64, 256, np.uint64)
+
+
+def words_of(automaton: Automaton) -> Table:
+    """The `words` of an `AutomatonBody`."""
+    states, columns = automaton.next.shape
+    kinds, row = _rows(automaton.next)
+    return np.concatenate(
+        [
+            np.array([columns, states, len(kinds) + 1, 0]),
+            automaton.classes,
+            automaton.final,
+            [1],
+            row * columns,
+            [len(kinds) * columns],
+            kinds.ravel(),
+            np.full(columns, NO_STEP),
+        ],
+        dtype=np.int32,
+        casting="unsafe",
+    )
+
+
+def _rows(following: Table) -> tuple[Table, NDArray[np.int64]]:
+    """The different rows of steps, and which of them each state has.
+
+    First all steps are distances. In rows that few states have, what many of these lead to is named.
+    """
+    steps = following - np.arange(len(following), dtype=np.int32)[:, None]
+    steps *= 2
+    steps[following < 0] = NO_STEP
+    kinds, row = _different(steps)
+    rare = np.bincount(row) <= _RARE
+    states = np.flatnonzero(rare[row])
+    if len(states) <= _OFTEN:
+        return kinds, row
+    there = following[states]
+    codes = there.astype(np.int64) * there.shape[1] + np.arange(there.shape[1])
+    codes[there < 0] = -1
+    found, counts = np.unique(codes, return_counts=True)
+    often = np.zeros(len(following) + 1, np.bool_)
+    often[found[counts > _OFTEN] // there.shape[1]] = True
+    often[-1] = False  # of -1
+    named = often[there]
+    again = steps[states]
+    again[named] = 2 * there[named] + 1
+    others = np.flatnonzero(~rare)
+    kinds, number = _different(np.concatenate([kinds[others], again]))
+    numbers = np.empty(len(rare), np.int64)
+    numbers[others] = number[: len(others)]
+    row = numbers[row]
+    row[states] = number[len(others) :]
+    return kinds, row
+
+
+def _different(rows: Table) -> tuple[Table, NDArray[np.int64]]:
+    """The different ones of `rows`, and which of them each is."""
+    hashes = rows.view(np.uint32).astype(np.uint64).dot(_FACTORS[: rows.shape[1]])
+    _, first, group = np.unique(hashes, return_index=True, return_inverse=True)
+    kinds = rows[first]
+    if (kinds[group] != rows).any():  # two hashes of 64 bits were equal
+        kinds, group = np.unique(rows, axis=0, return_inverse=True)
+    return kinds, group.ravel()

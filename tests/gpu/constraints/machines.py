@@ -1,0 +1,21 @@
+"""What the executor follows, of an automaton of the compiler."""
+
+from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.must_follow import forced_texts
+from ramify.actors.grammar.words import words_of
+from ramify.gpu.constraints.byte_automaton import ByteAutomaton
+from ramify.gpu.constraints.masks import MaskStore
+from ramify.gpu.constraints.token_automaton import TokenAutomaton
+from ramify.gpu.constraints.vocabulary import Vocabulary
+
+
+def byte_automaton(automaton: Automaton) -> ByteAutomaton:
+    """What a compile worker sends."""
+    return ByteAutomaton(words_of(automaton), forced_texts(automaton))
+
+
+def machine_of(
+    vocabulary: Vocabulary, automaton: Automaton, store: MaskStore | None = None
+) -> TokenAutomaton:
+    """`automaton` over the tokens of `vocabulary`."""
+    return TokenAutomaton(vocabulary, byte_automaton(automaton), store)
