@@ -37,6 +37,7 @@ from ramify.actors.kit.log import get_log
 from ramify.protocol.messages import ExecutorMessage
 from ramify.protocol.plan import ExecutorDown
 
+SWITCH_SECONDS = 0.0005  # that a thread which loads constraints may keep the interpreter from the steps
 PARTING_SECONDS = 1.0
 WAITING_SECONDS = 1.0  # between signs of life while there is nothing to do
 
@@ -66,6 +67,7 @@ def main(fd: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the engine reads its tokens again; not for us
     gc.disable()
+    sys.setswitchinterval(SWITCH_SECONDS)
     engine: Engine = BlockingLink(_adopt(fd), to_executor(), encoder())
     try:
         return _serve(engine)
