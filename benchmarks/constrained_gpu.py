@@ -284,9 +284,7 @@ def kernels(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     machine = rule.machine
     automata = DeviceAutomata(257, vocabulary.size, torch.device(options.device), 128 << 20)
     automata.put(1, machine)
-    print(
-        f"tables of {machine.end} states: {1000 * (time.perf_counter() - begun):.0f} ms", flush=True
-    )
+    print(f"tables of {machine.end} states: {1000 * (time.perf_counter() - begun):.0f} ms", flush=True)
     state = 0
     for token in tokenizer.encode('{"name":"some'):
         state = machine.advance(state, token)
