@@ -4,8 +4,8 @@
 
 Random weights of the shape, token ids, `ignore_eos`.
 
-    scale  a server without replicas, and one with as many as --replicas (a GPU each), in turns: tokens a
-           second and TTFT of --streams sessions at once on each server, and of that many a replica
+    scale  a server without replicas, some with --replicas (a GPU each), in turns: tokens a second and
+           TTFT of --streams sessions at once on each server, and of that many a replica
     kill   greedy generations with deterministic kernels, a replica ended by SIGKILL in their midst,
            again and again: tokens must be those of an undisturbed run. "wait" is the longest between
            two deltas of a stream; "back" is how long the replica takes to be ready again
@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -26,9 +27,12 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from report import headline, machine, percentile, write_json
 
 import ramify
@@ -61,49 +65,70 @@ def prompt(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(500), k=length)
 
 
-class Stream:
-    """One session, and what came of its generation."""
+class Outcome(msgspec.Struct):
+    """What came of one generation. `first`, `longest`: seconds to the first delta, and between two."""
 
-    def __init__(self, session: Any) -> None:
-        self.session = session
-        self.tokens: list[int] = []
-        self.first = self.longest = 0.0
-
-    @classmethod
-    async def open(cls, url: str, tokens: list[int]) -> "Stream":
-        session = await ramify.connect(url, tokens=True)
-        await session.main.append(tokens=tokens)
-        return cls(session)
-
-    async def run(self, count: int) -> None:
-        """Generate greedily."""
-        began = time.perf_counter()
-        generation = self.session.main.generate(max_tokens=count, temperature=0.0, ignore_eos=True)
-        times = [began]
-        async for _ in generation:
-            times.append(time.perf_counter())
-        result = await generation
-        if result.usage.output != count:
-            raise RuntimeError(f"a stream ended early: {result.reason}, {result.usage}")
-        self.tokens = list(result.tokens or ())
-        self.first = times[1] - began
-        self.longest = max(b - a for a, b in itertools.pairwise(times))
+    tokens: list[int]
+    first: float
+    longest: float
 
 
-async def together(
-    url: str, streams: int, options: argparse.Namespace, meanwhile: Any = None
-) -> tuple[list[Stream], float]:
-    """So many sessions that generate at once, and how long that took. `meanwhile` runs beside them."""
-    found = await asyncio.gather(
-        *(Stream.open(url, prompt(seed, options.prompt)) for seed in range(streams))
-    )
+async def generate(session: Any, count: int) -> Outcome:
+    """Greedily, so many tokens."""
+    generation = session.main.generate(max_tokens=count, temperature=0.0, ignore_eos=True)
+    times = [time.perf_counter()]
+    async for _ in generation:
+        times.append(time.perf_counter())
+    result = await generation
+    if result.usage.output != count:
+        raise RuntimeError(f"a stream ended early: {result.reason}, {result.usage}")
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    return Outcome(list(result.tokens or ()), gaps[0], max(gaps))
+
+
+def clients(url: str, seeds: range, options: argparse.Namespace, barrier: Any, results: Any) -> None:
+    """A process with some of the sessions: opens them, and generates when all processes have theirs."""
+
+    async def one(session: Any) -> Outcome:
+        outcome = await generate(session, options.tokens)
+        await session.close()
+        return outcome
+
+    async def all_of_them() -> list[Outcome]:
+        sessions = [await ramify.connect(url, tokens=True) for _ in seeds]
+        for session, seed in zip(sessions, seeds, strict=True):
+            await session.main.append(tokens=prompt(seed, options.prompt))
+        await asyncio.to_thread(barrier.wait)
+        return await asyncio.gather(*map(one, sessions))
+
+    results.put((seeds.start, msgspec.msgpack.encode(asyncio.run(all_of_them()))))
+
+
+def together(
+    url: str, streams: int, options: argparse.Namespace, meanwhile: Callable[[], None] = lambda: None
+) -> tuple[list[Outcome], float]:
+    """So many sessions that generate at once, from --clients processes, and how long that took.
+
+    `meanwhile` runs beside them.
+    """
+    context = multiprocessing.get_context("spawn")
+    count = min(options.clients, streams)
+    barrier, results = context.Barrier(count + 1), context.Queue()
+    parts = [range(streams * i // count, streams * (i + 1) // count) for i in range(count)]
+    processes = [
+        context.Process(target=clients, args=(url, part, options, barrier, results)) for part in parts
+    ]
+    for process in processes:
+        process.start()
+    barrier.wait(120)
     began = time.perf_counter()
-    await asyncio.gather(
-        *(each.run(options.tokens) for each in found), *([meanwhile()] if meanwhile else [])
-    )
+    meanwhile()
+    found = dict(results.get(timeout=120) for _ in processes)
     took = time.perf_counter() - began
-    await asyncio.gather(*(each.session.close() for each in found))
-    return found, took
+    for process in processes:
+        process.join()
+    each = [msgspec.msgpack.decode(found[part.start], type=list[Outcome]) for part in parts]
+    return list(itertools.chain(*each)), took
 
 
 def flags(options: argparse.Namespace, *more: str) -> list[str]:
@@ -120,26 +145,24 @@ def flags(options: argparse.Namespace, *more: str) -> list[str]:
 
 def scale(options: argparse.Namespace) -> list[dict[str, Any]]:
     """One row a server and load."""
-    rows = []
-    count = options.replicas
-    runs: dict[tuple[int, int], list[dict[str, float]]] = {}
-    with (
-        served(flags(options), options.shape) as alone,
-        served(flags(options, "--replicas", str(count)), options.shape) as many,
-    ):
+    rows, count = [], options.replicas
+    runs: dict[tuple[str, int], list[dict[str, float]]] = {}
+    ways = {"none": flags(options)}
+    for gateways in options.gateways:
+        name = f"{count}, {gateways} gateways"
+        ways[name] = flags(options, "--replicas", str(count), "--gateways", str(gateways))
+    with ExitStack() as stack:
+        urls = {way: stack.enter_context(served(own, options.shape)).url for way, own in ways.items()}
         for repeat in range(1 + options.repeats):
-            for replicas, url in ((0, alone.url), (count, many.url)):
+            for way, url in urls.items():
                 for streams in (options.streams, count * options.streams):
-                    found, took = asyncio.run(together(url, streams, options))
+                    found, took = together(url, streams, options)
                     if repeat:  # the first one warms up
-                        firsts = [each.first for each in found]
-                        one = {
-                            "tok/s": streams * options.tokens / took,
-                            "TTFT ms": 1e3 * statistics.mean(firsts),
-                        }
-                        runs.setdefault((replicas, streams), []).append(one)
-    for (replicas, streams), each in runs.items():
-        row: dict[str, Any] = {"replicas": replicas, "streams": streams}
+                        ttft = statistics.mean(each.first for each in found)
+                        one = {"tok/s": streams * options.tokens / took, "TTFT ms": 1e3 * ttft}
+                        runs.setdefault((way, streams), []).append(one)
+    for (way, streams), each in runs.items():
+        row: dict[str, Any] = {"replicas": way, "streams": streams}
         for name in ("tok/s", "TTFT ms"):
             values = [one[name] for one in each]
             row[name] = f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
@@ -157,21 +180,21 @@ def kill(options: argparse.Namespace) -> list[dict[str, Any]]:
     with served(flags(options, "--replicas", str(count), *same), options.shape) as server:
         while len(ready(server.url)) < count:
             time.sleep(0.1)
-        asyncio.run(together(server.url, options.streams, options))
-        plain, took = asyncio.run(together(server.url, options.streams, options))
+        together(server.url, options.streams, options)
+        plain, took = together(server.url, options.streams, options)
         print(
             f"undisturbed: {took:.2f} s, longest wait {max(s.longest for s in plain):.2f} s", flush=True
         )
         for number in range(options.kills):
             victim: dict[str, Any] = {}
 
-            async def killing(victim: dict[str, Any] = victim) -> None:
-                await asyncio.sleep(chance.uniform(0.2, 0.7) * took)
-                victim |= chance.choice(await asyncio.to_thread(ready, server.url))
+            def killing(victim: dict[str, Any] = victim) -> None:
+                time.sleep(chance.uniform(0.2, 0.7) * took)
+                victim |= chance.choice([each for each in ready(server.url) if each["running"]])
                 os.kill(victim["pid"], signal.SIGKILL)
                 victim["at"] = time.perf_counter()
 
-            done, _ = asyncio.run(together(server.url, options.streams, options, killing))
+            done, _ = together(server.url, options.streams, options, killing)
             while len(ready(server.url)) < count:
                 time.sleep(0.1)
             row = {
@@ -189,22 +212,23 @@ def kill(options: argparse.Namespace) -> list[dict[str, Any]]:
 def warm(options: argparse.Namespace) -> list[dict[str, Any]]:
     """One row a way to start."""
 
-    async def fill(url: str) -> list[dict[str, str]]:
+    async def fill(url: str) -> list[dict[str, Any]]:
         logins = []
         for seed in range(options.chats):
-            stream = await Stream.open(url, prompt(seed, options.length))
-            await stream.run(8)
-            logins.append({"session": stream.session.id, "key": stream.session.key})
-            await stream.session.close(keep=True)
+            session = await ramify.connect(url)
+            await session.main.append(tokens=prompt(seed, options.length))
+            await generate(session, 8)
+            logins.append({"session": session.id, "key": session.key})
+            await session.close(keep=True)
         return logins
 
-    async def returning(url: str, logins: list[dict[str, str]]) -> list[float]:
-        async def one(login: dict[str, str]) -> float:
-            stream = Stream(await ramify.connect(url, tokens=True, **login))
-            await stream.session.main.append(tokens=prompt(7, 16))
-            await stream.run(8)
-            await stream.session.close(keep=True)
-            return stream.first
+    async def returning(url: str, logins: list[dict[str, Any]]) -> list[float]:
+        async def one(login: dict[str, Any]) -> float:
+            session = await ramify.connect(url, **login)
+            await session.main.append(tokens=prompt(7, 16))
+            outcome = await generate(session, 8)
+            await session.close(keep=True)
+            return outcome.first
 
         return await asyncio.gather(*map(one, logins))
 
@@ -247,7 +271,9 @@ def main() -> int:
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--gateways", type=int, nargs="+", default=[0, 4], help="with replicas")
     parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--clients", type=int, default=4, help="processes with sessions")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--kv-tokens", type=int, default=160_000)
