@@ -2,13 +2,15 @@
 
 Residency says which nodes became resident and which went cold; that is all that happens on the
 way of a step, and nothing where nobody listens. `flush`, some times a second, hashes what is new,
-all nodes in a few operations. What has been told of a node is kept at it, so a split divides it as
-it does pages, and eviction looks nothing up:
+all nodes in a few operations. Hashes are kept at the nodes, so a split divides them as it does pages,
+eviction looks nothing up, and what was evicted and is computed again is not hashed again:
 
-    node.hashes    uint64, of the first blocks that end in (start, end]; None: nothing was told yet
+    node.hashes    uint64, of the first blocks that end in (start, end]; None: of none
+    node.told      of how many of them routers were told that they are resident
 
-A node is *told* when all of its blocks were. On any path the told nodes come first. Nodes between
-the last of them and a new one are told with it.
+A node is *hashed* when all of its blocks are, and *told* when it has any and all were. On any path the
+hashed nodes come first, and among them the told ones. Nodes between the last told one and a new one are
+told with it.
 
 Does not know who listens, or what for.
 """
@@ -31,11 +33,9 @@ class Announcer:
         self.seq = 0  # of the last `KvEvents`
         self._tree = tree
         self._hasher = BlockHasher(size)
-        self._known: dict[int, None] = {}  # hashes that were told and not taken back, parents first
         self._changed: dict[Node, None] = {}  # resident nodes that may not be told
-        self._removed: list[Hashes] = []
+        self._removed: list[Hashes] = []  # told, and not resident any more
         for node in tree.walk():
-            node.hashes = None
             if node.pages is not None:
                 self.stored(node)
 
@@ -51,10 +51,10 @@ class Announcer:
 
     def removed(self, node: Node) -> None:
         """`node` is not resident any more. Its parent is."""
-        if node.hashes is not None:
-            if len(node.hashes):
-                self._removed.append(node.hashes)
-            node.hashes = None
+        if node.told:
+            assert node.hashes is not None
+            self._removed.append(node.hashes[: node.told])
+            node.told = 0
         if node in self._changed:
             del self._changed[node]
             parent = node.parent
@@ -67,22 +67,21 @@ class Announcer:
         stored: list[Hashes] = []
         tokens = 0
         while self._changed and tokens < MOST_TOKENS:
-            tokens += self._hash(stored)
+            tokens += self._tell(stored)
         events: list[KvEvents] = []
         if removed:
-            gone = np.concatenate(removed)
-            for each in gone.tolist():
-                self._known.pop(each, None)
-            events += [KvEvents(self._next(), removed=part) for part in _parts(gone)]
+            events += [KvEvents(self._next(), removed=part) for part in _parts(removed)]
         if stored:
-            new = np.concatenate(stored)
-            self._known.update(dict.fromkeys(new.tolist()))
-            events += [KvEvents(self._next(), stored=part) for part in _parts(new)]
+            events += [KvEvents(self._next(), stored=part) for part in _parts(stored)]
         return events
 
     def snapshot(self, listener: int) -> list[KvEvents]:
-        """All that `flush` has told and not taken back, for one listener. At least one message."""
-        known = np.fromiter(self._known, dtype=np.uint64, count=len(self._known))
+        """All that `flush` has told and not taken back, for one listener. O(tree).
+
+        At least one message.
+        """
+        known = list(self._removed)
+        known += [n.hashes[: n.told] for n in self._tree.walk() if n.hashes is not None and n.told]
         return [
             KvEvents(self.seq, stored=part, listener=listener, reset=not i)
             for i, part in enumerate(_parts(known) or [b""])
@@ -91,7 +90,7 @@ class Announcer:
     def close(self) -> None:
         """Nobody listens any more. O(tree)."""
         for node in self._tree.walk():
-            node.hashes = None
+            node.hashes, node.told = None, 0
 
     # --- internals --------------------------------------------------------------------------
 
@@ -99,14 +98,14 @@ class Announcer:
         self.seq += 1
         return self.seq
 
-    def _hash(self, stored: list[Hashes]) -> int:
-        """Hash what is not told of some changed nodes' paths, onto `stored`. Returns how many tokens.
+    def _tell(self, stored: list[Hashes]) -> int:
+        """Put what is not told of some changed nodes' paths onto `stored`. Returns how many tokens.
 
-        All at once, so none of them may be below another: such a one stays for the next call.
+        What is new is hashed all at once, so none of them may be below another: such a one stays for
+        the next call.
         """
         size, tokens = self.size, 0
-        runs: list[tuple[int, Tokens]] = []
-        paths: list[tuple[list[Node], int]] = []  # nodes from the tip up, the first block to be told
+        paths: list[list[Node]] = []  # from the tip up
         claimed: set[Node] = set()
         later: list[Node] = []
         while self._changed and tokens < MOST_TOKENS:
@@ -121,30 +120,53 @@ class Announcer:
                 node = node.parent
             if node in claimed:
                 later.append(tip)
-                continue
-            if not path:
-                continue
-            claimed.update(path)
-            top = path[-1]
-            first = top.start // size + (0 if top.hashes is None else len(top.hashes))
-            fresh = np.frombuffer(self._tree.tokens(tip, first * size), dtype=np.int32)
-            tokens += len(fresh)
-            runs.append((self._state(top), fresh))
-            paths.append((path, first))
-        for (path, first), hashes in zip(paths, self._hasher.chains(runs), strict=True):
-            if len(hashes):
-                stored.append(hashes)
-            for each in path:
-                part = hashes[max(each.start // size - first, 0) : each.end // size - first]
-                old = each.hashes  # only the uppermost may have any
-                each.hashes = part if old is None else np.concatenate((old, part))
+            elif path:
+                claimed.update(path)
+                paths.append(path)
+                tokens += tip.end - path[-1].start - path[-1].told * size
+        self._hash(paths)
+        for path in paths:
+            for each in reversed(path):
+                hashes = each.hashes
+                assert hashes is not None
+                if len(hashes) > each.told:
+                    stored.append(hashes[each.told :] if each.told else hashes)
+                    each.told = len(hashes)
         self._changed.update(dict.fromkeys(later))
         return tokens
 
+    def _hash(self, paths: list[list[Node]]) -> None:
+        """Hash what is not hashed of some paths, given from the tip up."""
+        size = self.size
+        runs: list[tuple[int, Tokens]] = []
+        new: list[tuple[list[Node], int]] = []  # the nodes, the first block
+        for path in paths:
+            count = 0
+            while count < len(path) and not self._is_hashed(path[count]):
+                count += 1
+            if not count:
+                continue
+            top = path[count - 1]
+            first = top.start // size + (0 if top.hashes is None else len(top.hashes))
+            fresh = np.frombuffer(self._tree.tokens(path[0], first * size), dtype=np.int32)
+            runs.append((self._state(top), fresh))
+            new.append((path[:count], first))
+        for (nodes, first), hashes in zip(new, self._hasher.chains(runs), strict=True):
+            for each in nodes:
+                part = hashes[max(each.start // size - first, 0) : each.end // size - first]
+                old = each.hashes  # only the uppermost may have any
+                each.hashes = part if old is None else np.concatenate((old, part))
+
     def _is_told(self, node: Node) -> bool:
-        if node.hashes is None:
+        """Whether it and all above it were. Of one without the end of a block nobody can say."""
+        if not node.told:
             return node.parent is None
-        return len(node.hashes) == node.end // self.size - node.start // self.size
+        return node.told == node.end // self.size - node.start // self.size
+
+    def _is_hashed(self, node: Node) -> bool:
+        return node.hashes is not None and len(node.hashes) == (
+            node.end // self.size - node.start // self.size
+        )
 
     def _state(self, node: Node) -> int:
         """Of the chain, behind the last block that is told on the path to `node`."""
@@ -155,7 +177,11 @@ class Announcer:
         return int(node.hashes[-1])
 
 
-def _parts(hashes: Hashes) -> list[bytes]:
+def _parts(runs: list[Hashes]) -> list[bytes]:
+    """As messages hold them."""
+    if not runs:
+        return []
+    hashes = np.concatenate(runs)
     return [
         hashes[start : start + MOST_HASHES].tobytes() for start in range(0, len(hashes), MOST_HASHES)
     ]

@@ -45,6 +45,7 @@ class Node:
         "suspect",
         "table",
         "tokens",
+        "told",
         "until",
     )
 
@@ -65,7 +66,8 @@ class Node:
         self.until = 0.0  # about when the last of them ends: who goes first among the retained
         self.proven = False  # resident only: somebody sampled from finite logits over this KV
         self.suspect = False  # resident and locked only: a request over this KV was not finite
-        self.hashes: Hashes | None = None  # resident only: what routers were told of it (`Announcer`)
+        self.hashes: Hashes | None = None  # of its first blocks, as far as they are known (`Announcer`)
+        self.told = 0  # resident only: of how many of them routers were told
         self.table: bytes | None = None  # page table of [0, end), if kept; only while locked
 
     def __repr__(self) -> str:

@@ -95,7 +95,9 @@ class RadixTree:
         if node.hashes is not None:
             count = at // self.block - node.start // self.block
             upper.hashes = node.hashes[:count]
-            node.hashes = node.hashes[count:]
+            node.hashes = node.hashes[count:] if len(upper.hashes) == count else None
+            upper.told = min(node.told, count)
+            node.told -= upper.told
         parent.children[int(upper.tokens[0])] = upper
         node.parent = upper
         node.start = at
@@ -129,6 +131,7 @@ class RadixTree:
             pages.append(top.pages)
             hashes.append(top.hashes)
             start = top.start
+            node.told += top.told
             node.last_use = max(node.last_use, top.last_use)
             node.until = max(node.until, top.until)
             top.stamp = 0
@@ -141,9 +144,9 @@ class RadixTree:
         node.tokens = np.concatenate(parts[::-1])
         if node.pages is not None:
             node.pages = np.concatenate([part for part in reversed(pages) if part is not None])
-        told = [part for part in reversed(hashes) if part is not None]  # those of the upper ones
-        if told:
-            node.hashes = np.concatenate(told)
+        known = [part for part in reversed(hashes) if part is not None]  # those of the upper ones
+        if known:
+            node.hashes = np.concatenate(known)
         node.start = start
         node.parent = top
         top.children[int(node.tokens[0])] = node

@@ -1,6 +1,7 @@
 """What routers are told is what is resident: against random programs, and over snapshots and gaps."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ class Listener:
 
 
 @pytest.mark.parametrize("page_size", [1, 2])
-@pytest.mark.parametrize("start", range(6))
+@pytest.mark.parametrize("start", range(12))
 def test_listeners_know_what_is_resident(start: int, page_size: int) -> None:
     """Sessions that come, grow, fork, go; a pool that is too small; listeners that come and go."""
     size = 4
@@ -184,6 +185,31 @@ def test_a_turn_hashes_what_is_new_only() -> None:
         cache.commit(m.Commit(turn, 20 * turn, final=True))
         told.append(sum(len(each.stored) // 8 for each in cache.news()))
     assert told == [5] * 39
+
+
+def test_what_was_evicted_and_is_computed_again_is_told_without_hashing() -> None:
+    cache = RadixCache(40, block=4)
+    for branch in (1, 2):
+        cache.open_branch(m.OpenBranch(branch))
+        cache.extend_branch(m.ExtendBranch(branch, pack(range(100 * branch, 100 * branch + 36))))
+    listener = Listener(cache, 1)
+    announcer = cache.residency.announcer
+    assert isinstance(announcer, Announcer)
+    hashed: list[int] = []
+    chains = announcer._hasher.chains
+
+    def counted(runs: Any) -> Any:
+        hashed.append(sum(len(tokens) for _, tokens in runs))
+        return chains(runs)
+
+    announcer._hasher.chains = counted  # type: ignore[method-assign]
+    for turn in range(1, 7):
+        cache.acquire(m.Acquire(turn, 1 + turn % 2, 0))
+        cache.commit(m.Commit(turn, 36, final=True))
+        for event in cache.news():
+            listener.take(event)
+        assert listener.known == resident(cache, 4)
+    assert sum(hashed) <= 2 * 36 + 8  # of a node that was cut within a block its first one again
 
 
 def test_one_message_holds_what_the_protocol_allows() -> None:
