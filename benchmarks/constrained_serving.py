@@ -1,11 +1,11 @@
 """Constrained decoding through a whole engine: jump-forward on and off, and whether every text obeys.
 
-    python benchmarks/constrained_serving.py jump [--schemas FILE] [--count 20] [--draft none]
+    python benchmarks/constrained_serving.py jump [--schemas FILE] [--count 20] [--drafts ngram model]
     python benchmarks/constrained_serving.py samples [--count 10000]
 
-`jump`: the same requests, greedy, one after the other, with and without jump-forward in turn: whether
-the texts are equal, steps of the model, milliseconds from the first token to the last (the best of
-`--repeat`).
+`jump`: the same requests, greedy, one after the other, without jump-forward, with it, and with each of
+`--drafts` beside it, in turn: whether the texts are equal, steps of the model, milliseconds from the
+first token to the last (the best of `--repeat`).
 `samples`: at temperature 1 from the bundled model and from random weights in its shape; each text that
 ended by itself is matched with Python's `re`, or parsed and validated with `jsonschema`.
 """
@@ -15,6 +15,8 @@ import asyncio
 import json
 import os
 import re
+import statistics
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,8 @@ SAMPLED: list[dict[str, Any]] = [
 
 
 async def engine_of(options: argparse.Namespace, **settings: Any) -> Any:
-    model = ModelConfig(path=bundled_model(), draft=options.draft, threads=options.threads, **settings)
+    settings = {"draft": "none", "threads": options.threads, **settings}
+    model = ModelConfig(path=bundled_model(), **settings)
     server = ServerConfig(port=0)
     limits = Limits(running=64, n=64, branches=4096, ops_per_second=1 << 20, ops_burst=1 << 20)
     return running_engine(EngineConfig(model=model, server=server, limits=limits))
@@ -100,35 +103,45 @@ async def write(engine: Engine, branch: Branch, schema: Any, limit: int) -> dict
         "reason": result.reason,
         "tokens": result.usage.output,
         "forced": result.usage.forced,
+        "accepted": result.usage.accepted,
         "steps": steps(engine) - begun,
         "ms": result.usage.total_ms - (result.usage.ttft_ms or 0.0),
     }
 
 
 async def measure(options: argparse.Namespace, schemas: dict[str, Any]) -> dict[str, list[Any]]:
-    """By name: without and with, each the best of the repetitions."""
+    """By name: of each way the best of the repetitions."""
     found: dict[str, list[Any]] = {}
-    off, on = await engine_of(options, jump_forward=False), await engine_of(options)
-    async with (
-        off as without,
-        on as with_it,
-        connect(without.url) as one,
-        connect(with_it.url) as two,
-    ):
-        sides = [(without, one.main), (with_it, two.main)]
+    more = {"quantization": options.quantization, "draft_tokens": options.draft_tokens}
+    ways = [{"jump_forward": False}, {}, *({"draft": draft} for draft in options.drafts)]
+    async with AsyncExitStack() as stack:
+        sides = []
+        for way in ways:
+            engine = await stack.enter_async_context(await engine_of(options, **more, **way))
+            session = await stack.enter_async_context(connect(engine.url))
+            sides.append((engine, session.main))
         for name, schema in schemas.items():
+            runs: list[list[Any]] = [[] for _ in sides]
             try:
-                for engine, branch in sides:
-                    await write(engine, branch, schema, options.limit)
+                for _ in range(options.repeat):
+                    for own, (engine, branch) in zip(runs, sides, strict=True):
+                        own.append(await write(engine, branch, schema, options.limit))
             except RamifyError as error:
-                print(f"{name}: {error.code}")
+                print(f"{name}: {error.code}", flush=True)
                 continue
-            runs: list[list[Any]] = [[], []]
-            for _ in range(options.repeat):
-                for own, (engine, branch) in zip(runs, sides, strict=True):
-                    own.append(await write(engine, branch, schema, options.limit))
             found[name] = [min(own, key=lambda run: run["ms"]) for own in runs]
+            tell(name, found[name])
     return found
+
+
+def tell(name: str, runs: list[Any]) -> None:
+    off, *others = runs
+    parts = [f"{name[:40]:40} tokens {off['tokens']:4} forced {off['forced']:4}"]
+    parts.append(f"steps {off['steps']:4} ms {off['ms']:7.1f}")
+    for on in others:
+        equal = "equal" if on["text"] == off["text"] else "UNLIKE"
+        parts.append(f"{equal} {on['steps']:4} {on['ms']:7.1f} accepted {on['accepted']:3}")
+    print(" | ".join(parts), flush=True)
 
 
 async def jump(options: argparse.Namespace) -> None:
@@ -138,21 +151,21 @@ async def jump(options: argparse.Namespace) -> None:
         rows = [json.loads(line) for line in lines[:: max(1, len(lines) // (2 * options.count))]]
         objects = [row for row in rows if row["schema"].get("type") == "object"]
         schemas |= {row["id"]: row["schema"] for row in objects[: options.count]}
+    ways = ["jump-forward", *(f"and {draft}" for draft in options.drafts)]
     found = await measure(options, schemas)
-    print(f"load {os.getloadavg()[0]:.1f}; steps and ms are without / with")
-    for name, (off, on) in found.items():
-        print(
-            f"{name[:40]:40} equal {off['text'] == on['text']}"
-            f"  tokens {on['tokens']:4} forced {on['forced']:4}"
-            f"  steps {off['steps']:4} / {on['steps']:4} = {off['steps'] / on['steps']:.2f}"
-            f"  ms {off['ms']:7.1f} / {on['ms']:7.1f} = {off['ms'] / on['ms']:.2f}"
-        )
-    for what in ("steps", "ms"):
-        real = [v for name, v in found.items() if "/" in name]
-        if real:
-            ratio = sum(off[what] for off, _ in real) / sum(on[what] for _, on in real)
-            print(f"all {len(real)} real schemas, {what}: {ratio:.2f}")
-    print("equal:", sum(off["text"] == on["text"] for off, on in found.values()), "of", len(found))
+    print(f"load {os.getloadavg()[0]:.1f}; times as many steps, and ms, without anything")
+    real = {name: runs for name, runs in found.items() if "/" in name}
+    for what, some in (("character", found), ("three fields", found), ("real", real)):
+        chosen = list(real.values()) if what == "real" else [some[what]]
+        for number, way in enumerate(ways, 1):
+            if not chosen:
+                continue
+            ratios = [sum(runs[0][key] for runs in chosen) / sum(runs[number][key] for runs in chosen)
+                      for key in ("steps", "ms")]  # fmt: skip
+            each = statistics.median(runs[0]["steps"] / runs[number]["steps"] for runs in chosen)
+            unlike = sum(runs[0]["text"] != runs[number]["text"] for runs in chosen)
+            print(f"{what} ({len(chosen)}), {way}: steps {ratios[0]:.2f} (median {each:.2f}), "
+                  f"ms {ratios[1]:.2f}, {unlike} unlike")  # fmt: skip
 
 
 # --- samples ------------------------------------------------------------------------------------
@@ -207,7 +220,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--limit", type=int, default=300)
-    parser.add_argument("--draft", default="none")
+    parser.add_argument("--drafts", nargs="*", default=[])
+    parser.add_argument("--draft-tokens", type=int, default=8)
+    parser.add_argument("--quantization", default="auto")
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
     asyncio.run(jump(options) if options.what == "jump" else samples(options))

@@ -141,6 +141,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
     guess for that row, at most `ExecutorInfo.max_drafts`, or for one with a constraint what that says
     must follow, at most `max_forced`; the row's pages hold them all. Each is a line
     that samples, and a step has at most `ExecutorInfo.max_rows` of those.
+    `guesses`: int32, one for each decode, or empty: none. For a row with a constraint, how many of its
+    drafts the drafter may guess, where the executor does that (`ExecutorInfo.guesses_constrained`).
     `constraints`: to be loaded, before any row is opened under them; `forgets`: int32, constraints that
     are dropped once rows were closed; no row has them.
     A plan may have no extends and no decodes (it only closes rows): it still gets a result.
@@ -155,6 +157,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True)
     drafts: bytes = b""
     constraints: list[LoadConstraint] = []
     forgets: bytes = b""
+    guesses: bytes = b""
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
@@ -165,7 +168,9 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     finite (the KV of that step is not to be trusted; other rows are fine). `counts`: int32[S], how many
     tokens each row has in `tokens`, which lie one row after another then; empty: one each; 0: the row
     sat the step out, see the module's top. NO_TOKEN and STUCK can only be a row's last. `drafted`:
-    int32[S], how many drafts each row ran, empty: none; a row's count is at most one more. `logprobs`:
+    int32[S], how many drafts each row ran, empty: none; a row's count is at most one more. `guessed`:
+    int32[S, 2], of rows with a constraint, how many of these drafts the drafter guessed, and how many of
+    the guesses are output; empty: none. `logprobs`:
     empty if no row asked, else an entry for each token. `computed`: tokens that went through the model.
     `elapsed_us`: from the step's start to its end on the device. `scores`: float32, the log-
     probabilities of the extends' targets in plan order: the model's raw ones; NaN where the logits were
@@ -189,6 +194,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=Tru
     busy_us: int = 0
     late_us: int = 0
     reasons: list[str] = []
+    guessed: bytes = b""
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -219,6 +225,7 @@ class ExecutorInfo(msgspec.Struct, frozen=True, array_like=True, tag=True):
     drafts_from_history: bool = False  # the drafter reads `OpenRow.history`
     constrains: bool = False  # rows may have a constraint
     max_forced: int = 0  # tokens of a row in a step that its constraint may draft; 0: it drafts none
+    guesses_constrained: bool = False  # the drafter guesses for rows with a constraint, too
 
 
 class ExecutorDown(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -135,8 +135,10 @@ class Metrics:
         self._executor_tokens += result.computed
         self._sampled += len(result.tokens) >> 2
         if result.drafted:
-            self._drafted += sum(unpack(result.drafted))
-            self._accepted += sum(count - 1 for count in unpack(result.counts) if count)
+            counts = unpack(result.counts)
+            forced = _forced_drafts(counts, result.forced) if result.forced else 0
+            self._drafted += sum(unpack(result.drafted)) - forced
+            self._accepted += sum(count - 1 for count in counts if count) - forced
         self._step.observe(result.elapsed_us * 1e-6)
         self._plan.observe(plan_seconds)
 
@@ -384,3 +386,12 @@ class Metrics:
         for reason in ("stop", "length", "cancelled", "deadline", "error"):
             ends.add_metric([reason], self._ends[reason])
         yield ends
+
+
+def _forced_drafts(counts: Sequence[int], forced: bytes) -> int:
+    """Of the accepted drafts, those that a constraint left no choice for: they were no guesses."""
+    found = end = 0
+    for count in counts:
+        found += forced.count(1, end, end + max(0, count - 1))
+        end += count
+    return found

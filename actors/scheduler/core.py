@@ -378,7 +378,9 @@ class Scheduler:
                     over.append(run)
                     break
             if taken:
-                run.request.accepted += min(taken, count - 1)
+                drafts = min(taken, count - 1)  # of which those that were forced are no guesses
+                forced = result.forced.count(1, first, first + drafts)
+                run.request.accepted += drafts - forced
                 segments.append((run, first, first + taken))
         for run, why in bad:  # before anything of this step is committed
             self._tokenless_end(run, why, now)

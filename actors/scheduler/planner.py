@@ -47,7 +47,9 @@ class Step:
     Once it landed, `counts`: how many tokens each of them got; None: one each.
     """
 
-    __slots__ = ("asked", "bound", "chunks", "counts", "firsts", "missing", "rows", "step", "work")
+    __slots__ = (
+        "asked", "bound", "chunks", "counts", "firsts", "guesses", "missing", "rows", "step", "work"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Step:
         work: int,
         asked: list[int] | None = None,
         missing: int = 0,
+        guesses: list[int] | None = None,
     ) -> None:
         self.step = step
         self.bound = bound
@@ -67,6 +70,8 @@ class Step:
         self.firsts = firsts  # so many leading entries of `bound` completed their prompt
         self.work = work  # of all chunks, in prompt tokens: see `Pace.work`
         self.asked = asked  # drafts for each decode; None: no draft for any
+        # of each decode with a constraint, how many of these drafts may be guessed; None: of all none
+        self.guesses = guesses
         self.missing = missing  # tokens that the drafter has to compute first, of rows that it begins
         self.counts: array[int] | None = None
 
@@ -89,13 +94,15 @@ class Planner:
         self._decode_rows = b""
         self._changed = False  # the decode set is not what `_decoding` says
         self._speculation = Speculation(info.max_drafts) if info.drafter and info.max_drafts else None
-        # of `_decoding`, if there is a drafter; None: a run with a constraint, for which nobody guesses
+        # of `_decoding`, if there is a drafter; None: a run for which nobody guesses
         self._records: list[Record | None] = []
         self._missing = 0  # see `Step`, of the one that is planned
         self._rebuilt = False  # it is not what `_speculation` has seen
         if self._speculation is not None:  # slots for what may be drafted until more are here
             self._watermark = max(self._watermark, min(config.lookahead // 2, 2 * (1 + info.max_drafts)))
         self._max_forced = info.max_forced
+        self._guesses_constrained = info.guesses_constrained
+        self._guesses: list[int] | None = None  # see `Step`, of the one that is planned
         self._jumping: list[int] = []  # places in `_decoding` of runs whose constraints may draft
         self._reviews: dict[int, list[Run]] = {}
         self._tick = 0
@@ -183,7 +190,7 @@ class Planner:
             self._rebuild()
         bound, rows = self._decoding, self._decode_rows
         asked: list[int] | None = None
-        self._missing = 0
+        self._missing, self._guesses = 0, None
         lines = len(bound)
         if bound and (self._speculation is not None or self._jumping):
             asked = self._draft()
@@ -213,15 +220,18 @@ class Planner:
         self._tick += 1
         self.processed += prompts + lines
         self.in_flight.append(
-            Step(self._step, bound, rows, chunks, len(firsts), work, asked, self._missing)
-        )
+            Step(
+                self._step, bound, rows, chunks, len(firsts), work, asked, self._missing, self._guesses
+            )
+        )  # fmt: skip
         grows, self._grows = self._grows, []
         closes = b""
         if self._closes:
             closes, self._closes = pack(self._closes), []
-        drafts = b""
+        drafts = guesses = b""
         if asked is not None:
             drafts = pack(asked)
+            guesses = b"" if self._guesses is None else pack(self._guesses)
             for run, count in zip(self._decoding, asked, strict=True):
                 if count:
                     run.planned = self._tick + run.offset
@@ -229,7 +239,7 @@ class Planner:
         loads = self.constraints.loads() if self.constraints.due else []
         forgets = self.constraints.forgets() if self.constraints.dropped else b""
         plan = StepPlan(
-            self._step, closes, opens, grows, extends, self._decode_rows, drafts, loads, forgets
+            self._step, closes, opens, grows, extends, self._decode_rows, drafts, loads, forgets, guesses
         )
         for run in firsts:
             run.planned = 1
@@ -246,10 +256,18 @@ class Planner:
         if speculation is not None:
             wanted = speculation.choose(self._records, room, changed=self._rebuilt)
             self._rebuilt = False
+        guesses = None
+        if wanted is not None and self._guesses_constrained:
+            guesses = [
+                min(count, room) if run.jumps else 0
+                for run, count in zip(self._decoding, wanted, strict=True)
+            ]
         if self._jumping and (speculation is None or not speculation.measuring):
             wanted = self._jump(wanted, room)
         if wanted is None:
             return None
+        if guesses is not None and any(guesses):
+            self._guesses = guesses
         # One more decode has to fit behind it, or the run would have to wait for the result.
         behind = min(2, self._limit)
         some = False
@@ -259,7 +277,8 @@ class Planner:
             if count:
                 count = min(count, run.stop_at - tick - run.offset - behind)
                 if count > 0:
-                    if records and (record := records[i]) is not None:
+                    record = records[i] if records else None
+                    if record is not None and (guesses is None or not run.jumps or guesses[i]):
                         length = run.prompt + tick + run.offset
                         self._missing += max(0, length - record.known)
                         record.known = length
@@ -272,12 +291,14 @@ class Planner:
         """`wanted` with as many drafts for runs with constraints as there is room for.
 
         What a constraint says must follow is accepted, so it goes ahead of guesses. Where it said
-        nothing the last time, few are asked for, until it says so many.
+        nothing the last time, few are asked for, until it says so many. Guesses of such a run are some
+        of these drafts.
         """
         wanted = [0] * len(self._decoding) if wanted is None else wanted.copy()
         left = room
         for place, i in enumerate(self._jumping):
-            wanted[i] = min(self._decoding[i].jump, left // (len(self._jumping) - place))
+            most = max(self._decoding[i].jump, wanted[i])
+            wanted[i] = min(most, left // (len(self._jumping) - place))
             left -= wanted[i]
         if sum(wanted) > room:
             for i, run in enumerate(self._decoding):
@@ -354,14 +375,18 @@ class Planner:
             return
         counts = step.counts[first:] if step.counts is not None else [1] * len(bound)
         ran = unpack(result.drafted)[first:] if result.drafted else [0] * len(bound)
+        guessed, right = (part[first:] for part in _guessed(result, first + len(bound)))
         depth = drafts = tokens = 0
         alone = not step.chunks
-        for run, count, asked, own in zip(
-            bound, counts, step.asked or [0] * len(bound), ran, strict=True
+        none = [0] * len(bound)
+        for i, (run, count, asked, own, guesses) in enumerate(
+            zip(bound, counts, step.asked or none, ran, step.guesses or none, strict=True)
         ):
-            if run.jump:
-                tokens += 1
-                alone = alone and not own
+            if run.jumps:
+                depth = max(depth, guesses)
+                drafts += guessed[i]
+                tokens += 1 + right[i]
+                alone = alone and own == guessed[i]
             else:
                 depth = max(depth, asked)
                 drafts += own
@@ -377,9 +402,18 @@ class Planner:
         asked = [0] * step.firsts + (step.asked or [0] * decodes)
         counts = step.counts or [1] * len(step.bound)
         ran = unpack(result.drafted) if result.drafted else [0] * len(step.bound)
-        for run, count, tokens, drafts in zip(step.bound, asked, counts, ran, strict=True):
+        guesses = [0] * step.firsts + (step.guesses or [0] * decodes)
+        guessed, right = _guessed(result, len(step.bound))
+        for i, (run, count, tokens, drafts) in enumerate(
+            zip(step.bound, asked, counts, ran, strict=True)
+        ):
             if count and run.jump:
-                run.jump = self._max_forced if drafts == count else min(self._max_forced, FEW_FORCED)
+                said = drafts - guessed[i]
+                run.jump = self._max_forced if said == count else min(self._max_forced, FEW_FORCED)
+            if count and run.jumps:
+                record = run.request.record
+                if guesses[i] and tokens and self._speculation is not None and record is not None:
+                    self._speculation.landed(record, guesses[i], guessed[i], right[i])
             elif count and tokens and self._speculation is not None and run.request.record is not None:
                 self._speculation.landed(run.request.record, count, drafts, tokens - 1)
             if run.live and 1 + count > tokens:
@@ -456,7 +490,10 @@ class Planner:
             for i in self._jumping:
                 self._decoding[i].jump = self._decoding[i].jump or self._max_forced
         if self._speculation is not None:
-            self._records = [None if run.jumps else self._record(run) for run in self._decoding]
+            self._records = [
+                None if run.jumps and not self._guesses_constrained else self._record(run)
+                for run in self._decoding
+            ]
             self._rebuilt = True
 
     def _record(self, run: Run) -> Record:
@@ -467,6 +504,15 @@ class Planner:
         request.record.length = run.prompt + self._tick + run.offset
         request.record.rest = run.limit - len(run.out)
         return request.record
+
+
+def _guessed(result: StepResult, count: int) -> "tuple[array[int], array[int]]":
+    """Of each of `count` runs with a constraint: how many drafts were guessed, and were right."""
+    if not result.guessed:
+        none = array("i", bytes(4 * count))
+        return none, none
+    both = unpack(result.guessed)
+    return both[::2], both[1::2]
 
 
 def scored(chunks: Iterable[Chunk], scores: "array[float]") -> Iterator[tuple[Run, int, "array[float]"]]:

@@ -16,9 +16,9 @@ def describe(result: Result) -> str:
         parts.append(f"{rate:.1f} tok/s")
     if usage.ttft_ms is not None:
         parts.append(f"first after {usage.ttft_ms:.0f} ms")
-    if usage.forced:  # under a constraint nothing else is guessed
+    if usage.forced:
         parts.append(f"{usage.forced} forced")
-    elif usage.accepted:
+    if usage.accepted:
         parts.append(f"{usage.accepted} guessed")
     parts.append(f"{usage.cached} of {usage.prompt} prompt tokens cached")
     if result.reason != "stop":

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ramify.gpu.constraints.forced import NOTHING as NO_PLAN
 from ramify.gpu.constraints.loads import Loaded
 from ramify.gpu.constraints.matcher import Matcher
 from ramify.protocol.errors import ConstraintError
@@ -47,10 +48,17 @@ LOST = "its matcher failed, which the server's log says more of"
 
 
 class Ahead(NamedTuple):
-    """`tokens`: what must follow, or is likely to; `legal`: here, and behind each of them."""
+    """`tokens`: what must follow, or is likely to; `legal`: here, and behind each of them. `guessed`:
+    which of them a drafter guessed.
+    """
 
     tokens: tuple[int, ...]
     legal: tuple[Legal, ...]
+    guessed: tuple[bool, ...] = ()
+
+
+Guess = Callable[[Sequence[int], int], Sequence[int]]
+"""Up to so many tokens that may follow what the output has, and these."""
 
 
 class Output:
@@ -136,9 +144,27 @@ class Output:
             self._look()
         return Ahead((), (NOTHING,)) if self._ahead is None else self._ahead
 
+    def leaves_a_choice(self) -> bool:
+        """Whether guesses of the next token make sense: it is not forced, and what is legal is known."""
+        matcher = self.matcher
+        return matcher is not None and matcher.quick and matcher.knows() and matcher.only() < 0
+
+    def guess(self, most: int, guesses: int, guess: Guess, jumps: bool) -> Ahead:
+        """Up to `most` tokens that may follow: what must, and `guesses` of a drafter, as far as they are
+        legal, and what must follow those. It has to be ready.
+
+        `jumps`: the constraint may say what must follow. Where it takes long to find out what is legal
+        there are no guesses.
+        """
+        if self.matcher is None or not self.matcher.quick or not self.matcher.knows():
+            return self.look() if jumps else Ahead((), ())
+        found = self._tried(lambda matcher: _guessed(matcher, most, guesses, guess, jumps))
+        self._ahead = found
+        return Ahead((), (NOTHING,)) if found is None else found
+
     def along(self, drafts: Sequence[int]) -> list[Legal]:
         """What may follow here, and behind each of `drafts` as long as they are legal."""
-        tokens, legal = self.look()
+        tokens, legal, _ = self.look()
         known = 0
         while known < len(drafts) and known < len(tokens) and drafts[known] == tokens[known]:
             known += 1
@@ -226,3 +252,33 @@ def _ahead(matcher: Matcher) -> Ahead:
         legal.append(_legal(matcher))
     matcher.rollback(len(tokens))
     return Ahead(tuple(tokens), tuple(legal))
+
+
+def _guessed(matcher: Matcher, most: int, guesses: int, guess: Guess, jumps: bool) -> Ahead:
+    tokens, legal, guessed = list[int](), [_legal(matcher)], list[bool]()
+
+    def take(found: Sequence[int], is_guess: bool) -> int:
+        """How many of `found` are legal, which are taken, up to what would take long."""
+        for number, token in enumerate(found):
+            if len(tokens) == most or not legal[-1].has(token) or not matcher.advance(token):
+                return number
+            if is_guess and not matcher.knows():
+                matcher.rollback(1)
+                return number
+            tokens.append(token)
+            legal.append(_legal(matcher))
+            guessed.append(is_guess)
+        return len(found)
+
+    while len(tokens) < most and not matcher.has_ended():
+        plan = matcher.plan() if jumps else NO_PLAN
+        if plan.forced:
+            if take(plan.forced, False) < len(plan.forced):
+                break
+            continue
+        taken = take(guess(tokens, min(guesses, most - len(tokens))), True) if guesses > 0 else 0
+        guesses -= taken
+        if not taken and (take(plan.drafts, False) < max(1, len(plan.drafts)) or guesses <= 0):
+            break
+    matcher.rollback(len(tokens))
+    return Ahead(tuple(tokens), tuple(legal), tuple(guessed))

@@ -15,8 +15,10 @@ For executors that sample on the host. It does not know logits.
 """
 
 import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
@@ -61,6 +63,17 @@ class Masks(NamedTuple):
             np.searchsorted(lines, self.forced[forced]),
             self.tokens[forced],
         )
+
+
+GuessFor = Callable[[int, Sequence[int], int], Sequence[int]]
+"""`outputs.Guess` of the row at an index."""
+
+
+class Drafted(NamedTuple):
+    """Drafts of a row, and which of them a drafter guessed; none if that is empty."""
+
+    tokens: list[int]
+    guessed: list[bool]
 
 
 @dataclass(slots=True)
@@ -172,21 +185,41 @@ class ConstrainedRows:
         """Whether a row has a constraint."""
         return bool(self._of)
 
-    def propose(self, rows: Ints, most: Ints) -> dict[int, list[int]]:
-        """What must come next, by index into `rows`: up to `most` [R] tokens each, if it is known."""
-        found: dict[int, list[int]] = {}
-        if not self.jumps or not self._of:
+    def leaves_a_choice(self, rows: Ints) -> Flags:
+        """bool [R], whether the next token of each of `rows` can be guessed: it is not forced, and what
+        may follow is known. Rows without a constraint are none of its business.
+        """
+        found = np.ones(len(rows), dtype=np.bool_)
+        for at in np.flatnonzero(self.active[rows]).tolist():
+            output = self._of[int(rows[at])]
+            found[at] = output.ready and output.leaves_a_choice()
+        return found
+
+    def propose(
+        self, rows: Ints, most: Ints, guesses: Ints | None = None, guess: GuessFor | None = None
+    ) -> dict[int, Drafted]:
+        """What comes next, by index into `rows`: up to `most` [R] tokens each, if it is known. They must
+        follow, or `guess` says so, of which up to `guesses` [R] are taken where they are legal.
+        """
+        found: dict[int, Drafted] = {}
+        if not self._of:
             return found
         until = 0.0
-        for at in np.flatnonzero(self.active[rows] & (most > 0)).tolist():
+        guesses = np.zeros_like(most) if guesses is None else guesses
+        asked = (most > 0) if self.jumps else (guesses > 0)
+        for at in np.flatnonzero(self.active[rows] & asked).tolist():
             output = self._of[int(rows[at])]
             if not output.ready:
                 until = until or monotonic() + PATIENCE
                 if not output.wait(until):
                     continue
-            tokens = output.look().tokens[: int(most[at])]
-            if tokens:
-                found[at] = list(tokens)
+            size, own = int(most[at]), int(guesses[at])
+            if own and guess is not None:
+                ahead = output.guess(size, own, partial(guess, at), self.jumps)
+            else:
+                ahead = output.look()
+            if ahead.tokens:
+                found[at] = Drafted(list(ahead.tokens[:size]), list(ahead.guessed[:size]))
         return found
 
     def masks(self, rows: Ints, drafts: Ints | None = None) -> Masks | None:

@@ -4,13 +4,14 @@ A drafter never decides what is sampled: a wrong guess costs time, not truth. So
 guessing, or guess fewer tokens than it is asked for, whenever that is cheaper. Called by the executor's
 thread only, in the order of the plans:
 
-    close, open -> propose -> runs -> [the model runs the step, drafts included] -> observe
+    close, open -> propose, continued -> runs -> [the model runs the step, drafts included] -> observe
 
 `ngram` and `model` implement it. A head on the model's own hidden states (EAGLE; Li et al. 2024) would
 be another one: it needs the stream behind the last norm of the accepted lines, which an executor would
 hand to `observe`, and a layout of its own for its KV, as `model` has.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,6 +56,12 @@ class Drafter(Protocol):
         """Up to `most` [R] tokens that may follow each row's last one.
 
         The rows' pages hold the drafts. Each row was open and has sampled.
+        """
+        ...
+
+    def continued(self, row: int, behind: Sequence[int], most: int) -> Sequence[int]:
+        """Up to `most` tokens that may follow the row's tokens and `behind` them these, which are drafts
+        already. One that would have to compute something says nothing.
         """
         ...
 

@@ -1,9 +1,11 @@
 """A drafter beside an executor that computes a step before it returns: the CPU's, and torch's.
 
 It asks for guesses before a step and settles the rows behind it. What a row's constraint says must
-follow goes ahead of what a drafter guesses. Without either it still accepts the drafts that a plan's
-extends bring. It knows neither models nor logits.
+follow goes ahead of what a drafter guesses, of which it takes what is legal. Without either it still
+accepts the drafts that a plan's extends bring. It knows neither models nor logits.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,6 +28,7 @@ class HostDrafts:
     ) -> None:
         self.drafted = self.accepted = 0  # since the start
         self._late = 0.0  # `Guesses.late` of the step under way
+        self._guessed: dict[int, list[bool]] = {}  # of its rows with constraints: which drafts were
         self._table = table
         if constraints is None:
             constraints = ConstrainedRows(len(table.requests), table.vocab_size)
@@ -44,7 +47,7 @@ class HostDrafts:
         Raises PlanError if the plan contradicts the rows.
         """
         table, drafter = self._table, self._drafter
-        self._late = 0.0
+        self._late, self._guessed = 0.0, {}
         table.change(plan)
         self._constraints.begin(plan)
         if drafter is not None:
@@ -71,11 +74,31 @@ class HostDrafts:
         most = np.frombuffer(plan.drafts, dtype=np.int32).astype(np.int64)
         if absent is not None:
             most[absent] = 0
-        must = self._constraints.propose(rows, most)
-        most = np.where(self._constraints.active[rows], 0, most)
-        drafter = self._drafter
-        guesses = no_guesses(len(rows)) if drafter is None else drafter.propose(rows, most)
-        return _with(guesses, must) if must else guesses
+        held, drafter = self._constraints.active[rows], self._drafter
+        if not held.any():
+            return no_guesses(len(rows)) if drafter is None else drafter.propose(rows, most)
+        allowed = np.zeros_like(most)
+        if plan.guesses and drafter is not None:
+            allowed = np.minimum(most, np.frombuffer(plan.guesses, dtype=np.int32))
+        own = np.where(held, 0, most)
+        if allowed.any():
+            own += np.where(held & self._constraints.leaves_a_choice(rows), allowed, 0)
+        guesses = no_guesses(len(rows)) if drafter is None else drafter.propose(rows, own)
+        parts = np.split(guesses.tokens, np.cumsum(guesses.counts)[:-1])
+
+        def guess(at: int, behind: Sequence[int], count: int) -> Sequence[int]:
+            if not behind:
+                tokens: list[int] = parts[at][:count].tolist()
+                return tokens
+            return () if drafter is None else drafter.continued(int(rows[at]), behind, count)
+
+        drafts = self._constraints.propose(rows, np.where(held, most, 0), allowed, guess)
+        self._guessed = {int(rows[at]): one.guessed for at, one in drafts.items() if any(one.guessed)}
+        for at in np.flatnonzero(held).tolist():
+            tokens = drafts[at].tokens if at in drafts else []
+            parts[at] = np.array(tokens, dtype=np.int32)
+        counts = np.array([len(part) for part in parts], dtype=np.int64)
+        return Guesses(counts, np.concatenate(parts), guesses.late)
 
     def _present(self, step: StepRows, gone: Flags) -> StepRows:
         """`step` without the decodes that are `gone`, none of which has a draft."""
@@ -97,6 +120,8 @@ class HostDrafts:
         if self._constraints.late:
             self._leave_out(step, accepted)
         self._constraints.sampled(rows, accepted.counts, tokens[accepted.kept])
+        if self._guessed:
+            accepted.guessed = self._count_guesses(rows, accepted.counts)
         if step.lines is None and self._drafter is None:
             return accepted
         some = accepted.counts > 0
@@ -110,6 +135,15 @@ class HostDrafts:
             self._drafter.observe(rows[some], accepted.counts[some], kept)
         return accepted
 
+    def _count_guesses(self, rows: Ints, counts: Ints) -> Ints:
+        """See `Accepted.guessed`."""
+        found = np.zeros((len(rows), 2), dtype=np.int64)
+        for at, (row, count) in enumerate(zip(rows.tolist(), counts.tolist(), strict=True)):
+            own = self._guessed.get(row)
+            if own is not None:
+                found[at] = sum(own), sum(own[: max(0, count - 1)])
+        return found
+
     def _leave_out(self, step: StepRows, accepted: Accepted) -> None:
         """Rows whose masks were not there in time sat the step out, whatever their lines sampled."""
         rows, lines = step.sampled_rows, step.lines
@@ -118,11 +152,3 @@ class HostDrafts:
         accepted.kept[late if lines is None else np.repeat(late, lines)] = False
         lines = np.ones_like(rows) if lines is None else lines
         self._table.sat_out(rows[late], lines[late])
-
-
-def _with(guesses: Guesses, must: dict[int, list[int]]) -> Guesses:
-    """`guesses` with other ones for the rows at these places, for which there were none."""
-    parts = np.split(guesses.tokens, np.cumsum(guesses.counts)[:-1])
-    for at, tokens in must.items():
-        parts[at] = np.array(tokens, dtype=np.int32)
-    return Guesses(np.array([len(part) for part in parts], dtype=np.int64), np.concatenate(parts))

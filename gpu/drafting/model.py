@@ -13,6 +13,7 @@ context, it guesses nothing.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -55,6 +56,7 @@ class ModelDrafter:
         self._ready: Ints = np.zeros(rows, dtype=np.int64)  # positions below it have their KV
         # inputs that ran from the last token's position on, in the step under way
         self._ran: Ints = np.zeros(rows, dtype=np.int64)
+        self._said: dict[int, list[int]] = {}  # of the rows that ran, what was guessed
 
     def open(self, opened: OpenRow) -> None:
         row, table = opened.row, self._table
@@ -94,9 +96,14 @@ class ModelDrafter:
         self._ran[own] = most[asked]
         place = np.empty(len(rows), dtype=np.int64)
         place[asked] = np.arange(len(asked))
+        for at, number, count in zip(own.tolist(), range(len(own)), most[asked].tolist(), strict=True):
+            self._said[at] = guesses[number, :count].tolist()
         tokens = guesses[np.repeat(place, most), within(most)]
         limit = self._table.vocab_size - 1
         return Guesses(most, np.minimum(tokens, limit).astype(np.int32), late)
+
+    def continued(self, row: int, behind: Sequence[int], most: int) -> list[int]:
+        return []
 
     def _catch_up(self, rows: Ints) -> None:
         """Compute what `rows` miss before their last tokens, `CATCH_UP` tokens in all at most.
@@ -133,10 +140,13 @@ class ModelDrafter:
             self._fresh[self._table.slots_at(rows, positions)] = False
 
     def observe(self, rows: Ints, counts: Ints, tokens: Tokens) -> None:
-        ran = self._ran[rows]
-        drafted = np.flatnonzero(ran)
+        drafted = np.flatnonzero(self._ran[rows])
         if len(drafted):  # of the inputs that ran, so many were what the row holds now
-            own, right = rows[drafted], np.minimum(ran, counts)[drafted]
+            own, ends = rows[drafted], np.cumsum(counts)[drafted]
+            sampled = (
+                tokens[end - count : end] for end, count in zip(ends, counts[drafted], strict=True)
+            )
+            right = np.array([self._right(*one) for one in zip(own.tolist(), sampled, strict=True)])
             starts = self._histories.lengths[own] - 1
             self._mark(own, starts, right)
             self._ready[own] = starts + right
@@ -145,6 +155,17 @@ class ModelDrafter:
         for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
             self._histories.append(row, tokens[end : end + count])
             end += count
+
+    def _right(self, row: int, sampled: Tokens) -> int:
+        """How many of the row's inputs ran as it was sampled: its last token, then its guesses, the last
+        of which did not run. Others may have been drafted in place of some: see `Constraints`.
+        """
+        right = 1
+        for said, token in zip(self._said[row][:-1], sampled.tolist(), strict=False):
+            if said != token:
+                break
+            right += 1
+        return right
 
     def _step(self, rows: Ints, counts: Ints, complete: Ints) -> StepRows:
         """Extends of `rows` by what they miss, decodes if that is a token each.

@@ -9,6 +9,8 @@ keep them, newest first. The index grows only when it is asked, so a row that is
 for nothing but its tokens. Eight bytes a token, of the last 32,768 at most.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -38,13 +40,14 @@ class _Index:
         self._heads: Places = np.empty(0, dtype=np.int32)  # the newest place of each hash, -1: none
         self._before: Places = np.empty(0, dtype=np.int32)  # the next older one, by place - base
 
-    def candidates(self, tokens: Tokens, place: int) -> list[int]:
-        """Places before `place` with its hash, newest first. Indexes all before it."""
-        self._reach(tokens, place)
-        at = int(self._heads[_hash(tokens, place) >> self._shift])
+    def candidates(self, tokens: Tokens, last: int, end: Tokens) -> list[int]:
+        """Places before `last` that may end like `end`, newest first. Indexes all before it."""
+        self._reach(tokens, last)
+        at = int(self._heads[_hash(end, len(end) - 1) >> self._shift])
         found: list[int] = []
         while at >= self._base and len(found) < _CANDIDATES:
-            found.append(at)
+            if at < last:
+                found.append(at)
             at = int(self._before[at - self._base])
         return found
 
@@ -135,6 +138,17 @@ class NgramDrafter:
                 found.append(guess)
         return Guesses(counts, np.concatenate(found) if found else np.empty(0, dtype=np.int32))
 
+    def continued(self, row: int, behind: Sequence[int], most: int) -> list[int]:
+        tokens = self._histories.of(row)
+        if len(tokens) <= SHORTEST:
+            return []
+        if not behind:
+            match = self._find(row)
+            return tokens[match : match + most].tolist() if match > 0 else []
+        end = np.concatenate([tokens[-_LONGEST:], np.array(behind, dtype=np.int32)])[-_LONGEST:]
+        match = self._longest(row, len(tokens), end)
+        return tokens[match : match + most].tolist() if match > 0 else []
+
     def runs(self, step: StepRows) -> None:
         for row in self._histories.runs(step):
             self._match[row] = -1
@@ -163,15 +177,19 @@ class NgramDrafter:
         last = len(tokens) - 1
         if last < SHORTEST or row not in self._indexes:
             return 0
-        end = tokens[max(0, last + 1 - _LONGEST) :][::-1]
+        self._match[row] = match = self._longest(row, last, tokens[-_LONGEST:])
+        return match
+
+    def _longest(self, row: int, last: int, end: Tokens) -> int:
+        """The place behind the one before `last` that ends most like `end`; 0 if there is none."""
+        tokens, end = self._histories.of(row), end[::-1]
         best, longest = -1, SHORTEST - 1
-        for place in self._indexes[row].candidates(tokens, last):
+        for place in self._indexes[row].candidates(tokens, last, end[::-1]):
             earlier = tokens[max(0, place + 1 - _LONGEST) : place + 1][::-1]
-            equal = earlier == end[: len(earlier)]
+            equal = earlier[: len(end)] == end[: len(earlier)]
             length = len(equal) if equal.all() else int(np.argmin(equal))
             if length > longest:
                 best, longest = place, length
             if longest == _LONGEST:
                 break
-        self._match[row] = best + 1
         return best + 1

@@ -85,7 +85,7 @@ class CpuExecutor:
             scores=scores,
             busy_us=int(self._crew.busy(spent) * 1e6),
             late_us=self.drafts.late_us,
-            **packed_rows(step, accepted.counts),
+            **packed_rows(step, accepted),
             forced=forced,
             reasons=accepted.reasons,
         )

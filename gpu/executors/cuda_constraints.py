@@ -175,10 +175,11 @@ class CudaConstraints:
             return []
         matcher = self.rows.matcher(row)
         if not self._on_device[row] or not isinstance(matcher, AutomatonMatcher):
-            found = self.rows.propose(np.array([row]), np.array([most])).get(0, [])
-            if found:
-                self._guessing.add(row)
-            return found
+            found = self.rows.propose(np.array([row]), np.array([most])).get(0)
+            if found is None:
+                return []
+            self._guessing.add(row)
+            return found.tokens
         forced, likely = matcher.plan()
         ahead = int(self._ahead[row])
         if ahead > len(forced):

@@ -187,6 +187,9 @@ class FakeDrafter:
 
     def observe(self, rows: Ints, counts: Ints, tokens: Tokens) -> None: ...
 
+    def continued(self, row: int, behind: Sequence[int], most: int) -> list[int]:
+        return []
+
     def propose(self, rows: Ints, most: Ints) -> Guesses:
         guesses = [
             self._guess(row, count) for row, count in zip(rows.tolist(), most.tolist(), strict=True)
@@ -440,7 +443,7 @@ class FakeExecutor:
             forced=forced,
             late_us=self.drafts.late_us,
             reasons=accepted.reasons,
-            **packed_rows(step, accepted.counts),
+            **packed_rows(step, accepted),
         )
 
     def _score(self, step: StepRows, scored: Scored) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ramify.gpu.executors.base import BadLogits
-from ramify.gpu.sampling.acceptance import packed_rows
+from ramify.gpu.sampling.acceptance import Accepted, packed_rows
 from ramify.gpu.sampling.cuda_sampler import token_logprobs
 from ramify.gpu.sampling.triton_logprobs import WORDS
 from ramify.gpu.step.rows import Ints, StepRows
@@ -69,6 +69,9 @@ class LaunchedStep:
     more: Int32s | None  # lines of `logprobs_into`, of the rows that asked; then float32[K] scores
     drafted: Drafted | None = None
     constrained: "Obeyed | None" = None
+    # [R, 2] of each row with a constraint: its drafts that the drafter guessed, and those ahead of them,
+    # which the constraint gave; None: there are none of the former
+    guesses: "Ints | None" = None
     _elapsed_us: int | None = None
     _late_us: int = 0
 
@@ -99,6 +102,13 @@ class LaunchedStep:
         kept = None if self.drafted is None else self.drafted.kept
         return [why for line, why in found if self.tokens[line] < 0 and (kept is None or kept[line] > 0)]
 
+    def _guessed(self, counts: Ints) -> "Ints | None":
+        """See `Accepted`; counts [R]."""
+        if self.guesses is None:
+            return None
+        guessed, given = self.guesses.T
+        return np.column_stack([guessed, np.clip(counts - 1 - given, 0, guessed)])
+
     def result(self) -> StepResult:
         elapsed_us = self.settle()
         more = np.empty(0, dtype=np.int32) if self.more is None else self.more
@@ -110,6 +120,7 @@ class LaunchedStep:
             own = self.constrained.lines
             forced[own] = self.constrained.forced[own]
             tokens = self.constrained.told(tokens)
+        kept = np.ones(len(tokens), dtype=np.bool_)
         last: Ints | slice = slice(None)  # which of the tokens are their rows' last
         if self.drafted is not None:
             kept = self.drafted.kept > 0
@@ -128,7 +139,7 @@ class LaunchedStep:
             scores=scores.tobytes(),
             forced=forced.tobytes() if forced.any() else b"",
             reasons=self._reasons(),
-            **packed_rows(self.step, each),
+            **packed_rows(self.step, Accepted(kept, each, guessed=self._guessed(each))),
         )
         unscored = np.unique(self.scored[np.isnan(scores.view(np.float32))])
         bad = np.concatenate([rows[tokens[last] == NO_TOKEN], unscored])

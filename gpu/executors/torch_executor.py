@@ -106,7 +106,7 @@ class TorchExecutor:
             logprobs=logprobs,
             scores=scores,
             late_us=self.drafts.late_us,
-            **packed_rows(step, accepted.counts),
+            **packed_rows(step, accepted),
             forced=forced,
             reasons=accepted.reasons,
         )

@@ -26,6 +26,9 @@ class Accepted:
     kept: npt.NDArray[np.bool_]  # [S] lines whose token is output
     counts: Ints  # [R] tokens of each row
     reasons: list[str] = field(default_factory=list)  # why rows got STUCK
+    # of each row with a constraint: drafts that a drafter guessed, and those of them that are output;
+    # None: there are none
+    guessed: "npt.NDArray[np.int64] | None" = None  # [R, 2]
 
 
 def inputs_of(step: StepRows) -> Ints:
@@ -72,12 +75,13 @@ def _accept_few(inputs: list[int], tokens: list[int]) -> Accepted:
     return Accepted(np.array(kept), np.array(counts, dtype=np.int64))
 
 
-def packed_rows(step: StepRows, counts: Ints) -> dict[str, Any]:
-    """`StepResult.rows`, and `counts` and `drafted` where a row got no token, or may get several.
+def packed_rows(step: StepRows, accepted: Accepted) -> dict[str, Any]:
+    """`StepResult.rows`, and `counts`, `drafted` and `guessed` where a row got no token, or may get
+    several.
 
-    `counts` [R]; rows that sat the step out are added.
+    Rows that sat the step out are added.
     """
-    rows, lines = step.sampled_rows, step.lines
+    rows, lines, counts, guessed = step.sampled_rows, step.lines, accepted.counts, accepted.guessed
     if step.asked is not None:
         there = np.isin(step.asked, rows)
         counts, own = np.zeros(len(there), dtype=np.int64), counts
@@ -85,10 +89,16 @@ def packed_rows(step: StepRows, counts: Ints) -> dict[str, Any]:
         if lines is not None:
             lines, own = np.ones(len(there), dtype=np.int64), lines
             lines[there] = own
+        if guessed is not None:
+            whole = np.zeros((len(there), 2), dtype=np.int64)
+            whole[there] = guessed
+            guessed = whole
         rows = step.asked
     packed: dict[str, Any] = {"rows": rows.astype(np.int32).tobytes()}
     if lines is not None or (counts != 1).any():
         packed["counts"] = counts.astype(np.int32).tobytes()
     if lines is not None:
         packed["drafted"] = (lines - 1).astype(np.int32).tobytes()
+    if guessed is not None:
+        packed["guessed"] = guessed.astype(np.int32).tobytes()
     return packed

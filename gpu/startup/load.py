@@ -78,9 +78,14 @@ def load_executor(config: ModelConfig, progress: Progress) -> Executor:
     )
     if info.constrains and config.jump_forward:
         info = msgspec.structs.replace(info, max_forced=MOST_FORCED_DRAFTS)
+    on_host = quantization.isa is not None or attention.extend == "torch"
     if draft.kind != "none":
         info = msgspec.structs.replace(
-            info, drafter=draft.kind, max_drafts=config.draft_tokens, drafts_from_history=True
+            info,
+            drafter=draft.kind,
+            max_drafts=config.draft_tokens,
+            drafts_from_history=True,
+            guesses_constrained=on_host,
         )
     executor: Executor
     if quantization.isa is not None:

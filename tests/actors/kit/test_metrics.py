@@ -115,8 +115,10 @@ def test_drafts_by_drafter() -> None:
     metrics.step(StepResult(2, pack([0, 1]), pack([8, 9]), 2, 900), 0.0)
     metrics.step(StepResult(3, pack([0, 1]), pack([8, 9, 9]), 3, 900, counts=pack([0, 3]),
                             drafted=pack([0, 2])), 0.0)  # the first row waited for its mask  # fmt: skip
+    metrics.step(StepResult(4, pack([0, 1]), pack([7, 8, 9, 9]), 6, 900, counts=pack([1, 3]),
+                            drafted=pack([1, 3]), forced=bytes([1, 1, 1, 0])), 0.0)  # fmt: skip
     values = samples(metrics)
-    assert values["ramify_draft_tokens_total{ngram}"] == 5
+    assert values["ramify_draft_tokens_total{ngram}"] == 7  # what is forced is no guess
     assert values["ramify_accepted_draft_tokens_total{ngram}"] == 3
 
 

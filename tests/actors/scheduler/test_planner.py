@@ -382,3 +382,28 @@ def test_a_constraint_is_asked_for_few_drafts_where_it_said_nothing(world):
         found += unpack(plan.drafts)
         planner.landed(with_counts(plan, counts, drafted))
     assert found == [32, 32, 8, 8, 32]
+
+
+def test_guesses_of_a_run_with_a_constraint(world):
+    """They are some of its drafts; what they gave is told, what had to follow is not."""
+    planner = drafting(world)
+    planner._max_forced, planner._guesses_constrained = 4, True
+    free, held = (run_of(planner, number, limit=100, slots=103) for number in (1, 2))
+    held.jumps = True
+    planner.landed(result(planner.plan(), [5, 5]))
+    told = planner._speculation.told
+
+    def step(counts, drafted, guessed):
+        plan = planner.plan()
+        assert list(unpack(plan.drafts)) == [3, 4]
+        assert list(unpack(plan.guesses)) == [0, 3]
+        told.clear()
+        landed = with_counts(plan, counts, drafted)
+        planner.landed(msgspec.structs.replace(landed, guessed=pack([0, 0, *guessed])))
+        return told
+
+    # two had to follow, of two guesses behind them one was right
+    assert step([2, 4], [3, 4], [2, 1]) == [(3, 3, 1), (3, 2, 1), (2, 5, 3, 4, "other things")]
+    assert step([2, 3], [3, 3], [3, 2]) == [(3, 3, 1), (3, 3, 2), (2, 6, 3, 5)]  # nothing had to
+    planner.drop(free)
+    assert list(unpack(planner.plan().guesses)) == [3]

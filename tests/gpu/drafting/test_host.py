@@ -51,6 +51,9 @@ class Oracle:
         tokens = np.array([token for guess in found for token in guess], dtype=np.int32)
         return Guesses(np.array([len(guess) for guess in found]), tokens)
 
+    def continued(self, row: int, behind: Any, most: int) -> list[int]:
+        return []
+
     def runs(self, step: Any) -> None:
         pass
 

@@ -13,7 +13,9 @@ from ramify.actors.grammar.automaton import Automaton as Machine
 from ramify.gpu.constraints.matcher import Automaton
 from ramify.gpu.constraints.rows import ConstrainedRows
 from ramify.gpu.constraints.vocabulary import Vocabulary
+from ramify.gpu.drafting.base import Guesses
 from ramify.gpu.drafting.host import HostDrafts
+from ramify.gpu.drafting.ngram import NgramDrafter
 from ramify.protocol.errors import ConstraintError
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
@@ -87,8 +89,44 @@ class SlowMatcher:
         return self._matcher.plan()
 
 
+class Knows:
+    """A drafter that has seen the outputs, and is wrong now and then, also with what is not legal."""
+
+    name = "knows"
+
+    def __init__(self, outputs: Outputs, behind: bool = True) -> None:
+        self.outputs, self.behind, self.dice = outputs, behind, random.Random(5)
+        self.places: dict[int, int] = {}
+
+    def open(self, opened: OpenRow) -> None:
+        self.places[opened.row] = opened.sampled
+
+    def close(self, row: int) -> None:
+        del self.places[row]
+
+    def propose(self, rows: Any, most: Any) -> Guesses:
+        found = [self._guess(row, 0, count) for row, count in zip(rows.tolist(), most, strict=True)]
+        tokens = np.array([token for guess in found for token in guess], dtype=np.int32)
+        return Guesses(np.array([len(guess) for guess in found], dtype=np.int64), tokens)
+
+    def continued(self, row: int, behind: Any, most: int) -> list[int]:
+        assert behind
+        return self._guess(row, len(behind), most) if self.behind else []
+
+    def _guess(self, row: int, behind: int, most: int) -> list[int]:
+        begin = self.places[row] + behind
+        right = self.outputs[row][begin : begin + int(most)]
+        return [token if self.dice.random() < 0.8 else self.dice.randint(1, 90) for token in right]
+
+    def runs(self, step: Any) -> None: ...
+
+    def observe(self, rows: Any, counts: Any, tokens: Any) -> None:
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            self.places[row] += count
+
+
 def generate(
-    driver: Any, jumps: bool, sampled: int = 0, slow: str = ""
+    driver: Any, jumps: bool, sampled: int = 0, slow: str = "", drafter: Any = None
 ) -> tuple[Outputs, list[Any], int, bytes]:
     """A row for each way of sampling, and one without a constraint: outputs, logprobs, steps, forced.
 
@@ -108,7 +146,7 @@ def generate(
         rules._known[1] = loading = Future()
     executor.constraints = rules
     executor.rows.max_drafts = MOST
-    executor.drafts = HostDrafts(executor.rows, None, rules)
+    executor.drafts = HostDrafts(executor.rows, drafter, rules)
     rows = dict(enumerate([*SAMPLINGS.values(), SamplingParams(temperature=0.0)]))
     prompt = [5, 9, 40, 7, 31, 100]
     outputs: dict[int, list[int]] = {row: [] for row in rows}
@@ -139,6 +177,7 @@ def generate(
         places = list(unpack(result.rows))
         counts = unpack(result.counts) if result.counts else [1] * len(places)
         at = 0
+        check_guesses(result, counts)
         entries = result.logprobs or [None] * len(result.tokens)
         for row, count in zip(places, counts, strict=True):
             outputs[row] += unpack(result.tokens)[at : at + count]
@@ -155,12 +194,22 @@ def generate(
         live = [row for row in rows if not done[row] or row >= len(SAMPLINGS)]
         live = [row for row in live if len(outputs[row]) < 50]
         drafts = pack(MOST if row < len(SAMPLINGS) else 0 for row in live)
-        plan = StepPlan(1, decodes=pack(live), drafts=drafts)
+        guesses = pack(3 if row < len(SAMPLINGS) else 0 for row in live) if drafter else b""
+        plan = StepPlan(1, decodes=pack(live), drafts=drafts, guesses=guesses)
     cut_at = {row: out.index(STOP) + 1 if row < len(SAMPLINGS) else 20 for row, out in outputs.items()}
     kept = {row: out[: cut_at[row]] for row, out in outputs.items()}
     told = b"".join(flags[row][: cut_at[row]] for row in range(len(SAMPLINGS)))
     executor.launch(StepPlan(1, closes=pack(rows))).result()
     return kept, logprobs[: cut_at[4]], steps, told
+
+
+def check_guesses(result: Any, counts: Any) -> None:
+    """Guesses are drafts, and those that are output are among what is accepted."""
+    if result.guessed:
+        guessed, right = np.frombuffer(result.guessed, dtype=np.int32).reshape(-1, 2).T
+        assert (guessed <= unpack(result.drafted)).all()
+        assert (right <= np.minimum(guessed, np.array(counts) - 1)).all()
+        assert (right >= 0).all()
 
 
 def text_of(driver: Any, tokens: list[int]) -> str:
@@ -182,6 +231,34 @@ def test_the_same_output_with_and_without(driver: Any) -> None:
     assert np.allclose([e.logprob for e in told_too], [e.logprob for e in told], atol=1e-3)
     assert sum(forced) > 20
     assert fewer < 0.75 * steps
+
+
+@pytest.mark.parametrize("behind", [True, False])
+@pytest.mark.parametrize("jumps", [True, False])
+@pytest.mark.parametrize("sampled", [0, 3])
+def test_the_same_output_with_guesses(driver: Any, jumps: bool, behind: bool, sampled: int) -> None:
+    """Of those that are not legal nothing runs, and what must follow comes ahead of them."""
+    plain, told, steps, forced = generate(driver, jumps=jumps)
+    guessing, told_too, fewer, forced_too = generate(
+        driver, jumps=jumps, drafter=Knows(plain, behind), sampled=sampled
+    )
+    free = len(SAMPLINGS)
+    size = min(len(plain.pop(free)), len(guessing.pop(free)))
+    assert size
+    assert guessing == plain
+    assert forced_too == forced
+    assert [entry.top_ids for entry in told_too] == [entry.top_ids for entry in told]
+    assert driver.executor.drafts.accepted > 20
+    if not sampled:
+        assert fewer < steps
+
+
+def test_the_same_output_with_n_grams(driver: Any) -> None:
+    plain, *_ = generate(driver, jumps=True)
+    drafter = NgramDrafter(driver.executor.info.max_rows)
+    guessing, *_ = generate(driver, jumps=True, drafter=drafter)
+    del plain[len(SAMPLINGS)], guessing[len(SAMPLINGS)]
+    assert guessing == plain
 
 
 @pytest.mark.parametrize("slow", ["masks", "all", "loaded"])

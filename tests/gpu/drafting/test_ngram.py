@@ -141,3 +141,31 @@ def test_memory_is_bounded_and_old_places_are_forgotten(monkeypatch: pytest.Monk
         assert len(index._heads) <= 1 << 16
     tell(made, 5, 6, 7, 8, 5, 6, 7)
     assert ask(made, 1) == [8]
+
+
+def test_what_may_follow_drafts() -> None:
+    """As if they had been sampled; nothing of that is remembered."""
+    draw = random.Random(4)
+    for _ in range(60):
+        history = [draw.randint(0, 3) for _ in range(draw.randint(2, 80))]
+        behind = [draw.randint(0, 3) for _ in range(draw.randint(0, 5))]
+        made = drafter_of(history)
+        told = drafter_of(history)
+        told.observe(np.array([0]), np.array([len(behind)]), np.array(behind, dtype=np.int32))
+        found = list(made.continued(0, behind, 3))
+        whole = history + behind
+        best = longest_match(whole)
+        if best < SHORTEST:
+            assert not found
+            assert not ask(told, 3)
+        else:
+            # what lies in the drafts themselves is not looked at
+            assert len(found) <= 3
+        assert ask(made, 3) == ask(drafter_of(history), 3)
+        tell(made, *behind, 9)
+        assert ask(made, 3) == ask(drafter_of([*whole, 9]), 3)
+    made = drafter_of([1, 2, 3, 4, 5, 6, 7, 9, 3])
+    assert made.continued(0, [4, 5], 2) == [6, 7]
+    assert made.continued(0, [4, 5, 6], 2) == [7, 9]
+    assert made.continued(0, [4, 6], 2) == []
+    assert drafter_of([1, 2]).continued(0, [1, 2, 1, 2], 2) == []

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from ramify.gpu.sampling.acceptance import accept, inputs_of, packed_rows
+from ramify.gpu.sampling.acceptance import Accepted, accept, inputs_of, packed_rows
 from ramify.gpu.step.step_rows import StepRows
 from ramify.protocol.plan import NO_TOKEN, unpack
 
@@ -49,15 +49,30 @@ def test_a_line_that_is_not_finite_is_the_last_one() -> None:
     assert accepted.kept.tolist() == [True, True, False]
 
 
+def got(counts: list[int]) -> Accepted:
+    return Accepted(np.ones(4, dtype=np.bool_), np.array(counts))
+
+
+def test_guesses_of_rows_that_sat_the_step_out() -> None:
+    step = drafted([[5, 6], []])
+    step.asked = np.array([7, 0, 1])
+    accepted = got([2, 1])
+    accepted.guessed = np.array([[2, 1], [0, 0]])
+    said = packed_rows(step, accepted)
+    assert list(unpack(said["counts"])) == [0, 2, 1]
+    assert list(unpack(said["drafted"])) == [0, 2, 0]
+    assert list(unpack(said["guessed"])) == [0, 0, 2, 1, 0, 0]
+
+
 def test_what_a_step_says_of_its_drafts() -> None:
     step = drafted([[5, 6], []])
     assert inputs_of(step).tolist() == [NO_TOKEN, 5, 6, NO_TOKEN]
-    said = packed_rows(step, np.array([2, 1]))
+    said = packed_rows(step, got([2, 1]))
     assert list(unpack(said["counts"])) == [2, 1]
     assert list(unpack(said["drafted"])) == [2, 0]
     step.lines = None
-    assert list(packed_rows(step, np.array([1] * 4))) == ["rows"]
-    assert list(unpack(packed_rows(step, np.array([1, 0, 1, 1]))["counts"])) == [1, 0, 1, 1]
+    assert list(packed_rows(step, got([1] * 4))) == ["rows"]
+    assert list(unpack(packed_rows(step, got([1, 0, 1, 1]))["counts"])) == [1, 0, 1, 1]
     assert accept(step, np.array([1, 2, 3, NO_TOKEN])).counts.tolist() == [1] * 4
     assert inputs_of(step).tolist() == [NO_TOKEN] * 4
 
