@@ -56,6 +56,13 @@ WAIT_S = 5.0  # that no stream may wait
 SUBJECTS = "sea clock bread winter key bird moon train map rain".split()  # noqa: SIM905
 
 
+def ready(port: int) -> list[dict[str, Any]]:
+    """The replicas of a server that are."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/info", timeout=30) as answer:
+        known = json.load(answer).get("replicas", [])
+    return [each for each in known if each["state"] == "ready"]
+
+
 class Server:
     """A server in a process of its own."""
 
@@ -76,9 +83,7 @@ class Server:
 
     def ready(self) -> list[dict[str, Any]]:
         """The replicas that are."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/info", timeout=30) as answer:
-            known = json.load(answer).get("replicas", [])
-        return [each for each in known if each["state"] == "ready"]
+        return ready(self.port)
 
     def cpu(self) -> float:
         """Seconds of CPU time of all its processes."""

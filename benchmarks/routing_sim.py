@@ -82,6 +82,17 @@ def step_seconds(prompt: int, decodes: int, context: int) -> float:
     return SCALE * max(mixed, decode) / 1e3
 
 
+def schedule_config() -> ScheduleConfig:
+    """The defaults, with scaled tokens."""
+    known = ScheduleConfig()
+    return ScheduleConfig(
+        itl_target_ms=SCALE * known.itl_target_ms,
+        mixed_tokens=known.mixed_tokens // SCALE,
+        ahead_tokens=known.ahead_tokens // SCALE,
+        max_waiting=1 << 20,
+    )
+
+
 class Replica:
     def __init__(self, sim: "Simulation", number: int) -> None:
         options = sim.options
@@ -91,15 +102,8 @@ class Replica:
             step_tokens=8192 // SCALE, device="", dtype="", attention="", eos_token_ids=[],
             kv_bytes_per_token=1, load_seconds=0.0,
         )  # fmt: skip
-        known = ScheduleConfig()
-        config = ScheduleConfig(
-            itl_target_ms=SCALE * known.itl_target_ms,
-            mixed_tokens=known.mixed_tokens // SCALE,
-            ahead_tokens=known.ahead_tokens // SCALE,
-            max_waiting=1 << 20,
-        )
         self.sim, self.number = sim, number
-        self.core = Scheduler(info, config)
+        self.core = Scheduler(info, schedule_config())
         self.cache = RadixCache(info.pages)
         self.free_at = 0.0
         self.busy = 0.0
@@ -508,8 +512,9 @@ def capacity(options: argparse.Namespace) -> float:
     return options.busy
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def arguments(about: str, **other: int) -> argparse.ArgumentParser:
+    """What a run is made of. `other`: defaults that are not those of the simulation."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("workload", choices=sorted(LOADS))
     everyone = ["ours", "ours-sessions", *PEERS]
     parser.add_argument("--policies", nargs="+", choices=everyone, default=everyone)
@@ -518,12 +523,17 @@ def main() -> None:
         ("replicas", 4), ("copies", 1), ("requests", 0), ("pool", 600_000), ("rows", 256),
         ("fronts", 2), ("seed", 0), ("tree", 2),
     ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"(default {value})")
+        default = other.get(name, value)
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"(default {default})")
     parser.add_argument("--load", type=float, default=0.7)
     parser.add_argument("--busy", type=float, default=0.0, help="seconds; 0: measured by one run")
     parser.add_argument("--warm", type=float, default=0.2, help="share that is not counted")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
     options.track = False
     if not options.busy:
         options.busy = capacity(options)

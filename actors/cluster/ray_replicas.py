@@ -37,7 +37,9 @@ class ReplicaActor:
         from ramify.actors.kit.console import configure_process
         from ramify.actors.kit.log import LogConfig
 
-        configure_process(msgspec.msgpack.decode(log_config, type=LogConfig))
+        log_as = msgspec.msgpack.decode(log_config, type=LogConfig | None)
+        if log_as is not None:
+            configure_process(log_as)
         tls = client_context(pem) if pem is not None else None
         asyncio.run(join(host, port, secret, tls=tls, name=name, signals=False))
         return name

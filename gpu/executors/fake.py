@@ -296,13 +296,16 @@ class FakeExecutor:
             self._greedy[opened.row] = opened.sampling.greedy
             self._logprobs[opened.row] = opened.sampling.logprobs
         chain = self._run(step)
-        seconds = self._step_seconds
-        if self._line_seconds and not step.extends:
-            seconds += self._line_seconds * len(step.rows)
+        seconds = self.seconds(step)
         result = self._sample(plan.step, step, chain, seconds)
         self.counters.count(step.computed)
         self._done_at = max(begin, self._done_at) + seconds
         return FakePendingStep(result, self._done_at, bad_logits(step, self.rows.requests, result))
+
+    def seconds(self, step: StepRows) -> float:
+        """What a step takes."""
+        lines = 0 if step.extends else len(step.rows)
+        return self._step_seconds + self._line_seconds * lines
 
     def close(self) -> None:
         """There are no weights to release."""
