@@ -127,7 +127,7 @@ async def serve(options: argparse.Namespace, folder: Path) -> None:
     }
     config = EngineConfig(
         model=ModelConfig(path=folder),
-        server=ServerConfig(port=0, grace_s=1.0, store="none"),
+        server=ServerConfig(port=0, grace_s=1.0, ping_interval_s=60.0, ping_timeout_s=600.0),
         limits=Limits(ops_per_second=100_000, frame_bytes_before_open=1 << 20),
         schedule=schedule_config(),
         gateways=0,

@@ -25,7 +25,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from ramify.actors.cluster.bindings import Bindings
 from ramify.actors.cluster.intake import LISTENER
 from ramify.actors.cluster.local import LocalReplica, environment, gpus, room_beside, threads
-from ramify.actors.cluster.member import Member
+from ramify.actors.cluster.member import Member, NoReplicas
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
 from ramify.actors.cluster.placing import Placing
 from ramify.actors.cluster.scaling import Scaling
@@ -77,10 +77,6 @@ HURRY_SECONDS = 5.0  # between two looks at sessions that should have left
 STALLED = 1 / 60  # of --step-timeout that no progress is made, once that is a fault: sessions leave
 
 log = get_log(__name__)
-
-
-class NoReplicas(RamifyError):
-    """No replica can be started."""
 
 
 class Cluster:
@@ -386,6 +382,8 @@ class Cluster:
             pages=info.pages,
         )
         self._up.set()
+        if self._ray is not None:
+            self._ray.proven = True
         self._bindings.place()
         for number in list(self._last):
             self.drain(number)

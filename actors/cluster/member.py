@@ -21,12 +21,17 @@ from ramify.actors.kit.link import Link
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import MailboxClosed, MailboxFull
 from ramify.actors.kit.silence import Silence
+from ramify.protocol.errors import RamifyError
 from ramify.protocol.plan import ExecutorInfo
 
 SESSIONS = MOST // 4  # messages that wait for it, where what clients cause has to wait
 
 State = Literal["starting", "ready", "stalled", "draining", "gone"]
 log = get_log("ramify.actors.cluster")
+
+
+class NoReplicas(RamifyError):
+    """No replica can be started, or none has come for long."""
 
 
 class Member:

@@ -12,11 +12,13 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskStatus
 
+from ramify.actors.cluster.member import NoReplicas
 from ramify.actors.kit.log import configured, get_log
 from ramify.protocol.config import ReplicasConfig
 from ramify.protocol.errors import ConfigError
 
 LOOK_SECONDS, MOST_BACK_OFF = 1.0, 30.0
+ATTEMPTS = 4  # looks in a row that find failed actors, before one has ever been ready
 
 log = get_log("ramify.actors.cluster.ray")
 
@@ -70,7 +72,8 @@ class RayReplicas:
         self._gpus = settings.gpus if settings.gpus is not None else float(device == "cuda")
         self._wanted = settings.count
         self._count = 0
-        self._failures = 0  # in a row
+        self._failures = 0  # looks in a row that found failed actors
+        self.proven = False  # a replica has been ready: what fails now may pass
         self._actors: dict[str, tuple[Any, Any]] = {}  # by name: the actor, and what its run returns
 
     @property
@@ -121,8 +124,9 @@ class RayReplicas:
         log.info("Ray is there", address=address or "local", nodes=len(ray.nodes()))
 
     def _look(self) -> None:
-        """Forget actors that are done, start those that are missing."""
+        """Forget actors that are done, start those that are missing. Raises NoReplicas."""
         ray = self._ray
+        why = ""
         for name, (actor, run) in list(self._actors.items()):
             done, _ = ray.wait([run], timeout=0)
             if not done:
@@ -133,9 +137,13 @@ class RayReplicas:
                 self._failures = 0
                 log.info("an actor has left", actor=name)
             except ray.exceptions.RayError as error:
-                self._failures = min(self._failures + 1, 8)
-                log.error("an actor has failed", actor=name, reason=str(error).splitlines()[-1])
+                why = str(error).splitlines()[-1]
+                log.error("an actor has failed", actor=name, reason=why)
             ray.kill(actor)
+        if why:
+            self._failures = min(self._failures + 1, 8)
+            if self._failures >= ATTEMPTS and not self.proven:
+                raise NoReplicas(f"actors on Ray have failed {ATTEMPTS} times: {why}")
         while len(self._actors) < self._wanted:
             self._start()
 

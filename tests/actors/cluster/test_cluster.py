@@ -16,9 +16,8 @@ from ramify.actors.cluster.cluster import (
     WITHIN_SECONDS,
     WITHOUT_SECONDS,
     Cluster,
-    NoReplicas,
 )
-from ramify.actors.cluster.member import Member
+from ramify.actors.cluster.member import Member, NoReplicas
 from ramify.actors.cluster.metrics import ClusterMetrics
 from ramify.actors.cluster.wire import Report, Up
 from ramify.actors.kit.clock import ManualClock
