@@ -1,9 +1,8 @@
 """The main program of a replica on the front's machine: `python -m ...cluster.child FD LIFELINE`.
 
 FD is a connected Unix stream socket, inherited from the front; LIFELINE the reading end of a pipe whose
-other end only the front holds: a thread that reads it ends a process whose loop hangs when the front
-is gone. At SIGTERM it drains: the front takes its sessions elsewhere, then lets it go. Signals of a
-terminal are the front's.
+other end only the front holds (`kit/lifeline.py`). At SIGTERM it drains: the front takes its sessions
+elsewhere, then lets it go. Signals of a terminal are the front's.
 
 Exit codes: 0 left as told, 1 an actor failed, 2 it did not start, 3 the front has gone.
 """
@@ -14,18 +13,15 @@ import os
 import signal
 import socket
 import sys
-import threading
-import time
 from functools import partial
 
 import anyio
 
 from ramify.actors.cluster.replica import Replica
+from ramify.actors.kit.lifeline import watch
 from ramify.actors.kit.link import open_link
 from ramify.actors.kit.log import get_log
 from ramify.protocol.errors import RamifyError
-
-HUNG_SECONDS = 5.0  # after the front's end a process that is still there has hung
 
 log = get_log("ramify.actors.cluster.child")
 
@@ -47,19 +43,12 @@ async def _run(fd: int) -> int:
     return code
 
 
-def _watch(lifeline: int) -> None:
-    os.read(lifeline, 1)
-    time.sleep(HUNG_SECONDS)
-    os._exit(3)
-
-
 def main(fd: int, lifeline: int) -> int:
     """Run a replica. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.set_inheritable(fd, False)
-    os.set_inheritable(lifeline, False)
-    threading.Thread(target=_watch, args=(lifeline,), name="lifeline", daemon=True).start()
+    watch(lifeline)
     try:
         return asyncio.run(_run(fd))
     except Exception:

@@ -36,10 +36,8 @@ from ramify.actors.cluster.wire import (
     AskMetrics,
     Begin,
     Draining,
-    Failed,
     ForCore,
     Leave,
-    Loading,
     MetricsText,
     News,
     Report,
@@ -52,6 +50,7 @@ from ramify.actors.cluster.wire import (
 )
 from ramify.actors.core import PROTOCOL_VERSION, Progress
 from ramify.actors.executor.spec import ExecutorSpec
+from ramify.actors.executor.wire import LoadFailed, Loading
 from ramify.actors.front.interface import Core, Guard
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
@@ -323,7 +322,7 @@ class Cluster:
                 member.progress = what, done
                 if not self._up.is_set():
                     self._progress(f"replica {member.number}: {what}", done)
-            case Failed():
+            case LoadFailed():
                 member.why = message.message
                 if not self._up.is_set() and self._settings.on != "join":
                     self._failure = message.exception()

@@ -22,10 +22,8 @@ from ramify.actors.cluster.wire import (
     AskMetrics,
     Begin,
     Draining,
-    Failed,
     FromFront,
     Leave,
-    Loading,
     MetricsText,
     News,
     Report,
@@ -39,6 +37,7 @@ from ramify.actors.cluster.wire import (
 )
 from ramify.actors.core import CoreActors
 from ramify.actors.executor.spec import ModelSpec
+from ramify.actors.executor.wire import LoadFailed, Loading
 from ramify.actors.front.interface import Core, Runner
 from ramify.actors.kit.batch import CannotEncode
 from ramify.actors.kit.bundle import Bundle
@@ -102,7 +101,7 @@ class Replica:
             try:
                 await self._begin(group, begin, front)
             except RamifyError as error:
-                front.tell(Failed.of(error))
+                front.tell(LoadFailed.of(error))
                 raise
             assert self._core is not None
             assert self._addresses is not None

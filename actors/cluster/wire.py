@@ -3,10 +3,10 @@
     front                       replica
     Begin             ------->  loads the model
                       <-------  Loading ... Loading
-                      <-------  Up, or Failed and the end
+                      <-------  Up, or LoadFailed and the end
     ToCore            ------->  what sessions want of it in one turn of the front's loop: one frame
                       <-------  ToSessions: a step's tokens for all its sessions: one frame
-                      <-------  Report, four times a second; News of its cache
+                      <-------  Report, ten times a second; News of its cache
     AskMetrics        ------->
                       <-------  MetricsText
     Leave             ------->  ends
@@ -14,20 +14,20 @@
 Times are seconds of the front's clock: a replica on another machine, whose clock began at another time,
 adds the difference (`Shift`).
 
+`Loading` and `LoadFailed` are those of an executor's process.
+
 This file does not know sockets or processes.
 """
 
-from typing import Any
-
 import msgspec
 
-from ramify.actors.executor.spec import ExecutorNotStarted, ExecutorSpec
+from ramify.actors.executor.spec import ExecutorSpec
+from ramify.actors.executor.wire import LoadFailed, Loading
 from ramify.actors.front.wire import FromEngine
 from ramify.actors.kit.log import LogConfig
 from ramify.actors.kit.paths import decode_path, encode_path
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.config import EngineConfig
-from ramify.protocol.errors import ConfigError, ModelError, RamifyError
 from ramify.protocol.messages import CacheMessage, GrammarMessage, RequestMessage
 from ramify.protocol.plan import ExecutorInfo
 
@@ -81,13 +81,6 @@ FromFront = Begin | ToCore | AskMetrics | Leave
 # --- to the front -------------------------------------------------------------------------------
 
 
-class Loading(_Base, frozen=True):
-    """A call of the progress callback."""
-
-    what: str
-    done: float
-
-
 class Up(_Base, frozen=True):
     """Sessions can come. `pid`, `host`: of the process, for people. `name`: what it was started as."""
 
@@ -95,27 +88,6 @@ class Up(_Base, frozen=True):
     pid: int
     host: str
     name: str = ""
-
-
-class Failed(_Base, frozen=True):
-    """It cannot start. `kind` names the exception's class."""
-
-    kind: str
-    message: str
-    details: dict[str, Any] | None = None
-
-    @classmethod
-    def of(cls, error: BaseException) -> "Failed":
-        if isinstance(error, RamifyError):
-            return cls(type(error).__name__, error.message, error.details)
-        return cls(type(error).__name__, str(error))
-
-    def exception(self) -> RamifyError:
-        """The exception to raise in the front."""
-        for kind in (ModelError, ConfigError, ExecutorNotStarted):
-            if self.kind == kind.__name__:
-                return kind(self.message, details=self.details)
-        return ExecutorNotStarted(f"a replica did not start: {self.kind}: {self.message}")
 
 
 class Report(_Base, frozen=True):
@@ -158,7 +130,7 @@ class MetricsText(_Base, frozen=True):
     text: bytes
 
 
-ToFront = Loading | Up | Failed | Report | News | Draining | ToSessions | MetricsText
+ToFront = Loading | Up | LoadFailed | Report | News | Draining | ToSessions | MetricsText
 
 # --- codecs -------------------------------------------------------------------------------------
 

@@ -1,10 +1,9 @@
 """The main program of a gateway process: `python -m ramify.actors.front.child FD LIFELINE`.
 
 FD is a connected Unix stream socket, inherited from the engine; LIFELINE the reading end of a pipe
-whose other end only the engine holds. The process belongs to the engine: when the link ends, clients
-are told to come back (1012) and the process ends; should its loop hang at that moment, a thread that
-watches the lifeline ends it. SIGINT, SIGTERM and SIGHUP are ignored, because the engine coordinates
-the stop (a supervisor may signal every process of a service).
+whose other end only the engine holds (`kit/lifeline.py`). The process belongs to the engine: when the
+link ends, clients are told to come back (1012) and the process ends. SIGINT, SIGTERM and SIGHUP are
+ignored, because the engine coordinates the stop (a supervisor may signal every process of a service).
 
 Exit codes: 0 left as told, 1 an actor failed, 2 it did not start, 3 the engine has gone.
 """
@@ -16,8 +15,6 @@ import os
 import signal
 import socket
 import sys
-import threading
-import time
 from typing import Any
 
 import anyio
@@ -59,6 +56,7 @@ from ramify.actors.kit.bundle import MOST, Bundle
 from ramify.actors.kit.clock import MonotonicClock
 from ramify.actors.kit.console import configure_process
 from ramify.actors.kit.lag import watch_loop
+from ramify.actors.kit.lifeline import watch
 from ramify.actors.kit.link import Link, open_link
 from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import LimitedAddress, Mailbox, MailboxClosed
@@ -66,7 +64,6 @@ from ramify.protocol.errors import RamifyError
 
 PARTING_SECONDS = 1.0  # for closing handshakes when the engine has gone
 SESSIONS = MOST // 4  # messages that wait for the core, where what clients cause has to wait
-HUNG_SECONDS = 5.0  # after the engine's end a process that is still there has hung
 
 log = get_log("ramify.actors.front.child")
 
@@ -232,13 +229,6 @@ def _leave(group: Any, code: int) -> int:
     return code
 
 
-def _watch(lifeline: int) -> None:
-    """End a process that survives its engine. Runs in a thread of its own."""
-    os.read(lifeline, 1)
-    time.sleep(HUNG_SECONDS)
-    os._exit(3)
-
-
 async def _run(fd: int) -> int:
     return await GatewayChild().run(fd)
 
@@ -249,8 +239,7 @@ def main(fd: int, lifeline: int) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the engine reads the tokens, and tells them
     os.set_inheritable(fd, False)
-    os.set_inheritable(lifeline, False)
-    threading.Thread(target=_watch, args=(lifeline,), name="lifeline", daemon=True).start()
+    watch(lifeline)
     try:
         return asyncio.run(_run(fd))
     except _EngineGone:

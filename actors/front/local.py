@@ -82,9 +82,7 @@ class Naming(msgspec.Struct, frozen=True):
     sockets: Iterator[int] | None = None
     sessions: Iterator[int] | None = None
     prefix: str = "s_"
-    takes: Callable[[str], bool] = lambda session: (
-        True
-    )  # whether a session of the store is taken up here
+    takes: Callable[[str], bool] = lambda session: True  # of the store: whether it is taken up here
 
 
 class LocalFront:

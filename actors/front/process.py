@@ -37,7 +37,7 @@ log = get_log(__name__)
 class GatewayProcess:
     """A started process.
 
-    `live`: the sessions that it has told the cache of; `first`: the count that no session of its
+    `live`: the sessions that it has told the cache of; `first`: a count that none of its sessions
     has had. `silence`: since it last sent something; its owner keeps it.
     """
 

@@ -1,5 +1,6 @@
-"""A gateway worker: one process after the other runs it. This file says how long a
-start may take, and how often it is tried.
+"""A gateway worker: one process after the other runs it.
+
+How long a start may take, and how often it is tried.
 
 This file does not know who starts processes, nor what they are told.
 """

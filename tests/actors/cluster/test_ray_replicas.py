@@ -1,4 +1,4 @@
-"""Which actors are started and forgotten, with a Ray that does as told: `e2e/test_ray.py` has a real one."""
+"""Which actors are started and forgotten, with a Ray that does as told; `e2e/test_ray.py` has one."""
 
 import sys
 from types import SimpleNamespace

@@ -14,9 +14,7 @@ from ramify.actors.cluster.wire import (
     MAX_FRAME,
     Begin,
     Draining,
-    Failed,
     Leave,
-    Loading,
     Report,
     ToCore,
     ToSessions,
@@ -25,6 +23,7 @@ from ramify.actors.cluster.wire import (
     to_front,
 )
 from ramify.actors.executor.spec import FakeSpec
+from ramify.actors.executor.wire import LoadFailed, Loading
 from ramify.actors.kit.link import open_link
 from ramify.protocol import messages as m
 from ramify.protocol.config import EngineConfig, ModelConfig
@@ -136,7 +135,7 @@ async def test_another_model_needs_another_process() -> None:
                 front.link.close()
                 await serving
             else:
-                assert "other settings" in (await front.until(Failed)).message
+                assert "other settings" in (await front.until(LoadFailed)).message
                 with pytest.raises(OtherModel):
                     await serving
                 front.link.close()
@@ -153,7 +152,7 @@ async def test_loading_is_told() -> None:
         await front.open(ours)
         config = EngineConfig(model=ModelConfig(path=Path("nothing"), device="cpu"), executor="thread")
         front.link.tell(Begin(0, config, None, "e", 0.0, ""))
-        failed = await front.until(Failed)
+        failed = await front.until(LoadFailed)
         assert failed.kind == "ModelError"
         assert "nothing" in failed.message
         assert all(isinstance(each, Loading) for each in front.heard)
