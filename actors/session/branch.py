@@ -318,8 +318,8 @@ class Branch:
 
     def outputs_from(self, position: int) -> Iterable[OutputSegment]:
         """The output segments that end at or after `position`, in order."""
-        segments = self.segments
-        if segments and (last := segments[-1]).start < position:  # as with each delta of a stream
+        top = self.segments.top
+        if top is not None and (last := top.segment).start < position:  # as with each delta of a stream
             return (last,) if last.end >= position and isinstance(last, OutputSegment) else ()
         found: list[OutputSegment] = []
         for segment in reversed(self.segments):

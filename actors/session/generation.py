@@ -91,7 +91,7 @@ class GenerationState:
         when it is seen: its request's end may be told much later, and must not be waited for.
         It becomes the last token of the segment, without text and without a mark.
         """
-        if self.decided:
+        if self.stopping or self.stop_token is not None:  # `decided`, which is asked for each token
             return False
         segment = self.segment
         if not self._stops.isdisjoint(tokens):

@@ -228,12 +228,14 @@ class OutputSegment(Held):
 
         An empty chunk still makes a mark, so that a delta can announce the position.
         """
-        if count == (self.counts[-1] if self.counts else 0):
+        counts = self.counts
+        before = counts[-1] if counts else 0
+        if count == before:
             if text:
                 raise ValueError(f"text {text!r} without a token at mark {count}")
             return
-        self.grow(MARK + TOKEN * (count - (self.counts[-1] if self.counts else 0)) + len(text))
-        self.counts.append(count)
+        self.grow(MARK + TOKEN * (count - before) + len(text))
+        counts.append(count)
         self.chunks.append(text)
         if self.reading is not None:
             self._label(self.reading, self.reading.add(text))

@@ -8,6 +8,7 @@ replies are queued for it, and the ops in flight bound their number.
 Pure: messages go into `out`, which the actor delivers as one frame.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -198,7 +199,7 @@ class Subscriber:
 
     def flush(self, branch: Branch) -> None:
         """Send what is due of `branch`, and of children that this tells of, whatever `tick_ms` says."""
-        due = [branch]
+        due = self._flush(branch)
         while due:
             due += self._flush(due.pop())
 
@@ -277,8 +278,9 @@ class Subscriber:
                 break
             if segment.quiet:
                 continue
-            first, last = segment.mark_at(cursor), len(segment.counts)
-            if last and segment.start + segment.counts[-1] > limit:
+            counts = segment.counts
+            first, last = bisect_right(counts, cursor - segment.start), len(counts)  # `mark_at`
+            if last and segment.start + counts[-1] > limit:
                 last = segment.mark_at(limit)
                 complete = complete and limit == upto
             if self.opened.parts and last > segment.labelled:  # what it is will be known soon
@@ -289,7 +291,7 @@ class Subscriber:
                 cursor = delta.position
             if not complete:
                 break
-            running = not segment.ended and 0 < last == len(segment.counts)
+            running = not segment.ended and 0 < last == len(counts)
         if complete and not running:  # also past input, so that the next look begins there
             cursor = max(cursor, min(upto, branch.released))
         self._cursors[name] = cursor
