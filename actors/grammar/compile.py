@@ -17,7 +17,7 @@ from ramify.actors.grammar.must_follow import forced_texts
 from ramify.actors.grammar.outlines import regex_automaton
 from ramify.actors.grammar.route import route
 from ramify.actors.grammar.structure import structure_automaton
-from ramify.actors.grammar.words import words_of
+from ramify.actors.grammar.words import rows_of, words_of
 from ramify.protocol.constraints import (
     AutomatonBody,
     CompiledConstraint,
@@ -91,11 +91,12 @@ def _ready(automaton: Automaton, notes: tuple[str, ...] = ()) -> CompiledConstra
             f"the constraint's automaton has {states} states and {columns} classes of bytes, a table of "
             f"more than {MAX_CELLS} cells: lower its counts, or name fewer different characters"
         )
-    data = words_of(automaton).astype("<i4", copy=False).tobytes()
+    rows = rows_of(automaton.next)
+    data = words_of(automaton, rows).astype("<i4", copy=False).tobytes()
     packed = len(data) > PACKED_FROM
     if packed:
         data = zlib.compress(data, 1)
-    body = AutomatonBody(data, packed, forced_texts(automaton))
+    body = AutomatonBody(data, packed, forced_texts(automaton, rows))
     held = 8 * states * columns  # on a CPU: all transitions, and their offsets for the walk
     return CompiledConstraint(encode_body(body), "automaton", notes, held)
 

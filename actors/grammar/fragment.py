@@ -351,18 +351,10 @@ def reduce(part: Fragment) -> Fragment:
 def trim(part: Fragment) -> Fragment:
     """Only states on a way from the start to a final state; the start is 0."""
     size = len(part)
-    # one edge for each run of neighbouring symbols with the same target
-    new = part.table >= 0
-    new[:, 1:] &= part.table[:, 1:] != part.table[:, :-1]
-    edges = np.flatnonzero(new)
-    sources, targets = edges // part.table.shape[1], part.table.ravel()[edges].astype(np.int64)
-    reached = _spread(sources, targets, np.arange(size) == part.start)
+    sources, targets = _edges(part)
+    reached = _reached(part, sources, targets)
     # of most states a way to an end is found by taking the edge to the last state again and again
-    jump = np.where(part.final, np.arange(size), part.table.max(axis=1, initial=-1))
-    jump = np.where(jump < 0, np.arange(size), jump)
-    for _ in range(size.bit_length()):
-        jump = jump[jump]
-    ending = part.final[jump]
+    ending = part.final | part.final[_roots(part.final, part.table.max(axis=1, initial=-1))]
     if not ending.all():
         left = ~ending[sources]
         ending = _spread(targets[left], sources[left], ending)
@@ -377,7 +369,49 @@ def trim(part: Fragment) -> Fragment:
     return Fragment(numbers[part.table[order]], part.final[order], 0)
 
 
-def _spread(sources: NDArray[np.int64], targets: NDArray[np.int64], seeds: Flags) -> Flags:
+def _edges(part: Fragment) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Sources and targets, one edge for each run of neighbouring symbols with the same target."""
+    new = part.table >= 0
+    new[:, 1:] &= part.table[:, 1:] != part.table[:, :-1]
+    edges = np.flatnonzero(new)
+    return edges // part.table.shape[1], part.table.ravel()[edges]
+
+
+def _reached(part: Fragment, sources: NDArray[np.int64], targets: NDArray[np.int32]) -> Flags:
+    """The states that some text leads to.
+
+    Of most of them a way back to the start is found by going to the first state before each, or to the
+    last one, again and again. Not to one that none is before: only the start is reached without.
+    """
+    size = len(part)
+    found: Flags = np.arange(size) == part.start
+    if size > _SMALL:
+        own = np.arange(size)
+        last, first = np.full((2, size), -1)
+        last[targets] = sources
+        first[targets[::-1].copy()] = sources[::-1].copy()  # read backwards, it would be as above
+        useless = (last < 0) | (last == own) & (first == own)
+        useless[part.start] = False
+        for one, other in ((last, first), (first, last)):
+            found |= found[_roots(found, np.where(useless[one] | (one == own), other, one))]
+        if not (found[sources] & ~found[targets]).any():
+            return found
+    return _spread(sources, targets, found)
+
+
+_SMALL = 256  # states, of which all edges are gone through
+
+
+def _roots(ends: Flags, ways: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Where each state comes to by `ways`, again and again, up to one of `ends` or one without a way."""
+    own = np.arange(len(ends))
+    jump = np.where(ends | (ways < 0), own, ways)
+    for _ in range(len(ends).bit_length()):
+        jump = jump[jump]
+    return jump
+
+
+def _spread(sources: NDArray[np.integer], targets: NDArray[np.integer], seeds: Flags) -> Flags:
     """`seeds`, and what can be reached from them by these edges."""
     size = len(seeds)
     if (sources[1:] < sources[:-1]).any():
@@ -409,7 +443,7 @@ def _minimize(part: Fragment) -> Fragment:
     all there is to merge. Then Moore's refinement of a partition, as long as it stays cheap.
     """
     for _ in range(_MERGE_ROUNDS):
-        rows = np.column_stack([part.table, part.final])
+        rows = _beside(part.table, part.final)
         count, groups = _group(rows)
         if count == len(rows):
             break
@@ -421,11 +455,11 @@ def _minimize(part: Fragment) -> Fragment:
     rounds = _REFINE_CELLS // (size * symbols)
     if rounds < _REFINE_ROUNDS:
         return part
-    count, blocks = _group(part.final[:, None])
+    count, blocks = _group(part.final[:, None].astype(np.int32))
     for at in range(min(size, rounds)):
         if at == _LOOK_FOR_LOOPS and not has_loops(part):
             break
-        rows = np.column_stack([np.where(part.table >= 0, blocks[part.table], -1), blocks])
+        rows = _beside(np.where(part.table >= 0, blocks[part.table], -1), blocks)
         found, blocks = _group(rows)
         if found == size:
             break
@@ -456,14 +490,35 @@ def has_loops(part: Fragment) -> bool:
 _FACTORS = np.random.default_rng(0x9E3779B97F4A7C15).integers(0, 1 << 64, 512, np.uint64)
 
 
-def _group(rows: NDArray[np.generic]) -> tuple[int, NDArray[np.int64]]:
+_HALF = np.uint64(32)
+
+
+def hashes(rows: Table) -> NDArray[np.uint64]:
+    """64 bits of each row, of which two numbers are taken at a time."""
+    if rows.shape[1] % 2 or not rows.flags.c_contiguous:
+        even = np.zeros((len(rows), rows.shape[1] + rows.shape[1] % 2), np.int32)
+        even[:, : rows.shape[1]] = rows
+        rows = even
+    pairs = rows.view(np.uint64)
+    found: NDArray[np.uint64] = (pairs ^ (pairs >> _HALF)).dot(_FACTORS[: pairs.shape[1]])
+    return found
+
+
+def _group(rows: Table) -> tuple[int, NDArray[np.int64]]:
     """How many different rows there are, and the group of each, by a hash of 64 bits."""
-    hashes = rows.astype(np.uint64).dot(_FACTORS[: rows.shape[1]])
-    found, groups = np.unique(hashes, return_inverse=True)
+    found, groups = np.unique(hashes(rows), return_inverse=True)
     return len(found), groups
 
 
-def _merged(part: Fragment, groups: NDArray[np.int64], rows: NDArray[np.generic]) -> Fragment | None:
+def _beside(rows: NDArray[np.integer], last: NDArray[np.generic]) -> Table:
+    """`rows` with a column more, or two, of which one is empty: an even number."""
+    size, columns = rows.shape
+    found = np.zeros((size, columns + 2 - columns % 2), np.int32)
+    found[:, :columns], found[:, columns] = rows, last
+    return found
+
+
+def _merged(part: Fragment, groups: NDArray[np.int64], rows: Table) -> Fragment | None:
     """One state for each group. None if `rows` of a group differ: two hashes were equal."""
     _, first = np.unique(groups, return_index=True)
     if (rows != rows[first[groups]]).any():

@@ -8,25 +8,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.protocol.constraints import ForcedTexts
+from ramify.actors.grammar.words import Rows
+from ramify.protocol.constraints import NO_STEP, ForcedTexts
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 Numbers = NDArray[np.int64]
 
 
-def forced_texts(automaton: Automaton) -> ForcedTexts:
+def forced_texts(automaton: Automaton, rows: Rows) -> ForcedTexts:
     """Where only one byte can follow, and what."""
-    following, classes, final = automaton.next, automaton.classes, automaton.final
-    takes = following >= 0
-    one = (np.count_nonzero(takes, axis=1) == 1) & ~final
+    following, classes = automaton.next, automaton.classes
+    takes = rows.kinds > NO_STEP
     column = takes.argmax(axis=1)
-    one &= (np.bincount(classes) == 1)[column]
+    single = (np.count_nonzero(takes, axis=1) == 1) & (np.bincount(classes) == 1)[column]
+    one = single[rows.row] & ~automaton.final
     states = np.flatnonzero(one)
     first = np.zeros(following.shape[1], np.uint8)
     first[classes] = np.arange(256)
-    byte = first[column[states]]
-    then = following[states, column[states]]
+    column = column[rows.row[states]]
+    byte, then = first[column], following[states, column]
     place = np.full(len(one) + 1, len(states))
     place[states] = np.arange(len(states))
     after = place[then]  # the last one: no text

@@ -5,23 +5,32 @@ a string. Then all states of a counted text that differ only in their count have
 table of a megabyte becomes one of some kilobytes.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
+from ramify.actors.grammar.fragment import hashes
 from ramify.protocol.constraints import NO_STEP
 
 Table = NDArray[np.int32]
 
 _RARE = 8  # states with the same distances that are looked at again
 _OFTEN = 16  # states that lead to one over the same class: then it is named, however far it is
-_FACTORS = np.random.default_rng(0xD1B54A32D192ED03).integers(0, 1 << 64, 256, np.uint64)
 
 
-def words_of(automaton: Automaton) -> Table:
+class Rows(NamedTuple):
+    """The different rows of steps, int32 [rows, columns], and which of them each state has."""
+
+    kinds: Table
+    row: NDArray[np.int64]
+
+
+def words_of(automaton: Automaton, rows: Rows) -> Table:
     """The `words` of an `AutomatonBody`."""
     states, columns = automaton.next.shape
-    kinds, row = _rows(automaton.next)
+    kinds, row = rows
     return np.concatenate(
         [
             np.array([columns, states, len(kinds) + 1, 0]),
@@ -38,8 +47,8 @@ def words_of(automaton: Automaton) -> Table:
     )
 
 
-def _rows(following: Table) -> tuple[Table, NDArray[np.int64]]:
-    """The different rows of steps, and which of them each state has.
+def rows_of(following: Table) -> Rows:
+    """The rows of transitions int32 [states, columns].
 
     First all steps are distances. In rows that few states have, what many of these lead to is named.
     """
@@ -50,7 +59,7 @@ def _rows(following: Table) -> tuple[Table, NDArray[np.int64]]:
     rare = np.bincount(row) <= _RARE
     states = np.flatnonzero(rare[row])
     if len(states) <= _OFTEN:
-        return kinds, row
+        return Rows(kinds, row)
     there = following[states]
     codes = there.astype(np.int64) * there.shape[1] + np.arange(there.shape[1])
     codes[there < 0] = -1
@@ -67,13 +76,12 @@ def _rows(following: Table) -> tuple[Table, NDArray[np.int64]]:
     numbers[others] = number[: len(others)]
     row = numbers[row]
     row[states] = number[len(others) :]
-    return kinds, row
+    return Rows(kinds, row)
 
 
 def _different(rows: Table) -> tuple[Table, NDArray[np.int64]]:
     """The different ones of `rows`, and which of them each is."""
-    hashes = rows.view(np.uint32).astype(np.uint64).dot(_FACTORS[: rows.shape[1]])
-    _, first, group = np.unique(hashes, return_index=True, return_inverse=True)
+    _, first, group = np.unique(hashes(rows), return_index=True, return_inverse=True)
     kinds = rows[first]
     if (kinds[group] != rows).any():  # two hashes of 64 bits were equal
         kinds, group = np.unique(rows, axis=0, return_inverse=True)

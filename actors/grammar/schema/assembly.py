@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramify.actors.grammar.automaton import Automaton
-from ramify.actors.grammar.expression import Embedded
+from ramify.actors.grammar.fragment import Fragment, reduce
 from ramify.actors.grammar.limits import MAX_STATES
 from ramify.actors.grammar.schema.errors import TooLarge
 
@@ -110,4 +110,4 @@ class Assembly:
 
 def reduced(language: Automaton) -> Automaton:
     """The same without useless states, equal ones merged."""
-    return Automaton.from_expression(Embedded(language))
+    return Automaton.of(reduce(Fragment(language.next, language.final)), language.classes)

@@ -17,6 +17,7 @@ from ramify.actors.grammar.expression import (
     union,
 )
 from ramify.actors.grammar.schema.arrays import Arrays, listed_items
+from ramify.actors.grammar.schema.assembly import reduced
 from ramify.actors.grammar.schema.document import Document, Schema
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.expand import Expander
@@ -64,7 +65,7 @@ def lower(schema: Schema, *, spacing: Spacing = "compact", unroll: int = 0) -> L
         speller = _Speller(document, _SEPARATORS[spacing], unroll, depth, until)
         try:
             found = speller.value((Claim("is"),))
-            automaton = Automaton.from_expression(union() if found is None else Embedded(found))
+            automaton = Automaton.from_expression(union()) if found is None else reduced(found)
         except TooLarge as error:
             refused = error
         except ConstraintError as error:

@@ -6,7 +6,7 @@ import pytest
 from ramify.actors.grammar import must_follow, words
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.must_follow import forced_texts
-from ramify.actors.grammar.words import words_of
+from ramify.actors.grammar.words import rows_of, words_of
 from ramify.protocol.constraints import NO_STEP, WORDS_HEADER
 
 PATTERNS = [
@@ -20,7 +20,7 @@ PATTERNS = [
 
 def followed(automaton: Automaton) -> np.ndarray:
     """The transitions that the words say."""
-    data = words_of(automaton)
+    data = words_of(automaton, rows_of(automaton.next))
     columns, states, rows = data[:3].tolist()
     behind = WORDS_HEADER + 256
     assert (data[WORDS_HEADER:behind] == automaton.classes).all()
@@ -41,7 +41,7 @@ def test_every_step(pattern: str) -> None:
 
 
 def test_equal_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "_FACTORS", np.zeros(256, np.uint64))
+    monkeypatch.setattr(words, "hashes", lambda rows: np.zeros(len(rows), np.uint64))
     monkeypatch.setattr(must_follow, "_FACTOR", np.uint64(0))
     for pattern in PATTERNS:
         made = Automaton.from_regex(pattern)
@@ -52,12 +52,12 @@ def test_equal_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_ways_to_one_state_are_one_row() -> None:
     made = Automaton.from_regex(PATTERNS[1])
     assert len(made) > 600
-    assert words_of(made)[2] < 30
+    assert words_of(made, rows_of(made.next))[2] < 30
 
 
 def check_texts(made: Automaton) -> dict[int, bytes]:
     """The texts as they are told, against a walk from each state. Returns them."""
-    found = forced_texts(made)
+    found = forced_texts(made, rows_of(made.next))
     states, texts, ends, rests = (
         np.frombuffer(data, "<i4").tolist()
         for data in (found.states, found.texts, found.ends, found.rests)

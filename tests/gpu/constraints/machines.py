@@ -2,7 +2,7 @@
 
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.must_follow import forced_texts
-from ramify.actors.grammar.words import words_of
+from ramify.actors.grammar.words import rows_of, words_of
 from ramify.gpu.constraints.byte_automaton import ByteAutomaton
 from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
@@ -11,7 +11,8 @@ from ramify.gpu.constraints.vocabulary import Vocabulary
 
 def byte_automaton(automaton: Automaton) -> ByteAutomaton:
     """What a compile worker sends."""
-    return ByteAutomaton(words_of(automaton), forced_texts(automaton))
+    rows = rows_of(automaton.next)
+    return ByteAutomaton(words_of(automaton, rows), forced_texts(automaton, rows))
 
 
 def machine_of(

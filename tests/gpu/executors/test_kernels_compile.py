@@ -61,7 +61,7 @@ programmatic_launch.overlaps = lambda device: True  # before anybody imports it
 from ramify.gpu.attention.registry import Choice
 from ramify.actors.grammar.automaton import Automaton as Machine
 from ramify.actors.grammar.must_follow import forced_texts
-from ramify.actors.grammar.words import words_of
+from ramify.actors.grammar.words import rows_of, words_of
 from ramify.gpu.constraints.byte_automaton import ByteAutomaton
 from ramify.gpu.constraints.matcher import Automaton
 from ramify.gpu.constraints.token_automaton import TokenAutomaton
@@ -123,7 +123,8 @@ def executor_for(config, dtype, sinks, deterministic, draft):
 
 text = Vocabulary([b"a", b"b"], [2], lambda text: [0] * len(text), 128)
 forty = Machine.from_regex("a{40}")
-machine = TokenAutomaton(text, ByteAutomaton(words_of(forty), forced_texts(forty)))
+rows = rows_of(forty.next)
+machine = TokenAutomaton(text, ByteAutomaton(words_of(forty, rows), forced_texts(forty, rows)))
 constraint = Automaton(machine)
 
 config = json.loads(sys.argv[1])
