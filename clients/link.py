@@ -24,7 +24,14 @@ from ramify.clients.reconnect import RATE_DELAY_S, Action, Pacer, delay, pause
 from ramify.clients.session import Phase, SessionCore
 from ramify.clients.stream import Ticket
 from ramify.protocol.codec import SUBPROTOCOLS, Codec, CodecName
-from ramify.protocol.errors import BadRequest, Close, Forbidden, RamifyError, Unauthorized
+from ramify.protocol.errors import (
+    BadRequest,
+    Close,
+    Forbidden,
+    LimitExceeded,
+    RamifyError,
+    Unauthorized,
+)
 from ramify.protocol.wire import Bye, Delta, Error, Event, Op
 
 Token = str | Callable[[], str | Awaitable[str]]
@@ -243,6 +250,9 @@ class Link:
             return error, retry, pause(error.retry_ms)
         if verdict.action is Action.STOP:
             return verdict.error, False, 0.0
+        if verdict.action is Action.SPLIT and not self._attached:  # it would be as big again
+            opened = f"{verdict.error.message}: what the session was to be opened with"
+            return LimitExceeded(opened, details=verdict.error.details), False, 0.0
         if verdict.action is Action.NEW_TOKEN:
             return verdict.error, callable(self._token), 0.0
         self.reconnects += 1

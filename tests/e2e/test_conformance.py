@@ -111,6 +111,7 @@ class Play:
         self.url = url
         self.clients: dict[str, Session] = {}
         self.started: dict[str, Generation] = {}
+        self.files: dict[str, bytes] = {}
 
     async def attach(self, fields: dict[str, Any]) -> Any:
         given = dict(fields)
@@ -119,6 +120,8 @@ class Play:
             peer = self.clients[to]
             given["session"] = peer.id
             given.setdefault("key", peer.view_key if view else peer.key)
+        if "imports" in given:
+            given["imports"] = self.files[given["imports"]]
         session = await ramify.connect(self.url, **given)
         self.clients[name] = session
         heads = session.core.heads.by_name.items()
@@ -191,6 +194,8 @@ class Play:
                 return ok(await on.cancel(**given))
             case "tree":
                 return shown_tree(await session.tree(**given))
+            case "export":
+                self.files[named] = await session.export()
             case "position":
                 return {"position": on.position}
             case "credit":

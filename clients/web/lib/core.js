@@ -39,15 +39,18 @@ export class Core {
   /** @type {Map<string, number>} */ #credits = new Map();
   /** @type {object[]} */ #posts = [];
   /** @type {Set<string>} */ #guessed = new Set();
+  /** What the first `open` makes the session of. @type {string | undefined} */ #import;
 
   /**
    * @param {OpenFields & {client: string}} opening  fields of `open` that stay the same
    * @param {{session?: string, key?: string}} [saved]  a session that exists
+   * @param {string} [file]  a session that `export` wrote, in base64: the new session is made of it
    */
-  constructor(opening, { session, key } = {}) {
+  constructor(opening, { session, key } = {}, file = undefined) {
     this.opening = opening;
     this.session = session;
     this.key = key;
+    this.#import = file;
   }
 
   // --- the connection -----------------------------------------------------------------------------
@@ -55,7 +58,7 @@ export class Core {
   /** A connection was made: the message to send first. @returns {Record<string, unknown>} */
   connected() {
     /** @type {Record<string, unknown>} */
-    const message = { type: "open", ...this.opening, session: this.session, key: this.key };
+    const message = { type: "open", ...this.opening, session: this.session, key: this.key, import: this.#import };
     if (!this.state) return message;
     const moving = this.#made((op) => (op.type === "prune" ? [op.into ?? []].flat() : []));
     const unborn = this.#made((op) => (op.type === "fork" || op.as ? op.as ?? [] : op.type === "set" && op.name ? [op.name] : []));
@@ -277,6 +280,7 @@ export class Core {
     this.viewKey = state.view_key ?? this.viewKey;
     this.limits = state.limits ?? this.limits;
     this.open = true;
+    this.#import = undefined;
     this.heads.attached(state.branches, state.revision, this.#guessed);
     this.#nextId = Math.max(this.#nextId, state.op + 1);
     for (const branch of state.branches) {

@@ -49,7 +49,7 @@ export function touches(op, names) {
 
 /** The branches that an op names. @param {Omit<import("./protocol.js").Op, "id">} op @returns {string[]} */
 export function branchesOf({ type, branch, as = [], from = [], into = [], score_from: judges = [], name }) {
-  if (type === "cancel" || type === "tree" || type === "close") return [];
+  if (type === "cancel" || type === "tree" || type === "export" || type === "close") return [];
   const own = branch ?? (branch === undefined && type !== "prune" && type !== "set" ? "main" : []);
   return [own, as, from, into, judges, name ?? []].flat();
 }

@@ -3,7 +3,8 @@
  * is made again and the session resumed, unseen by those who wait for replies. This file does not know ops.
  */
 
-import { ConnectionLost, Internal, RamifyError, SessionLost, Unauthorized, told } from "./errors.js";
+import { toBase64 } from "./base64.js";
+import { ConnectionLost, Internal, LimitExceeded, RamifyError, SessionLost, Unauthorized, told } from "./errors.js";
 import { frameOf } from "./frames.js";
 import { Pacer, RATE_DELAY_MS, afterClose, delay, pause } from "./reconnect.js";
 
@@ -223,6 +224,7 @@ export class Link {
     if (action === "newToken" && fresh) this.#refusals += 1;
     else if (action === "stop" || action === "newToken") return this.end(why);
     if (action === "backOff") this.#floor = Math.max(this.#floor, RATE_DELAY_MS);
+    if (action === "split" && !this.#core.open) return this.end(new LimitExceeded(`${error.message}: what the session was to be opened with`, { details: error.details }));
     if (action === "split") this.#core.dropBiggest(error);
     this.#lost(why);
   }
@@ -294,8 +296,7 @@ export class Link {
 
 /** @param {string} text */
 function base64url(text) {
-  const bytes = String.fromCharCode(...new TextEncoder().encode(text));
-  return btoa(bytes).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "");
+  return toBase64(new TextEncoder().encode(text)).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "");
 }
 
 /** `http(s)` becomes `ws(s)`; an address without a path gets `/v1/ws`. @param {string} address @returns {string} */

@@ -156,6 +156,7 @@
  * @property {string[]} [dropped]
  * @property {Record<string, number | null>} [scores]
  * @property {number} [cancelled]
+ * @property {string} [file]  what `export` wrote, in base64
  *
  * @typedef {object} TokenLogprob
  * @property {number} token

@@ -10,6 +10,7 @@
  * generate on the children. What messages mean is in `core.js`, sockets are in `link.js`.
  */
 
+import { fromBase64, toBase64 } from "./base64.js";
 import { Branch } from "./branch.js";
 import { Core } from "./core.js";
 import { BadRequest, Cancelled, Conflict, ConnectionLost, Internal, RamifyError, errorOf } from "./errors.js";
@@ -35,6 +36,8 @@ const KINDS = /** @type {const} */ (["regex", "json_schema", "choices", "grammar
  * @property {string} [client]  a name that stays the same across reconnects; default: a random one
  * @property {string} [session]  with `key`: a session that exists
  * @property {string} [key]  its key, or its view key
+ * @property {Uint8Array} [import]  a new session that is what `export` wrote, of this server or another one with the same
+ *   model; what `storage` kept is not used then
  * @property {Storage | null} [storage]  where client, session and key are kept, so that a page that is loaded again
  *   comes back (sessionStorage: another tab does not share them); default: nowhere
  * @property {OpenFields} [open]  more fields of `open`: detach, tick_ms, ttl_s, template, tools, parts, tokens, model
@@ -90,15 +93,16 @@ export class Session extends EventTarget {
   #settle = { resolve: () => {}, reject: (/** @type {RamifyError} */ _) => {} };
 
   /** See `connect`. @param {string} url @param {Options} options */
-  constructor(url, { client, session, key, storage = null, open = {}, ...options } = {}) {
+  constructor(url, { client, session, key, import: file, storage = null, open = {}, ...options } = {}) {
     super();
+    if (file && session !== undefined) throw new BadRequest("`import` makes a new session: give no `session` beside it");
     const address = websocketUrl(url);
     this.#storage = storage;
     this.#place = `ramify ${address}`;
     const kept = JSON.parse(storage?.getItem(this.#place) ?? "null");
-    const same = kept && (client === undefined || kept.client === client);
+    const same = kept && !file && (client === undefined || kept.client === client);
     const saved = session === undefined && same ? kept : { session, key };
-    this.#core = new Core({ client: client ?? kept?.client ?? randomName(), ...open }, saved);
+    this.#core = new Core({ client: client ?? kept?.client ?? randomName(), ...open }, saved, file && toBase64(file));
     /**
      * Resolves with this session when it is attached for the first time; rejects with what prevented it.
      * @type {Promise<this>}
@@ -285,6 +289,13 @@ export class Session extends EventTarget {
    *    & Abortable} fields @returns {Promise<OkMessage>} */
   set({ signal, ...fields }) {
     return this.#one({ type: "set", ...fields }, signal);
+  }
+
+  /** The session as one file, with all its branches: `connect(url, { import: file })` makes a new one of it. Rejects with
+   *  Conflict while ops run, LimitExceeded if it does not fit into a frame.
+   *  @param {Abortable} [options] @returns {Promise<Uint8Array<ArrayBuffer>>} */
+  async export({ signal } = {}) {
+    return fromBase64((await this.#one({ type: "export" }, signal)).result?.file);
   }
 
   /** Release a branch, or a list of them. @param {string | string[]} branch @param {Abortable} [options]

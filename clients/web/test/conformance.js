@@ -59,12 +59,14 @@ const shownTree = (state) => ({
 class Play {
   clients = new Map();
   started = new Map();
+  files = new Map();
 
-  async attach({ as = "", to, view, client, key, ...open }) {
+  async attach({ as = "", to, view, client, key, imports, ...open }) {
     const peer = to === undefined ? undefined : this.clients.get(to);
     const { token, ...fields } = open;
+    const file = this.files.get(imports);
     const where = peer && { session: peer.id, key: key ?? (view ? peer.viewKey : peer.key) };
-    const session = connect(url, { client, token, ...where, open: fields, WebSocket: Breakable });
+    const session = connect(url, { client, token, ...where, ...(file && { import: file }), open: fields, WebSocket: Breakable });
     await session.ready;
     this.clients.set(as, session);
     return { branches: session.state.branches.map(({ branch, position }) => ({ branch, position })) };
@@ -123,6 +125,9 @@ class Play {
       case "drop": return ok(await on.drop());
       case "cancel": return ok(await on.cancel(fields));
       case "tree": return shownTree(await session.tree({ branch, ...fields }));
+      case "export":
+        this.files.set(as, await session.export());
+        return null;
       case "position": return { position: on.position };
       case "credit": on.credit(fields.upto); return null;
       case "event": {

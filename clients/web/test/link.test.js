@@ -359,3 +359,41 @@ test("the text of another client's generation is told as an event", async () => 
   assert.deepEqual(heard, ["theirs"]);
   assert.equal(session.position("main"), 2);
 });
+
+test("a session is made of a file once, and what it cannot be is told", async () => {
+  const file = Uint8Array.from({ length: 20_000 }, (_, i) => i % 256);
+  const session = made({ import: file, retry: "always", renew: true });
+  await turn();
+  const { import: sent, session: none } = Wire.last.accept().sent[0];
+  assert.deepEqual([sent, none], [Buffer.from(file).toString("base64"), undefined]);
+  Wire.last.say({ type: "state", session: "s", key: "k", revision: 1, op: 0, branches: [{ branch: "main", position: 3 }] });
+  Wire.last.end(1006);
+  await later(200);
+  assert.equal(Wire.last.attach().sent[0].import, undefined);
+  const export_ = session.export();
+  await turn();
+  assert.deepEqual(Wire.last.ops.map(({ type }) => type), ["export"]);
+  Wire.last.say({ type: "ok", id: 1, result: { file: sent } });
+  assert.deepEqual(await export_, file);
+  const broken = session.export();
+  await turn();
+  Wire.last.say({ type: "ok", id: 2, result: { file: "!" } });
+  assert.ok((await rejected(broken)) instanceof Internal);
+
+  const large = made({ import: file, retry: "always" }); // it would be too large again
+  await turn();
+  Wire.last.accept().end(1009);
+  assert.equal((await rejected(large.ready)).code, "limit");
+  assert.throws(() => made({ import: file, session: "s", key: "k" }), BadRequest);
+  assert.throws(() => made({ import: "text" }), BadRequest);
+});
+
+test("a file comes before the session that a page has kept", async () => {
+  const kept = new Map([["ramify ws://host/v1/ws", JSON.stringify({ client: "c", session: "old", key: "k" })]]);
+  const storage = { getItem: (name) => kept.get(name) ?? null, setItem: (name, text) => kept.set(name, text), removeItem: (name) => kept.delete(name) };
+  made({ import: new Uint8Array([1]), storage });
+  await turn();
+  assert.equal(Wire.last.accept().sent[0].session, undefined);
+  Wire.last.say({ type: "state", session: "new", key: "k2", revision: 1, op: 0, branches: [] });
+  assert.equal(JSON.parse(kept.get("ramify ws://host/v1/ws")).session, "new");
+});

@@ -36,3 +36,7 @@ try {
   else if (error instanceof RamifyError && error.code === "overloaded") console.log(error.retryMs);
 }
 console.log(first, one, many, forks, scores, best, position);
+const file: Uint8Array = await session.export({ signal: AbortSignal.timeout(1000) });
+connect("ws://127.0.0.1:8765", { import: file });
+// @ts-expect-error: bytes, not text
+connect("ws://127.0.0.1:8765", { import: "file" });
