@@ -119,9 +119,10 @@ def _talk(args: argparse.Namespace, options: GenerateOptions) -> int:
 
         session = connect_sync(url, **settings)
         with _reader(lambda: talk, terminal) as read:
-            talk = Conversation(session, read, screen, options, renew, imports)
+            older = args.session is not None
+            talk = Conversation(session, read, screen, options, renew, imports, older=older)
             try:
-                if args.session is not None:
+                if older:
                     talk.learn()
                 elif args.system is not None:
                     talk.system(args.system)
@@ -129,8 +130,8 @@ def _talk(args: argparse.Namespace, options: GenerateOptions) -> int:
                     screen.note(f"{session.model}: /help lists commands, Ctrl-D leaves")
                 talk.run()
             finally:
-                talk.session.close()
-        if args.url is not None:
+                used = talk.leave()
+        if args.url is not None and used:
             where = ["--url", args.url, "--session", talk.session.id, "--key", talk.session.key or ""]
             token = " (and --token)" if args.token else ""
             screen.note(f"to go on: {command('chat', *where)}{token}")

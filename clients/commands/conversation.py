@@ -51,7 +51,7 @@ class Conversation:
     """A chat with one session. `options`: the generation options of every turn.
 
     `renew` makes a new session when the old one is lost; without it that is the end. `imports` makes one
-    of a file that `Session.export` wrote.
+    of a file that `Session.export` wrote. `older`: the session was there before this chat.
     """
 
     def __init__(
@@ -62,8 +62,11 @@ class Conversation:
         options: GenerateOptions,
         renew: Renew | None = None,
         imports: Import | None = None,
+        *,
+        older: bool = False,
     ) -> None:
         self.session = session
+        self._older = older
         self.failed = False  # whether a line got an error
         self._read = read
         self._screen = screen
@@ -99,6 +102,14 @@ class Conversation:
         self._said = {name: Transcript() for name in self.branches}
         self._stale = set(self._said)
         self._refresh()
+
+    def leave(self) -> bool:
+        """Close the session, as `connect` was told. One that this chat made and said nothing in is ended on the
+        server too. Returns whether there is anything to go on with.
+        """
+        used = self._older or any(branch.position for branch in self.session.branches)
+        self.session.close(keep=None if used else False)
+        return used
 
     # --- lines ----------------------------------------------------------------------------------
 
@@ -359,8 +370,8 @@ class Conversation:
         except OSError as error:
             raise BadRequest(f"{path}: {error.strerror}") from None
         session = self._imports(data)
-        self.session.close()
-        self.session = session
+        self.leave()
+        self.session, self._older = session, False
         names = self.branches
         name = "main" if "main" in names or not names else names[0]
         self._branch = session.branch(name)

@@ -102,7 +102,8 @@ class ScriptedSession:
     def __init__(self, *answers: list[Any], turns: list[SegmentState] | None = None) -> None:
         self.answers = list(answers)
         self.turns = turns or []
-        self.closed = False
+        self.closed: bool | None = False
+        self.kept: bool | None = None
         self.calls: list[Any] = []
         self.file = b""
         self.main = ScriptedBranch(self, "main")
@@ -128,8 +129,8 @@ class ScriptedSession:
     def export(self) -> bytes:
         return self.file
 
-    def close(self) -> None:
-        self.closed = True
+    def close(self, *, keep: bool | None = None) -> None:
+        self.closed, self.kept = True, keep
 
 
 def plain(op: Op) -> tuple[Any, ...]:
@@ -159,6 +160,7 @@ def talk(
     colour: bool = False,
     renew: Any = None,
     imports: Any = None,
+    older: bool = False,
 ) -> tuple[str, str, list[str]]:
     """What was written to `out` and `notes`, and the prompts."""
     script, prompts = list(lines), []
@@ -173,7 +175,7 @@ def talk(
     out, notes = io.StringIO(), io.StringIO()
     first: Any = session
     screen = Screen(out, notes, colour=colour)
-    Conversation(first, read, screen, GenerateOptions(), renew, imports).run()
+    Conversation(first, read, screen, GenerateOptions(), renew, imports, older=older).run()
     return out.getvalue(), notes.getvalue(), prompts
 
 
@@ -351,10 +353,22 @@ def test_save_and_load_a_whole_session(tmp_path: Path) -> None:
     assert f"the session is in {file}; branches: 1" in notes
     assert notes.count("No such file") == 2
     assert f"branches of {file}: main; you are on main" in notes
-    assert session.closed
+    assert (session.closed, session.kept) == (True, None)
     assert other.calls[-1] == ("chat", "main", "on", {})
     _, notes, _ = talk(session, f"/load {file}")
     assert "cannot be loaded here" in notes
+
+
+@pytest.mark.parametrize(("older", "kept"), [(False, False), (True, None)])
+def test_a_session_that_nobody_used_is_not_left_behind(
+    older: bool, kept: bool | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "chat.session"
+    file.write_bytes(b"all of it")
+    session, other = ScriptedSession(), ScriptedSession(turns=ANSWERED)
+    session.main.position = 0
+    talk(session, f"/load {file}", imports=lambda _: other, older=older)
+    assert (session.closed, session.kept) == (True, kept)
 
 
 def test_a_pasted_message_is_one() -> None:
