@@ -358,11 +358,16 @@ GrammarMessage = Compile | Abandon | AbandonSession
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """New output tokens of one request, in order. `logprobs`: empty, or one for each token."""
+    """New output tokens of one request, in order. `logprobs`: empty, or one for each token.
+
+    `forced`, `accepted`: of them, as in `Finished`, for a session whose engine goes before it tells the end.
+    """
 
     request: int
     tokens: bytes
     logprobs: list[TokenLogprobs | None] = []
+    forced: int = 0
+    accepted: int = 0
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -379,9 +379,9 @@ class Scheduler:
                     break
             if taken:
                 drafts = min(taken, count - 1)  # of which those that were forced are no guesses
-                forced = result.forced.count(1, first, first + drafts)
-                run.request.accepted += drafts - forced
-                segments.append((run, first, first + taken))
+                accepted = drafts - result.forced.count(1, first, first + drafts)
+                run.request.accepted += accepted
+                segments.append((run, first, first + taken, accepted))
         for run, why in bad:  # before anything of this step is committed
             self._tokenless_end(run, why, now)
         if step.chunks:

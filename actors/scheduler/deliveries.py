@@ -9,9 +9,8 @@ from ramify.protocol.errors import Code
 from ramify.protocol.messages import Progress, Tokens
 from ramify.protocol.plan import StepResult
 
-Segment = tuple[
-    Run, int, int
-]  # of a result's tokens: whose they are, the first, the one behind the last
+# of a result's tokens: whose they are, the first, the one behind the last, how many came as drafts
+Segment = tuple[Run, int, int, int]
 
 
 class Deliveries:
@@ -58,7 +57,7 @@ class Deliveries:
     def _progress(
         self, result: StepResult, bound: list[Run], live: list[int] | None, told: dict[int, Account]
     ) -> None:
-        raw, logprobs = result.tokens, result.logprobs
+        raw, logprobs, forced = result.tokens, result.logprobs, result.forced
         for i in range(len(bound)) if live is None else live:
             run = bound[i]
             account = run.account
@@ -67,19 +66,21 @@ class Deliveries:
             if not progress and not account.closed:
                 told[account.session] = account
             if logprobs and logprobs[i] is not None:
-                progress.append(Progress(run.ident, token, [logprobs[i]]))
+                progress.append(Progress(run.ident, token, [logprobs[i]], forced[i] if forced else 0))
+            elif forced and forced[i]:
+                progress.append(Progress(run.ident, token, forced=1))
             else:
                 progress.append(Progress(run.ident, token))
 
     def _segments(self, result: StepResult, segments: list[Segment], told: dict[int, Account]) -> None:
-        raw, logprobs = result.tokens, result.logprobs
-        for run, first, end in segments:
+        raw, logprobs, forced = result.tokens, result.logprobs, result.forced
+        for run, first, end, accepted in segments:
             account = run.account
             progress = account.progress
             if not progress and not account.closed:
                 told[account.session] = account
             tokens = raw[4 * first : 4 * end]
-            if logprobs and logprobs[first] is not None:
-                progress.append(Progress(run.ident, tokens, logprobs[first:end]))
-            else:
-                progress.append(Progress(run.ident, tokens))
+            scored = logprobs[first:end] if logprobs and logprobs[first] is not None else []
+            progress.append(
+                Progress(run.ident, tokens, scored, forced.count(1, first, end), accepted)
+            )

@@ -64,8 +64,9 @@ class GenerationState:
         self.held: Held | None = None  # what it has to be
         self.compiling = False  # its request waits for its constraint
         self.notes: list[str] = []  # on its constraint
-        self.accepted = 0  # drafts
+        self.accepted = 0  # drafts; the end of a request says exactly what `Progress` told till then
         self.forced = 0  # tokens that the constraint left no choice for
+        self._counted = 0, 0  # both, of the requests before this one
         self.refusal: RamifyError | None = None  # why its constraint cannot be had
         self.logprob_sum = 0.0
         self.logprob_count = 0
@@ -155,8 +156,9 @@ class GenerationState:
 
     def note(self, finished: Finished) -> None:
         """Remember the first request's figures across a pause, and what adds up."""
-        self.forced += finished.forced
-        self.accepted += finished.accepted
+        accepted, forced = self._counted
+        self.accepted, self.forced = accepted + finished.accepted, forced + finished.forced
+        self._counted = self.accepted, self.forced
         if self.first is None or not self.first.computed:  # paused before it ran
             self.first = finished
         if not self.resumed and finished.first_token and not self._scheduled:
@@ -171,6 +173,7 @@ class GenerationState:
     def move(self, now: float) -> None:
         """Another engine goes on with it; the one before it tells no times any more."""
         self.began = now
+        self._counted = self.accepted, self.forced
         if self.first_token:
             self._scheduled = True
 
@@ -180,4 +183,5 @@ class GenerationState:
         if run.ttft is not None:
             self.first_token = self.arrived + run.ttft
         self.forced, self.accepted = run.forced, run.accepted
+        self._counted = self.accepted, self.forced
         self.logprob_sum, self.logprob_count = run.logprob, run.scored

@@ -320,6 +320,8 @@ class Generations:
         generation = entry[0]
         if not generation.first_token and not generation.resumed:
             generation.first_token = now
+        generation.forced += item.forced
+        generation.accepted += item.accepted
         if generation.push(unpack(item.tokens), item.logprobs):
             assert generation.text.stopped is not None
             keep = generation.text.stopped.keep_tokens - generation.before

@@ -151,3 +151,38 @@ def test_what_has_only_to_be_confirmed_ends_once(sim_class: Any, tokenizer: Toke
         assert done[0].usage.output == plain[0].usage.output, at
         assert done[0].usage.cached + done[0].usage.computed <= done[0].usage.prompt, at
         assert chosen[0].choice == choice[0].choice
+
+
+RECORD = w.Constraint(regex=r'\{"name": "[a-z]{1,12}", "tags": \[("[a-z]", ){0,3}"[a-z]"\]\}')
+
+
+@pytest.mark.parametrize(("constraint", "drafts"), [(RECORD, 0), (None, 8)])
+def test_usage_is_that_of_the_whole(
+    sim_class: Any, tokenizer: Tokenizer, constraint: w.Constraint | None, drafts: int
+) -> None:
+    """What the engine that went had counted of a generation is not lost, however often it moves."""
+
+    def run(*moves: int) -> tuple[w.Usage, int, int]:
+        """The usage, and the drafts and forced tokens that were told before the last move."""
+        engine = sim_class(tokenizer, seed=3, eos_every=0, drafts=drafts, acceptance=0.9)
+        client = engine.session()
+        client.send(
+            w.Append(id=1, text="hello"),
+            w.Generate(id=2, constraint=constraint, max_tokens=200, temperature=0),
+        )
+        accepted = forced = 0
+        for at in moves:
+            engine.pump(at)
+            for generation, _ in engine.cores[1].generations._by_request.values():
+                accepted, forced = generation.accepted, generation.forced
+            engine.move()
+        engine.pump()
+        (done,) = client.replies[2]
+        return done.usage, accepted, forced
+
+    plain, _, _ = run()
+    seen = [run(at, at // 2) for at in range(12, 60, 4)]
+    assert {(usage.output, usage.forced) for usage, *_ in seen} == {(plain.output, plain.forced)}
+    assert all(usage.accepted >= accepted for usage, accepted, _ in seen)
+    assert any(forced for *_, forced in seen) == (constraint is not None)
+    assert any(accepted for _, accepted, _ in seen) == (drafts > 0)
