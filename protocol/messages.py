@@ -360,7 +360,7 @@ GrammarMessage = Compile | Abandon | AbandonSession
 class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New output tokens of one request, in order. `logprobs`: empty, or one for each token.
 
-    `forced`, `accepted`: of them, as in `Finished`, for a session whose engine goes before it tells the end.
+    `forced`, `accepted`: of them, as in `Finished`: the engine may be gone before it tells the end.
     """
 
     request: int

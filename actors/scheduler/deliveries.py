@@ -81,6 +81,4 @@ class Deliveries:
                 told[account.session] = account
             tokens = raw[4 * first : 4 * end]
             scored = logprobs[first:end] if logprobs and logprobs[first] is not None else []
-            progress.append(
-                Progress(run.ident, tokens, scored, forced.count(1, first, end), accepted)
-            )
+            progress.append(Progress(run.ident, tokens, scored, forced.count(1, first, end), accepted))

@@ -104,8 +104,8 @@ class Conversation:
         self._refresh()
 
     def leave(self) -> bool:
-        """Close the session, as `connect` was told. One that this chat made and said nothing in is ended on the
-        server too. Returns whether there is anything to go on with.
+        """Close the session, as `connect` was told. One that this chat made and said nothing in is ended
+        on the server too. Returns whether there is anything to go on with.
         """
         used = self._older or any(branch.position for branch in self.session.branches)
         self.session.close(keep=None if used else False)
