@@ -246,6 +246,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.tokens) or self.environment_token is not None or files
 
 
+MOST_REPLICAS = 1024  # of a front
+
+
 class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Several cores behind one front: where they run, and how those on other machines join."""
 
@@ -267,8 +270,8 @@ class ReplicasConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         least = 0 if self.on == "join" else 1
-        _count("--replicas", self.count, least, 1024)
-        _count("--replicas-max", self.most, max(1, self.count), 1024)
+        _count("--replicas", self.count, least, MOST_REPLICAS)
+        _count("--replicas-max", self.most, max(1, self.count), MOST_REPLICAS)
         _require(
             self.most is None or self.on != "join",
             "--replicas-max does not go with --replicas-on join: nobody here can start one",

@@ -59,7 +59,7 @@ from ramify.actors.kit.log import configured, get_log
 from ramify.actors.kit.silence import Silence
 from ramify.actors.watchdog import step_timeout
 from ramify.protocol.cluster import KvEvents, ListenKv
-from ramify.protocol.config import EngineConfig, ReplicasConfig, ServerConfig
+from ramify.protocol.config import MOST_REPLICAS, EngineConfig, ReplicasConfig, ServerConfig
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.messages import ChangeCore, Lost, SessionMessage
 from ramify.protocol.plan import ExecutorInfo
@@ -237,7 +237,10 @@ class Cluster:
             await group.start(guard("Ray", self._ray.run))
 
     def _joins(self, open_link: Callable[..., Link[Any, ToFront]], peer: str) -> None:
-        """Somebody who knows the secret."""
+        """Somebody who knows the secret. Raises ConnectionError: there is no place for it."""
+        if len(self._members) >= MOST_REPLICAS:
+            log.error("too many replicas: one is sent away", most=MOST_REPLICAS, host=peer)
+            raise ConnectionRefusedError
         number = next(n for n in itertools.count() if n not in self._members)
         member = Member(number, lambda: None)
         member.host = peer

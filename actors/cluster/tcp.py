@@ -8,7 +8,6 @@ This file does not know what the messages mean.
 """
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from collections.abc import Callable
@@ -154,7 +153,10 @@ def _make(
 
 
 class JoinPort:
-    """Where replicas join. `joined(open_link, host)` is called for each; it makes the link at once."""
+    """Where replicas join.
+
+    `joined(open_link, host)` is called for each: it makes the link at once, or raises ConnectionError.
+    """
 
     def __init__(self, secret: bytes, joined: Joined) -> None:
         self._secret = secret
@@ -211,8 +213,10 @@ class JoinPort:
         def open_link(name: str, decoder: Any, encoder: Any, **fields: Any) -> Link[Any, Any]:
             return who.become(_make(name, decoder, encoder, **fields))
 
-        with contextlib.suppress(ConnectionError):
+        try:
             self._joined(open_link, str(peer[0]) if peer else "")
+        except ConnectionError:  # it has gone, or is not wanted
+            who.abort()
 
 
 async def knock(

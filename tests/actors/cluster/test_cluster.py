@@ -178,6 +178,14 @@ class Standing:
         return [member.state for member in self.cluster._members.values()]
 
 
+def test_a_front_has_room_for_so_many_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "MOST_REPLICAS", 2)
+    standing = Standing(2)
+    with pytest.raises(ConnectionError):
+        standing.cluster._joins(lambda *fields: None, "host")  # type: ignore[arg-type, return-value]
+    assert len(standing.states) == 2
+
+
 async def test_sessions_leave_a_replica_whose_executor_stands_still() -> None:
     """Long before --step-timeout; it takes none until it makes progress. The last one is not left."""
     standing = Standing(3)
