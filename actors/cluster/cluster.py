@@ -126,9 +126,7 @@ class Cluster:
         self._ray: RayReplicas | None = None
         self._retired: set[int] = set()  # replicas that are not started again
         self._drained: dict[int, float] = {}  # replica -> until when generations may run there
-        self._last: dict[
-            int, float | None
-        ] = {}  # is to leave once another is ready, or then at the latest
+        self._last: dict[int, float | None] = {}  # stays for its successor; None: `_left` says how long
         metrics.watch(self._gauges, self._ask)
 
     @property
@@ -528,8 +526,7 @@ class Cluster:
             return
         loads = [m.report.load for m in self._members.values() if m.state == "ready" and m.report.load]
         leaving = sum(member.state == "draining" for member in self._members.values())
-        stalled = sum(member.state == "stalled" for member in self._members.values())
-        coming = max(0, self._wanted - len(loads) - leaving - stalled)
+        coming = max(0, self._wanted - len(loads) - leaving)  # one that has stalled among them
         wanted = self._scaling.wanted(loads, coming, now)
         if wanted > self._wanted:
             log.info("more replicas", wanted=wanted, ttft_s=round(self._scaling.ttft(now), 3))

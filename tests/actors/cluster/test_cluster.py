@@ -22,6 +22,7 @@ from ramify.actors.cluster.metrics import ClusterMetrics
 from ramify.actors.cluster.wire import Report, Up
 from ramify.actors.kit.clock import ManualClock
 from ramify.protocol import messages as m
+from ramify.protocol.cluster import ReplicaLoad
 from ramify.protocol.config import EngineConfig, ModelConfig, ReplicasConfig
 from ramify.protocol.plan import ExecutorInfo
 
@@ -214,6 +215,22 @@ async def test_sessions_leave_a_replica_whose_executor_stands_still() -> None:
         standing.faults(replica, "no result for 5 s")
     standing.look(60.0)
     assert standing.states == ["ready"] * 3  # nowhere is better
+
+
+async def test_a_replica_that_has_stalled_is_no_reason_for_more_or_fewer() -> None:
+    """It goes on, or is replaced."""
+    standing = Standing(2, most=4)
+    standing.joins()
+    standing.cluster._wanted = 3
+    for number, fault in enumerate((None, None, "no result for 5 s")):
+        report = Report(fault=fault, load=ReplicaLoad())
+        standing.cluster._receive(standing.cluster._members[number], report)
+    standing.look(10.0)
+    for _ in range(3):
+        standing.clock.advance(1000.0)
+        standing.cluster._scale(standing.clock.now())
+    assert standing.states == ["ready", "ready", "stalled"]
+    assert standing.grown == []
 
 
 async def test_the_last_replica_serves_until_its_successor_is_ready(
