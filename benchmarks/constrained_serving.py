@@ -92,12 +92,15 @@ def steps(engine: Engine) -> int:
 
 
 async def write(engine: Engine, branch: Branch, schema: Any, limit: int) -> dict[str, Any]:
-    """One answer on the branch, which is as before afterwards."""
+    """One answer on a fork of the branch."""
     begun = steps(engine)
-    result = await branch.chat(
-        "Write down a record.", json_schema=schema, max_tokens=limit, temperature=0.0
-    )
-    await branch.rollback(turns=1)
+    (fork,) = await branch.fork("record")
+    try:
+        result = await fork.chat(
+            "Write down a record.", json_schema=schema, max_tokens=limit, temperature=0.0
+        )
+    finally:
+        await fork.drop()
     return {
         "text": result.text,
         "reason": result.reason,

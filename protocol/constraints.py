@@ -54,12 +54,14 @@ class AutomatonBody(msgspec.Struct, frozen=True, array_like=True, tag="automaton
     where in the steps its row begins; then the steps, [r, k], one over each class: 2 * d leads d states
     ahead (or back), 2 * s + 1 to state s, and `NO_STEP` nowhere. So counted texts have a few different
     rows, however many states they have.
-    `packed`: `words` are compressed by zlib.
+    `packed`: `words` are compressed by zlib. `likely`: texts that are likely where there is a choice,
+    the likelier ones first, with what ends them.
     """
 
     words: bytes
     packed: bool
     forced: ForcedTexts
+    likely: tuple[bytes, ...] = ()
 
 
 class GrammarBody(msgspec.Struct, frozen=True, array_like=True, tag="grammar"):

@@ -12,6 +12,7 @@ import msgspec
 from ramify.actors.grammar.automaton import Automaton
 from ramify.actors.grammar.expression import literal, union
 from ramify.actors.grammar.grammars import lark_grammar
+from ramify.actors.grammar.likely import likely_words
 from ramify.actors.grammar.limits import MAX_BYTES, MAX_CELLS, MAX_CHOICES, MAX_STRUCTURE_BYTES
 from ramify.actors.grammar.must_follow import forced_texts
 from ramify.actors.grammar.outlines import regex_automaton
@@ -77,12 +78,14 @@ def _schema(spec: ConstraintSpec) -> CompiledConstraint:
         raise ConstraintError("the schema holds half a surrogate pair, which is no text") from None
     routed = route(schema, spacing="spaced" if spec.spaced else "compact")
     if routed.automaton is not None:
-        return _ready(routed.automaton, routed.notes)
+        return _ready(routed.automaton, routed.notes, likely_words(schema))
     assert routed.grammar is not None
     return _grammar(routed.grammar, routed.notes)
 
 
-def _ready(automaton: Automaton, notes: tuple[str, ...] = ()) -> CompiledConstraint:
+def _ready(
+    automaton: Automaton, notes: tuple[str, ...] = (), likely: tuple[bytes, ...] = ()
+) -> CompiledConstraint:
     if automaton.is_empty():
         raise ConstraintError("the constraint allows no text at all: no output could satisfy it")
     states, columns = automaton.next.shape
@@ -96,7 +99,7 @@ def _ready(automaton: Automaton, notes: tuple[str, ...] = ()) -> CompiledConstra
     packed = len(data) > PACKED_FROM
     if packed:
         data = zlib.compress(data, 1)
-    body = AutomatonBody(data, packed, forced_texts(automaton, rows))
+    body = AutomatonBody(data, packed, forced_texts(automaton, rows), likely)
     held = 8 * states * columns  # on a CPU: all transitions, and their offsets for the walk
     return CompiledConstraint(encode_body(body), "automaton", notes, held)
 

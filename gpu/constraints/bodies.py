@@ -27,9 +27,9 @@ def constraint_of(
     grammars.
     """
     match decode_body(data):
-        case AutomatonBody(words, packed, forced):
+        case AutomatonBody(words, packed, forced, likely):
             flat = np.frombuffer(zlib.decompress(words) if packed else words, "<i4")
             automaton = ByteAutomaton(flat.astype(np.int32, copy=False), forced)
-            return Automaton(TokenAutomaton(vocabulary, automaton, store))
+            return Automaton(TokenAutomaton(vocabulary, automaton, store, likely))
         case GrammarBody(text):
             return Grammar(grammars(), text)

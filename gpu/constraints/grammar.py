@@ -187,6 +187,9 @@ class GrammarMatcher:
         self.rollback(len(forced))
         return found
 
+    def likely(self) -> tuple[int, ...]:
+        return self.plan().drafts
+
     def is_final(self) -> bool:
         return self._ended or bool(self._parser.is_accepting())
 

@@ -51,6 +51,10 @@ class Matcher(Protocol):
         """What must follow here: see `forced`."""
         ...
 
+    def likely(self) -> tuple[int, ...]:
+        """What is likely to follow where nothing must."""
+        ...
+
     def is_final(self) -> bool:
         """Whether the output may end here, or has ended."""
         ...
@@ -140,6 +144,9 @@ class AutomatonMatcher:
 
     def plan(self) -> Plan:
         return self._machine.plan(self._states[-1])
+
+    def likely(self) -> tuple[int, ...]:
+        return self._machine.likely(self._states[-1])
 
     def is_final(self) -> bool:
         return self._machine.is_final(self._states[-1])

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ramify.gpu.constraints.forced import MOST_FORCED
 from ramify.gpu.constraints.forced import NOTHING as NO_PLAN
 from ramify.gpu.constraints.loads import Loaded
 from ramify.gpu.constraints.matcher import Matcher
@@ -244,14 +245,20 @@ def _legal(matcher: Matcher) -> Legal:
 
 def _ahead(matcher: Matcher) -> Ahead:
     plan = matcher.plan()
-    tokens, legal = [*plan.forced, *plan.drafts], [_legal(matcher)]
-    for at, token in enumerate(tokens):
-        if not legal[-1].has(token) or not matcher.advance(token):
-            del tokens[at:]
-            break
-        legal.append(_legal(matcher))
-    matcher.rollback(len(tokens))
-    return Ahead(tuple(tokens), tuple(legal))
+    taken, legal = list[int](), [_legal(matcher)]
+
+    def take(tokens: Sequence[int]) -> bool:
+        for token in tokens:
+            if not legal[-1].has(token) or not matcher.advance(token):
+                return False
+            taken.append(token)
+            legal.append(_legal(matcher))
+        return True
+
+    if take(plan.forced) and len(plan.forced) < MOST_FORCED:
+        take(matcher.likely())
+    matcher.rollback(len(taken))
+    return Ahead(tuple(taken), tuple(legal))
 
 
 def _guessed(matcher: Matcher, most: int, guesses: int, guess: Guess, jumps: bool) -> Ahead:
@@ -278,7 +285,10 @@ def _guessed(matcher: Matcher, most: int, guesses: int, guess: Guess, jumps: boo
             continue
         taken = take(guess(tokens, min(guesses, most - len(tokens))), True) if guesses > 0 else 0
         guesses -= taken
-        if not taken and (take(plan.drafts, False) < max(1, len(plan.drafts)) or guesses <= 0):
+        if taken:
+            continue
+        likely = matcher.likely() if jumps else ()
+        if take(likely, False) < max(1, len(likely)) or guesses <= 0:
             break
     matcher.rollback(len(tokens))
     return Ahead(tuple(tokens), tuple(legal), tuple(guessed))

@@ -7,6 +7,7 @@ It knows nothing of rows, steps or devices. Every method may be called from any 
 """
 
 from array import array
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from ramify.gpu.constraints.alike import alike
 from ramify.gpu.constraints.byte_automaton import ByteAutomaton
 from ramify.gpu.constraints.forced import NOTHING, ForcedText, Plan
+from ramify.gpu.constraints.literals import Literals
 from ramify.gpu.constraints.masks import MaskStore
 from ramify.gpu.constraints.vocabulary import MARK, SHORT, Vocabulary
 from ramify.gpu.constraints.walk import Walker, walker
@@ -24,6 +26,8 @@ from ramify.protocol.errors import ConstraintError
 ALIKE_FROM = 512  # states from which on it is worth looking which are alike
 _MARKS = 0xFE  # bytes from here on stand in the names of tokens that are no text
 QUICK_NODES = 120_000  # of a token tree; a mask of fewer is made in less than 0.3 ms
+MOST_LIKELY = 8  # tokens that may follow, of one state
+_MOST_LIKELY = 4096  # states of which that is kept
 _UNKNOWN = -2
 
 
@@ -37,9 +41,13 @@ class TokenAutomaton:
     start = 0
 
     def __init__(
-        self, vocabulary: Vocabulary, automaton: ByteAutomaton, store: MaskStore | None = None
+        self,
+        vocabulary: Vocabulary,
+        automaton: ByteAutomaton,
+        store: MaskStore | None = None,
+        likely: Sequence[bytes] = (),
     ) -> None:
-        """`store`: where masks are kept.
+        """`store`: where masks are kept. `likely`: see `Literals`.
 
         Raises ConstraintError if the vocabulary cannot spell all of the automaton's bytes.
         """
@@ -49,6 +57,8 @@ class TokenAutomaton:
         self._check_bytes()
         self.elsewhere = False
         self._forced = ForcedText(vocabulary, automaton)
+        self._literals = Literals(automaton, likely)
+        self._likely: dict[int, tuple[int, ...]] = {}
         # by state; masks of short tokens that states share: by -1 - the block's number
         self._kept = (MaskStore() if store is None else store).open()
         self._only = array("i", [_UNKNOWN]) * (self.end + 1)
@@ -105,6 +115,23 @@ class TokenAutomaton:
     def plan(self, state: int) -> Plan:
         """What must follow in `state`: see `forced`. `mask` agrees with it, token by token."""
         return NOTHING if state == self.end else self._forced.plan(state)
+
+    def likely(self, state: int) -> tuple[int, ...]:
+        """What may follow in `state`, where nothing must: `plan`'s drafts, or more behind them.
+
+        Where masks take long there are no more: each draft needs one behind it.
+        """
+        if state == self.end:
+            return ()
+        found = self._likely.get(state)
+        if found is None:
+            found = self.plan(state).drafts
+            text = self._literals.text(state) if self._quick else b""
+            spelled = self.vocabulary.spelled(text).tokens if text.isascii() else ()
+            if len(self._likely) >= _MOST_LIKELY:
+                self._likely = {}
+            found = self._likely[state] = spelled[:MOST_LIKELY] or found
+        return found
 
     def forced_states(self) -> NDArray[np.int32]:
         """The states in which a token may be forced."""
