@@ -75,23 +75,16 @@ class Saver:
         if self._lost:
             return True
         now, due = self._now(), self._due
-        if due is not None and now < due and self._told and not self._failing and self._only_deltas():
-            self._core.state.out.wake(due)  # as for nearly every token
-            return self._sync is not None and self.holds
-        self._look(now)
-        return self.holds
-
-    def _only_deltas(self) -> bool:
-        """Whether sockets are to hear nothing but output."""
-        if self._ready:
-            return False
+        if due is None or now >= due or self._ready or self._failing or not self._told:
+            return self._look(now)
         for subscriber in self._subscribers.values():
             for message in subscriber.out:
                 if type(message) is not Delta:
-                    return False
-        return True
+                    return self._look(now)
+        self._core.state.out.wake(due)  # as for nearly every token
+        return self._sync is not None and self.holds
 
-    def _look(self, now: float) -> None:
+    def _look(self, now: float) -> bool:
         here = self._subscribers
         if self._ready:  # a socket may have gone before it was sent what it may hear
             self._ready = {socket: count for socket, count in self._ready.items() if socket in here}
@@ -104,6 +97,7 @@ class Saver:
         self._save_lazily(now, done)
         if self._failing:
             self._turn_away()
+        return self.holds
 
     def _save_lazily(self, now: float, done: bool) -> None:
         """`done`: an op is."""
