@@ -82,6 +82,11 @@ class GenerationState:
         return self.decided or self.cancelled or self.exhausted
 
     @property
+    def counting(self) -> bool:
+        """Whether more of it changes with its tokens: counts that a `SavedRun` has."""
+        return bool(self.accepted or self.forced or self.logprob_count)
+
+    @property
     def remaining(self) -> int:
         return self.max_tokens - len(self.segment.tokens)
 

@@ -193,7 +193,7 @@ class Recorder:
         """Write outputs that have grown. False if that need not be all that has changed."""
         for generation in self._runner.generations.begun:
             top = generation.branch.segments.top
-            if top is None or top.saved is None or generation.logprob_count:
+            if top is None or top.saved is None or generation.counting:
                 return False
             if not self._growing.get(top.saved.number):  # without a token: its first one tells a time
                 return False

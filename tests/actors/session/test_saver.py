@@ -4,7 +4,8 @@ from ramify.actors.kit.clock import Clock, ManualClock
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.session.saver import LAZY_SECONDS, NEXT_SECONDS, Saver
 from ramify.actors.tokenizer import Tokenizer
-from ramify.protocol.messages import Forget, Save, StoreMessage
+from ramify.protocol.messages import Forget, Progress, Save, StoreMessage, Tokens
+from ramify.protocol.plan import pack
 from ramify.protocol.wire import Append, Generate, Set
 from tests.actors.session.alone import Alone
 
@@ -125,6 +126,13 @@ def test_output_alone_is_saved_alone(tokenizer: Tokenizer) -> None:
         found.append(set(save.changes.put))
     assert found[0] > {"head"}  # the first token's time is told there
     assert found[1] == found[2] == found[0] - {"head"}
+    clock.advance(LAZY_SECONDS)
+    progress = Progress(request, pack([65, 65]), [], accepted=1)
+    alone.core.tokens(Tokens([progress], []), clock.now())
+    saver.turn()
+    (save,) = store.drain_nowait()
+    assert isinstance(save, Save)
+    assert "head" in save.changes.put  # drafts are counted there
 
 
 def test_a_server_that_stops_tells_nothing_that_is_not_saved(tokenizer: Tokenizer) -> None:
