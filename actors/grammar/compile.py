@@ -94,13 +94,13 @@ def _ready(
             f"the constraint's automaton has {states} states and {columns} classes of bytes, a table of "
             f"more than {MAX_CELLS} cells: lower its counts, or name fewer different characters"
         )
-    rows = rows_of(automaton.next)
+    rows = rows_of(automaton)
     data = words_of(automaton, rows).astype("<i4", copy=False).tobytes()
     packed = len(data) > PACKED_FROM
     if packed:
         data = zlib.compress(data, 1)
     body = AutomatonBody(data, packed, forced_texts(automaton, rows), likely)
-    held = 8 * states * columns  # on a CPU: all transitions, and their offsets for the walk
+    held = 8 * states * rows.kinds.shape[1]  # on a CPU: all transitions, and their offsets for the walk
     return CompiledConstraint(encode_body(body), "automaton", notes, held)
 
 

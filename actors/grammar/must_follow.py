@@ -18,16 +18,17 @@ Numbers = NDArray[np.int64]
 
 def forced_texts(automaton: Automaton, rows: Rows) -> ForcedTexts:
     """Where only one byte can follow, and what."""
-    following, classes = automaton.next, automaton.classes
+    following, classes = automaton.next, rows.classes
     takes = rows.kinds > NO_STEP
     column = takes.argmax(axis=1)
     single = (np.count_nonzero(takes, axis=1) == 1) & (np.bincount(classes) == 1)[column]
     one = single[rows.row] & ~automaton.final
     states = np.flatnonzero(one)
-    first = np.zeros(following.shape[1], np.uint8)
+    first = np.zeros(takes.shape[1], np.uint8)
     first[classes] = np.arange(256)
-    column = column[rows.row[states]]
-    byte, then = first[column], following[states, column]
+    kind = rows.row[states]
+    byte, step = first[column[kind]], rows.kinds[kind, column[kind]]
+    then = np.where(step & 1, 0, states) + (step >> 1)
     place = np.full(len(one) + 1, len(states))
     place[states] = np.arange(len(states))
     after = place[then]  # the last one: no text
@@ -46,7 +47,7 @@ def forced_texts(automaton: Automaton, rows: Rows) -> ForcedTexts:
     )
 
 
-def _alike(byte: NDArray[np.uint8], after: Numbers, then: NDArray[np.int32]) -> tuple[Numbers, Numbers]:
+def _alike(byte: NDArray[np.uint8], after: Numbers, then: Numbers) -> tuple[Numbers, Numbers]:
     """Of each state the number of its text, and the state behind that. `after`: which of these states
     follows, as many as there are for none; `then`: the same among all.
 

@@ -54,7 +54,7 @@ class PoolLimits:
     `waiting`: jobs in the queue, `waiting_each`: of one owner; `kept_bytes`: of results.
     """
 
-    workers: int = field(default_factory=lambda: max(2, min(12, (os.cpu_count() or 1) * 3 // 4)))
+    workers: int = field(default_factory=lambda: max(2, min(16, (os.cpu_count() or 1) - 2)))
     seconds: float = 10.0
     memory: int = 512 << 20
     waiting: int = 256

@@ -21,20 +21,23 @@ _OFTEN = 16  # states that lead to one over the same class: then it is named, ho
 
 
 class Rows(NamedTuple):
-    """The different rows of steps, int32 [rows, columns], and which of them each state has."""
+    """The different rows of steps, int32 [rows, columns], and which of them each state has; columns that
+    are equal are one. `classes` uint8 [256]: the column of each byte.
+    """
 
     kinds: Table
     row: NDArray[np.int64]
+    classes: NDArray[np.uint8]
 
 
 def words_of(automaton: Automaton, rows: Rows) -> Table:
     """The `words` of an `AutomatonBody`."""
-    states, columns = automaton.next.shape
-    kinds, row = rows
+    kinds, row, classes = rows
+    states, columns = len(row), kinds.shape[1]
     return np.concatenate(
         [
             np.array([columns, states, len(kinds) + 1, 0]),
-            automaton.classes,
+            classes,
             automaton.final,
             [1],
             row * columns,
@@ -47,7 +50,16 @@ def words_of(automaton: Automaton, rows: Rows) -> Table:
     )
 
 
-def rows_of(following: Table) -> Rows:
+def rows_of(automaton: Automaton) -> Rows:
+    """The rows of an automaton."""
+    kinds, row = _rows(automaton.next)
+    columns: dict[bytes, int] = {}
+    numbers = [columns.setdefault(column.tobytes(), len(columns)) for column in kinds.T]
+    kept = [numbers.index(number) for number in range(len(columns))]
+    return Rows(kinds[:, kept], row, np.array(numbers, np.uint8)[automaton.classes])
+
+
+def _rows(following: Table) -> tuple[Table, NDArray[np.int64]]:
     """The rows of transitions int32 [states, columns].
 
     First all steps are distances. In rows that few states have, what many of these lead to is named.
@@ -59,7 +71,7 @@ def rows_of(following: Table) -> Rows:
     rare = np.bincount(row) <= _RARE
     states = np.flatnonzero(rare[row])
     if len(states) <= _OFTEN:
-        return Rows(kinds, row)
+        return kinds, row
     there = following[states]
     codes = there.astype(np.int64) * there.shape[1] + np.arange(there.shape[1])
     codes[there < 0] = -1
@@ -76,7 +88,7 @@ def rows_of(following: Table) -> Rows:
     numbers[others] = number[: len(others)]
     row = numbers[row]
     row[states] = number[len(others) :]
-    return Rows(kinds, row)
+    return kinds, row
 
 
 def _different(rows: Table) -> tuple[Table, NDArray[np.int64]]:

@@ -110,4 +110,5 @@ class Assembly:
 
 def reduced(language: Automaton) -> Automaton:
     """The same without useless states, equal ones merged."""
-    return Automaton.of(reduce(Fragment(language.next, language.final)), language.classes)
+    part = reduce(Fragment(language.next, language.final))
+    return Automaton(part.table, language.classes, part.final)

@@ -20,7 +20,7 @@ PATTERNS = [
 
 def followed(automaton: Automaton) -> np.ndarray:
     """The transitions that the words say."""
-    data = words_of(automaton, rows_of(automaton.next))
+    data = words_of(automaton, rows_of(automaton))
     columns, states, rows = data[:3].tolist()
     behind = WORDS_HEADER + 256
     assert (data[WORDS_HEADER:behind] == automaton.classes).all()
@@ -52,12 +52,12 @@ def test_equal_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_ways_to_one_state_are_one_row() -> None:
     made = Automaton.from_regex(PATTERNS[1])
     assert len(made) > 600
-    assert words_of(made, rows_of(made.next))[2] < 30
+    assert words_of(made, rows_of(made))[2] < 30
 
 
 def check_texts(made: Automaton) -> dict[int, bytes]:
     """The texts as they are told, against a walk from each state. Returns them."""
-    found = forced_texts(made, rows_of(made.next))
+    found = forced_texts(made, rows_of(made))
     states, texts, ends, rests = (
         np.frombuffer(data, "<i4").tolist()
         for data in (found.states, found.texts, found.ends, found.rests)

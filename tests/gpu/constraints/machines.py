@@ -11,7 +11,7 @@ from ramify.gpu.constraints.vocabulary import Vocabulary
 
 def byte_automaton(automaton: Automaton) -> ByteAutomaton:
     """What a compile worker sends."""
-    rows = rows_of(automaton.next)
+    rows = rows_of(automaton)
     return ByteAutomaton(words_of(automaton, rows), forced_texts(automaton, rows))
 
 

@@ -123,7 +123,7 @@ def executor_for(config, dtype, sinks, deterministic, draft):
 
 text = Vocabulary([b"a", b"b"], [2], lambda text: [0] * len(text), 128)
 forty = Machine.from_regex("a{40}")
-rows = rows_of(forty.next)
+rows = rows_of(forty)
 machine = TokenAutomaton(text, ByteAutomaton(words_of(forty, rows), forced_texts(forty, rows)))
 constraint = Automaton(machine)
 
