@@ -164,22 +164,24 @@ class ForcedText:
         if self._texts.heads[text] == MARK:
             name = self._texts.mark(text)
             return self._vocabulary.token_of(name), len(name), []
-        spelling = self._vocabulary.spelled(self._texts.whole(text)[0])
-        if not spelling.tokens:
+        tokens, borders = self._vocabulary.spelled(self._texts.whole(text)[0])
+        if not tokens:
             return -1, 0, []
-        size = len(self._vocabulary.tokens[spelling.tokens[0]])
-        return spelling.tokens[0], size, [node for at, node in spelling.borders if at < size]
+        size = len(self._vocabulary.tokens[tokens[0]])
+        if not borders or borders[0][0] >= size:
+            return tokens[0], size, []
+        return tokens[0], size, [node for at, node in borders if at < size]
 
     def _entered(self) -> list[int]:
         """The texts into which a token leads that begins before them."""
         texts, tails = self._texts, self._vocabulary.tails
-        rests = np.array([*texts.rests, -1])  # the last one: of -1
-        ways = [texts.entries.astype(np.int64)]
-        while len(ways) <= self._vocabulary.depth and (ways[-1] >= 0).any():
-            ways.append(rests[ways[-1]])
-        at = np.stack(ways)  # [bytes, entries]
-        if len(at) == 1 or not len(tails):
-            return list(texts.entries.tolist())
+        rests = [*texts.rests, -1]  # the last one: of -1
+        ways: list[list[int]] = [texts.entries.tolist()]
+        while len(ways) <= self._vocabulary.depth and max(ways[-1], default=-1) >= 0:
+            ways.append([rests[text] for text in ways[-1]])
+        if len(ways) == 1 or not len(tails):
+            return ways[0]
+        at = np.array(ways)  # [bytes, entries]
         data = np.frombuffer(texts.heads, np.uint8)
         hashes = hashes_of(data[at[:-1]])
         found = tails[np.minimum(np.searchsorted(tails, hashes), len(tails) - 1)] == hashes
