@@ -63,6 +63,7 @@ def test_it_says_what_its_tables_take() -> None:
 
 
 def test_large_ones_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PACKED_FROM", 1 << 20)
     plain = compile_constraint(ConstraintSpec("regex", "[a-z]{0,1000}x"))
     monkeypatch.setattr(module, "PACKED_FROM", 1000)
     packed = compile_constraint(ConstraintSpec("regex", "[a-z]{0,1000}x"))
