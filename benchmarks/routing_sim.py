@@ -30,14 +30,16 @@ from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
+from routing_light import LightReplica
 from routing_peers import PEERS, Peer
 from schedule_sim import ALONE, BESIDE, PROMPTS
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cluster.router import Policy, ReplicaRouter
+from ramify.actors.kit.blocks import BlockHasher
 from ramify.actors.scheduler.core import Scheduler
 from ramify.protocol import messages as m
-from ramify.protocol.cluster import ListenKv, ReplicaLoad
+from ramify.protocol.cluster import KvEvents, ListenKv, ReplicaLoad
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult, pack, unpack
 from ramify.protocol.sampling import SamplingParams
@@ -93,17 +95,24 @@ def schedule_config() -> ScheduleConfig:
     )
 
 
+def settings(options: argparse.Namespace) -> tuple[ExecutorInfo, ScheduleConfig]:
+    """Of a replica, in scaled tokens."""
+    info = ExecutorInfo(
+        model="sim", architecture="", parameters=0, vocab_size=1 << 31,
+        context=1 << 20, page_size=1, pages=options.pool // SCALE, max_rows=options.rows,
+        step_tokens=8192 // SCALE, device="", dtype="", attention="", eos_token_ids=[],
+        kv_bytes_per_token=1, load_seconds=0.0,
+    )  # fmt: skip
+    return info, schedule_config()
+
+
 class Replica:
+    """The real scheduler and cache."""
+
     def __init__(self, sim: "Simulation", number: int) -> None:
-        options = sim.options
-        info = ExecutorInfo(
-            model="sim", architecture="", parameters=0, vocab_size=1 << 31,
-            context=1 << 20, page_size=1, pages=options.pool // SCALE, max_rows=options.rows,
-            step_tokens=8192 // SCALE, device="", dtype="", attention="", eos_token_ids=[],
-            kv_bytes_per_token=1, load_seconds=0.0,
-        )  # fmt: skip
+        info, config = settings(sim.options)
         self.sim, self.number = sim, number
-        self.core = Scheduler(info, schedule_config())
+        self.core = Scheduler(info, config)
         self.cache = RadixCache(info.pages)
         self.free_at = 0.0
         self.busy = 0.0
@@ -181,6 +190,27 @@ class Replica:
     def load(self) -> ReplicaLoad:
         return self.core.load()
 
+    def listen(self, front: int) -> list[KvEvents]:
+        return self.cache.listen_kv(ListenKv(front + 1))
+
+    def news(self) -> list[KvEvents]:
+        found: list[KvEvents] = []
+        while self.cache.pending_news:
+            found += self.cache.news()
+        return found
+
+    @property
+    def running(self) -> int:
+        return self.core.running
+
+    @property
+    def waiting(self) -> int:
+        return self.core.waiting
+
+    @property
+    def kv(self) -> float:
+        return self.cache.referenced / self.cache.total
+
 
 @dataclass
 class View:
@@ -215,7 +245,7 @@ class Ours:
         for replica in sim.replicas:
             for front, router in enumerate(self.routers):
                 router.joined(replica.number)
-                for event in replica.cache.listen_kv(ListenKv(front + 1)):
+                for event in replica.listen(front):
                     router.events(replica.number, event)
 
     def choose(self, request: Request) -> int:
@@ -244,12 +274,11 @@ class Ours:
         router.sent(chosen, computes, sim.now, ticket, holds=request.prompt)
         return chosen
 
-    def report(self, replica: Replica) -> None:
+    def report(self, replica: Replica | LightReplica) -> None:
         """Its KV events, and its load as each router hears it."""
-        while replica.cache.pending_news:
-            for event in replica.cache.news():
-                for router in self.routers:
-                    assert router.events(replica.number, event)
+        for event in replica.news():
+            for router in self.routers:
+                assert router.events(replica.number, event)
         load = replica.load()
         for front, router in enumerate(self.routers):
             heard = replica.heard.get(front, 0)
@@ -264,7 +293,16 @@ class Simulation:
         self.count = itertools.count()
         self.requests = requests
         self.left = len(requests)
-        self.replicas = [Replica(self, number) for number in range(options.replicas)]
+        self.replicas: list[Replica | LightReplica]
+        if options.light:
+            info, config = settings(options)
+            hasher = BlockHasher()
+            self.replicas = [
+                LightReplica(self, number, info, config, step_seconds, hasher)
+                for number in range(options.replicas)
+            ]
+        else:
+            self.replicas = [Replica(self, number) for number in range(options.replicas)]
         self.view = View(options.replicas)
         self.queues: list[tuple[float, float]] = []  # mean and most queued tokens
         self.ours: Ours | None = None
@@ -331,13 +369,12 @@ class Simulation:
                 if self.ours is not None:
                     self.ours.report(replica)
                 else:
-                    core, number = replica.core, replica.number
-                    self.view.waiting[number] = core.waiting
-                    self.view.kv[number] = replica.cache.referenced / replica.cache.total
+                    self.view.waiting[replica.number] = replica.waiting
+                    self.view.kv[replica.number] = replica.kv
         self.at(self.now + (REPORT if self.ours is not None else REPORT / 2), self.report)
 
     def sample(self) -> None:
-        queued = [replica.load().queued if replica.core.running else 0 for replica in self.replicas]
+        queued = [replica.load().queued if replica.running else 0 for replica in self.replicas]
         self.queues.append((statistics.fmean(queued), max(queued)))
         self.at(self.now + SAMPLE, self.sample)
 
@@ -466,7 +503,11 @@ LOADS = {
 
 def requests_of(options: argparse.Namespace) -> list[Request]:
     make, name = LOADS[options.workload]
-    rows = make(options, name)[: options.requests or None]
+    rows = make(options, name)
+    count = options.requests or len(rows)
+    begin = options.seed * len(rows) // 6 % max(1, len(rows) - count + 1)
+    rows = rows[begin : begin + count]
+    jitter = random.Random(options.seed)
     span = rows[-1][0] - rows[0][0] or 1.0
     shift = max(max(row[1]) for row in rows) + 1
     merged = []
@@ -480,6 +521,9 @@ def requests_of(options: argparse.Namespace) -> list[Request]:
             merged.append((at, copy, i, mine, prompt, output, tenant + 1000 * copy))
     merged.sort(key=lambda row: row[:3])
     duration = len(merged) * options.busy / (options.load * options.replicas)
+    if options.seed:  # within 0.1 s
+        merged = [(max(0.0, row[0] + jitter.uniform(-0.1, 0.1) / duration), *row[1:]) for row in merged]
+        merged.sort(key=lambda row: row[:3])
     found: list[Request] = []
     talks: dict[int, int] = {}  # last whole block: session
     sessions = itertools.count()
@@ -533,7 +577,9 @@ def arguments(about: str, **other: int) -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--light", action="store_true", help="model schedulers and caches, see above")
+    options = parser.parse_args()
     options.track = False
     if not options.busy:
         options.busy = capacity(options)
