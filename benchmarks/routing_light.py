@@ -1,16 +1,18 @@
-"""A replica for `routing_sim.py --light`: its scheduler and cache as a model, ten times cheaper. Pure.
+"""A replica for `routing_sim.py --light`: its scheduler and cache as a model, four times cheaper. Pure.
 
 The router, its index, the loads and the device's table stay as they are, and `Pace` (how many prompt
-tokens a step takes) is the scheduler's own. What is modelled: requests are admitted in the order in which
-they came, as many as the next steps need and the pool has room for; admitted prompts are computed in
-lots, short ones first; two steps are under way; a prompt that shares what another computes waits for
-it; blocks stay until the least recently used have to go, the deepest first. What is not: output beyond the pool
-(retraction), parts of blocks, several clients. `docs/log.md` says how far it is from the real ones.
+tokens a step takes) is the scheduler's own. What is modelled: requests are admitted in the order
+in which they came, as many as the next steps need and the pool has room for; admitted prompts are
+computed in lots, short ones first; two steps are under way; a prompt that shares what another computes
+waits for it; blocks stay until the least recently used have to go, the deepest first. What is not:
+output beyond the pool (retraction), parts of blocks, several clients. `docs/log.md` says
+how far it is from the real ones.
 
 Sizes are scaled tokens, as in `routing_sim.py`.
 """
 
 import heapq
+import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -20,7 +22,6 @@ import numpy as np
 
 from ramify.actors.kit.blocks import BlockHasher, Hashes, seed
 from ramify.actors.scheduler.pace import Pace
-from ramify.actors.scheduler.prompts import LOT
 from ramify.protocol.cluster import BLOCK, MOST_HASHES, KvEvents, ReplicaLoad
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import ExecutorInfo
@@ -137,14 +138,14 @@ class _Blocks:
 class LightReplica:
     def __init__(
         self, host: Host, number: int, info: ExecutorInfo, config: ScheduleConfig,
-        step_seconds: Callable[[int, int, int], float], hasher: BlockHasher,
+        step_seconds: Callable[[int, int, int], float], hasher: BlockHasher, lot: int,
     ) -> None:  # fmt: skip
         self.host, self.number = host, number
         self._rows, self._step_tokens = info.max_rows, info.step_tokens
         self._lookahead = config.lookahead
         self._enough = max(64, info.step_tokens // 32)
         self._pace = Pace(info, config)
-        self._seconds, self._hasher = step_seconds, hasher
+        self._seconds, self._hasher, self._lot = step_seconds, hasher, lot
         self.blocks = _Blocks(info.pages)
         self.busy = self._free_at = 0.0
         self.dirty = True
@@ -196,7 +197,10 @@ class LightReplica:
         return found
 
     def load(self) -> ReplicaLoad:
-        blocks = self.blocks
+        blocks, lot = self.blocks, self._lot
+        runs = [*self._waiting, *itertools.chain.from_iterable(self._parked.values())]
+        runs += [run for _, _, run in self._prompts]
+        beyond = [left - lot for run in runs if (left := run.request.prompt - run.filled) > lot]
         return ReplicaLoad(
             queued=self._queued,
             waiting=self.waiting,
@@ -209,6 +213,8 @@ class LightReplica:
             prefill_rate=self._pace.rate(self._decoding),
             step_s=self._pace.step_s if self._running else 0.0,
             hold_s=self._hold_s,
+            excess=sum(beyond),
+            long=len(beyond),
         )
 
     # --- events -----------------------------------------------------------------------------
@@ -280,7 +286,7 @@ class LightReplica:
 
     def _enter(self, run: _Run) -> None:
         """Its next lot, due as if all prompts had the same part of all steps."""
-        run.lot = min(LOT, run.request.prompt - run.filled)
+        run.lot = min(self._lot, run.request.prompt - run.filled)
         run.turn = max(self._now, run.due)
         run.due = run.turn + run.lot * (len(self._prompts) + 1)
         self._place += 1
@@ -321,7 +327,9 @@ class LightReplica:
             if run.request.output > 1:
                 self._decoding += 1
                 self._read += run.request.prompt
-                heapq.heappush(self._ends, (self._tick + run.request.output - 1, run.request.number, run))
+                heapq.heappush(
+                    self._ends, (self._tick + run.request.output - 1, run.request.number, run)
+                )
         over = [run for run in firsts if run.request.output <= 1]
         while self._ends and self._ends[0][0] <= self._tick:
             run = heapq.heappop(self._ends)[2]

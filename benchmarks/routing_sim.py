@@ -6,12 +6,15 @@ Step times are those of Llama-3.1-8B on an H200 (as in `schedule_sim.py`). So th
 fit into a Python process, tokens are scaled: `SCALE` tokens of a trace are one token here, a block of
 512 is one block of the router, and a step's time is that of `SCALE` steps with `SCALE` times the prompt
 tokens, context and pool. A hit is as long and a prefill takes as long as it would; what gets coarser is
-when a request may join a batch.
+when a request may join a batch. The scheduler's `LOT` is scaled, too.
 
 Load: `--load` 0.7 means 70% of the requests a second that the cluster serves, with our router, when
 more come than it can serve (`--busy`: seconds of one replica that a request takes then; measured first
 where it is not given). Each policy gets the same arrivals. Larger clusters get several copies of a
-trace, with prompts of their own, each shifted in time: `--copies`.
+trace, with prompts of their own, each shifted in time: `--copies`. `--seed` takes another part of the
+trace and moves each arrival by up to 0.1 s.
+
+`--light` replaces schedulers and caches by a model (`routing_light.py`): for 128 and 1,000 replicas.
 
 Not simulated: sockets, tokenizing, the network's delays but for `REPORT` (reports of load, KV events).
 """
@@ -37,9 +40,11 @@ from schedule_sim import ALONE, BESIDE, PROMPTS
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cluster.router import Policy, ReplicaRouter
 from ramify.actors.kit.blocks import BlockHasher
+from ramify.actors.scheduler import core as scheduler_core
+from ramify.actors.scheduler import prompts as scheduler_prompts
 from ramify.actors.scheduler.core import Scheduler
 from ramify.protocol import messages as m
-from ramify.protocol.cluster import KvEvents, ListenKv, ReplicaLoad
+from ramify.protocol.cluster import LOT, KvEvents, ListenKv, ReplicaLoad
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult, pack, unpack
 from ramify.protocol.sampling import SamplingParams
@@ -238,7 +243,7 @@ class Ours:
 
     def __init__(self, sim: "Simulation", *, sessions: bool, policy: Policy) -> None:
         self.sim, self.sessions = sim, sessions
-        self.routers = [ReplicaRouter(policy) for _ in range(sim.options.fronts)]
+        self.routers = [ReplicaRouter(policy, seed=front) for front in range(sim.options.fronts)]
         self.at: dict[int, tuple[int, float]] = {}  # session: its replica, since when
         self.moves = self.violations = 0
         self.seconds: list[float] = []
@@ -288,6 +293,7 @@ class Ours:
 class Simulation:
     def __init__(self, options: argparse.Namespace, name: str, requests: list[Request]) -> None:
         self.options, self.name = options, name
+        scheduler_prompts.LOT = scheduler_core.LOT = LOT // SCALE
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.count = itertools.count()
@@ -298,7 +304,7 @@ class Simulation:
             info, config = settings(options)
             hasher = BlockHasher()
             self.replicas = [
-                LightReplica(self, number, info, config, step_seconds, hasher)
+                LightReplica(self, number, info, config, step_seconds, hasher, LOT // SCALE)
                 for number in range(options.replicas)
             ]
         else:
@@ -308,7 +314,7 @@ class Simulation:
         self.ours: Ours | None = None
         self.peer: Peer | None = None
         if name.startswith("ours"):
-            policy = Policy(**json.loads(options.policy)) if options.policy else Policy()
+            policy = Policy(**{"lot": LOT // SCALE, **json.loads(options.policy or "{}")})
             self.ours = Ours(self, sessions="sessions" in name, policy=policy)
         else:
             tree = options.tree * options.pool // BLOCK

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 BLOCK = 64  # tokens
+LOT = 2048  # tokens of a prompt that a scheduler computes before it looks who is next
 MOST_HASHES = 8192  # in one message: 64 KiB
 MOST_LISTENERS = 256
 
@@ -52,7 +53,8 @@ class ReplicaLoad(msgspec.Struct, tag=True, array_like=True, frozen=True, kw_onl
     """How busy a replica is, told some times a second.
 
     `heard`: how many requests of this listener it has taken so far (`ReplicaRouter.sent` counts them).
-    `queued`: prompt tokens of all its requests that are not computed yet. `waiting`: requests that
+    `queued`: prompt tokens of all its requests that are not computed yet; `excess` of them are beyond
+    the first `LOT` of a prompt, and `long` prompts have such. `waiting`: requests that
     have no KV slots yet, `wanted`: tokens of their prompts. `decoding`: requests that decode,
     `context`: tokens that all that run attend to, shared ones as often as they are read.
     `free`, `evictable`, `slots`: token slots of its KV pool. As it has measured, 0.0 if nothing is
@@ -72,3 +74,5 @@ class ReplicaLoad(msgspec.Struct, tag=True, array_like=True, frozen=True, kw_onl
     prefill_rate: Rate = 0.0
     step_s: Seconds = 0.0
     hold_s: Seconds = 0.0
+    excess: Count = 0
+    long: Count = 0

@@ -3,12 +3,14 @@
 The expected time to first token at a replica is what waits there and what is to be computed, over the
 speed at which it computes beside its decodes, and the time until it has room for the KV:
 
-    (tokens queued + tokens sent there and not heard of + price * tokens that have no KV there) / rate
+    (tokens queued ahead of it, heard of or sent + price * tokens that have no KV there) / rate
         + tokens that find no slots / slots that are given back a second
         + steps under way * seconds of a step for each token of context * context of what runs
 
 - *Queued* is what the replica told last; what this router has sent since is added until a report counts
   it in, so slow prefills do not pile up on one replica unseen.
+- *Ahead*: schedulers compute prompts in lots, by turns, so a short prompt does not wait for all of a
+  long one: of each it waits for a lot, or for as much as it has itself to be computed.
 - *Slots* are held by what runs (a long prompt with a long answer holds many for long); a replica whose
   pool is nearly full also throws away what others would find there: `fill_s`.
 - *KV* is what replicas publish (`KvEvents`), and what requests that were placed lately will compute:
@@ -20,13 +22,15 @@ speed at which it computes beside its decodes, and the time until it has room fo
   whatever it has cached. Some replica always has the mean or less, so this never leaves nobody.
 - A tenant stays at few replicas (`tenancy.py`), unless going elsewhere saves more than `away_s`. Where
   there is one tenant without a name, it is at home everywhere.
-- What is equal goes to the one that was chosen longest ago: never to the smallest tree.
+- What is nearly equal goes to the one that was chosen longest ago: never to the smallest tree, and not
+  to the one that all routers take for the best.
 
 A session stays at its replica; `hot` says when it is worth computing its KV elsewhere.
 
 Times are seconds that the caller passes in. Does not know sessions, sockets or processes.
 """
 
+import random
 from collections import deque
 
 import msgspec
@@ -36,7 +40,7 @@ import numpy.typing as npt
 from ramify.actors.cluster.index import PrefixIndex, Promises, levels
 from ramify.actors.cluster.tenancy import Tenancy
 from ramify.actors.kit.blocks import BlockHasher, Hashes, seed
-from ramify.protocol.cluster import BLOCK, KvEvents, ReplicaLoad
+from ramify.protocol.cluster import BLOCK, LOT, KvEvents, ReplicaLoad
 
 MOST_UNHEARD = 1 << 16  # requests to a replica that has told nothing of them; the oldest are forgotten
 PROMISE_S = 10.0  # what was placed is expected to be in an index by then
@@ -49,10 +53,13 @@ _MUCH = 4096.0  # tokens of context, of all: with less nothing is said by how lo
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The weights of the score. Times in seconds, sizes in tokens."""
 
+    lot: float = LOT  # tokens of each prompt that a scheduler computes before it goes on to the next
     imbalance: float = 2.0  # times the mean of the queues that a replica's may be
     slack_s: float = 1.0  # work beyond that which does not count as imbalance
     price_s: float = 0.5  # mean wait at which computing a token costs twice its time
     most_price: float = 3.0
+    near_share: float = 0.05  # scores that differ by so much, and
+    near_s: float = 0.05  # by so much, are taken to be equal: they are guesses
     away_s: float = 0.1  # what a tenant's session must save to be placed away from its home
     steps: float = 3.0  # that are under way before one that a request comes into
     fill_s: float = 0.1  # what a full pool costs beside waiting for slots: evicted KV, slower steps
@@ -76,7 +83,18 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class _Replica:
-    __slots__ = ("count", "number", "reserved", "sent", "seq", "slot", "unheard", "unheld")
+    __slots__ = (
+        "count",
+        "excess",
+        "long",
+        "number",
+        "reserved",
+        "sent",
+        "seq",
+        "slot",
+        "unheard",
+        "unheld",
+    )
 
     def __init__(self, number: int, slot: int) -> None:
         self.number, self.slot = number, slot
@@ -84,27 +102,48 @@ class _Replica:
         self.count = 0  # requests sent
         self.sent: deque[tuple[int, int, int]] = deque()  # (count, computes, holds), not heard of yet
         self.unheard = self.unheld = 0  # their tokens: to be computed, to be held
+        self.excess = self.long = 0.0  # and those beyond a lot of each prompt, of so many prompts
         self.reserved: dict[int, tuple[int, int]] = {}  # ticket: (computes, holds)
 
-    def forget(self) -> None:
+    def send(self, computes: int, holds: int, lot: float) -> None:
+        """A request goes there."""
+        self.count += 1
+        self.sent.append((self.count, computes, holds))
+        self.unheard += computes
+        self.unheld += holds
+        if computes > lot:
+            self.excess += computes - lot
+            self.long += 1
+
+    def forget(self, lot: float) -> None:
         """The oldest of what was sent is in the replica's reports now."""
         _, computes, holds = self.sent.popleft()
         self.unheard -= computes
         self.unheld -= holds
+        if computes > lot:
+            self.excess -= computes - lot
+            self.long -= 1
 
 
 class ReplicaRouter:
     """One of possibly several routers of a cluster; each knows what it sends itself.
 
     `memory`: bytes for the index of prefixes, about. `block`: tokens of a block, as the replicas'.
+    `seed`: routers with different ones begin with different replicas among equals.
     """
 
     def __init__(
-        self, policy: Policy | None = None, *, memory: int = 256 << 20, block: int = BLOCK
+        self,
+        policy: Policy | None = None,
+        *,
+        memory: int = 256 << 20,
+        block: int = BLOCK,
+        seed: int = 0,
     ) -> None:
         self.policy = policy if policy is not None else Policy()
         self.index = PrefixIndex(memory)
         self._hasher = BlockHasher(block)
+        self._dice = random.Random(seed)
         self._promises = Promises(PROMISE_S, 1 << 16)
         self._tenancy = Tenancy()
         self._replicas: dict[int, _Replica] = {}
@@ -133,18 +172,20 @@ class ReplicaRouter:
         self._ids[slot] = replica & (1 << 63) - 1
         self._queued[slot] = self._work[slot] = 0.0
         self._rate[slot] = self._rates()
-        self._turn[slot] = self._told[slot] = self._held[slot] = self._release[slot] = 0.0
+        self._turn[slot] = -self._dice.random()
+        self._told[slot] = self._held[slot] = self._release[slot] = 0.0
         self._read[slot] = self._context[slot] = self._step[slot] = 0.0
+        self._beyond[slot] = self._many[slot] = self._excess[slot] = self._long[slot] = 0.0
         self._slots[slot] = np.inf
         self._live[slot] = True
-        self._version += 1
+        self._changed()
 
     def drain(self, replica: int) -> None:
         """It is not chosen any more. An unknown one is no error."""
         known = self._replicas.get(replica)
         if known is not None:
             self._live[known.slot] = False
-            self._version += 1
+            self._changed()
 
     def resume(self, replica: int) -> None:
         """It may be chosen again. An unknown one is no error."""
@@ -164,7 +205,7 @@ class ReplicaRouter:
         self._at[slot] = None
         self._live[slot] = False
         self._work[slot] = self._queued[slot] = 0.0
-        self._version += 1
+        self._changed()
 
     # --- what replicas tell -----------------------------------------------------------------
 
@@ -175,9 +216,10 @@ class ReplicaRouter:
             return
         self._expire(now)
         while known.sent and known.sent[0][0] <= load.heard:
-            known.forget()
+            known.forget(self.policy.lot)
         slot = known.slot
         self._queued[slot] = load.queued
+        self._beyond[slot], self._many[slot] = min(load.excess, load.queued), load.long
         if load.prefill_rate > 0.0:
             self._rate[slot] = max(1.0, load.prefill_rate)
         self._read[slot] = load.context + load.wanted
@@ -220,11 +262,11 @@ class ReplicaRouter:
         whose session it is, where several share a namespace.
         """
         self._expire(now)
-        if not self._live.any():
+        if not self._count:
             return None
         size = len(tokens) // 4
         hashes, cached = self._look(namespace, tokens)
-        seconds = self._seconds(size, cached)
+        seconds, wait = self._seconds(size, cached)
         name = namespace if tenant is None else tenant
         strangers = self._strangers(name, now)
         if strangers is not None:
@@ -234,7 +276,7 @@ class ReplicaRouter:
         if cached[slot] < most and most >= self.policy.keep * size:
             there = int(cached.argmax())
             if np.count_nonzero(cached == most) == 1 and np.isfinite(seconds[there]):
-                wait = self._wait(size) + (size - cached) / self._rate
+                wait += (size - cached) / self._rate
                 enough = max(self.policy.move_s, self.policy.move_share * float(wait[there]))
                 if wait[there] - wait[slot] <= enough:
                     slot = there
@@ -250,11 +292,11 @@ class ReplicaRouter:
             return False
         if now - since < policy.rest_s and self._work[known.slot] <= self.bound:
             return False
-        stays = float(self._wait(tokens)[known.slot])
+        stays = float(self._wait(tokens, 0.0)[known.slot])
         enough = max(policy.move_s, policy.move_share * stays)
         if stays <= enough:
             return False
-        seconds = self._seconds(tokens, np.zeros(len(self._live)))
+        seconds, _ = self._seconds(tokens, np.zeros(len(self._live)))
         seconds[known.slot] = np.inf
         return stays - float(seconds.min()) > enough
 
@@ -269,12 +311,9 @@ class ReplicaRouter:
         if known is None:
             return 0
         known.reserved.pop(ticket, None)
-        known.count += 1
-        known.sent.append((known.count, tokens, max(holds, tokens)))
-        known.unheard += tokens
-        known.unheld += max(holds, tokens)
+        known.send(tokens, max(holds, tokens), self.policy.lot)
         if len(known.sent) > MOST_UNHEARD:
-            known.forget()
+            known.forget(self.policy.lot)
         self._weigh(known)
         return known.count
 
@@ -285,9 +324,7 @@ class ReplicaRouter:
     @property
     def bound(self) -> float:
         """Tokens that may wait at a replica which is chosen."""
-        live = self._live
-        mean = float(self._work.sum(where=live)) / max(1, int(live.sum()))
-        return self.policy.imbalance * mean + self.policy.slack_s * self._rates()
+        return self.policy.imbalance * self._mean(self._work) + self.policy.slack_s * self._rates()
 
     # --- internals --------------------------------------------------------------------------
 
@@ -311,6 +348,10 @@ class ReplicaRouter:
         self._context: npt.NDArray[np.float64]  # and with what was sent and reserved since
         self._release: npt.NDArray[np.float64]  # seconds until a held slot more is given back
         self._step: npt.NDArray[np.float64]  # seconds of a step
+        self._beyond: npt.NDArray[np.float64]  # tokens beyond a lot of each prompt, as the replica told
+        self._many: npt.NDArray[np.float64]  # the prompts that have such
+        self._excess: npt.NDArray[np.float64]  # those tokens with what was sent and reserved since
+        self._long: npt.NDArray[np.float64]  # those prompts likewise
         self._turn: npt.NDArray[np.float64]  # the ticket that last chose it
         grown("_live", np.bool_, 0)
         grown("_ids", np.uint64, 0)
@@ -324,23 +365,42 @@ class ReplicaRouter:
             "_release",
             "_step",
             "_turn",
+            "_beyond",
+            "_many",
+            "_excess",
+            "_long",
         ):
             grown(name, np.float64, 0)
         grown("_rate", np.float64, _RATE)
         grown("_slots", np.float64, np.inf)
         self._at += [None] * (slots - len(self._at))
+        self._changed()
+
+    def _changed(self) -> None:
+        """Who may be chosen is not as it was."""
+        self._version += 1
+        self._count = int(self._live.sum())
+        self._share = self._live / max(1, self._count)
+
+    def _mean(self, array: npt.NDArray[np.float64]) -> float:
+        """Of the replicas that may be chosen; 0.0 if there is none."""
+        return float(array @ self._share)
 
     def _rates(self) -> float:
         """Tokens a second of a replica, the mean."""
-        live = self._live
-        count = int(live.sum())
-        return float(self._rate.sum(where=live)) / count if count else _RATE
+        return self._mean(self._rate) if self._count else _RATE
 
     def _weigh(self, known: _Replica) -> None:
-        work, held = known.unheard, known.unheld
+        work, held, excess, long = known.unheard, known.unheld, known.excess, known.long
+        lot = self.policy.lot
         for computes, holds in known.reserved.values():
             work += computes
             held += holds
+            if computes > lot:
+                excess += computes - lot
+                long += 1
+        self._excess[known.slot] = self._beyond[known.slot] + excess
+        self._long[known.slot] = self._many[known.slot] + long
         self._work[known.slot] = self._queued[known.slot] + work
         self._held[known.slot] = self._told[known.slot] + held
         self._context[known.slot] = self._read[known.slot] + held
@@ -362,6 +422,7 @@ class ReplicaRouter:
         for array in (
             self._live, self._ids, self._queued, self._work, self._rate, self._slots, self._told,
             self._held, self._read, self._context, self._release, self._step, self._turn,
+            self._beyond, self._many, self._excess, self._long,
         ):  # fmt: skip
             array[slot] = array[old]
         self._at[slot], self._at[old] = known, None
@@ -370,7 +431,7 @@ class ReplicaRouter:
         self.index.leave(old)
         self._promises.leave(old)
         known.slot = slot
-        self._version += 1
+        self._changed()
 
     def _look(self, namespace: str, tokens: bytes) -> tuple[Hashes, npt.NDArray[np.float64]]:
         """The prompt's hashes, and how many of its tokens each slot has."""
@@ -382,30 +443,38 @@ class ReplicaRouter:
                 cached[_members(slots)] = blocks * self._hasher.size
         return hashes, cached
 
-    def _seconds(self, size: int, cached: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The score of each slot: infinite for those that may not be chosen."""
-        policy, rate, live = self.policy, self._rate, self._live
-        wait = self._wait(size)
-        mean = float(wait.sum(where=live)) / max(1, int(live.sum()))
-        price = min(policy.most_price, 1.0 + mean / policy.price_s)
-        seconds = wait + price * np.maximum(size - cached, 1.0) / rate
-        seconds[~live | (self._work > self.bound)] = np.inf
-        return seconds
+    def _seconds(
+        self, size: int, cached: npt.NDArray[np.float64]
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """The score of each slot, infinite for those that may not be chosen; and the wait in it."""
+        policy = self.policy
+        computes = np.maximum(size - cached, 1.0)
+        wait = self._wait(size, computes)
+        price = min(policy.most_price, 1.0 + self._mean(wait) / policy.price_s)
+        seconds = wait + price * computes / self._rate
+        seconds[~self._live | (self._work > self.bound)] = np.inf
+        return seconds, wait
 
-    def _wait(self, size: int) -> npt.NDArray[np.float64]:
-        """Seconds until a request of so many tokens begins at each slot, and what a full pool costs."""
+    def _wait(self, size: int, computes: npt.NDArray[np.float64] | float) -> npt.NDArray[np.float64]:
+        """Seconds for which a request of `size` tokens, of which so many have to be computed, waits for
+        others at each slot, and what a full pool costs.
+
+        Schedulers compute prompts in lots, by turns. So of each longer prompt only as much goes first as
+        this one has.
+        """
         held = self._held + size
-        seconds = self._work / self._rate + self.policy.fill_s * (held / self._slots)
+        others = np.maximum(computes - self.policy.lot, 0.0) * self._long
+        ahead = self._work - np.maximum(self._excess - others, 0.0)
+        seconds = ahead / self._rate + self.policy.fill_s * (held / self._slots)
         seconds += np.maximum(held - self._slots, 0.0) * self._release
-        live = self._live
-        slope = self._step.sum(where=live) / max(_MUCH, self._read.sum(where=live))
+        slope = self._mean(self._step) / max(_MUCH / max(1, self._count), self._mean(self._read))
         seconds += self.policy.steps * slope * (self._context + size)
         return seconds
 
     def _choose(self, seconds: npt.NDArray[np.float64]) -> int:
         """The least; of those that are nearly so, the one that was chosen longest ago."""
-        best = float(seconds.min())
-        near = np.flatnonzero(seconds <= best * 1.01 + 1e-4)
+        best, policy = float(seconds.min()), self.policy
+        near = np.flatnonzero(seconds <= best * (1 + policy.near_share) + policy.near_s)
         return int(near[0] if len(near) == 1 else near[self._turn[near].argmin()])
 
     def _strangers(self, name: str, now: float) -> npt.NDArray[np.intp] | None:

@@ -30,7 +30,7 @@ from ramify.actors.scheduler.request import (
 )
 from ramify.actors.scheduler.settlements import Settlements
 from ramify.actors.scheduler.targets import Targets, targets_of
-from ramify.protocol.cluster import ReplicaLoad
+from ramify.protocol.cluster import LOT, ReplicaLoad
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.errors import Code
 from ramify.protocol.messages import (
@@ -106,18 +106,21 @@ class Scheduler:
 
     def load(self, heard: int = 0) -> ReplicaLoad:
         """How busy it is, for routers. O(requests): to be asked some times a second, not each step."""
-        queued = decoding = wanted = context = 0
+        queued = decoding = wanted = context = excess = long = 0
         for request in self._requests.values():
             run = request.run
             if run is None:
-                queued += max(0, request.prompt - request.resident)
+                left = max(0, request.prompt - request.resident)
                 wanted += request.prompt
-                continue
-            context += run.prompt + len(run.out)
-            if run.computed < run.prompt:
-                queued += run.prompt - run.computed
             else:
-                decoding += 1
+                left = run.prompt - run.computed
+                context += run.prompt + len(run.out)
+                decoding += left <= 0
+            if left > 0:
+                queued += left
+                if left > LOT:
+                    excess += left - LOT
+                    long += 1
         size, settlements = self._info.page_size, self._settlements
         return ReplicaLoad(
             heard=heard,
@@ -132,6 +135,8 @@ class Scheduler:
             prefill_rate=self._planner.pace.rate(decoding),
             step_s=self._planner.pace.step_s if self._runs else 0.0,
             hold_s=self._hold_s,
+            excess=excess,
+            long=long,
         )
 
     # --- events -------------------------------------------------------------------------------

@@ -23,11 +23,11 @@ from itertools import count
 
 from ramify.actors.scheduler.pace import Pace
 from ramify.actors.scheduler.request import Level, Run
+from ramify.protocol.cluster import LOT
 from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import SPARE
 from ramify.protocol.plan import ExecutorInfo
 
-LOT = 2048  # tokens
 Chunk = tuple[Run, int, int]  # positions [start, end) of its prompt
 
 

@@ -23,7 +23,7 @@ def load(queued: int = 0, heard: int = 0, **more: float) -> ReplicaLoad:
 
 
 def make(count: int, **policy: float) -> ReplicaRouter:
-    policy.setdefault("away_s", 0.0)
+    policy = {"away_s": 0.0, "near_s": 0.0, "near_share": 0.01, **policy}
     router = ReplicaRouter(Policy(**policy), block=BLOCK)
     for replica in range(1, count + 1):
         router.joined(replica)
@@ -333,3 +333,42 @@ def test_the_only_one_that_has_most_of_a_prompt_is_left_for_much_only() -> None:
     assert place(router, PROMPT) == 1  # in 0.7 s, elsewhere in 0.4
     router.update(1, load(950), 0.0)
     assert place(router, [*PROMPT, 1]) == 2
+
+
+def test_a_short_prompt_waits_for_a_lot_of_a_long_one_only() -> None:
+    """Replica 1 has one long prompt, 2 many short ones, which are less work."""
+    router = make(2, lot=20.0, slack_s=10.0)
+    router.update(1, load(queued=1000, excess=980, long=1), 0.0)
+    router.update(2, load(queued=500), 0.0)
+    assert place(router, [1] * 16) == 1
+    assert place(router, [2] * 600) == 2  # as much of the long one goes first
+
+
+def test_what_was_sent_counts_in_lots_too() -> None:
+    router = make(2, lot=20.0, slack_s=10.0)
+    router.sent(1, 1000, 0.0)
+    router.sent(2, 500, 0.0)
+    assert place(router, [1] * 16, now=RESERVED_S) in (1, 2)  # a lot ahead of it at either
+    for _ in range(20):
+        router.sent(2, 20, 0.0)
+    assert place(router, [2] * 16, now=2 * RESERVED_S) == 1
+    router.update(1, load(heard=1), 0.0)
+    router.update(2, load(heard=21), 0.0)
+    assert router.work(1) + router.work(2) == pytest.approx(16)  # the last place
+    assert place(router, [3] * 400, now=4 * RESERVED_S) in (1, 2)
+    assert float(abs(router._excess).sum()) == pytest.approx(380)
+
+
+def test_scores_that_are_nearly_equal_take_turns() -> None:
+    """In an order that is each router's own."""
+    orders = []
+    for number in (1, 2):
+        router = ReplicaRouter(Policy(slack_s=10.0), block=BLOCK, seed=number)
+        for replica in range(50):
+            router.joined(replica)
+            router.update(replica, load(queued=replica % 5), 0.0)
+        orders.append([place(router, [i] * 8) for i in range(50)])
+        assert sorted(orders[-1]) == list(range(50))
+        router.update(7, load(queued=100, heard=1), 0.0)
+        assert 7 not in [place(router, [100 + i] * 8) for i in range(60)]
+    assert orders[0] != orders[1]

@@ -7,6 +7,7 @@ import pytest
 
 from ramify.actors.scheduler.core import _note_forced
 from ramify.actors.scheduler.request import SchedulerError
+from ramify.protocol.cluster import LOT
 from ramify.protocol.messages import Cancel, CancelSession, Submit
 from ramify.protocol.plan import NO_TOKEN, STUCK, ExecutorDown, StepResult, pack, unpack
 from ramify.protocol.sampling import SamplingParams
@@ -616,3 +617,13 @@ def test_load_says_what_is_not_computed_yet(world):
     finished = w.finished[R1]
     assert after.hold_s == finished.ended - finished.started
     assert after.free + after.evictable == after.slots > 0
+
+
+def test_load_says_how_much_is_beyond_a_lot_of_each_prompt(world):
+    w = world(pages=2 * LOT, context=2 * LOT, budget=1024)
+    w.turn(w.submit(tokens=list(range(LOT + 500))), w.submit(session=2, tokens=[1, 2, 3]))
+    before = w.core.load()
+    assert (before.queued, before.excess, before.long) == (LOT + 503, 500, 1)
+    w.run()
+    after = w.core.load()
+    assert (after.queued, after.excess, after.long) == (0, 0, 0)
