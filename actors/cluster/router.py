@@ -192,7 +192,7 @@ class ReplicaRouter:
         known = self._replicas.get(replica)
         if known is not None:
             self._live[known.slot] = True
-            self._version += 1
+            self._changed()
 
     def gone(self, replica: int) -> None:
         """It is not there any more, and nothing of what it had. An unknown one is no error."""
