@@ -520,7 +520,7 @@ def test_describe() -> None:
     usage = msgspec.structs.replace(usage, forced=4)
     constrained = Result(branch="b", text="", reason="stop", usage=usage, position=1)
     assert ", 4 forced, " in describe(constrained)
-    assert "guessed" not in describe(constrained)
+    assert ", 4 forced, 3 guessed, " in describe(constrained)
     one = Usage(
         prompt=1,
         cached=0,
