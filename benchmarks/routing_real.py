@@ -11,6 +11,8 @@ Each policy gets a server of its own, and the same arrivals.
 it shares with the one before and sends the rest. For all others each request is a session that has the
 whole prompt, as of a stateless API. `consistent-hash` is told whose conversation a prompt is.
 
+`--stretch 4`: all that a policy, a schedule and a device know as seconds takes four times as long, and
+what is reported is divided by four: for loads of more requests a second than this machine has cores for.
 TTFT is from the frame to its first delta, at the client, on this machine.
 """
 
@@ -44,6 +46,7 @@ from routing_sim import (
 )
 
 from ramify.actors.cluster.placing import Placing
+from ramify.actors.cluster.router import Policy
 from ramify.actors.engine import running_engine
 from ramify.actors.executor.spec import FactorySpec
 from ramify.actors.kit.clock import MonotonicClock
@@ -109,6 +112,12 @@ class PeerPlacing(Placing):
             self._view.in_flight[self._at.pop(each.request)] -= 1
 
 
+def stretched(policy: Policy, times: float) -> Policy:
+    """The same in a world that is slower."""
+    names = [name for name in policy.__struct_fields__ if name.endswith("_s")]
+    return msgspec.structs.replace(policy, **{name: times * getattr(policy, name) for name in names})
+
+
 async def serve(options: argparse.Namespace, folder: Path) -> None:
     """Until stdin ends."""
     size, first = write_model_folder(folder)
@@ -124,17 +133,25 @@ async def serve(options: argparse.Namespace, folder: Path) -> None:
         "max_rows": options.rows,
         "step_tokens": 8192 // SCALE,
         "verify": False,
+        "stretch": options.stretch,
     }
+    schedule = schedule_config()
     config = EngineConfig(
         model=ModelConfig(path=folder),
         server=ServerConfig(port=0, grace_s=1.0, ping_interval_s=60.0, ping_timeout_s=600.0),
         limits=Limits(ops_per_second=100_000, frame_bytes_before_open=1 << 20),
-        schedule=schedule_config(),
+        schedule=msgspec.structs.replace(
+            schedule, itl_target_ms=options.stretch * schedule.itl_target_ms
+        ),
         gateways=0,
         replicas=ReplicasConfig(count=options.replicas, on=options.on, cpus=0.1),
     )
     name = options.policies[0]
-    placing = None if name.startswith("ours") else PeerPlacing(options, name, digits[0])
+    placing = (
+        Placing(MonotonicClock(), stretched(Policy(), options.stretch))
+        if name.startswith("ours")
+        else PeerPlacing(options, name, digits[0])
+    )
     allow_files(10_000)
     configure(LogConfig(level="warning"))
     spec = FactorySpec("timed_executor:TimedExecutor", settings)
@@ -231,7 +248,7 @@ class Conversation:
             await self._recorder.end_session()
 
 
-async def drive(port: int, requests: list[Request], *, sessions: bool) -> float:
+async def drive(port: int, requests: list[Request], stretch: float, *, sessions: bool) -> float:
     """All requests at their times. Returns how late the latest of them was sent, in seconds."""
     talks: dict[int, Conversation] = {}
     late = 0.0
@@ -245,12 +262,18 @@ async def drive(port: int, requests: list[Request], *, sessions: bool) -> float:
         await alone.end()
 
     began = time.perf_counter()
-    async with asyncio.timeout(requests[-1].arrives + PATIENCE_S), asyncio.TaskGroup() as group:
+    async with (
+        asyncio.timeout(stretch * requests[-1].arrives + PATIENCE_S),
+        asyncio.TaskGroup() as group,
+    ):
         for request in requests:
-            await asyncio.sleep(max(0.0, began + request.arrives - time.perf_counter()))
-            late = max(late, time.perf_counter() - began - request.arrives)
+            at = began + stretch * request.arrives
+            await asyncio.sleep(max(0.0, at - time.perf_counter()))
+            late = max(late, time.perf_counter() - at)
             group.create_task(one(request))
     await asyncio.gather(*(talk.end() for talk in talks.values()))
+    for request in requests:
+        request.first, request.ended = request.first / stretch, request.ended / stretch
     return late
 
 
@@ -270,6 +293,7 @@ def row(options: argparse.Namespace, name: str, requests: list[Request]) -> dict
 def main() -> int:
     parser = arguments(__doc__, requests=500, fronts=1)
     parser.add_argument("--on", choices=["ray", "processes"], default="ray", help="(default ray)")
+    parser.add_argument("--stretch", type=float, default=1.0, help="(default 1)")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.track = False
@@ -286,7 +310,8 @@ def main() -> int:
     for name in options.policies:
         requests = requests_of(options)
         with Server(options, name) as server:
-            late = asyncio.run(drive(server.port, requests, sessions=name == "ours-sessions"))
+            sessions = name == "ours-sessions"
+            late = asyncio.run(drive(server.port, requests, options.stretch, sessions=sessions))
         real = row(options, name, requests)
         options.track = name == "dynamo"
         simulation = Simulation(options, name, requests_of(options))

@@ -12,13 +12,14 @@ from ramify.gpu.step.rows import StepRows
 
 
 class TimedExecutor(FakeExecutor):
-    """`model`: keywords of FakeModel; `settings`: of FakeExecutor."""
+    """`model`: keywords of FakeModel; `settings`: of FakeExecutor. `stretch`: times as long."""
 
-    def __init__(self, *, model: dict[str, int], **settings: Any) -> None:
+    def __init__(self, *, model: dict[str, int], stretch: float, **settings: Any) -> None:
         super().__init__(FakeModel(**model), **settings)
+        self._stretch = stretch
 
     def seconds(self, step: StepRows) -> float:
         extends = step.extends
         prompt = int(step.counts[:extends].sum())
         context = int((step.starts + step.counts)[extends:].sum())
-        return step_seconds(prompt, len(step.rows) - extends, context)
+        return self._stretch * step_seconds(prompt, len(step.rows) - extends, context)
