@@ -9,7 +9,8 @@ Each policy gets a server of its own, and the same arrivals.
 
 `ours-sessions` is what a stateful client does: a conversation is one session, a turn rolls back to what
 it shares with the one before and sends the rest. For all others each request is a session that has the
-whole prompt, as of a stateless API. `consistent-hash` is told whose conversation a prompt is.
+whole prompt, as of a stateless API. In a session a turn that is early is sent when the one before it has
+ended, and its TTFT begins then; no simulated one waits so. `consistent-hash` is told whose conversation a prompt is.
 
 `--stretch 4`: all that a policy, a schedule and a device know as seconds takes four times as long, and
 what is reported is divided by four: for loads of more requests a second than this machine has cores for.
@@ -202,9 +203,15 @@ class Conversation:
         self._have: list[int] = []
         self._op = 0
 
-    async def ask(self, port: int, request: Request, began: float) -> None:
-        """A turn: notes in the request when its first token came, and what was cached."""
+    async def ask(self, port: int, request: Request, began: float, stretch: float) -> None:
+        """A turn: notes in the request when its first token came, and what was cached.
+
+        It is sent, and counts as having arrived, when the one before it has ended.
+        """
+        early = self._turn.locked()
         async with self._turn:
+            if early:
+                request.arrives = (time.perf_counter() - began) / stretch
             ops: list[dict[str, Any]] = []
             if self._recorder is None:
                 self._recorder = await Recorder.connect(port)
@@ -255,10 +262,11 @@ async def drive(port: int, requests: list[Request], stretch: float, *, sessions:
 
     async def one(request: Request) -> None:
         if sessions:
-            await talks.setdefault(request.session, Conversation()).ask(port, request, began)
+            talk = talks.setdefault(request.session, Conversation())
+            await talk.ask(port, request, began, stretch)
             return
         alone = Conversation()
-        await alone.ask(port, request, began)
+        await alone.ask(port, request, began, stretch)
         await alone.end()
 
     began = time.perf_counter()
