@@ -10,7 +10,8 @@ Each policy gets a server of its own, and the same arrivals.
 `ours-sessions` is what a stateful client does: a conversation is one session, a turn rolls back to what
 it shares with the one before and sends the rest. For all others each request is a session that has the
 whole prompt, as of a stateless API. In a session a turn that is early is sent when the one before it has
-ended, and its TTFT begins then; no simulated one waits so. `consistent-hash` is told whose conversation a prompt is.
+ended, and its TTFT begins then; no simulated one waits so. `consistent-hash` is told whose conversation
+a prompt is.
 
 `--stretch 4`: all that a policy, a schedule and a device know as seconds takes four times as long, and
 what is reported is divided by four: for loads of more requests a second than this machine has cores for.
