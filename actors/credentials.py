@@ -3,17 +3,14 @@
 Files, not the format of a line: that is `protocol.credentials`.
 """
 
-import stat
 from pathlib import Path
 
-from ramify.actors.kit.log import get_log
+from ramify.actors.kit.secret_file import read_secret_file
 from ramify.protocol.config import ServerConfig
 from ramify.protocol.credentials import Credential, agree, check_token, named, parse_credentials
 from ramify.protocol.errors import ConfigError
 
 MOST_BYTES = 4 << 20  # of a file
-
-log = get_log(__name__)
 
 
 def read_credentials(config: ServerConfig) -> list[Credential]:
@@ -49,17 +46,11 @@ def _one_token(path: Path) -> str:
 
 def _read(path: Path, flag: str) -> str:
     try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(path.stat().st_mode)
-            data = file.read(MOST_BYTES + 1)
+        data = read_secret_file(path, MOST_BYTES)
     except OSError as error:
         raise ConfigError(f"{flag} {path} cannot be read: {error.strerror or error}") from error
     if len(data) > MOST_BYTES:
         raise ConfigError(f"{flag} {path} has more than {MOST_BYTES} bytes")
-    if mode & 0o077:
-        log.warning(
-            "others may read this file of tokens: chmod 600 it", path=str(path), mode=f"{mode:o}"
-        )
     try:
         return data.decode()
     except UnicodeDecodeError:

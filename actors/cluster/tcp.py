@@ -29,6 +29,7 @@ from ramify.actors.cluster.handshake import (
 from ramify.actors.kit.frames import In
 from ramify.actors.kit.link import Link, link_over
 from ramify.actors.kit.log import get_log
+from ramify.actors.kit.secret_file import read_secret_file, warn_of_readers
 from ramify.protocol.errors import ConfigError
 
 PATIENCE_SECONDS = 5.0  # for a handshake, that of TLS included
@@ -43,6 +44,8 @@ MOST_EARLY = 1 << 16  # bytes that are kept of what comes before they are asked 
 STRANGERS = 64  # connections that have not proved anything yet; one more ends the oldest
 
 log = get_log("ramify.actors.cluster")
+
+MOST_SECRET = 1 << 12  # bytes of a secret's file
 
 
 def watch_peer(transport: asyncio.Transport) -> None:
@@ -250,9 +253,12 @@ async def knock(
 def read_secret(path: Path) -> bytes:
     """The secret in a file, without what stands around it. Raises ConfigError."""
     try:
-        secret = path.read_bytes().strip()
+        data = read_secret_file(path, MOST_SECRET)
     except OSError as error:
         raise ConfigError(f"the secret file {path} cannot be read: {error}") from error
+    if len(data) > MOST_SECRET:
+        raise ConfigError(f"the secret file {path} has more than {MOST_SECRET} bytes")
+    secret = data.strip()
     if len(secret) < LEAST_SECRET:
         raise ConfigError(
             f"the secret file {path} holds {len(secret)} bytes: at least {LEAST_SECRET}, such as "
@@ -266,6 +272,7 @@ def server_context(cert: Path, key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
+        warn_of_readers(key)
         context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"--replica-tls-cert {cert} cannot be used: {error}") from error

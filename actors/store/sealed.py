@@ -14,7 +14,6 @@ import base64
 import hashlib
 import hmac
 import os
-import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +23,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ramify.actors.kit.log import get_log
+from ramify.actors.kit.secret_file import read_secret_file
 from ramify.actors.store.base import How, Store, StoreError, Taken
 from ramify.protocol.saved import HEAD, Changes, Kept
 
@@ -80,9 +80,7 @@ class Keys:
 def read_keys(path: Path) -> Keys:
     """A key in base64 on each line; what follows `#` is not read. Raises StoreError."""
     try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(path.stat().st_mode)
-            data = file.read(MOST_BYTES + 1)
+        data = read_secret_file(path, MOST_BYTES)
     except OSError as error:
         raise StoreError(f"--store-key-file {path} cannot be read: {error.strerror or error}") from error
     if len(data) > MOST_BYTES:
@@ -104,8 +102,6 @@ def read_keys(path: Path) -> Keys:
         keys.append(key)
     if not 1 <= len(keys) <= MOST_KEYS:
         raise StoreError(f"--store-key-file {path} has {len(keys)} keys: it needs 1 to {MOST_KEYS}")
-    if mode & 0o077:
-        log.warning("others may read the key file: chmod 600", file=str(path))
     return Keys(keys)
 
 

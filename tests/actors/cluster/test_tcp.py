@@ -232,6 +232,8 @@ def test_files_that_hold_something_else(tmp_path: Path) -> None:
         tcp.read_secret(short)
     with pytest.raises(ConfigError, match="cannot be read"):
         tcp.read_secret(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="more than 4096 bytes"):
+        tcp.read_secret(Path("/dev/zero"))
     short.write_bytes(SECRET + b"\n")
     assert tcp.read_secret(short) == SECRET
     with pytest.raises(ConfigError, match="replica-tls-cert"):

@@ -1,0 +1,29 @@
+"""Files that hold secrets."""
+
+from pathlib import Path
+
+import pytest
+
+from ramify.actors.kit.secret_file import read_secret_file, warn_of_readers
+
+
+@pytest.mark.parametrize(("mode", "told"), [(0o600, 0), (0o400, 0), (0o640, 2), (0o604, 2)])
+def test_it_is_told_who_may_read_it(
+    mode: int, told: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(b"secret")
+    path.chmod(mode)
+    assert read_secret_file(path, 6) == b"secret"
+    warn_of_readers(path)
+    assert len(caplog.records) == told
+    assert all("chmod 600" in record.getMessage() for record in caplog.records)
+
+
+def test_no_more_is_read_than_asked_for() -> None:
+    assert len(read_secret_file(Path("/dev/zero"), 100)) == 101
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_secret_file(tmp_path / "none", 1)
