@@ -2,7 +2,7 @@
 
     python benchmarks/speculation.py equal [--data DIR] [--prompts 1000] [--output 32]
         [--drafts ngram model] [--quantization int8 none] [--page-sizes 1 16] [--threads N] [--json FILE]
-        [--device cuda [--deterministic]]
+        [--device cuda [--deterministic]] [--constrained]
     python benchmarks/speculation.py steps [--data DIR] [--drafts ngram model] [--most 0 1 2 4 8]
         [--batches 1 8] [--prompts 16] [--output 96] [--quantization int8] [--threads N] [--json FILE]
     python benchmarks/speculation.py speed [--data DIR] [--drafts none ngram model] [--streams 1 8]
@@ -27,7 +27,8 @@ corpus/ and workloads/; `texts` writes those that the others read to a file, whi
 machine without the folder.
 
 On CUDA outputs need not be equal to the bit, but with --deterministic they must be; `equal` has two
-steps in flight there.
+steps in flight there. With --constrained its outputs obey a schema or a regex: what must follow, and
+guesses as far as they are legal, are drafts.
 """
 
 import argparse
@@ -42,14 +43,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
 from typing import Any
 
 from report import headline, machine, percentile, table, write_json
 
 from ramify.gpu.startup.drafts import bundled
-from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
+from ramify.protocol.plan import ExtendRow, LoadConstraint, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
 ROWS = 16
@@ -169,6 +170,7 @@ class Job:
 
     prompt: list[int]
     sampling: SamplingParams
+    constraint: int = 0
     output: list[int] = field(default_factory=list)
     done: bool = False
 
@@ -206,6 +208,7 @@ def run(
     stop: int = -1,
     depth: int = 1,
     tally: Tally | None = None,
+    loads: Sequence[LoadConstraint] = (),
 ) -> list[float]:
     """Run the jobs, `rows` at once, and give each `length` tokens. Seconds of the steps without prompts.
 
@@ -215,6 +218,7 @@ def run(
     draw, waiting, tally = random.Random(1), list(jobs)[::-1], tally or Tally()
     running: dict[int, Job] = {}
     pending: deque[tuple[Any, dict[int, Job], float | None]] = deque()
+    brought = 0  # of `loads`
     page_size, seconds, closes = executor.info.page_size, list[float](), list[int]()
     while waiting or running or pending:
         if waiting or running:
@@ -226,13 +230,26 @@ def run(
             for row, job in fresh.items():
                 pages = range(row * ROOM // page_size, (row + 1) * ROOM // page_size)
                 prompt = pack(job.prompt)
-                opens.append(OpenRow(row, row, pack(pages), 0, job.sampling, 0, prompt))
+                opens.append(OpenRow(row, row, pack(pages), 0, job.sampling, 0, prompt, job.constraint))
                 extends.append(ExtendRow(row, 0, prompt, True))
-            drafts = b""
+            drafts = guesses = b""
             if executor.info.drafter and old:
                 planned = [draw.randint(0, 4) if most is None else most for _ in old]
                 drafts = pack(planned)
-            plan = StepPlan(0, pack(closes), opens, [], extends, pack(old), drafts)
+                guesses = pack(draw.randint(0, count) for count in planned) if loads else b""
+            plan = StepPlan(
+                0,
+                pack(closes),
+                opens,
+                [],
+                extends,
+                pack(old),
+                drafts,
+                list(loads[brought:]),
+                b"",
+                guesses,
+            )
+            brought = len(loads)
             begin, closes = clock(), []
             pending.append((executor.launch(plan), dict(running), None if opens else begin))
             if len(pending) < depth:
@@ -261,6 +278,35 @@ def run(
     return seconds
 
 
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "kind": {"enum": ["cook", "pilot", "poet"]},
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+        "alive": {"type": "boolean"},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+CONSTRAINTS = [
+    ("json_schema", json.dumps(PERSON)),
+    ("json_schema", json.dumps({"type": "array", "items": PERSON, "minItems": 2})),
+    ("regex", r"([A-Z][a-z]{2,9} (is|was|will be) (here|there|nowhere)\. )+"),
+    ("regex", r"(.|\n){40,}"),
+]
+
+
+def constraints() -> list[LoadConstraint]:
+    """The vocabulary and CONSTRAINTS, from number 1 on."""
+    from ramify.actors.grammar.compile import compile_constraint
+    from ramify.actors.grammar.vocabulary import vocabulary_of
+    from ramify.protocol.constraints import ConstraintSpec
+
+    bodies = [compile_constraint(ConstraintSpec(kind, text)).body for kind, text in CONSTRAINTS]
+    return list(starmap(LoadConstraint, enumerate([vocabulary_of(bundled("default_model")), *bodies])))
+
+
 def samplings(number: int) -> list[SamplingParams]:
     """Greedy, and in random numbers; every fourth prompt in more than a temperature."""
     if number % 4:
@@ -276,15 +322,22 @@ def equal(options: argparse.Namespace) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     prompts = Texts(options.data, options.texts).of_workloads(options.prompts)
     on_gpu = options.device == "cuda"
+    loads = constraints() if options.constrained else []
     for quantization in ["none"] if on_gpu else options.quantization:
         expected: dict[int, list[list[int]]] = {}  # by page size
         ways = [(draft, size) for size in options.page_sizes for draft in ("none", *options.drafts)]
         for draft, size in ways:
-            jobs = [Job(p, sampling) for n, p in enumerate(prompts) for sampling in samplings(n)]
+            jobs = [
+                Job(p, sampling, 1 + n % len(CONSTRAINTS) if loads else 0)
+                for n, p in enumerate(prompts)
+                for sampling in samplings(n)
+            ]
             executor = executor_of(options, quantization, draft, size)
             begin = time.perf_counter()
             drafts = Tally()
-            run(executor, jobs, options.output, None, depth=2 if on_gpu else 1, tally=drafts)
+            run(
+                executor, jobs, options.output, None, depth=2 if on_gpu else 1, tally=drafts, loads=loads
+            )
             seconds = time.perf_counter() - begin
             outputs = [job.output for job in jobs]
             wanted = expected.setdefault(size, outputs)
@@ -450,6 +503,9 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument(
+        "--constrained", action="store_true", help="of `equal`: outputs obey constraints"
+    )
     parser.add_argument("--deterministic", action="store_true", help="of `equal` on CUDA")
     parser.add_argument("--texts", type=Path)
     parser.add_argument("--json")
