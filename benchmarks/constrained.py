@@ -3,6 +3,7 @@
     python benchmarks/constrained.py masks --tokenizer qwen3=FILE --tokenizer mistral=FILE
     python benchmarks/constrained.py jumps --tokenizer qwen3=FILE [--schemas schemas.jsonl --count 300]
     python benchmarks/constrained.py hostile
+    python benchmarks/constrained.py cold --tokenizer qwen3=FILE [--count 14]
 
 `masks`: from the schema to the first mask (what depends on the tokenizer alone is made before), by the
 clock and in CPU time, the memory that took, and masks in states that are met anew and again. Each
@@ -11,6 +12,8 @@ llguidance are measured where they are installed.
 `jumps`: forward passes that write a text, with jumps and token by token. The model is simulated: it
 wants one text, the canonical JSON of an instance, and takes the tokenizer's tokens of it.
 `hostile`: 20 hostile constraints at once: how late is the event loop, and when is the last one refused?
+`cold`: schemas that nobody has seen (those of constrained_gpu.py), CPU ms of each stage by the thread's
+clock, from the schema in a compile worker to the words that a GPU copies, and what 64 need on 16 cores.
 
 FILE is a tokenizer.json, or tokenizer.json.zst if `zstandard` is installed.
 """
@@ -38,7 +41,7 @@ from ramify.gpu.constraints.grammar import GrammarVocabulary
 from ramify.gpu.constraints.matcher import Matcher
 from ramify.gpu.constraints.vocabulary import Vocabulary
 from ramify.protocol.constraints import ConstraintSpec
-from ramify.protocol.errors import ConstraintError
+from ramify.protocol.errors import ConstraintError, Overloaded
 
 ENGINES = ("ramify", "outlines", "xgrammar", "llguidance")
 TIMEOUT = 180
@@ -403,6 +406,70 @@ def real(name: str, file: Path, count: int, vocabulary: Vocabulary, grammar: Gra
     )
 
 
+# --- cold ---
+
+STAGES = ("compile", "pool's loop", "decode", "load", "forced text")
+
+
+def cold(file: Path, count: int) -> None:
+    """Medians of schemas that differ in names and bounds, in a warm worker; the first one apart."""
+    from constrained_gpu import record
+
+    from ramify.actors.grammar.child import warm_up
+    from ramify.actors.grammar.vocabulary import packed
+    from ramify.gpu.constraints.byte_tables import byte_tables
+    from ramify.gpu.constraints.loads import read_vocabulary
+    from ramify.gpu.constraints.matcher import Automaton
+    from ramify.protocol.constraints import decode_body
+
+    vocabulary = read_vocabulary(packed(load(file)[0]), 1 << 20)
+    _ = vocabulary.tails  # made with the vocabulary
+    warm_up()
+    specs = [ConstraintSpec("json_schema", json.dumps(record(5000 + at))) for at in range(count + 1)]
+    rows = []
+    for spec in specs:
+        clock = [time.thread_time()]
+        compiled = compile_constraint(spec)
+        clock.append(time.thread_time())
+        decode_body(compiled.body)
+        clock.append(time.thread_time())
+        rule = constraint_of(compiled.body, vocabulary, lambda: GrammarVocabulary(vocabulary))
+        assert isinstance(rule, Automaton)
+        words = np.empty(len(rule.machine.automaton.words), np.int32)
+        clock.append(time.thread_time())
+        byte_tables(rule.machine, words)
+        clock.append(time.thread_time())
+        compiling, *loading = np.diff(clock) * 1e3
+        rows.append([compiling, 0.0, *loading])
+    first, best = rows[0], np.median(rows[1:], axis=0)
+    best[1] = asyncio.run(_loop_ms(specs[1:]))
+    print(f"{rule.machine.end} states, body {len(compiled.body)} bytes, words {words.nbytes} bytes")
+    for name, one, median in zip(STAGES, first, best, strict=True):
+        print(f"{name:12} {median:7.2f} ms CPU (the first {one:.2f})")
+    workers = 14
+    print(
+        f"64 on 16 cores: {workers} workers need {-(-64 // workers) * best[0]:.0f} ms, the engine's "
+        f"loop {64 * best[1]:.0f}, the executor's threads {64 * sum(best[2:]):.0f}, side by side"
+    )
+
+
+async def _loop_ms(specs: list[ConstraintSpec]) -> float:
+    """CPU time of the loop that has the pool, for each of its jobs."""
+    pool = CompilePool()
+
+    class Started:
+        def started(self, value: object = None) -> None:
+            pass
+
+    runner = asyncio.create_task(pool.run(task_status=Started()))  # type: ignore[arg-type]
+    await pool.compile(ConstraintSpec("regex", "first"))
+    begun = time.thread_time()
+    await asyncio.gather(*(pool.compile(spec) for spec in specs))
+    used = time.thread_time() - begun
+    runner.cancel()
+    return used / len(specs) * 1e3
+
+
 # --- hostile ---
 
 HOSTILE = [
@@ -433,7 +500,7 @@ async def hostile() -> None:
         try:
             await pool.compile(spec, owner)
             said = "compiled"
-        except ConstraintError as error:
+        except (ConstraintError, Overloaded) as error:
             said = error.message
         answers.append((time.perf_counter() - begun, said))
         return answers[-1][0]
@@ -472,7 +539,7 @@ async def hostile() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=["masks", "jumps", "hostile", "one"])
+    parser.add_argument("what", choices=["masks", "jumps", "hostile", "cold", "one"])
     parser.add_argument("rest", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--tokenizer", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--engines", default=",".join(ENGINES))
@@ -486,6 +553,8 @@ def main() -> None:
         print(json.dumps(measure_one(engine, case, Path(file))))
     elif args.what == "masks":
         masks(tokenizers, args.engines.split(","), args.repeats)
+    elif args.what == "cold":
+        cold(next(iter(tokenizers.values())), args.count)
     elif args.what == "jumps":
         jumps(tokenizers, args.schemas, args.count)
     else:

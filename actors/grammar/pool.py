@@ -2,9 +2,10 @@
 
 `CompilePool.compile` answers from what is known, or waits for a worker. The same constraint is compiled
 once however many ask for it. A worker that takes too long or too much memory is killed, and another one
-is started; its job fails with a message for the client. A job for which nobody waits any more is taken
-from the queue; one that runs goes on, as its result may be asked for again, unless others wait for its
-worker.
+is started; its job fails with a message for the client. The time of a job counts from its arrival, so
+each has an answer by then, however many hostile ones are ahead of it. A job for which nobody waits any
+more is taken from the queue; one that runs goes on, as its result may be asked for again, unless others
+wait for its worker.
 
 It does not know what a constraint means, nor who asks.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 import anyio
 from anyio.abc import TaskStatus
 
-from ramify.actors.grammar.job_queue import JobQueue
+from ramify.actors.grammar.job_queue import RETRY_MS, JobQueue
 from ramify.actors.grammar.results import Result, Results
 from ramify.actors.grammar.wire import (
     MAX_FRAME,
@@ -41,6 +42,7 @@ from ramify.protocol.errors import ConstraintError, Overloaded
 WORKER = "ramify.actors.grammar.child"
 START_SECONDS = 30.0
 SOON_SECONDS = 0.02
+ENOUGH = 0.5  # of a job's time: who had less because it waited is not found guilty
 GRACE_SECONDS = 0.25  # that a job may run though nobody wants it and others wait
 FORGET_SECONDS = 60.0  # after which a constraint whose worker was killed may be tried again
 
@@ -49,7 +51,8 @@ log = get_log(__name__)
 
 @dataclass
 class PoolLimits:
-    """`seconds`: of one job, by the clock. `memory`: bytes a worker may take beyond what its start took.
+    """`seconds`: of one job from its arrival on, by the clock. `memory`: bytes a worker may take beyond
+    what its start took.
 
     `waiting`: jobs in the queue, `waiting_each`: of one owner; `kept_bytes`: of results.
     """
@@ -82,7 +85,8 @@ class PoolCounters:
 class _Task:
     spec: ConstraintSpec
     owner: str
-    done: "asyncio.Future[Result]" = field(repr=False)
+    until: float  # when it has to be done
+    done: "asyncio.Future[Result | Overloaded]" = field(repr=False)
     waiters: int = 0
     worker: "_Worker | None" = None  # that has it
     begun: float = 0.0
@@ -114,9 +118,11 @@ class CompilePool:
 
     async def compile(self, spec: ConstraintSpec, owner: str = "") -> CompiledConstraint:
         """Raises ConstraintError, and Overloaded if too many wait. `owner`: who is treated fairly."""
-        result = self._results.get(spec, self._clock.now())
-        if result is not None:
+        result: Result | Overloaded
+        known = self._results.get(spec, self._clock.now())
+        if known is not None:
             self.counters.hits += 1
+            result = known
         else:
             task = self._task(spec, owner)
             task.waiters += 1
@@ -126,6 +132,8 @@ class CompilePool:
                 task.waiters -= 1
                 if not task.waiters and not task.done.done():
                     self._abandon(task)
+        if isinstance(result, Overloaded):
+            raise Overloaded(result.message, retry_ms=RETRY_MS)
         if isinstance(result, ConstraintError):
             raise ConstraintError(result.message, **(result.details or {}))
         return result
@@ -136,7 +144,8 @@ class CompilePool:
         if task is not None:
             self.counters.joined += 1
             return task
-        task = _Task(spec, owner, asyncio.get_running_loop().create_future())
+        until = self._clock.now() + self.limits.seconds
+        task = _Task(spec, owner, until, asyncio.get_running_loop().create_future())
         try:
             self._queue.add(owner, task)
         except Overloaded:
@@ -146,7 +155,26 @@ class CompilePool:
         self._news.set()
         # an idle worker may take it at once
         asyncio.get_running_loop().call_later(SOON_SECONDS, self._make_way)
+        asyncio.get_running_loop().call_later(self.limits.seconds, self._expire, task)
         return task
+
+    def _expire(self, task: _Task) -> None:
+        """Refuse it if it still waits: it may be a good one behind others."""
+        if self._queue.withdraw(task.owner, task):
+            self.counters.refused += 1
+            self._give_up(task)
+
+    def _give_up(self, task: _Task) -> None:
+        """It had not its time: another time it may be compiled."""
+        if self._under_way.get(task.spec) is task:
+            del self._under_way[task.spec]
+        if not task.done.done():
+            task.done.set_result(
+                Overloaded(
+                    f"it had no turn to be compiled within {self.limits.seconds:g} s: try again later",
+                    retry_ms=RETRY_MS,
+                )
+            )
 
     def _abandon(self, task: _Task) -> None:
         """Nobody waits for it."""
@@ -210,7 +238,10 @@ class CompilePool:
         task.worker, task.begun = worker, self._clock.now()
         try:
             result, until = await self._done(worker, task)
-            self._settle(task, result, until)
+            if result is None:
+                self._give_up(task)
+            else:
+                self._settle(task, result, until)
         finally:
             self.counters.seconds += self._clock.now() - task.begun
             self._queue.finished(owner)
@@ -218,12 +249,15 @@ class CompilePool:
             if not task.done.done():  # cancelled
                 self._settle(task, ConstraintError("the server is stopping"), self._clock.now())
 
-    async def _done(self, worker: "_Worker", task: _Task) -> tuple[Result, float | None]:
-        """What becomes of `task`, and until when that is worth keeping."""
+    async def _done(self, worker: "_Worker", task: _Task) -> tuple[Result | None, float | None]:
+        """What becomes of `task`, and until when that is worth keeping; None: it had too little time."""
         spec = task.spec
         try:
-            message = await worker.work(spec, self.limits.seconds)
+            message = await worker.work(spec, max(0.0, task.until - self._clock.now()))
         except TimeoutError:
+            if task.until - task.begun < self.limits.seconds * ENOUGH:
+                self.counters.killed += 1
+                return None, None
             why = f"it takes more than {self.limits.seconds:g} s to compile"
         except _Lost as error:
             why = f"compiling it failed ({error})"

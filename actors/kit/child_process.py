@@ -59,7 +59,7 @@ class ChildProcess(Generic[Out, In]):
         """
         ours, theirs = socket.socketpair()
         try:
-            with theirs:
+            with theirs, anyio.CancelScope(shield=True):  # cancelled in the midst it would be nobody's
                 process = await asyncio.create_subprocess_exec(
                     # `-P`: the working directory is no place to import from.
                     *(sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments),
