@@ -69,9 +69,6 @@ class LaunchedStep:
     more: Int32s | None  # lines of `logprobs_into`, of the rows that asked; then float32[K] scores
     drafted: Drafted | None = None
     constrained: "Obeyed | None" = None
-    # [R, 2] of each row with a constraint: its drafts that the drafter guessed, and those ahead of them,
-    # which the constraint gave; None: there are none of the former
-    guesses: "Ints | None" = None
     _elapsed_us: int | None = None
     _late_us: int = 0
 
@@ -101,13 +98,6 @@ class LaunchedStep:
         found = self.constrained.stuck.items()
         kept = None if self.drafted is None else self.drafted.kept
         return [why for line, why in found if self.tokens[line] < 0 and (kept is None or kept[line] > 0)]
-
-    def _guessed(self, counts: Ints) -> "Ints | None":
-        """See `Accepted`; counts [R]."""
-        if self.guesses is None:
-            return None
-        guessed, given = self.guesses.T
-        return np.column_stack([guessed, np.clip(counts - 1 - given, 0, guessed)])
 
     def result(self) -> StepResult:
         elapsed_us = self.settle()
@@ -139,7 +129,7 @@ class LaunchedStep:
             scores=scores.tobytes(),
             forced=forced.tobytes() if forced.any() else b"",
             reasons=self._reasons(),
-            **packed_rows(self.step, Accepted(kept, each, guessed=self._guessed(each))),
+            **packed_rows(self.step, Accepted(kept, each)),
         )
         unscored = np.unique(self.scored[np.isnan(scores.view(np.float32))])
         bad = np.concatenate([rows[tokens[last] == NO_TOKEN], unscored])
