@@ -103,7 +103,14 @@ def test_the_built_page_is_what_its_sources_make() -> None:
 @needs_browser
 @pytest.mark.parametrize(
     ("scenes", "step_seconds"),
-    [("chats", 0.004), ("branches", 0.01), ("forms", 0.002), ("render", 0.01), ("watching", 0.01)],
+    [
+        ("chats", 0.004),
+        ("sessions", 0.01),
+        ("branches", 0.01),
+        ("forms", 0.002),
+        ("render", 0.01),
+        ("watching", 0.01),
+    ],
 )
 async def test_scenes(scenes: str, step_seconds: float, tokenizer_folder: Path, tmp_path: Path) -> None:
     async with running_engine(config(tokenizer_folder), spec=fake(step_seconds)) as engine:

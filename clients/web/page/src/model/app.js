@@ -6,11 +6,11 @@
 import { batch, signal } from "@preact/signals";
 import { Replaced } from "../../../lib/index.js";
 import { copied } from "../render/clipboard.js";
-import { Chat } from "./chat.js";
-import { askServer, connection, endSession, hasToken, setToken } from "./connection.js";
+import { Chat, explain } from "./chat.js";
+import { askServer, connection, endSession, hasToken, sessionOf, setToken } from "./connection.js";
 import { settings, toolsOf } from "./settings.js";
 import { Store } from "./store.js";
-import { download, fromJson, toJson, toMarkdown } from "./transfer.js";
+import { MOST_BYTES, download, fromBranches, fromJson, toJson, toMarkdown } from "./transfer.js";
 import { unique } from "./tree.js";
 import { Watched } from "./watched.js";
 
@@ -237,6 +237,32 @@ export async function exportChat(id, format) {
   if (!chat.record) return;
   if (format === "markdown") download(chat.record.title, ".md", toMarkdown(chat), "text/markdown");
   else download(chat.record.title, ".json", toJson([chat]), "application/json");
+}
+
+/** The chat's session as a file, which another server with the same model goes on with. */
+export async function exportSession(chat) {
+  try {
+    chat.open();
+    download(chat.record.title, ".session", await chat.exported(), "application/octet-stream");
+  } catch (error) {
+    toast.value = { text: explain(error) };
+  }
+}
+
+/** A new chat that goes on with the session of a file. */
+export async function openSession(file) {
+  try {
+    if (file.size > MOST_BYTES) throw new Error(`The file has ${file.size} bytes; ${MOST_BYTES} can be opened.`);
+    const client = `page-${unique()}`;
+    const { state, login } = await sessionOf(new Uint8Array(await file.arrayBuffer()), client);
+    const { record, messages } = fromBranches(state);
+    const complete = { ...record, ...login, id: unique(), client };
+    await store.save(complete, messages);
+    await openChat(make({ record: complete, messages }).id);
+    toast.value = { mild: true, text: `“${record.title}” goes on here.` };
+  } catch (error) {
+    toast.value = { text: explain(error) };
+  }
 }
 
 export async function exportAll() {

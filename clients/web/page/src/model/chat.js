@@ -97,6 +97,36 @@ export class Chat {
     Object.assign(this.record, { session: undefined, key: undefined });
   }
 
+  /**
+   * The session as a file that another server opens: all messages but the deleted ones. What the server does not have
+   * is told first. Rejects with what prevents it.
+   */
+  async exported() {
+    if (this.busy) throw Object.assign(new Error("An answer is being written. Export the session when it is complete"), { code: "conflict" });
+    this.#dropAhead();
+    const shown = this.tree.subtree(null);
+    for (const message of shown) {
+      await this.#known(message);
+      if (!this.#valid(message.place)) this.#say(message);
+    }
+    await Promise.all(this.#waiting.values());
+    await Promise.all([...this.#withoutDeleted(new Set(shown)), this.#session.set({ meta: { title: this.record.title } })]);
+    return this.#session.export();
+  }
+
+  /** Take messages that are not `shown` off the server. @returns {Promise<unknown>[]} */
+  #withoutDeleted(shown) {
+    const placed = [...this.tree.messages.values()].filter(({ place }) => this.#valid(place));
+    const deleted = placed.filter((each) => !shown.has(each));
+    const names = new Set(deleted.map(({ place }) => place.branch));
+    for (const each of deleted) each.place = null; // should one be shown again, it is told again
+    this.#touch(deleted);
+    return [...names].map((branch) => {
+      const to = Math.max(0, ...placed.filter(({ place }) => place?.branch === branch).map(({ place }) => place.at));
+      return to || branch === "main" ? this.#session.rollback({ branch, to }) : this.#session.drop(branch);
+    });
+  }
+
   reconnect() { this.#session?.reconnect(); }
 
   /** The library's storage, kept in the chat's record. */
@@ -467,7 +497,8 @@ export class Chat {
   /** An empty branch: the session's first one if nothing is on it. */
   #root() {
     const taken = [...this.tree.messages.values()].some(({ place }) => this.#valid(place) && place.branch === "main");
-    return taken ? this.#newRoot() : "main";
+    const missing = this.#session.state && this.#session.position("main") === undefined; // a file's session may have none
+    return taken || missing ? this.#newRoot() : "main";
   }
 
   #newRoot() {

@@ -47,6 +47,18 @@ export async function endSession({ session, key, client }) {
   }
 }
 
+/** Make a new session of a file that `export` gave. @param {Uint8Array<ArrayBuffer>} file @param {string} client */
+export async function sessionOf(file, client) {
+  const { url, ...options } = connection();
+  const session = connect(url, { ...options, client, import: file, retry: "never" });
+  try {
+    const state = await (await session.ready).tree({ text: true });
+    return { state, login: { session: session.id, key: session.key, server: session.state.server?.epoch } };
+  } finally {
+    await session.close({ keep: true });
+  }
+}
+
 /** What the server says of itself and its model (/v1/info). Null: no answer; `refused`: it wants a (better) token. */
 export async function askServer() {
   const headers = bearer ? { Authorization: `Bearer ${bearer}` } : {};

@@ -1,10 +1,11 @@
 /** Chats as files: JSON that can be imported again, and Markdown to read. Pure. */
 
+import { messagesOf } from "./branches.js";
 import { isObject } from "./form.js";
-import { Tree, contentOf, unique } from "./tree.js";
+import { Tree, brief, contentOf, unique } from "./tree.js";
 
 const FORMAT = "ramify chats 1";
-const MOST_BYTES = 64 << 20;
+export const MOST_BYTES = 64 << 20;
 const MOST_SCHEMA = 256 << 10; // characters
 const ROLES = ["user", "assistant", "tool"];
 
@@ -74,6 +75,21 @@ function looped(messages) {
   return false;
 }
 
+/**
+ * A chat of a session's branches, which are where its messages are computed.
+ * @param {import("../../../lib/index.js").StateMessage} state  with turns and texts
+ * @returns {{record: object, messages: object[]}}
+ */
+export function fromBranches({ branches, meta, op }) {
+  const epoch = 1;
+  const messages = messagesOf(branches).messages.map(({ branch, end, ...rest }, i) => ({ ...rest, created: i, place: { epoch, branch, at: end } }));
+  const first = messages.find(({ role }) => role === "user");
+  const title = typeof meta?.title === "string" ? meta.title : first && brief(first.text, 60);
+  const numbers = branches.map(({ branch }) => Number(/^b(\d{1,9})$/.exec(branch)?.[1] ?? 1));
+  const now = Date.now();
+  return { record: { title: title?.slice(0, 200) || "A session from a file", named: true, created: now, updated: now, epoch, op, names: Math.max(1, ...numbers) }, messages };
+}
+
 /** What is shown of a chat, as Markdown. */
 export function toMarkdown({ record, messages }) {
   const path = new Tree(messages, record.chosen).path();
@@ -88,9 +104,9 @@ export function toMarkdown({ record, messages }) {
   return `${parts.join("\n\n")}\n`;
 }
 
-/** Offer a text as a file, named after `title`. `ending`: of its name. */
-export function download(title, ending, text, type) {
-  const url = URL.createObjectURL(new Blob([text], { type }));
+/** Offer a text or bytes as a file, named after `title`. `ending`: of its name. */
+export function download(title, ending, content, type) {
+  const url = URL.createObjectURL(new Blob([content], { type }));
   const link = document.createElement("a");
   link.href = url;
   const name = title.replace(/[\\/:*?"<>|\u0000-\u001f]+/g, " ").slice(0, 100).replace(/^[\s.]+|[\s.]+$/g, "");

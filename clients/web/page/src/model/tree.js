@@ -79,9 +79,9 @@ export class Tree {
     return changed;
   }
 
-  /** A message and all below it. @returns {Message[]} */
+  /** A message and all below it, but what was deleted; null: all. @returns {Message[]} */
   subtree(message) {
-    const found = [message];
+    const found = message ? [message] : this.children(null);
     for (const each of found) found.push(...this.children(each));
     return found;
   }

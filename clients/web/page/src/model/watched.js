@@ -5,11 +5,11 @@
 
 import { signal } from "@preact/signals";
 import { connect } from "../../../lib/index.js";
+import { messagesOf } from "./branches.js";
 import { Live } from "./live.js";
 import { Tree, brief } from "./tree.js";
 
 const SOON_MS = 60; // changes that come together are looked up once
-const MARKS = /<\|?[^<>|\n]{1,40}\|?>/g; // special tokens of chat templates, in input that came as raw text
 
 export class Watched {
   #session;
@@ -67,42 +67,19 @@ export class Watched {
   #load(state) {
     const known = this.tree.messages;
     const chosen = new Map([...known.values()].map(({ id, chosen: each }) => [id, each]));
-    const messages = new Map();
-    const paths = new Map();
-    const heads = new Map();
-    for (const branch of parentsFirst(state.branches)) {
-      const { path, last } = this.#path(branch, paths.get(branch.parent) ?? [], messages, known);
-      paths.set(branch.branch, path);
-      heads.set(branch.branch, { position: branch.position, last, live: null, running: branch.running !== undefined, at: branch.started_at });
-    }
+    const { messages, ends } = messagesOf(state.branches, known);
+    const heads = new Map(state.branches.map(({ branch, position, running, started_at: at }) => [branch, { position, last: ends.get(branch), live: null, running: running !== undefined, at }]));
     const first = this.tree.chosen;
-    for (const message of messages.values()) message.chosen = chosen.get(message.id);
-    this.tree = new Tree([...messages.values()], first);
+    for (const message of messages) message.chosen = chosen.get(message.id);
+    this.tree = new Tree(messages, first);
     for (const [name, head] of heads) this.#goOn(name, head);
     for (const id of this.live.keys()) if (![...heads.values()].some(({ live }) => live?.message.id === id)) this.live.delete(id);
     this.#heads = heads;
     const newest = heads.get(this.newest)?.last;
     if (newest) this.tree.choose(newest);
-    const title = [...messages.values()].find(({ role }) => role === "user");
+    const title = messages.find(({ role }) => role === "user");
     if (title) this.record.title = brief(title.text, 60);
     this.version.value += 1;
-  }
-
-  /** The messages of a branch; those that it shares with its parent are the parent's. */
-  #path({ branch, turns = [] }, above, messages, known) {
-    const path = [];
-    let last = null;
-    let shared = true;
-    for (const [i, turn] of turns.entries()) {
-      const same = shared && above[i] && above[i].turn.start === turn.start && above[i].turn.end === turn.end && above[i].turn.op === turn.op;
-      shared = Boolean(same);
-      const said = same ? null : read(turn);
-      const message = same ? above[i].message : said && { ...blank(known, `${branch} ${turn.start}`), ...said, parent: last?.id ?? null };
-      if (message && !same) messages.set(message.id, message);
-      path.push({ turn, message });
-      last = message ?? last;
-    }
-    return { path, last };
   }
 
   /** What runs on a branch is shown as it comes. */
@@ -137,35 +114,4 @@ export class Watched {
     head.live.add({ text, cut: 0, position });
     return undefined;
   }
-}
-
-/** A message as it was known, without what the server tells. */
-function blank(known, id) {
-  return { id, created: known.get(id)?.created ?? Date.now() + known.size, state: "done" };
-}
-
-/** What a turn of the server's tree says; null where only the template wrote. */
-function read({ kind, role, text = "", start, end, op, messages }) {
-  if (kind === "output") return { role: "assistant", text, start, end, op };
-  const said = messages?.at(-1);
-  if (said?.role === "tool") return { role: "tool", text: said.content, results: messages.map(({ name, content }) => ({ name: name ?? "tool", text: content })), start, end, op };
-  if (said) return { role: said.role === "assistant" ? "assistant" : "user", text: said.content ?? "", system: messages.find((each) => each.role === "system" && each !== said)?.content, start, end, op };
-  if (role === "assistant") return null;
-  const plain = text.replace(MARKS, "").replace(/^\s*(system|user|tool)\s*\n/, "").trim();
-  return plain ? { role: "user", text: plain, start, end, op } : null;
-}
-
-function parentsFirst(branches) {
-  const byName = new Map(branches.map((each) => [each.branch, each]));
-  const done = new Set();
-  const order = [];
-  for (const each of branches) {
-    const chain = [];
-    for (let at = each; at && !done.has(at.branch); at = byName.get(at.parent)) {
-      done.add(at.branch);
-      chain.push(at);
-    }
-    order.push(...chain.reverse());
-  }
-  return order;
 }

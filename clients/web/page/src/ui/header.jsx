@@ -1,7 +1,7 @@
 /** Title of the chat, and what can be done with the whole of it. */
 
 import { useState } from "preact/hooks";
-import { exportChat, panels, remove, rename, share } from "../model/app.js";
+import { exportChat, exportSession, panels, remove, rename, share } from "../model/app.js";
 import { IconButton } from "./icons.jsx";
 import { Menu } from "./menu.jsx";
 
@@ -22,6 +22,7 @@ export function Header({ chat }) {
           ["Copy a link to watch live", () => share(chat)],
           ["Export as Markdown", () => exportChat(chat.id, "markdown")],
           ["Export as JSON", () => exportChat(chat.id, "json")],
+          ["Export session", () => exportSession(chat)],
           ["Print", () => print()],
           ["Delete", () => remove(chat.id), "bad"],
         ]} />

@@ -1,7 +1,7 @@
 /** The command palette: everything the page can do, found by typing. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { chats, current, exportAll, exportChat, newChat, openChat, panels, remove, share } from "../model/app.js";
+import { chats, current, exportAll, exportChat, exportSession, newChat, openChat, panels, remove, share } from "../model/app.js";
 import { options, set } from "../model/settings.js";
 
 const MOST = 12;
@@ -76,7 +76,7 @@ function all() {
   if (chat?.tree.size) {
     commands.push(["Copy a link to watch this chat live", () => share(chat)]);
     commands.push(["Export this chat as Markdown", () => exportChat(chat.id, "markdown")], ["Export this chat as JSON", () => exportChat(chat.id, "json")],
-      ["Print this chat", () => setTimeout(print, 100)], ["Delete this chat", () => remove(chat.id)]);
+      ["Export this chat's session, for another server", () => exportSession(chat)], ["Print this chat", () => setTimeout(print, 100)], ["Delete this chat", () => remove(chat.id)]);
   }
   if (chats.value.length) commands.push(["Export all chats", exportAll]);
   const used = new Set(commands.map(([label]) => label));

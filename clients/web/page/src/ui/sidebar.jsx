@@ -1,7 +1,7 @@
 /** The list of chats: search, rename, delete, import and export. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { chats, current, exportAll, exportChat, importFile, newChat, openChat, panels, remove, rename, search, server } from "../model/app.js";
+import { chats, current, exportAll, exportChat, importFile, newChat, openChat, openSession, panels, remove, rename, search, server } from "../model/app.js";
 import { Icon, IconButton } from "./icons.jsx";
 import { Menu } from "./menu.jsx";
 
@@ -12,6 +12,7 @@ export function Sidebar() {
   const [words, setWords] = useState("");
   const [found, setFound] = useState(null);
   const file = useRef(null);
+  const session = useRef(null);
   const all = chats.value;
   useEffect(() => {
     if (!words.trim()) { setFound(null); return undefined; }
@@ -41,14 +42,23 @@ export function Sidebar() {
         <Server />
         <Menu label="All chats" items={[
           ["Import chats", () => file.current.click()],
+          ["Open a session file", () => session.current.click()],
           all.length ? ["Export all chats", exportAll] : null,
           ["Game of 24: a tree of thought", () => { location.href = "game24.html"; }],
         ]} />
         <IconButton name="settings" label="Settings (Ctrl+,)" onClick={() => { panels.settings.value = true; }} />
-        <input type="file" ref={file} hidden accept="application/json,.json" aria-label="File to import"
-          onChange={async (event) => { const [chosen] = event.target.files; if (chosen) await importFile(chosen); event.target.value = ""; }} />
+        <FileInput input={file} label="File to import" accept="application/json,.json" take={importFile} />
+        <FileInput input={session} label="Session file to open" accept=".session" take={openSession} />
       </footer>
     </aside>
+  );
+}
+
+/** Where the browser's dialog puts the file that was chosen. */
+function FileInput({ input, label, accept, take }) {
+  return (
+    <input type="file" ref={input} hidden accept={accept} aria-label={label}
+      onChange={async (event) => { const [chosen] = event.target.files; if (chosen) await take(chosen); event.target.value = ""; }} />
   );
 }
 
