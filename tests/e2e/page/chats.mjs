@@ -53,6 +53,7 @@ scene("ten seconds without network in mid-stream lose nothing, and it goes on at
   await streaming(page);
   await page.context().setOffline(true);
   await page.getByText(/No network/).first().waitFor();
+  await page.waitForTimeout(300); // what had come is drawn
   const before = (await last(page)).length;
   await page.clock.fastForward(10_000); // by the page's clock
   await page.waitForTimeout(300);
@@ -143,7 +144,7 @@ scene("a chat that is deleted while the server is away is ended when it is back"
   await page.waitForFunction(`(${keptSessions})().then(([kept]) => kept)`, null, { polling: 100 });
   await page.reload();
   await page.waitForFunction(`(${keptSessions})().then((kept) => !kept.length)`, null, { polling: 100 });
-  assert.equal(await page.evaluate(answerToOpen, login), "no_session");
+  await page.waitForFunction(`(${answerToOpen})(${JSON.stringify(login)}).then((said) => said === "no_session")`, null, { polling: 100 });
   assert.equal(await page.locator(".sidebar .pick").count(), 0);
 });
 
