@@ -16,6 +16,10 @@ LINKS = ROOT / "src" / "ramify"
 TOP = ("actors", "clients", "gpu", "protocol")
 WEB = ROOT / "clients/web"  # an npm package: of it the wheel holds what a server serves
 SERVED = ("lib", "site")
+BESIDE = {
+    *(".ci", ".dockerignore", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile"),
+    *("README.md", "benchmarks", "docs", "examples", "pyproject.toml", "src", "tests"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +39,14 @@ def test_every_folder_at_the_top_is_linked() -> None:
     assert sorted(path.name for path in LINKS.iterdir() if path.is_symlink()) == sorted(TOP)
     for top in TOP:
         assert (LINKS / top).readlink() == Path("../..") / top  # relative: any checkout will do
+
+
+def test_nothing_else_was_left_at_the_top() -> None:
+    """What a run has written there, a store for example, is committed easily."""
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("this is no git checkout")
+    assert {path.split("/")[0] for path in done.stdout.splitlines()} <= {*TOP, *BESIDE}
 
 
 def test_every_package_is_found(project: dict[str, Any]) -> None:
