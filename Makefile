@@ -23,6 +23,9 @@ PAGE_TOOLS := $(if $(shell command -v npm 2>/dev/null),$(PAGE)/node_modules/.pac
 serve: $(SERVING)
 	$(BIN)/ramify serve $(if $(MODEL),--model "$(MODEL)") --host $(HOST) --port $(PORT) $(ARGS)
 
+# Bytecode is kept (where the environment forbids it too): what one of the processes has compiled, and where
+# pytest has rewritten assertions, the other processes and all servers that tests start only read
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(TESTING) $(PAGE_TOOLS)
 	$(if $(PAGE_TOOLS),,@echo "No npm here: the chat page is not tested, nor compared with its sources.")
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
