@@ -7,12 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.servers import Server, emptied, running_postgres, running_redis
 
 if not os.path.exists("/dev/nvidiactl"):  # before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# the same examples each time, however slow the machine is
+settings.register_profile(
+    "ramify", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ramify")
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -1,12 +1,10 @@
 """Fixtures of the executor's tests: tiny checkpoints made by `transformers`, and plans for them."""
 
-import dataclasses
 import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from ramify.gpu.startup.load import load_executor
 from ramify.protocol.config import ModelConfig
 from ramify.protocol.plan import ExtendRow, OpenRow, StepPlan, pack, unpack
 from ramify.protocol.sampling import SamplingParams
+from tests.gpu.interpreter import quicken
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
@@ -107,56 +106,11 @@ def ordered_dots(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(InterpreterBuilder, "create_dot", dot_in_order)
 
 
-class Language:
-    """`triton.language` as the interpreter changes it for a kernel: found out once, not for each call.
-
-    A function that a kernel calls needs no more changes than the kernel had.
-    """
-
-    def __init__(self, interpreter: Any) -> None:
-        everything = SimpleNamespace(__globals__={"tl": interpreter.tl, "core": interpreter.tl.core})
-        scope = interpreter._patch_lang(everything)
-        before: dict[tuple[int, str], tuple[Any, str, Any]] = {}
-        for owner, name, value in scope._changes:
-            before.setdefault((id(owner), name), (owner, name, value))
-        self._before = list(before.values())
-        self._changed = [(owner, name, getattr(owner, name)) for owner, name, _ in self._before]
-        self._missing = interpreter._MISSING
-        self._in_kernel = False
-        scope.restore()
-
-    def patch(self, _: object) -> Any:
-        if self._in_kernel:
-            return SimpleNamespace(restore=lambda: None)
-        self._in_kernel = True
-        for owner, name, value in self._changed:
-            setattr(owner, name, value)
-        return SimpleNamespace(restore=self._restore)
-
-    def _restore(self) -> None:
-        self._in_kernel = False
-        for owner, name, value in self._before:
-            if value is self._missing:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _quick_interpreter() -> None:
-    """Triton's interpreter without what takes it half of the time and changes no result.
-
-    It changes the language anew for each call, works each sum of integers out a second time to see
-    whether it overflows (the tests' sizes are far from that), and copies memory that is the host's
-    already onto itself.
-    """
-    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
-    if interpreter is None or torch.cuda.is_available():
-        return
-    builder = interpreter.interpreter_builder
-    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
-    interpreter._patch_lang = Language(interpreter).patch
-    interpreter.GridExecutor._restore_args_dev = lambda *_: None
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is not None and not torch.cuda.is_available():
+        quicken(interpreter)
 
 
 @pytest.fixture(autouse=True)
