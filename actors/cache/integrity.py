@@ -15,9 +15,10 @@ class IntegrityError(AssertionError):
     """The cache contradicts itself. Nothing that it says about pages can be trusted any more."""
 
 
-def _require(condition: bool, message: str) -> None:
+def _require(condition: bool, message: str, *values: object) -> None:
+    """`message` is formatted when it is raised: the nodes' texts would cost more than the checks."""
     if not condition:
-        raise IntegrityError(message)
+        raise IntegrityError(message.format(*values))
 
 
 def check(cache: RadixCache) -> None:
@@ -28,7 +29,9 @@ def check(cache: RadixCache) -> None:
         _check_trust(node)
     _require(
         cache.tree.nodes == len(nodes) - len(cache.tree.roots),
-        f"{cache.tree.nodes} nodes counted, {len(nodes)} found",
+        "{} nodes counted, {} found",
+        cache.tree.nodes,
+        len(nodes),
     )
     _check_references(cache, nodes)
     _check_retention(cache, nodes)
@@ -37,52 +40,52 @@ def check(cache: RadixCache) -> None:
     for node in nodes:
         candidate = node.parent is not None and node.pages is not None
         if candidate and not node.locks and not node.resident_children:
-            _require(node.stamp != 0, f"{node!r} can be evicted but is in no heap")
+            _require(node.stamp != 0, "{!r} can be evicted but is in no heap", node)
 
 
 def _check_shape(node: Node, size: int) -> None:
-    _require(node.end == node.start + len(node.tokens), f"{node!r}: length")
+    _require(node.end == node.start + len(node.tokens), "{!r}: length", node)
     if node.parent is None:
-        _require(node.end == 0 and node.pages is not None, f"{node!r}: root")
+        _require(node.end == 0 and node.pages is not None, "{!r}: root", node)
     else:
-        _require(node.end > node.start == node.parent.end, f"{node!r}: place")
+        _require(node.end > node.start == node.parent.end, "{!r}: place", node)
         _require(
-            node.parent.children.get(int(node.tokens[0])) is node, f"{node!r}: not its parent's child"
+            node.parent.children.get(int(node.tokens[0])) is node, "{!r}: not its parent's child", node
         )
     resident = sum(child.pages is not None for child in node.children.values())
-    _require(node.resident_children == resident, f"{node!r}: resident children")
+    _require(node.resident_children == resident, "{!r}: resident children", node)
     if node.pages is None:
-        _require(resident == 0, f"{node!r}: cold above resident")
-        _require(node.locks == 0, f"{node!r}: cold and locked")
-        _require(bool(node.refs or node.children), f"{node!r}: cold and unused")
+        _require(resident == 0, "{!r}: cold above resident", node)
+        _require(node.locks == 0, "{!r}: cold and locked", node)
+        _require(bool(node.refs or node.children), "{!r}: cold and unused", node)
     else:
-        _require(len(node.pages) == node.end // size - node.start // size, f"{node!r}: pages")
-        _require(node.owner == 0, f"{node!r}: resident and owned")
+        _require(len(node.pages) == node.end // size - node.start // size, "{!r}: pages", node)
+        _require(node.owner == 0, "{!r}: resident and owned", node)
         if node.table is not None and node.parent is not None:
-            _require(node.locks > 0, f"{node!r}: keeps a table but is not locked")
+            _require(node.locks > 0, "{!r}: keeps a table but is not locked", node)
 
 
 def _check_trust(node: Node) -> None:
     parent = node.parent
     if node.proven:
-        _require(node.pages is not None and not node.suspect, f"{node!r}: proven without good KV")
-        _require(parent is None or parent.proven, f"{node!r}: proven below what is not")
+        _require(node.pages is not None and not node.suspect, "{!r}: proven without good KV", node)
+        _require(parent is None or parent.proven, "{!r}: proven below what is not", node)
     if node.suspect:
-        _require(node.pages is not None and node.locks > 0, f"{node!r}: suspect, and nothing holds it")
+        _require(node.pages is not None and node.locks > 0, "{!r}: suspect, and nothing holds it", node)
     if parent is not None and parent.suspect and node.pages is not None:
-        _require(node.suspect, f"{node!r}: below suspect KV")
+        _require(node.suspect, "{!r}: below suspect KV", node)
 
 
 def _check_retention(cache: RadixCache, nodes: list[Node]) -> None:
     heads = dict(cache.branches.items())
     retained = dict.fromkeys(nodes, 0)
     for branch in cache.branches.retained():
-        _require(branch in heads, f"branch {branch:#x} is retained but not open")
+        _require(branch in heads, "branch {:#x} is retained but not open", branch)
         retained[heads[branch]] += 1
     for node in nodes:
         count = retained[node] + sum(child.retained > 0 for child in node.children.values())
-        _require(node.retained == count, f"{node!r}: retained {node.retained}, expected {count}")
-        _require((node.until > 0) == (count > 0), f"{node!r}: until {node.until}")
+        _require(node.retained == count, "{!r}: retained {}, expected {}", node, node.retained, count)
+        _require((node.until > 0) == (count > 0), "{!r}: until {}", node, node.until)
 
 
 def _check_references(cache: RadixCache, nodes: list[Node]) -> None:
@@ -90,17 +93,17 @@ def _check_references(cache: RadixCache, nodes: list[Node]) -> None:
     refs = dict.fromkeys(nodes, 0)
     anchors = dict.fromkeys(nodes, 0)
     for branch, node in cache.branches.items():
-        _require(node in alive, f"branch {branch:#x} points to a deleted node")
+        _require(node in alive, "branch {:#x} points to a deleted node", branch)
         refs[node] += 1
     for run in cache.runs.values():
-        _require(run.tip in alive and run.anchor in alive, f"request {run.request:#x}: deleted node")
+        _require(run.tip in alive and run.anchor in alive, "request {:#x}: deleted node", run.request)
         refs[run.tip] += 1
         anchors[run.anchor] += 1
     for node in nodes:
-        _require(node.refs == refs[node], f"{node!r}: {refs[node]} references found")
+        _require(node.refs == refs[node], "{!r}: {} references found", node, refs[node])
         locks = anchors[node] + sum(child.locks > 0 for child in node.children.values())
         locks += node in cache.residency.kept
-        _require(node.locks == locks, f"{node!r}: {locks} locks found")
+        _require(node.locks == locks, "{!r}: {} locks found", node, locks)
 
 
 def _check_owners(cache: RadixCache, nodes: list[Node]) -> None:
@@ -115,7 +118,9 @@ def _check_owners(cache: RadixCache, nodes: list[Node]) -> None:
         if node.owner:
             _require(
                 node in on_path.get(node.owner, ()),
-                f"{node!r}: owner {node.owner:#x} is elsewhere",
+                "{!r}: owner {:#x} is elsewhere",
+                node,
+                node.owner,
             )
 
 
@@ -130,11 +135,17 @@ def _check_pages(cache: RadixCache, nodes: list[Node]) -> None:
     held = cache.residency
     _require(
         counts == [held.evictable, held.locked, held.private],
-        f"evictable, locked, private: {[held.evictable, held.locked, held.private]}, found {counts}",
+        "evictable, locked, private: {}, found {}",
+        [held.evictable, held.locked, held.private],
+        counts,
     )
     _require(
         cache.free + cache.evictable + cache.referenced == cache.total,
-        f"{cache.free} + {cache.evictable} + {cache.referenced} != {cache.total}",
+        "{} + {} + {} != {}",
+        cache.free,
+        cache.evictable,
+        cache.referenced,
+        cache.total,
     )
     every = [*evictable, *locked, *private]
     pages = np.concatenate(every) if every else np.empty(0, dtype=np.int32)
