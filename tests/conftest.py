@@ -1,9 +1,10 @@
 """Shared inputs: a small tokenizer with a chat template, and model folders around it."""
 
+import gc
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,27 @@ TEXT = [
     "user assistant system tool hello world one two three four five six seven eight nine ten",
     "Plan a 1-day trip. Merge the best parts. Äpfel, naïve, café, 東京, 🙂 and so on.",
 ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays: the garbage collector never looks at it again.
+
+    Torch and thousands of tests are millions of objects: without this, each `gc.collect()` takes half a second,
+    and each engine that a test starts in this process makes one.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """At its end a process gives all of it back."""
+    gc.unfreeze()
 
 
 def write_tokenizer(folder: Path, vocab_size: int = 384) -> None:
