@@ -38,8 +38,8 @@ TEXT = [
 def pytest_collection() -> Generator[None, object, object]:
     """What is imported and collected stays: the garbage collector never looks at it again.
 
-    Torch and thousands of tests are millions of objects: without this, each `gc.collect()` takes half a second,
-    and each engine that a test starts in this process makes one.
+    Torch and thousands of tests are millions of objects: without this, each `gc.collect()` takes half a
+    second, and each engine that a test starts in this process makes one.
     """
     gc.disable()
     try:

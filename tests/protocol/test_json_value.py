@@ -13,6 +13,7 @@ from ramify.protocol import wire
 from ramify.protocol.codec import SUBPROTOCOLS, Codec
 from ramify.protocol.errors import BadRequest, InvalidField
 from ramify.protocol.json_value import MAX_DEPTH, MAX_VALUES, check_json, json_fault
+from tests.amount import examples
 
 CODECS = [Codec(name) for name in SUBPROTOCOLS.values()]
 
@@ -56,7 +57,7 @@ def messages(value: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 @given(values(FINE, TEXT))
-@settings(derandomize=True, deadline=None)
+@settings(derandomize=True, deadline=None, max_examples=examples(50, 100))
 def test_what_json_has_survives_both_codecs(value: Any) -> None:
     assert json_fault(value) is None
     for codec in CODECS:
@@ -66,7 +67,7 @@ def test_what_json_has_survives_both_codecs(value: Any) -> None:
 
 
 @given(values(FINE | HOSTILE, KEYS))
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=examples(100, 300))
 def test_what_one_codec_reads_the_other_can_write(value: Any) -> None:
     """Whatever a client sends, in either codec: a bad request with its path, or a value for all."""
     for encode, codec in ((msgspec.json.encode, CODECS[0]), (msgspec.msgpack.encode, CODECS[1])):

@@ -13,6 +13,7 @@ from ramify.actors.grammar.expression import Embedded, concat, literal, union
 from ramify.actors.grammar.fragment import Fragment, has_loops, trim
 from ramify.actors.grammar.limits import MAX_STATES
 from ramify.protocol.errors import ConstraintError
+from tests.amount import examples
 
 TEXTS = ["".join(t) for n in range(6) for t in itertools.product("ab1", repeat=n)]
 
@@ -58,7 +59,7 @@ def regexes() -> st.SearchStrategy[str]:
     return st.recursive(ATOMS, grown, max_leaves=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100, 300), deadline=None)
 @given(regexes(), st.lists(st.text("ab1é \n", max_size=6), min_size=1, max_size=30))
 def test_the_texts_of_a_regex_are_those_of_re(pattern: str, texts: list[str]) -> None:
     expected = re.compile(pattern, re.ASCII)
@@ -82,7 +83,7 @@ def test_lookahead_that_something_follows_is_refused() -> None:
         Automaton.from_regex("((?=a).)*b")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50, 150), deadline=None)
 @given(regexes(), regexes())
 def test_algebra(first: str, second: str) -> None:
     a, b = Automaton.from_regex(first), Automaton.from_regex(second)

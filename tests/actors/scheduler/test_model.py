@@ -15,6 +15,17 @@ from ramify.actors.cache.cache import RadixCache
 from ramify.actors.cache.integrity import check
 from ramify.protocol.messages import Cancel, CancelSession, ExtendBranch, OpenBranch
 from ramify.protocol.plan import pack, unpack, unpack_floats
+from tests.amount import examples
+
+
+def tried(some, every):
+    """So many examples, the same ones each time."""
+    return settings(
+        max_examples=examples(some, every),
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 class RealCache:
@@ -191,14 +202,14 @@ def execute(w, program, expected, expected_scores):
             assert finished.output == 0
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tried(50, 150)
 @given(worlds, programs)
 def test_random_programs(world, expected, expected_scores, options, program):
     execute(world(**options), program, expected, expected_scores)
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tried(35, 100)
 @given(worlds, programs)
 def test_random_programs_on_the_real_cache(
     world, expected, expected_scores, page_size, options, program
@@ -208,14 +219,14 @@ def test_random_programs_on_the_real_cache(
     execute(world(**options, page_size=page_size, cache=cache), program, expected, expected_scores)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tried(35, 100)
 @given(worlds, programs)
 def test_random_programs_in_which_rows_sit_steps_out(world, expected, expected_scores, options, program):
     execute(world(**options, absence=0.5), program, expected, expected_scores)
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tried(50, 150)
 @given(worlds, speculations, programs)
 def test_random_programs_with_drafts(
     world, expected, expected_scores, page_size, options, speculation, program
@@ -251,7 +262,7 @@ crowds = st.lists(
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tried(20, 50)
 @given(pressure, crowds, st.lists(st.booleans(), max_size=60))
 def test_random_pressure(world, expected, page_size, options, crowd, choices):
     """A pool far too small for all: retraction after retraction, and yet every token is right."""
@@ -259,7 +270,7 @@ def test_random_pressure(world, expected, page_size, options, crowd, choices):
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tried(20, 50)
 @given(pressure, speculations, crowds, st.lists(st.booleans(), max_size=60))
 def test_random_pressure_with_drafts(world, expected, page_size, options, speculation, crowd, choices):
     under_pressure(world, expected, page_size, {**options, **speculation}, crowd, choices)
@@ -321,7 +332,7 @@ arrivals = st.lists(
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@tried(12, 30)
 @given(
     st.integers(1, 4), st.sampled_from([1, 2, 5]), st.sampled_from([30, 60, 600]), arrivals,
     st.sampled_from(["", "a"]), st.one_of(st.just({}), speculations),

@@ -70,7 +70,7 @@ def simulate(machine, rows, acceptance, steps, fixed=None, generous=1.0):
         got = rows + sum(accepted for _, _, accepted in landed)
         tokens, seconds = tokens + got, seconds + took
         on_the_way.append((landed, drafts, depth, got, took))
-        if len(on_the_way) == 2:
+        if fixed is None and len(on_the_way) == 2:
             landed, drafts, depth, got, took = on_the_way.popleft()
             for record, (asked, drafted, accepted) in zip(records, landed, strict=True):
                 if asked:

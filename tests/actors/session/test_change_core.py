@@ -11,33 +11,40 @@ from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from tests.actors.session.test_random_sessions import check_client, random_op
+from tests.amount import examples
+
+
+def played(sim_class: Any, tokenizer: Tokenizer, at: int | None) -> Any:
+    """A conversation whose engine goes after `at` steps, if at all."""
+    scores: Any = "unconditional_likelihood_normalized"
+    engine = sim_class(tokenizer, eos_every=40, seed=3)
+    client = engine.session(parts=True, tools=[{"name": "f"}])
+    client.send(
+        w.Append(id=client.id(), messages=[w.ChatMessage(role="user", content="hi")]),
+        w.Generate(id=client.id(), max_tokens=30, temperature=0, stop=["zzz"], logprobs=1),
+        w.Select(id=client.id(), choices=["yes", "no"], method=scores),
+        w.Append(id=client.id(), messages=[w.ChatMessage(role="user", content="more")]),
+        w.Generate(id=client.id(), n=3, as_=["x", "y", "z"], max_tokens=8, temperature=1, seed=5),
+    )
+    if at is not None:
+        engine.pump(at)
+        engine.move()
+    engine.pump()
+    check_client(engine, client)
+    return engine, client
+
+
+@pytest.fixture(scope="module")
+def undisturbed(sim_class: Any, tokenizer: Tokenizer) -> Any:
+    return played(sim_class, tokenizer, None)
 
 
 @pytest.mark.parametrize("at", range(0, 90, 3))
 def test_a_generation_goes_on_at_the_same_position(
-    sim_class: Any, tokenizer: Tokenizer, at: int
+    sim_class: Any, tokenizer: Tokenizer, undisturbed: Any, at: int
 ) -> None:
     """Texts and replies are those of a run whose engine lives."""
-    scores: Any = "unconditional_likelihood_normalized"
-
-    def run(move: bool) -> Any:
-        engine = sim_class(tokenizer, eos_every=40, seed=3)
-        client = engine.session(parts=True, tools=[{"name": "f"}])
-        client.send(
-            w.Append(id=client.id(), messages=[w.ChatMessage(role="user", content="hi")]),
-            w.Generate(id=client.id(), max_tokens=30, temperature=0, stop=["zzz"], logprobs=1),
-            w.Select(id=client.id(), choices=["yes", "no"], method=scores),
-            w.Append(id=client.id(), messages=[w.ChatMessage(role="user", content="more")]),
-            w.Generate(id=client.id(), n=3, as_=["x", "y", "z"], max_tokens=8, temperature=1, seed=5),
-        )
-        engine.pump(at)
-        if move:
-            engine.move()
-        engine.pump()
-        check_client(engine, client)
-        return engine, client
-
-    (plain, told), (engine, client) = run(False), run(True)
+    (plain, told), (engine, client) = undisturbed, played(sim_class, tokenizer, at)
     for name, branch in plain.cores[1].state.branches.items():
         assert engine.cores[1].state.branches[name].tokens() == branch.tokens()
         assert client.text(name) == told.text(name)
@@ -50,7 +57,7 @@ def test_a_generation_goes_on_at_the_same_position(
                 assert (again.usage.output, again.text) == (done.usage.output, done.text)
 
 
-@settings(max_examples=80, derandomize=True, deadline=None)
+@settings(max_examples=examples(24, 80), derandomize=True, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_random_sessions_move_at_any_time(sim_class: Any, tokenizer: Tokenizer, seed: int) -> None:
     rng = random.Random(seed)

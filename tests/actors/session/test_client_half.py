@@ -13,9 +13,12 @@ from ramify.clients.session import Phase, SessionCore
 from ramify.clients.stream import Ticket
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
+from tests.amount import stride
 
 Sim = Callable[..., Any]
 NAMES = ["a", "b", "c"]
+# the first frame at which the connection is lost, of each third one, and how long it stays away
+AWAY = pytest.mark.parametrize(("begin", "away"), [(1, 0), (stride(2), 25), (stride(3), 100_000)])
 
 
 class Half:
@@ -140,14 +143,14 @@ def outcome(half: Half, tickets: list[Ticket]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("away", [0, 25, 100_000])
-def test_a_program_survives_a_loss_at_each_frame(sim: Sim, away: int) -> None:
+@AWAY
+def test_a_program_survives_a_loss_at_each_frame(sim: Sim, begin: int, away: int) -> None:
     half, tickets = play(sim, thoughts(), None, 0)
     whole = outcome(half, tickets)
     assert half.frames > 20
     assert [code for code, _ in whole].count("skipped") == 3  # on "p", the last join, and behind it
     assert all(read == text for _, streams in whole for text, read in streams.values())
-    for cut in range(1, half.frames + 1):
+    for cut in range(begin, half.frames + 1, stride(3)):
         again, tickets = play(sim, thoughts(), cut, away)
         assert outcome(again, tickets) == whole, cut
         branches = again.engine.cores[1].state.branches
@@ -157,8 +160,8 @@ def test_a_program_survives_a_loss_at_each_frame(sim: Sim, away: int) -> None:
         }, cut
 
 
-@pytest.mark.parametrize("away", [0, 25, 100_000])
-def test_choices_survive_a_loss_at_each_frame(sim: Sim, away: int) -> None:
+@AWAY
+def test_choices_survive_a_loss_at_each_frame(sim: Sim, begin: int, away: int) -> None:
     half, tickets = play(sim, choices(), None, 0)
     whole = outcome(half, tickets)
     (first,) = tickets[1].replies
@@ -166,7 +169,7 @@ def test_choices_survive_a_loss_at_each_frame(sim: Sim, away: int) -> None:
     assert (first.rebased is not None, first.text) == (True, "ld")
     assert [code for code, _ in whole] == [None] * 12 + ["bad_request", "skipped"]
     assert all(read == text for _, streams in whole for text, read in streams.values())
-    for cut in range(1, half.frames + 1):
+    for cut in range(begin, half.frames + 1, stride(3)):
         again, tickets = play(sim, choices(), cut, away)
         assert outcome(again, tickets) == whole, cut
         branches = again.engine.cores[1].state.branches
@@ -176,11 +179,11 @@ def test_choices_survive_a_loss_at_each_frame(sim: Sim, away: int) -> None:
         }, cut
 
 
-@pytest.mark.parametrize("away", [0, 25, 100_000])
-def test_a_race_survives_a_loss_at_each_frame(sim: Sim, away: int) -> None:
+@AWAY
+def test_a_race_survives_a_loss_at_each_frame(sim: Sim, begin: int, away: int) -> None:
     half, tickets = play(sim, race(), None, 0)
     texts = outcome(half, tickets)
-    for cut in range(1, half.frames + 1):
+    for cut in range(begin, half.frames + 1, stride(3)):
         again, tickets = play(sim, race(), cut, away)
         found = outcome(again, tickets)
         assert [code for code, _ in found] == [None] * len(tickets), cut

@@ -7,7 +7,6 @@ may end, and nothing of it may stay.
 
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Close
+from tests.amount import stride
 
 FOLDER = actor_module.__file__.rpartition("/")[0]
 Point = tuple[CodeType, int]  # a line
@@ -261,8 +261,7 @@ def quiet_log() -> Iterator[None]:
 async def test_a_crash_at_any_line_ends_only_that_session(
     world: Callable[..., Any], quiet_log: None
 ) -> None:
-    """Every 25th line that is run, or with `RAMIFY_EVERY_LINE=1` every one (some minutes)."""
-    stride = 1 if os.environ.get("RAMIFY_EVERY_LINE") else 25
+    """Every 75th line that is run, in a campaign every one (some minutes)."""
     holdings = Holdings(Limits())
     async with world(holdings=holdings) as each:
         bystander = Bystander(each)
@@ -273,7 +272,7 @@ async def test_a_crash_at_any_line_ends_only_that_session(
         points = await lines_of(each)
         assert len(points) > 1000
         reached = 0
-        chosen = list(points.items())[::stride]
+        chosen = list(points.items())[:: stride(75)]
         for number, (point, times) in enumerate(chosen):
             bystander.begin()
             before = len(each.sockets)

@@ -14,6 +14,7 @@ from ramify.actors.session.segments import OutputSegment
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import wire as w
 from tests.actors.session.test_random_sessions import check_client, random_op
+from tests.amount import examples
 
 
 def shown(branch: Branch) -> dict[str, Any]:
@@ -84,31 +85,39 @@ def test_a_conversation_is_what_it_was(sim_class: Any, tokenizer: Tokenizer) -> 
     engine.check_outputs(1)
 
 
-@pytest.mark.parametrize("at", range(0, 60, 3))
-def test_a_generation_goes_on_where_it_was(sim_class: Any, tokenizer: Tokenizer, at: int) -> None:
-    """The text is that of a run without the crash, and the client sees it once."""
-
-    def run(crash: bool) -> Any:
-        engine = sim_class(tokenizer, stored=True, eos_every=40, seed=3)
-        client = engine.session(parts=True, tools=[{"name": "f"}])
-        client.send(
-            w.Append(id=client.id(), messages=[w.ChatMessage(role="user", content="hi")]),
-            w.Generate(id=client.id(), max_tokens=30, temperature=0, stop=["zzz"], logprobs=1),
-            w.Append(id=client.id(), messages=[w.ChatMessage(role="user", content="more")]),
-            w.Generate(id=client.id(), n=3, as_=["x", "y", "z"], max_tokens=8, temperature=0),
-        )
+def played(sim_class: Any, tokenizer: Tokenizer, at: int | None) -> Any:
+    """A conversation with a crash after `at` steps, if at all."""
+    engine = sim_class(tokenizer, stored=True, eos_every=40, seed=3)
+    client = engine.session(parts=True, tools=[{"name": "f"}])
+    client.send(
+        w.Append(id=client.id(), messages=[w.ChatMessage(role="user", content="hi")]),
+        w.Generate(id=client.id(), max_tokens=30, temperature=0, stop=["zzz"], logprobs=1),
+        w.Append(id=client.id(), messages=[w.ChatMessage(role="user", content="more")]),
+        w.Generate(id=client.id(), n=3, as_=["x", "y", "z"], max_tokens=8, temperature=0),
+    )
+    if at is not None:
         engine.pump(at)
-        if crash:
-            engine.save(1)
-            engine.pump(2)  # what is not saved
-            engine.crash()
-            client.connect()
-        engine.pump()
-        check_client(engine, client)
-        engine.check_outputs(1)
-        return engine, client
+        engine.save(1)
+        engine.pump(2)  # what is not saved
+        engine.crash()
+        client.connect()
+    engine.pump()
+    check_client(engine, client)
+    engine.check_outputs(1)
+    return engine, client
 
-    (plain, told), (engine, client) = run(False), run(True)
+
+@pytest.fixture(scope="module")
+def undisturbed(sim_class: Any, tokenizer: Tokenizer) -> Any:
+    return played(sim_class, tokenizer, None)
+
+
+@pytest.mark.parametrize("at", range(0, 60, 3))
+def test_a_generation_goes_on_where_it_was(
+    sim_class: Any, tokenizer: Tokenizer, undisturbed: Any, at: int
+) -> None:
+    """The text is that of a run without the crash, and the client sees it once."""
+    (plain, told), (engine, client) = undisturbed, played(sim_class, tokenizer, at)
     for name, branch in plain.cores[1].state.branches.items():
         assert engine.cores[1].state.branches[name].tokens() == branch.tokens()
         assert client.text(name) == told.text(name) or name in "xyz"
@@ -144,7 +153,7 @@ def test_an_outage_is_no_time_to_the_first_token(sim_class: Any, tokenizer: Toke
     assert usage.total_ms > 120_000
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=examples(20, 60), derandomize=True, deadline=None)
 @given(seed=st.integers(0, 2**32), sync=st.booleans())
 def test_random_sessions_and_crashes(
     sim_class: Any, tokenizer: Tokenizer, seed: int, sync: bool

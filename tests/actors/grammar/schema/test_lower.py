@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
 from ramify.actors.grammar.schema.lower import lower
 from tests.actors.grammar.samples import sample
+from tests.amount import examples
 
 Case = tuple[str, Any, list[Any], list[Any]]
 
@@ -572,7 +573,7 @@ LEAVES = (
 SCHEMAS = st.recursive(LEAVES, larger, max_leaves=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 60), deadline=None)
 @given(SCHEMAS, st.randoms(use_true_random=False))
 def test_random_schemas_write_only_what_is_valid(walker: Any, schema: Any, rng: random.Random) -> None:
     try:
@@ -585,7 +586,7 @@ def test_random_schemas_write_only_what_is_valid(walker: Any, schema: Any, rng: 
         assert valid(schema, json.loads(text)), text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 60), deadline=None)
 @given(SCHEMAS, st.lists(VALUES, max_size=6))
 def test_random_schemas_refuse_what_is_invalid(schema: Any, values: list[Any]) -> None:
     try:

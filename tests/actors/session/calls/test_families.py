@@ -1,4 +1,4 @@
-"""200 texts for each family, written by a generator that knows which calls it wrote.
+"""Texts for each family (70, in a campaign 200), written by a generator that knows which calls it wrote.
 
 It shares no code with the reader. Calls are valid, cut, broken, parallel, between text; arguments hold
 quotes, marks of the family, line breaks, any Unicode. The chunks are cut at random.
@@ -14,8 +14,9 @@ import pytest
 from ramify.actors.session.calls.dialects import dialect_of
 from ramify.actors.session.calls.reader import Reader
 from ramify.actors.session.calls.toolbox import Toolbox
+from tests.amount import examples
 
-TEXTS = 200
+TEXTS = examples(70, 200)
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
