@@ -25,7 +25,7 @@ LIBRARY = ROOT / "clients/web/lib"
 SCENES = Path(__file__).parent / "page"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 INSTALLED = shutil.which("node") is not None and (PAGE / "node_modules").is_dir()
-MOST_S = 120
+MOST_S = 240
 MOST_BYTES = 300_000  # of a built file
 TYPES = {
     ".html": "text/html",

@@ -15,7 +15,7 @@ const QUIET = [
   "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
   "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 ];
-const PATIENCE_MS = 15_000;
+const PATIENCE_MS = 30_000;
 export const SETTINGS = { temperature: 0, max_tokens: 60 };
 
 const browser = await chromium.launch({ executablePath: CHROMIUM, args: QUIET });
