@@ -30,6 +30,7 @@ pytestmark = [
 ]
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 PAGE, ROWS, MOST, STOP = 16, 32, 5, 2
+LENGTH = 18  # of the outputs that are compared
 PATTERN = r'\{"name": "[a-z]", "job": "(cook|pilot)"\}'
 WORDS = [b'{"name": "', b'"job": "', b"pilot", b"co", b"ok", b'", "', b"na", b"ab"]
 SETTINGS = [
@@ -143,44 +144,54 @@ class Run:
         return b"".join(self.words.tokens[token] for token in tokens).decode()
 
 
+@pytest.fixture(scope="module")
+def known() -> list[Run]:
+    """What `plain` has found: its model's weights are the same in each test."""
+    return []
+
+
+@pytest.fixture
+def plain(make: Any, known: list[Run]) -> Run:
+    """Without drafts."""
+    if not known:
+        known.append(Run(make(), 0, LENGTH))
+    return known[0]
+
+
 def same(one: Run, other: Run) -> None:
     assert one.outputs == other.outputs
     assert one.forced == other.forced
 
 
-def test_it_obeys_and_jumps(make: Any) -> None:
+def test_it_obeys_and_jumps(make: Any, plain: Run) -> None:
     """The same as on torch, with and without drafts, one step in flight or two."""
-    most = 18
-    executor = make()
-    plain = Run(executor, 0, most)
     for row in range(FREE):
         assert re.fullmatch(PATTERN, plain.text(row)), plain.text(row)
         assert plain.outputs[row][-1] == STOP
     assert sum(map(sum, plain.forced.values())) > 10
-    same(Run(make("torch"), 0, most, behind=0), plain)
-    jumped = Run(executor, MOST, most)
+    same(Run(make("torch"), 0, LENGTH, behind=0), plain)
+    executor = make()
+    jumped = Run(executor, MOST, LENGTH)
     same(plain, jumped)
     assert jumped.steps < plain.steps
     assert not executor.rows.unsettled.any()
-    same(plain, Run(executor, MOST, most, cut=3))
+    same(plain, Run(executor, MOST, LENGTH, cut=3))
     assert executor.constraints.automata._places.used > 0
     executor.launch(StepPlan(2, forgets=pack([1]))).result()
     assert executor.constraints.automata._places.used == 0
 
 
-def test_followed_on_the_host(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_followed_on_the_host(make: Any, plain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """What finds no room on the device has the same output."""
-    plain = Run(make(), 0, 18)
     monkeypatch.setattr("ramify.gpu.executors.cuda_constraints.ARENA_BYTES", 1 << 10)
     executor = make()
-    same(plain, Run(executor, 0, 18))
+    same(plain, Run(executor, 0, LENGTH))
     assert executor.constraints.automata.used_bytes == 0
-    same(plain, Run(executor, MOST, 18))
+    same(plain, Run(executor, MOST, LENGTH))
 
 
-def test_a_late_constraint_delays_its_rows_alone(make: Any) -> None:
+def test_a_late_constraint_delays_its_rows_alone(make: Any, plain: Run) -> None:
     """Their prompts are computed; they sample when the constraint is there, as if it had always been."""
-    plain = Run(make(), 0, 18)
     executor = make()
     rows = executor.constraints.rows
     loaded = Future[Any]()
@@ -205,7 +216,7 @@ def test_a_late_constraint_delays_its_rows_alone(make: Any) -> None:
         return step
 
     executor.launch = late
-    delayed = Run(executor, 0, 18)
+    delayed = Run(executor, 0, LENGTH)
     same(plain, delayed)
     assert rows.put is not put
     assert delayed.steps == plain.steps + 3
@@ -248,11 +259,10 @@ def test_one_that_cannot_be_followed(make: Any) -> None:
     assert result.reasons == ["its rules never end"]
 
 
-def test_beside_a_drafter(make: Any) -> None:
+def test_beside_a_drafter(make: Any, plain: Run) -> None:
     """Its guesses are for rows without a constraint."""
-    plain = Run(make(), 0, 18)
     executor = make(draft="ngram", draft_tokens=3)
-    constrained = Run(executor, 3, 18)
+    constrained = Run(executor, 3, LENGTH)
     same(plain, constrained)
 
 
