@@ -144,15 +144,15 @@ def make(
         from ramify.gpu.startup import load
 
         settings = {"draft": "none"}
-        if drafter is not None:
-            settings = {"draft": "ngram", "draft_tokens": DRAFTS}
-            if drafter != "ngram":
-                monkeypatch.setattr(load, "device_drafter", lambda *about: drafter)
-        made = drive(
-            tmp_path, device=DEVICE.type, dtype="float32", load_format="dummy", attention="triton",
-            max_rows=ROWS, step_tokens=64, kv_tokens=64 * PAGE, page_size=PAGE, **settings, **more,
-        ).executor  # fmt: skip
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            if drafter is not None:
+                settings = {"draft": "ngram", "draft_tokens": DRAFTS}
+                if drafter != "ngram":
+                    patch.setattr(load, "device_drafter", lambda *about: drafter)
+            made = drive(
+                tmp_path, device=DEVICE.type, dtype="float32", load_format="dummy", attention="triton",
+                max_rows=ROWS, step_tokens=64, kv_tokens=64 * PAGE, page_size=PAGE, **settings, **more,
+            ).executor  # fmt: skip
         made.capture([], lambda what, done: None)
         return made
 
