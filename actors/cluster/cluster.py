@@ -15,7 +15,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import msgspec
@@ -28,6 +28,7 @@ from ramify.actors.cluster.local import LocalReplica, environment, gpus, room_be
 from ramify.actors.cluster.member import Member, NoReplicas
 from ramify.actors.cluster.metrics import ClusterMetrics, ReplicaGauges
 from ramify.actors.cluster.placing import Placing
+from ramify.actors.cluster.ray_replicas import RayReplicas
 from ramify.actors.cluster.scaling import Scaling
 from ramify.actors.cluster.shift import machine
 from ramify.actors.cluster.tcp import JoinPort, read_secret, server_context
@@ -65,12 +66,10 @@ from ramify.protocol.messages import ChangeCore, Lost, SessionMessage
 from ramify.protocol.plan import ExecutorInfo
 from ramify.protocol.wire import ServerInfo
 
-if TYPE_CHECKING:  # Ray is an extra
-    from ramify.actors.cluster.ray_replicas import RayReplicas
-
 LOOK_SECONDS = 0.25
 ATTEMPTS, BACK_OFF_SECONDS, MOST_BACK_OFF = 4, 0.5, 30.0  # starts in a row that fail; the pause doubles
 WITHOUT_SECONDS = 120.0  # with no replica at all, not even one that loads, once there were some
+WITHOUT_ELSEWHERE = 900.0  # the same where machines have to come first
 DEATHS, WITHIN_SECONDS = 8, 60.0  # replicas that died under one session while something of it ran
 HURRY_SECONDS = 5.0  # between two looks at sessions that should have left
 STALLED = 1 / 60  # of --step-timeout that no progress is made, once that is a fault: sessions leave
@@ -124,6 +123,7 @@ class Cluster:
         self._scrapes = 0
         self._port: JoinPort | None = None
         self._ray: RayReplicas | None = None
+        self._orphans: set[int] = set()  # replicas that Ray has forgotten, until another one is ready
         self._retired: set[int] = set()  # replicas that are not started again
         self._drained: dict[int, float] = {}  # replica -> until when generations may run there
         self._last: dict[int, float | None] = {}  # stays for its successor; None: `_left` says how long
@@ -207,6 +207,8 @@ class Cluster:
     async def close(self) -> None:
         self._stop.set()
         for member in list(self._members.values()):  # processes of ours have ended with their tasks
+            if self._settings.on == "ray":  # if Ray is gone, nobody else tells it
+                member.tell(Leave())
             if self._settings.on != "processes":
                 member.part()
         if self._port is not None:
@@ -228,10 +230,9 @@ class Cluster:
         log.info("replicas join here", host=host, port=number, tls=tls is not None)
         self._progress(f"waiting for replicas at {host}:{number}", 0.0)
         if settings.on == "ray":
-            from ramify.actors.cluster.ray_replicas import RayReplicas
-
             pem = settings.tls_cert.read_text() if settings.tls_cert is not None else None
-            self._ray = RayReplicas(settings, host, number, secret, pem, self._config.model.device)
+            device = self._config.model.device
+            self._ray = RayReplicas(settings, host, number, secret, pem, device, self._orphaned)
             await group.start(guard("Ray", self._ray.run))
 
     def _joins(self, open_link: Callable[..., Link[Any, ToFront]], peer: str) -> None:
@@ -253,6 +254,17 @@ class Cluster:
         self._members[number] = member
         member.attach(link, self._begin(number))
         log.info("a replica joins", replica=number, host=peer)
+
+    def _orphaned(self) -> None:
+        """A new Ray driver has as many started as are wanted: Ray knows nothing of those that are there.
+
+        They leave: on a CPU the last one when a new one is ready, on GPUs at once, as those need them.
+        """
+        there = [m.number for m in self._members.values() if m.state in ("ready", "stalled")]
+        stay = there[-1:] if self.info.device == "cpu" else []
+        self._orphans = set(stay)
+        for number in there[: len(there) - len(stay)]:
+            self.drain(number)
 
     def _link_ended(self, member: Member, error: Exception | None) -> None:
         if not self._stop.is_set() and not member.drained:
@@ -383,10 +395,11 @@ class Cluster:
         )
         self._up.set()
         if self._ray is not None:
-            self._ray.proven = True
+            self._ray.prove()
         self._bindings.place()
-        for number in list(self._last):
+        for number in [*self._last, *self._orphans]:
             self.drain(number)
+        self._orphans.clear()
         self._judge()
 
     def _gone(self, member: Member) -> None:
@@ -401,6 +414,7 @@ class Cluster:
             return
         self._drained.pop(member.number, None)
         self._last.pop(member.number, None)
+        self._orphans.discard(member.number)
         self._placing.gone(member.number)
         if self._stop.is_set():
             return
@@ -578,8 +592,9 @@ class Cluster:
             self._judge()
             coming = any(member.state == "starting" for member in self._members.values())
             self._without = 0.0 if self._ready or coming else self._without + LOOK_SECONDS
-            if self._without > WITHOUT_SECONDS:
-                raise NoReplicas(f"there was no replica for {WITHOUT_SECONDS:g} s")
+            most = WITHOUT_SECONDS if self._settings.on == "processes" else WITHOUT_ELSEWHERE
+            if self._without > most:
+                raise NoReplicas(f"there was no replica for {most:g} s")
             await self._clock.sleep_until(now + LOOK_SECONDS)
 
     @property

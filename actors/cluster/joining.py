@@ -5,6 +5,7 @@ model loaded. SIGTERM drains it.
 """
 
 import asyncio
+import math
 import signal
 import ssl
 import time
@@ -36,11 +37,13 @@ async def join(
     signals: bool = True,
     own_log: bool = True,
     again: bool = True,
+    patience: float = math.inf,
 ) -> None:
     """Serve the front at this address until it says that nothing more is wanted, or SIGTERM.
 
     `adapt`: what is other on this machine than the front says. `signals`: take SIGTERM and SIGINT.
-    `again`: connect again whenever the link ends, and wait for a front that is not there.
+    `again`: connect again whenever the link ends, and wait for a front that is not there, for `patience`
+    seconds.
 
     Raises Stranger if one of the two does not know the secret, ModelError and ConfigError.
     """
@@ -61,7 +64,7 @@ async def join(
     try:
         with scope:
             async with anyio.create_task_group() as group:
-                await _serve(replica, group, host, port, secret, tls, stop, again=again)
+                await _serve(replica, group, host, port, secret, tls, stop, again, patience)
                 group.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
@@ -76,10 +79,11 @@ async def _serve(
     secret: bytes,
     tls: ssl.SSLContext | None,
     stop: asyncio.Event,
-    *,
     again: bool,
+    patience: float,
 ) -> None:
     pause, told = BACK_OFF_SECONDS, False
+    seen = time.monotonic()  # the front
     while not stop.is_set():
         try:
             open_link = await knock(host, port, secret, tls)
@@ -88,6 +92,9 @@ async def _serve(
                 raise Stranger(f"TLS with the front failed: {error}") from error
             if not again:
                 raise
+            if time.monotonic() - seen > patience:
+                log.error("the front has not come back", at=f"{host}:{port}", seconds=patience)
+                return
             if not told:
                 log.warning(
                     "the front cannot be joined; trying again", at=f"{host}:{port}", reason=_why(error)
@@ -104,6 +111,7 @@ async def _serve(
                 return
         except ConnectionError as error:  # it had gone before there was a link
             why = str(error)
+        seen = time.monotonic()
         log.warning("the front has gone, or wants no such replica", front=f"{host}:{port}", reason=why)
         if time.monotonic() - since > MOST_BACK_OFF:
             pause = BACK_OFF_SECONDS

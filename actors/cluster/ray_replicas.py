@@ -1,54 +1,49 @@
-"""Replicas as Ray actors: Ray places them, notices that they have died, and starts them again.
+"""The front's side of replicas on Ray: a driver, a process of its own that has Ray start the actors.
 
-Each actor is a process that joins the front as `ramify replica` does; what they exchange goes over
-links, not through Ray. Ray is the extra `ray`.
+Ray ends a process whose cluster's head has gone for good, and with it the actors. So no part of Ray is
+in the front: its sockets and sessions stay, and a new driver looks for the cluster until it is there.
+
+This file does not know Ray.
 """
 
+import asyncio
 import os
-import sys
-from typing import Any
+from collections.abc import Callable
 
 import anyio
-import anyio.to_thread
 from anyio.abc import TaskStatus
 
 from ramify.actors.cluster.member import NoReplicas
+from ramify.actors.cluster.ray_wire import (
+    Drive,
+    End,
+    Failed,
+    FromDriver,
+    FromFront,
+    Proven,
+    Scale,
+    Started,
+    encoder,
+    from_driver,
+)
+from ramify.actors.kit.child_process import ChildProcess
 from ramify.actors.kit.log import configured, get_log
 from ramify.protocol.config import ReplicasConfig
 from ramify.protocol.errors import ConfigError
 
-LOOK_SECONDS, MOST_BACK_OFF = 1.0, 30.0
-ATTEMPTS = 4  # looks in a row that find failed actors, before one has ever been ready
+DRIVER = "ramify.actors.cluster.ray_driver"
+BACK_OFF_SECONDS, MOST_BACK_OFF = 1.0, 30.0
+PARTING_SECONDS = 10.0  # for Ray to end its actors
 
 log = get_log("ramify.actors.cluster.ray")
 
 
-class ReplicaActor:
-    """The actor's class. Ray runs `run` again when its process has died."""
-
-    def run(
-        self, host: str, port: int, secret: bytes, pem: str | None, name: str, log_config: bytes
-    ) -> str:
-        """Serve the front until it says that nothing more is wanted."""
-        import asyncio
-
-        import msgspec
-
-        from ramify.actors.cluster.joining import join
-        from ramify.actors.cluster.tcp import client_context
-        from ramify.actors.kit.console import configure_process
-        from ramify.actors.kit.log import LogConfig
-
-        log_as = msgspec.msgpack.decode(log_config, type=LogConfig | None)
-        if log_as is not None:
-            configure_process(log_as)
-        tls = client_context(pem) if pem is not None else None
-        asyncio.run(join(host, port, secret, tls=tls, name=name, signals=False))
-        return name
-
-
 class RayReplicas:
-    """`count` actors, or as many as `scale` says. `address`: where they join."""
+    """`settings.count` actors, or as many as `scale` says. `host`, `port`, ...: where they join.
+
+    `again` is called when a driver has taken the place of another one: Ray has forgotten earlier actors,
+    and they may live: a process of theirs that is in the midst of work outlives its node's Ray.
+    """
 
     def __init__(
         self,
@@ -58,115 +53,115 @@ class RayReplicas:
         secret: bytes,
         pem: str | None,
         device: str,
+        again: Callable[[], None],
     ) -> None:
-        try:
-            import ray
-        except ImportError as error:
-            raise ConfigError(
-                f"--replicas-on ray needs Ray: {sys.executable} -m pip install 'ramify[ray]', or leave "
-                "the flag out for processes on this machine"
-            ) from error
-        self._ray: Any = ray
         self._settings = settings
-        self._where = host, port, secret, pem
-        self._gpus = settings.gpus if settings.gpus is not None else float(device == "cuda")
+        self._where = host, port, secret, pem, device
+        self._again = again
         self._wanted = settings.count
-        self._count = 0
-        self._failures = 0  # looks in a row that found failed actors
-        self.proven = False  # a replica has been ready: what fails now may pass
-        self._actors: dict[str, tuple[Any, Any]] = {}  # by name: the actor, and what its run returns
-
-    @property
-    def names(self) -> list[str]:
-        """The actors that run."""
-        return list(self._actors)
-
-    @property
-    def wanted(self) -> int:
-        """How many there should be."""
-        return self._wanted
+        self._proven = False
+        self._child: ChildProcess[FromFront, FromDriver] | None = None
+        self._failure: ConfigError | NoReplicas | None = None
+        self._started = False  # by the driver that runs
+        self._news = asyncio.Event()  # it is, or that driver has ended
 
     def scale(self, count: int) -> None:
-        """Have so many from now on. More are started here; fewer: their front dismisses some."""
+        """Have so many from now on. Fewer: the front dismisses some."""
         self._wanted = count
+        self._tell(Scale(count))
+
+    def prove(self) -> None:
+        """A replica has been ready: what fails from now on may pass."""
+        if not self._proven:
+            self._proven = True
+            self._tell(Proven())
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
-        """Until cancelled, which ends them."""
+        """One driver after the other, until cancelled. The first may raise ConfigError, NoReplicas."""
+        pause = BACK_OFF_SECONDS
+        told = False
+
+        def started() -> None:
+            nonlocal told
+            if told:
+                log.info("Ray is there again")
+                self._again()
+                return
+            told = True
+            task_status.started()
+
+        while True:
+            since = anyio.current_time()
+            why = await self._drive(started)
+            if not self._proven:
+                raise self._failure or NoReplicas(f"the Ray driver could not be started: {why}")
+            log.error("Ray's driver has ended: its replicas end, too; trying again", reason=why)
+            if anyio.current_time() - since > 2 * MOST_BACK_OFF:
+                pause = BACK_OFF_SECONDS
+            await anyio.sleep(pause)
+            pause = min(2 * pause, MOST_BACK_OFF)
+
+    async def _drive(self, started: Callable[[], None]) -> str:
+        """Start a driver; return why it has ended. Cancelled, it is told to end."""
+        lifeline, held = os.pipe()
+        self._failure, self._started, self._news = None, False, asyncio.Event()
         try:
-            await anyio.to_thread.run_sync(self._connect)
-            started = False
-            while True:
-                await anyio.to_thread.run_sync(self._look)
-                if not started:
-                    started = True
-                    task_status.started()
-                await anyio.sleep(min(LOOK_SECONDS * 2**self._failures, MOST_BACK_OFF))
-        finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._close)
-
-    # --- in a thread: Ray's calls block ------------------------------------------------------------
-
-    def _connect(self) -> None:
-        ray, address = self._ray, self._settings.ray_address
-        try:
-            ray.init(
-                address=address or "local",
-                include_dashboard=False if address is None else None,
-                ignore_reinit_error=True,
-                log_to_driver=True,
-                namespace="ramify",
-                # What is installed here, and a folder like ours, has to be on the other machines, too.
-                **({} if address else {"num_cpus": max(os.cpu_count() or 1, self._settings.count)}),
-            )
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise ConfigError(f"Ray at {address or 'this machine'} cannot be used: {error}") from error
-        log.info("Ray is there", address=address or "local", nodes=len(ray.nodes()))
-
-    def _look(self) -> None:
-        """Forget actors that are done, start those that are missing. Raises NoReplicas."""
-        ray = self._ray
-        why = ""
-        for name, (actor, run) in list(self._actors.items()):
-            done, _ = ray.wait([run], timeout=0)
-            if not done:
-                continue
-            del self._actors[name]
             try:
-                ray.get(run)
-                self._failures = 0
-                log.info("an actor has left", actor=name)
-            except ray.exceptions.RayError as error:
-                why = str(error).splitlines()[-1]
-                log.error("an actor has failed", actor=name, reason=why)
-            ray.kill(actor)
-        if why:
-            self._failures = min(self._failures + 1, 8)
-            if self._failures >= ATTEMPTS and not self.proven:
-                raise NoReplicas(f"actors on Ray have failed {ATTEMPTS} times: {why}")
-        while len(self._actors) < self._wanted:
-            self._start()
+                child: ChildProcess[FromFront, FromDriver] = await ChildProcess.start(
+                    "Ray",
+                    DRIVER,
+                    from_driver(),
+                    encoder(),
+                    self._receive,
+                    arguments=[str(lifeline)],
+                    inherit=[lifeline],
+                    on_end=self._news.set,
+                )
+            finally:
+                os.close(lifeline)
+            self._child = child
+            host, port, secret, pem, device = self._where
+            self._tell(
+                Drive(
+                    self._settings,
+                    host,
+                    port,
+                    secret,
+                    pem,
+                    device,
+                    self._wanted,
+                    self._proven,
+                    configured(),
+                )
+            )
+            try:
+                await self._news.wait()
+                if self._started:
+                    started()
+                await child.link.wait_closed()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    self._tell(End())
+                    with anyio.move_on_after(PARTING_SECONDS):
+                        await child.link.wait_closed()
+                    if not child.link.closed:
+                        child.kill()
+                    code = await child.ended()
+                    self._child = None
+            return str(self._failure) if self._failure is not None else child.explain(code)
+        finally:
+            os.close(held)
 
-    def _start(self) -> None:
-        import msgspec
+    def _receive(self, message: FromDriver) -> None:
+        match message:
+            case Started():
+                self._started = True
+                self._news.set()
+            case Failed(text, mendable):
+                self._failure = ConfigError(text) if mendable else NoReplicas(text)
+        if self._child is not None:
+            self._child.link.consumed()
 
-        name = f"replica-{self._count}"
-        self._count += 1
-        settings = self._settings
-        kind = self._ray.remote(
-            num_cpus=settings.cpus,
-            num_gpus=self._gpus,
-            max_restarts=-1,
-            max_task_retries=-1,
-        )(ReplicaActor)
-        actor = kind.remote()
-        logs = msgspec.msgpack.encode(configured())
-        self._actors[name] = actor, actor.run.remote(*self._where, name, logs)
-        log.info("an actor is started", actor=name, cpus=settings.cpus, gpus=self._gpus)
-
-    def _close(self) -> None:
-        ray = self._ray
-        if ray.is_initialized():
-            for actor, _ in self._actors.values():
-                ray.kill(actor)
-            ray.shutdown()
+    def _tell(self, message: FromFront) -> None:
+        if self._child is not None and not self._child.link.closed:
+            self._child.link.tell(message)

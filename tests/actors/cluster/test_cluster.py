@@ -303,3 +303,21 @@ async def test_a_replica_elsewhere_does_not_wait_for_ever_for_another_one(tmp_pa
     standing.cluster.drain(0)
     standing.look(0.25)
     assert standing.states == ["draining"]
+
+
+@pytest.mark.parametrize(("device", "stays"), [("cpu", ["ready"]), ("cuda", [])])
+def test_replicas_that_ray_has_forgotten_leave(device: str, stays: list[str]) -> None:
+    """A new head has new ones started. On a CPU one serves until the first of these is ready."""
+    standing = Standing(3, on="ray")
+    cluster = standing.cluster
+    cluster._info = msgspec.structs.replace(INFO, device=device)
+    old = list(cluster._members.values())
+    cluster._orphaned()
+    standing.look(0.0)
+    assert [member.state for member in old] == ["draining"] * (3 - len(stays)) + stays
+    standing.joins(cluster._info)
+    assert [member.state for member in old] == ["draining"] * 3
+    assert cluster._members[3].state == "ready"
+    cluster._orphaned()
+    cluster._gone(cluster._members[3])
+    assert not cluster._orphans

@@ -46,3 +46,11 @@ async def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         number = free.getsockname()[1]
     assert "Connect call failed" in await told(number, b"sixteen bytes or more", monkeypatch)
+
+
+async def test_a_replica_of_ray_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its front has gone, and the Ray that would end it may have gone, too."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        number = free.getsockname()[1]
+    secret = b"sixteen bytes or more"
+    await asyncio.wait_for(joining.join("127.0.0.1", number, secret, signals=False, patience=0.0), 10)

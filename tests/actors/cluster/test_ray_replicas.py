@@ -1,87 +1,112 @@
-"""Which actors are started and forgotten, with a Ray that does as told; `e2e/test_ray.py` has one."""
+"""A front's Ray drivers, one after the other; with a real Ray: `e2e/test_ray.py`."""
 
-import sys
-from types import SimpleNamespace
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 
+from ramify.actors.cluster import ray_replicas
 from ramify.actors.cluster.member import NoReplicas
-from ramify.actors.cluster.ray_replicas import ATTEMPTS, RayReplicas
+from ramify.actors.cluster.ray_replicas import RayReplicas
+from ramify.actors.cluster.ray_wire import Drive, End, Failed, Proven, Scale, Started
 from ramify.protocol.config import ReplicasConfig
+from ramify.protocol.errors import ConfigError
 
 
-class Failing(Exception):
-    pass
+class Child:
+    """A driver's process and its link, in one."""
 
+    def __init__(self, receive: Callable[[Any], None], on_end: Callable[[], None]) -> None:
+        self.receive, self._on_end = receive, on_end
+        self.told: list[Any] = []
+        self.over = asyncio.Event()
+        self.link = self
 
-class Ray:
-    """`ended`: runs that are over; `failed`: those that failed, and why."""
+    @property
+    def closed(self) -> bool:
+        return self.over.is_set()
 
-    exceptions = SimpleNamespace(RayError=Failing)
+    def tell(self, message: Any) -> None:
+        self.told.append(message)
+        if message == End():
+            self.end()
 
-    def __init__(self) -> None:
-        self.started = 0
-        self.ended: set[int] = set()
-        self.failed: dict[int, str] = {}
-        self.killed: list[int] = []
+    def consumed(self) -> None:
+        pass
 
-    def remote(self, **resources: Any) -> Any:
-        return lambda kind: SimpleNamespace(remote=self.actor)
+    def end(self) -> None:
+        self.over.set()
+        self._on_end()
 
-    def actor(self) -> Any:
-        self.started += 1
-        number = self.started
-        run = SimpleNamespace(remote=lambda *arguments: number)
-        return SimpleNamespace(run=run, number=number)
+    async def wait_closed(self) -> None:
+        await self.over.wait()
 
-    def wait(self, runs: list[int], timeout: float) -> tuple[list[int], list[int]]:
-        return [run for run in runs if run in self.ended or run in self.failed], []
+    async def ended(self) -> int:
+        return 1
 
-    def get(self, run: int) -> None:
-        if run in self.failed:
-            raise Failing(f"Traceback ...\n{self.failed[run]}")
-
-    def kill(self, actor: Any) -> None:
-        self.killed.append(actor.number)
+    def explain(self, code: int) -> str:
+        return f"exit code {code}"
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
-    made = Ray()
-    monkeypatch.setitem(sys.modules, "ray", made)
+def children(monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[Child]":
+    """Drivers as they are started."""
+    made: asyncio.Queue[Child] = asyncio.Queue()
+
+    async def start(*program: Any, on_end: Callable[[], None], **fields: Any) -> Child:
+        child = Child(program[4], on_end)
+        made.put_nowait(child)
+        return child
+
+    monkeypatch.setattr(ray_replicas.ChildProcess, "start", start)
+    monkeypatch.setattr(ray_replicas, "BACK_OFF_SECONDS", 0.0)
     return made
 
 
-def replicas() -> RayReplicas:
-    return RayReplicas(ReplicasConfig(count=2, on="ray"), "127.0.0.1", 1, b"secret", None, "cpu")
+def replicas(again: Callable[[], None] = lambda: None) -> RayReplicas:
+    settings = ReplicasConfig(count=2, on="ray")
+    return RayReplicas(settings, "10.0.0.1", 1, b"secret", None, "cpu", again)
 
 
-def test_there_are_as_many_actors_as_wanted(ray: Ray) -> None:
-    made = replicas()
-    made._look()
-    assert made.names == ["replica-0", "replica-1"]
-    ray.ended.add(1)  # its front had dismissed it
-    made._look()
-    assert (made.names, ray.killed) == (["replica-1", "replica-2"], [1])
-    made.scale(3)
-    made._look()
-    assert len(made.names) == made.wanted == 3
+async def test_a_driver_that_ends_is_replaced(children: "asyncio.Queue[Child]") -> None:
+    """Ray has ended it, because the cluster's head was gone: the front lives."""
+    came: list[int] = []
+    made = replicas(lambda: came.append(1))
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: group.start(made.run))
+        first = await children.get()
+        first.receive(Started())
+        made.prove()
+        made.prove()
+        made.scale(3)
+        assert first.told[1:] == [Proven(), Scale(3)]
+        assert (first.told[0].count, first.told[0].proven) == (2, False)
+        first.end()
+        second = await children.get()
+        await anyio.wait_all_tasks_blocked()
+        assert isinstance(second.told[0], Drive)
+        assert (second.told[0].count, second.told[0].proven, came) == (3, True, [])
+        second.receive(Started())
+        await anyio.wait_all_tasks_blocked()
+        assert came == [1]
+        group.cancel_scope.cancel()
+    assert second.told[-1] == End()
 
 
-def test_actors_that_never_get_ready_end_the_start(ray: Ray) -> None:
-    """As processes of this machine do; once one has been ready, they are tried for ever."""
-    for proven in (False, True):
-        made = replicas()
-        made.proven = proven
-        made._look()
-        for _ in range(ATTEMPTS - 1):
-            ray.failed = dict.fromkeys(range(1, ray.started + 1), "no such module")
-            made._look()
-        ray.failed = dict.fromkeys(range(1, ray.started + 1), "no such module")
-        if proven:
-            made._look()
-            assert len(made.names) == 2
-        else:
-            with pytest.raises(NoReplicas, match="no such module"):
-                made._look()
+@pytest.mark.parametrize("why", [ConfigError("no cluster"), NoReplicas("they fail")])
+async def test_a_start_that_fails_says_why(
+    children: "asyncio.Queue[Child]", why: ConfigError | NoReplicas
+) -> None:
+    async def fail() -> None:
+        child = await children.get()
+        child.receive(Failed(str(why), mendable=isinstance(why, ConfigError)))
+        child.end()
+
+    failing = asyncio.create_task(fail())
+    with pytest.raises(ExceptionGroup) as failed:
+        async with anyio.create_task_group() as group:
+            await group.start(replicas().run)
+    assert (type(failed.value.exceptions[0]), str(failed.value.exceptions[0])) == (type(why), str(why))
+    await failing

@@ -1,0 +1,122 @@
+"""Which actors are started and forgotten, with a Ray that does as told; `e2e/test_ray.py` has one."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ramify.actors.cluster.member import NoReplicas
+from ramify.actors.cluster.ray_actors import ATTEMPTS, RayActors
+from ramify.protocol.config import ReplicasConfig
+from ramify.protocol.errors import ConfigError
+
+
+class Failing(Exception):
+    pass
+
+
+class Unknown(Failing):
+    """Ray's AuthenticationError."""
+
+
+class Ray:
+    """`ended`: runs that are over; `failed`: those that failed, and why."""
+
+    exceptions = SimpleNamespace(RayError=Failing, AuthenticationError=Unknown)
+    util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.7")
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.ended: set[int] = set()
+        self.failed: dict[int, str] = {}
+        self.killed: list[int] = []
+        self.asked: dict[str, Any] = {}  # of the last actor
+        self.alive = 1
+
+    def remote(self, **resources: Any) -> Any:
+        self.asked = resources
+        return lambda kind: SimpleNamespace(remote=self.actor)
+
+    def init(self, **settings: Any) -> None:
+        pass
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def shutdown(self) -> None:
+        pass
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True}] * self.alive + [{"Alive": False}]
+
+    def actor(self) -> Any:
+        self.started += 1
+        number = self.started
+        run = SimpleNamespace(remote=lambda *arguments: number)
+        return SimpleNamespace(run=run, number=number)
+
+    def wait(self, runs: list[int], timeout: float) -> tuple[list[int], list[int]]:
+        return [run for run in runs if run in self.ended or run in self.failed], []
+
+    def get(self, run: int) -> None:
+        if run in self.failed:
+            raise Failing(f"Traceback ...\n{self.failed[run]}")
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor.number)
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    made = Ray()
+    monkeypatch.setitem(sys.modules, "ray", made)
+    return made
+
+
+def replicas() -> RayActors:
+    return RayActors(ReplicasConfig(count=2, on="ray"), "127.0.0.1", 1, b"secret", None, "cpu")
+
+
+def test_there_are_as_many_actors_as_wanted(ray: Ray) -> None:
+    made = replicas()
+    made._look()
+    assert made.names == ["replica-0", "replica-1"]
+    ray.ended.add(1)  # its front had dismissed it
+    made._look()
+    assert (made.names, ray.killed) == (["replica-1", "replica-2"], [1])
+    made.scale(3)
+    made._look()
+    assert len(made.names) == made.wanted == 3
+
+
+def test_actors_that_never_get_ready_end_the_start(ray: Ray) -> None:
+    """As processes of this machine do; once one has been ready, they are tried for ever."""
+    for proven in (False, True):
+        made = replicas()
+        made.proven = proven
+        made._look()
+        for _ in range(ATTEMPTS - 1):
+            ray.failed = dict.fromkeys(range(1, ray.started + 1), "no such module")
+            made._look()
+        ray.failed = dict.fromkeys(range(1, ray.started + 1), "no such module")
+        if proven:
+            made._look()
+            assert len(made.names) == 2
+        else:
+            with pytest.raises(NoReplicas, match="no such module"):
+                made._look()
+
+
+def test_actors_are_spread_and_told_an_address_that_they_reach(ray: Ray) -> None:
+    """Not 0.0.0.0, which is each node's own; not loopback, where there are others."""
+    ray.alive = 3
+    made = RayActors(ReplicasConfig(count=2, on="ray"), "0.0.0.0", 7000, b"secret", None, "cpu")
+    made._connect()
+    made._look()
+    assert made._where[:2] == ("10.0.0.7", 7000)
+    assert ray.asked["scheduling_strategy"] == "SPREAD"
+    with pytest.raises(ConfigError, match=r"--replica-listen 127\.0\.0\.1 .* 2 other nodes"):
+        replicas()._connect()
+    ray.alive = 1
+    replicas()._connect()
