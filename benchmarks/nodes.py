@@ -417,15 +417,21 @@ class Bench:
 
         async def comes() -> None:
             await asyncio.sleep(8.0)
-            alone = len(await asyncio.to_thread(front.ready))
+            found["replicas_before"] = len(await asyncio.to_thread(front.ready))
             await asyncio.to_thread(cluster.node, "node1", cpus=1)
-            took = await front.wait(lambda ready: len(ready) == 2)
-            await asyncio.sleep(3.0)
-            there = [e["sessions"] for e in await asyncio.to_thread(front.ready) if e["host"] == "node1"]
-            found.update(replicas_before=alone, ready_after=took, sessions_there=sum(there))
+            found["ready_after"] = await front.wait(lambda ready: len(ready) == 2)
 
-        done = await streams(front, self.options, 300, comes)
-        self.note(**judged("joins", plain, done), **found)
+        async def counted() -> None:
+            await asyncio.sleep(2.0)
+            ready = await asyncio.to_thread(front.ready)
+            found["sessions_there"] = sum(e["sessions"] for e in ready if e["host"] == "node1")
+
+        during = await streams(front, self.options, 300, comes)
+        done = await streams(front, self.options, 300, counted)
+        differ = [judged("", plain, run)["differ"] for run in (during, done)]
+        waits = [max(stream.gap() for stream in run) for run in (plain, done)]
+        # Streams wait for a row here, for longer than WAIT_S as long as there is one replica.
+        self.note(what="joins", differ=sum(differ), wait_alone=waits[0], wait_with_two=waits[1], **found)
         front.end()
 
     async def slow(self) -> None:
