@@ -42,7 +42,7 @@ class RayReplicas:
     """`settings.count` actors, or as many as `scale` says. `host`, `port`, ...: where they join.
 
     `again` is called when a driver has taken the place of another one: Ray has forgotten earlier actors,
-    and they may live: a process of theirs that is in the midst of work outlives its node's Ray.
+    and they may live: their processes outlive their nodes' Ray.
     """
 
     def __init__(
