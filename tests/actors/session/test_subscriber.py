@@ -407,6 +407,14 @@ def test_a_socket_goes_on_where_the_branch_was_cut_back_to() -> None:
     assert (subscriber._cursors, subscriber._truncate) == ({"a": 2}, {"a": 2})
 
 
+def test_a_socket_with_less_than_a_cut_left_goes_on_at_what_it_has() -> None:
+    subscriber, a = socket(), branch()
+    output(a, "ab", "cd", ended=True)
+    a.cut_back(5, 3)
+    subscriber.resume(a, 0, 4)
+    assert (subscriber._cursors, subscriber._truncate) == ({"a": 0}, {})
+
+
 def test_a_resume_before_several_outputs_goes_back_in_none_of_them() -> None:
     subscriber, a = socket(), branch()
     output(a, "ab", ended=True)
