@@ -181,8 +181,10 @@ class _Checked:
             names.add(name)
             handles.add(branch.handle)
             end = self._end(branch.top, where)
-            if not (branch.at >= 0 and 0 <= branch.own <= end):
-                raise _wrong(f"{where}.at", "or `own` lies outside of the branch")
+            if not 0 <= branch.at <= self._context:
+                raise _wrong(f"{where}.at", f"is {branch.at}: 0 to {self._context} are positions")
+            if not 0 <= branch.own <= end:
+                raise _wrong(f"{where}.own", f"is {branch.own}, and the branch ends at {end}")
             self._meta(f"{where}.meta", branch.meta)
             found.append(msgspec.structs.replace(branch, born=0, cuts=[], retain_s=None, persist=None))
         del self.segments[0]

@@ -120,8 +120,10 @@ def test_whatever_is_wrong_is_named(chat: Any) -> None:
                 ("label", msgspec.structs.replace(first, of=-2)),
                 ("handle", msgspec.structs.replace(first, handle=0)),
                 ("handle", msgspec.structs.replace(first, handle=1 << 40)),
-                ("at", msgspec.structs.replace(first, own=-1)),
-                ("at", msgspec.structs.replace(first, own=10_000)),
+                ("at", msgspec.structs.replace(first, at=-1)),
+                ("at", msgspec.structs.replace(first, at=1 << 40)),
+                ("own", msgspec.structs.replace(first, own=-1)),
+                ("own", msgspec.structs.replace(first, own=10_000)),
                 ("meta", msgspec.structs.replace(first, meta={"x": "y" * 20_000})),
             )
         ),
