@@ -4,6 +4,14 @@ import assert from "node:assert/strict";
 import { longestTask, scene } from "./harness.mjs";
 
 const LONG_TASK_MS = 50;
+const TRIES = 3;
+
+/** Assert that no task is long. What the page itself needs long for is long in each try; what the machine is busy with is not. */
+async function withoutLongTasks(page, action) {
+  let longest = Infinity;
+  for (let i = 0; i < TRIES && longest > LONG_TASK_MS; i += 1) longest = Math.min(longest, await longestTask(page, action));
+  assert.ok(longest <= LONG_TASK_MS, `a task of ${longest} ms in each of ${TRIES} tries`);
+}
 
 /** Draw a text at once, or in pieces of `piece` characters as it would stream; what it became. */
 async function drawn(page, text, { piece = 0, every = 0 } = {}) {
@@ -152,11 +160,10 @@ const WIDE = `| a | b | c |\n|---|---|---|\n${Array.from({ length: 10_000 }, (_,
 scene("huge texts are drawn in parts", async (page) => {
   let line;
   let table;
-  const longest = await longestTask(page, async () => {
+  await withoutLongTasks(page, async () => {
     line = await drawn(page, "word ".repeat(200_000));
     table = await drawn(page, WIDE);
   });
-  assert.ok(longest <= LONG_TASK_MS, `a task of ${longest} ms`);
   assert.ok(line.text.length > 999_990);
   assert.ok(table.nodes < 4_000, `${table.nodes} nodes`);
   assert.match(table.text, /After it\.$/);
@@ -170,8 +177,5 @@ scene("huge texts are drawn in parts", async (page) => {
 const STORY = Array.from({ length: 60 }, (_, i) => `## Part ${i}\n\n${"Once upon a time there was a **fox** who liked \`code\` and $x^2$. ".repeat(3)}\n\n- one\n- two\n\n\`\`\`py\nprint(${i})\n\`\`\`\n`).join("\n");
 
 scene("a long answer streams without long tasks", async (page) => {
-  for (const text of [STORY.slice(0, 12_000), PROSE]) {
-    const longest = await longestTask(page, () => drawn(page, text, { piece: 32, every: 4 }));
-    assert.ok(longest <= LONG_TASK_MS, `a task of ${longest} ms`);
-  }
+  for (const text of [STORY.slice(0, 12_000), PROSE]) await withoutLongTasks(page, () => drawn(page, text, { piece: 32, every: 4 }));
 });
