@@ -241,6 +241,12 @@ class Joining:
     def __init__(self, port: int, secret: Path) -> None:
         self._flags = ["--join", f"127.0.0.1:{port}", "--secret-file", str(secret)]
         self.processes: list[subprocess.Popen[bytes]] = []
+        self._told: set[int] = set()
+
+    def tell(self, pid: int) -> None:
+        """Have one end. It is told once: a second signal may come when nobody listens to it any more."""
+        self._told.add(pid)
+        os.kill(pid, signal.SIGTERM)
 
     def start(self) -> subprocess.Popen[bytes]:
         program = (sys.executable, "-P", "-m", "ramify.clients.cli", "replica", *self._flags)
@@ -250,7 +256,7 @@ class Joining:
     def end(self) -> list[int]:
         """Their exit codes, when they were told to end."""
         for process in self.processes:
-            if process.poll() is None:
+            if process.poll() is None and process.pid not in self._told:
                 process.terminate()
         try:
             return [process.wait(PATIENCE) for process in self.processes]
@@ -277,7 +283,7 @@ async def test_replicas_join_over_the_network(serving: Any, tmp_path: Path) -> N
         async with serving(replicas=settings, fake=SLOW) as served:
             await _streams(served, lambda cluster: (first.kill(), joining.start()))
         async with serving(replicas=settings, fake=SLOW) as served:
-            await _streams(served, lambda cluster: os.kill(cluster.pids[0], signal.SIGTERM))
+            await _streams(served, lambda cluster: joining.tell(cluster.pids[0]))
     finally:
         codes = await asyncio.to_thread(joining.end)
     assert sorted(codes) == [-9, 0, 0]
