@@ -11,14 +11,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tests.amount import ALL
 from tests.servers import Server, emptied, running_postgres, running_redis
 
 if not os.path.exists("/dev/nvidiactl"):  # before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# the same examples each time, however slow the machine is
+# however slow the machine is; the same examples each time, but in a campaign
 settings.register_profile(
-    "ramify", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "ramify", deadline=None, derandomize=not ALL, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ramify")
 

@@ -130,7 +130,7 @@ async def test_a_job_that_takes_too_long_is_killed(pids: list[int]) -> None:
             await pool.compile(slow)
         assert pool.counters.killed == pool.counters.hits == 1
         assert (await patiently(pool, regex("ab"))).backend == "automaton"
-        assert len(pids) >= 2
+        assert len(pids) >= 2  # a new worker may have been given too little time, and was ended too
         with pytest.raises(ProcessLookupError):
             os.kill(pids[0], 0)
 
@@ -155,7 +155,7 @@ async def test_each_has_an_answer_by_its_time(pids: list[int]) -> None:
             *(pool.compile(spec, "hostile") for spec in slow), pool.compile(regex("ab"), "x"),
             return_exceptions=True,
         )  # fmt: skip
-        assert time.monotonic() - begun < 4.0  # one after the other, a second each, they would take 6
+        assert time.monotonic() - begun < 2.0
         assert all(isinstance(each, ConstraintError | Overloaded) for each in found[:-1])
         assert any(isinstance(each, Overloaded) for each in found)
         assert (await patiently(pool, regex("ab"))).backend == "automaton"
@@ -250,29 +250,32 @@ HOSTILE = [
 async def test_twenty_hostile_constraints_hold_up_nobody() -> None:
     """All are refused or killed within ten seconds; another owner is served meanwhile."""
     specs = [regex(f"{HOSTILE[i % len(HOSTILE)]}{'z' * i}") for i in range(20)]
-    busy: list[float] = []  # seconds of computing of the loop between two looks at it
+    late: list[float] = []
 
     async def watch() -> None:
         while True:
-            begun = time.thread_time()
+            begun = time.perf_counter()
             await anyio.sleep(0.002)
-            busy.append(time.thread_time() - begun)
+            late.append(time.perf_counter() - begun - 0.002)
 
     async with running() as pool, anyio.create_task_group() as group:
         await pool.compile(regex("first"))
         group.start_soon(watch)
         hostile = [asyncio.ensure_future(pool.compile(spec, "hostile")) for spec in specs]
         await anyio.sleep(0.05)
-        begun = time.monotonic()
+        begun = time.perf_counter()
         for n in range(5):
             await pool.compile(regex(f"honest{n}"), "honest")
-        assert not all(task.done() for task in hostile)
+        honest = time.perf_counter() - begun
         for task in hostile:
             with pytest.raises((ConstraintError, Overloaded)):
                 await task
-        assert time.monotonic() - begun < 20  # 10, and what a busy machine is late by
+        assert time.perf_counter() - begun < 11  # 10, and what a busy machine is late by
+        assert honest < 3  # 5 ms each on an idle machine
         group.cancel_scope.cancel()
-    assert sorted(busy)[len(busy) * 99 // 100] < 0.02  # the benchmark has the figure
+    assert (
+        sorted(late)[len(late) * 9 // 10] < 0.02
+    )  # the machine is shared; the benchmark has the figure
 
 
 def test_a_worker_whose_engine_has_gone_ends_quietly() -> None:

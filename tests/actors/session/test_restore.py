@@ -93,7 +93,7 @@ def played(sim_class: Any, tokenizer: Tokenizer, at: int | None) -> Any:
         w.Append(id=client.id(), messages=[w.ChatMessage(role="user", content="hi")]),
         w.Generate(id=client.id(), max_tokens=30, temperature=0, stop=["zzz"], logprobs=1),
         w.Append(id=client.id(), messages=[w.ChatMessage(role="user", content="more")]),
-        w.Generate(id=client.id(), n=3, as_=["x", "y", "z"], max_tokens=8, temperature=1, seed=5),
+        w.Generate(id=client.id(), n=3, as_=["x", "y", "z"], max_tokens=8, temperature=0),
     )
     if at is not None:
         engine.pump(at)
@@ -103,7 +103,7 @@ def played(sim_class: Any, tokenizer: Tokenizer, at: int | None) -> Any:
         client.connect()
     engine.pump()
     check_client(engine, client)
-    engine.check_outputs(1, {(client.name, 4)})  # but what is drawn
+    engine.check_outputs(1)
     return engine, client
 
 
