@@ -21,6 +21,7 @@ from ramify.actors.grammar.actor import GrammarActor
 from ramify.actors.grammar.counts import counts_of
 from ramify.actors.grammar.pool import CompilePool, PoolLimits
 from ramify.actors.grammar.vocabulary import ReadAhead, read_elsewhere, read_here
+from ramify.actors.keeper import ExecutorKeeper
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Spread
 from ramify.actors.kit.log import get_log
@@ -28,7 +29,7 @@ from ramify.actors.kit.mailbox import Address, LimitedAddress, Mailbox
 from ramify.actors.kit.metrics import Metrics
 from ramify.actors.placement import Placement, expects_cuda
 from ramify.actors.scheduler.actor import SchedulerActor
-from ramify.actors.watchdog import step_timeout, watch_executor
+from ramify.actors.watchdog import step_timeout
 from ramify.protocol.cluster import KvEvents, ReplicaLoad
 from ramify.protocol.config import EngineConfig
 from ramify.protocol.messages import CacheMessage, GrammarMessage, SchedulerEvent, SessionMessage
@@ -86,7 +87,7 @@ class CoreActors:
         routers: Address[KvEvents] | None = None,
     ) -> None:
         self.cache: RadixCache | None = None
-        self.executor: ExecutorHandle | None = None
+        self._executor: ExecutorHandle | None = None
         self._config = config
         self._placement = placement
         self._spec = spec
@@ -96,9 +97,15 @@ class CoreActors:
         self._vocabulary: ReadAhead | None = None
         self._routers = routers
         self._scheduler: SchedulerActor | None = None
+        self._keeper: ExecutorKeeper | None = None
         self._to_scheduler: Mailbox[SchedulerEvent] = Mailbox("scheduler", BIG)
         self._to_cache: Mailbox[CacheMessage] = Mailbox("cache", BIG)
         self._to_grammar: Mailbox[GrammarMessage] = Mailbox("grammar", BIG)
+
+    @property
+    def executor(self) -> ExecutorHandle | None:
+        """Once started; another one each time that it died."""
+        return self._keeper.executor if self._keeper is not None else self._executor
 
     @property
     def info(self) -> ExecutorInfo:
@@ -112,7 +119,10 @@ class CoreActors:
             self._vocabulary = ReadAhead(self._config.model.path)
             group.start_soon(self._vocabulary.run)
         log.info("placing the executor", **placement.told("executor"))
-        self.executor = await start_executor(self._spec, placement.executor, progress=progress)
+        self._executor = await self._start_executor(progress)
+
+    async def _start_executor(self, progress: Progress) -> ExecutorHandle:
+        return await start_executor(self._spec, self._placement.executor, progress=progress)
 
     async def serve(
         self,
@@ -166,8 +176,16 @@ class CoreActors:
         await group.start(guard("compile pool", pool.run))
         await group.start(guard("grammar", grammar.run))
         executor.connect(scheduler)
-        timeout = step_timeout(config.step_timeout_s, info.device)
-        group.start_soon(watch_executor, executor, timeout, self._clock, faulty)
+        self._keeper = ExecutorKeeper(
+            executor,
+            self._start_executor,
+            scheduler,
+            timeout=step_timeout(config.step_timeout_s, info.device),
+            clock=self._clock,
+            faulty=faulty,
+            died=metrics.executor_died,
+        )
+        await group.start(guard("executor", self._keeper.run))
         metrics.drafter(info.drafter)
         server = ServerInfo(
             version=PROTOCOL_VERSION, epoch=epoch, model=info.model, context=info.context

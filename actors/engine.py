@@ -5,9 +5,9 @@ probes see the progress, then the executor loads, then cache, scheduler and sess
 `ready`. Stop: no new sessions, `bye` to all, a grace time for generations that run, then the sockets,
 the sessions, the scheduler, the cache, the executor.
 
-A crash of the scheduler, the cache or the executor ends the engine with `EngineFailed`, after the
-requests have got their end and the sockets were closed with 1012: nothing continues around KV that
-may be wrong.
+A crash of the scheduler or the cache ends the engine with `EngineFailed`, after the requests have got
+their end and the sockets were closed with 1012: nothing continues around KV that may be wrong. So does
+the loss of an executor that no other one can replace (`keeper`).
 """
 
 import gc
@@ -223,9 +223,7 @@ class Engine:
 
     async def serve(self, group: TaskGroup) -> None:
         """Start the remaining actors, then be ready."""
-        core = await self.core.serve(
-            group, self._core, self.front.spread, self.epoch, self.status.faulty
-        )
+        core = await self.core.serve(group, self._core, self.front.spread, self.epoch, self._faulty)
         info = self.core.info
         await self.front.serve(group, self._core, core)
         group.start_soon(watch_loop, self.clock, self.metrics)
@@ -246,6 +244,10 @@ class Engine:
             pages=info.pages,
         )
 
+    def _faulty(self, fault: str | None) -> None:
+        self.status.executor = self.core.info  # another executor may have another pool
+        self.status.faulty(fault)
+
     def _core(self, name: str, run: Runner) -> Runner:
         """An actor whose failure is the engine's."""
 
@@ -254,7 +256,8 @@ class Engine:
                 await run(task_status=task_status)
             except Exception as error:
                 if self.status.ready:
-                    log.exception("a core actor failed", actor=name)
+                    known = isinstance(error, RamifyError)  # said whole by its message
+                    log.error("a core actor failed", actor=name, reason=str(error), exc_info=not known)
                     self.status.become("failed")
                     await self._abort()
                 elif isinstance(error, RamifyError | OSError):  # what the user can mend

@@ -1,9 +1,9 @@
-"""Notices an executor that has stopped or hangs: first in `/readyz`, then by ending the engine.
+"""Notices an executor that has stopped or hangs: first in `/readyz`, then by ending it.
 
 An executor gives a sign of life with every result, and one in a process also while it waits for work.
 A step may be long and healthy: a prefill of 2,048 tokens takes many seconds where a large model runs
 on a CPU. So readiness is lost after 4 s, or twice the longest step of late, and comes back by itself;
-only a step over `--step-timeout` is the end, as the executor's death would be.
+only a step over `--step-timeout` is the executor's end, as its death would be (`keeper`).
 
 `StepWatch` is pure. This file does not know what a step is.
 """

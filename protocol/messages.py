@@ -178,6 +178,15 @@ class Settle(Base, frozen=True):
     acquires: list[Acquire]
 
 
+class RenewPool(Base, frozen=True):
+    """No KV is left: another executor has taken the old one's place. Its pool has so many pages.
+
+    Comes when no request runs. Branches keep their tokens.
+    """
+
+    pages: int
+
+
 CacheMessage = (
     OpenBranch
     | ExtendBranch
@@ -189,6 +198,7 @@ CacheMessage = (
     | Reopen
     | Inspect
     | Settle
+    | RenewPool
     | ListenKv
     | UnlistenKv
 )

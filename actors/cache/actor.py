@@ -120,6 +120,8 @@ class CacheActor:
                         self._routers.tell(event)
             case UnlistenKv():
                 cache.unlisten_kv(message)
+            case m.RenewPool(pages):
+                cache.renew(pages)
             case m.Reopen(session):
                 cache.drop_sessions(m.DropSessions([session]))
             case m.Inspect():

@@ -38,11 +38,14 @@ class RadixCache:
     def __init__(self, pages: int, page_size: int = 1, reach: int = REACH, block: int = BLOCK) -> None:
         self.page_size = page_size
         self.tree = RadixTree(page_size, block)
-        self.allocator = PageAllocator(pages)
-        self.residency = Residency(self.tree, self.allocator, reach)
+        self.residency = Residency(self.tree, PageAllocator(pages), reach)
         self.branches = Branches(self.tree, self.residency.victims.reconsider)
         self.runs: dict[int, Run] = {}
         self._listeners: set[int] = set()
+
+    @property
+    def allocator(self) -> PageAllocator:
+        return self.residency.allocator
 
     @property
     def total(self) -> int:
@@ -235,6 +238,12 @@ class RadixCache:
             self.residency.prove(run.anchor)
         if message.final:
             self._finish(run, end)
+
+    def renew(self, pages: int) -> None:
+        """Forget all KV, and have a pool of `pages` from now on. O(resident nodes). See `RenewPool`."""
+        if self.runs:
+            raise RuntimeError(f"the pool is renewed while {len(self.runs)} requests run")
+        self.residency.renew(PageAllocator(pages))
 
     # --- internals --------------------------------------------------------------------------
 

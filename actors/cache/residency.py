@@ -218,6 +218,14 @@ class Residency:
         if self.announcer is not None:
             self.announcer.stored(node)
 
+    def renew(self, allocator: PageAllocator) -> None:
+        """Nothing is resident any more, and pages come from `allocator`. Nobody holds any."""
+        while self.kept:
+            self._unlock(self._oldest_kept(), 0)
+        if self.evictable:
+            self._evict(self.evictable)
+        self.allocator = allocator
+
     # --- KV that is not finite --------------------------------------------------------------
 
     def prove(self, node: Node) -> None:

@@ -28,6 +28,7 @@ from ramify.protocol.messages import (
     Inspected,
     MoveBranch,
     OpenBranch,
+    RenewPool,
     Reopen,
     RetainBranches,
     Settle,
@@ -287,7 +288,7 @@ def session_in(message: ForCore) -> int:
             return session_of(next(iter(until)))
         case DropBranches(branches):
             return session_of(branches[0])
-        case DropSessions() | Settle() | ListenKv() | UnlistenKv():
+        case DropSessions() | Settle() | RenewPool() | ListenKv() | UnlistenKv():
             raise ValueError(f"a {type(message).__name__} is of no one session")
         case _:
             return session_of(message.branch)

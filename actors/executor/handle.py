@@ -38,7 +38,7 @@ class ExecutorHandle(ABC):
         self._delivered = delivered
         self._direct: Address[SchedulerEvent] | None = None  # results need not wait in the relay
         self._stopping = False
-        self._failed = False
+        self.failure: str | None = None  # why it is lost
         self._outstanding = 0  # plans without a result
         self.signs = 0  # of life: see `actors.watchdog`
 
@@ -50,7 +50,12 @@ class ExecutorHandle(ABC):
     @property
     def alive(self) -> bool:
         """False once the executor has failed or was told to stop."""
-        return not self._failed and not self._stopping
+        return self.failure is None and not self._stopping
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether nothing is left of it once it has failed and `stop` has returned."""
+        return True
 
     @property
     def expected(self) -> str | None:
@@ -104,7 +109,7 @@ class ExecutorHandle(ABC):
     def _result(self, result: StepResult) -> None:
         self._outstanding -= 1
         self.signs += 1
-        if self._failed:
+        if self.failure is not None:
             return
         if self._direct is None:
             self._relay.tell(result)
@@ -120,9 +125,9 @@ class ExecutorHandle(ABC):
 
     def _fail(self, reason: str, error: BaseException | None = None) -> None:
         """The executor is lost. Fails the start, or tells ExecutorDown. The first call counts."""
-        if self._failed:
+        if self.failure is not None:
             return
-        self._failed = True
+        self.failure = reason
         if self._ready.done():
             log.error("the executor failed", reason=reason, exc_info=error)
             self._relay.tell(ExecutorDown(reason))

@@ -125,7 +125,7 @@ class ProcessExecutor(ExecutorHandle):
 
     async def _abandon(self, watch: "asyncio.Task[None]") -> None:
         """Give up a start: no process, task or socket stays."""
-        self._failed = True
+        self.failure = "its start was given up"
         self._child.kill()
         await asyncio.wait([watch])
         self._relay.close()

@@ -64,7 +64,8 @@ class ThreadExecutor(ExecutorHandle):
             await asyncio.wait([self._ready])
             self._ready.result()
         except BaseException:
-            self._abandoned = self._failed = True
+            self._abandoned = True
+            self.failure = "its start was given up"
             self._inbox.put(StopExecutor())
             if self._ready.done():
                 with anyio.CancelScope(shield=True):
@@ -84,7 +85,12 @@ class ThreadExecutor(ExecutorHandle):
         else:
             self._fail(f"its thread did not end within {grace:g} s")
         self._relay.close()
-        return ended and not self._failed
+        return ended and self.failure is None
+
+    @property
+    def replaceable(self) -> bool:
+        """A thread that hangs cannot be ended."""
+        return self._ended.done()
 
     def give_up(self, reason: str) -> None:
         self._abandoned = True

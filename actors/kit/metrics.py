@@ -112,6 +112,7 @@ class Metrics:
         self._cached = self._computed = self._output = 0
         self._ends: Counter[str] = Counter()
         self._retractions: Mapping[str, int] = {}
+        self._executor_deaths = 0
         self._twice = self._mixed_room = 0
         self._ttft = Histogram("ramify_ttft_seconds", "From arrival to the first token.", LATENCY)
         self._itl = Histogram(
@@ -124,6 +125,10 @@ class Metrics:
     def drafter(self, name: str) -> None:
         """What guesses tokens; "": nothing does, and nothing is said of it."""
         self._drafter = name
+
+    def executor_died(self) -> None:
+        """Another one takes its place, if it can."""
+        self._executor_deaths += 1
 
     def watch_constraints(self, counts: "Callable[[], ConstraintCounts]") -> None:
         """Where to look what became of constraints."""
@@ -344,6 +349,7 @@ class Metrics:
     def _counters(self) -> Iterator[Metric]:
         for name, help, value in (
             ("steps", "Steps that came back.", self._steps),
+            ("executor_deaths", "Executors that died, and were replaced.", self._executor_deaths),
             ("executor_tokens", "Tokens that went through the model.", self._executor_tokens),
             ("sampled_tokens", "Tokens sampled, as steps come back.", self._sampled),
             ("output_tokens", "Output tokens of finished requests.", self._output),
@@ -377,9 +383,9 @@ class Metrics:
         prompt.add_metric(["computed"], self._computed)
         yield prompt
         retractions = CounterMetricFamily(
-            "ramify_retractions", "Requests that gave their row or pages to others.", labels=["cause"]
+            "ramify_retractions", "Requests that lost their row and pages.", labels=["cause"]
         )
-        for cause in ("priority", "fairness", "memory", "ahead", "not finite"):
+        for cause in ("priority", "fairness", "memory", "ahead", "not finite", "executor"):
             retractions.add_metric([cause], self._retractions.get(cause, 0))
         yield retractions
         ends = CounterMetricFamily("ramify_requests", "Requests that ended.", labels=["reason"])

@@ -29,13 +29,17 @@ class ActiveSessions:
     """`pool`: tokens that it holds. `quantum`: steps."""
 
     def __init__(self, pool: int, quantum: int) -> None:
-        self._most = pool // SHARE
+        self.renew(pool)
         self._quantum = quantum
         self._resting: deque[tuple[int, int, Account]] = deque()  # since which step, `Account.rested`
         self._between: deque[tuple[int, int, Account]] = deque()  # the same, for those with ops to come
         self._rests = 0
         self._rows: Counter[int] = Counter()  # that run, by priority
         self.reserved = 0  # tokens
+
+    def renew(self, pool: int) -> None:
+        """The pool holds so many tokens from now on."""
+        self._most = pool // SHARE
 
     def outranks(self, request: Request) -> bool:
         """Whether its priority is above that of everything that runs."""

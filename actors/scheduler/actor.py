@@ -26,18 +26,12 @@ from ramify.protocol.messages import (
     CacheMessage,
     ExecutorMessage,
     Finished,
+    RenewPool,
     SchedulerEvent,
     SessionMessage,
     Settled,
 )
-from ramify.protocol.plan import ExecutorDown, ExecutorInfo, StepResult
-
-
-class ExecutorFailed(Exception):
-    """The executor went down; every request was ended with `internal`. The engine must exit.
-
-    What sessions submit from now on is not read: they end it themselves when the engine tells them.
-    """
+from ramify.protocol.plan import ExecutorInfo, StepResult
 
 
 class MetricsSink(Protocol):
@@ -78,7 +72,7 @@ class SchedulerActor:
     ) -> None:
         self._mailbox = mailbox
         self._core = Scheduler(info, config)
-        self._page_size = info.page_size
+        self._page_size = info.page_size  # of every executor
         self._cache = cache
         self._executor = executor
         self._sessions = sessions
@@ -91,7 +85,7 @@ class SchedulerActor:
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until the mailbox is closed.
 
-        Raises ExecutorFailed, or SchedulerError if the cache or the executor contradicts a plan.
+        Raises SchedulerError if the cache or the executor contradicts a plan.
         """
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._alarm)
@@ -111,19 +105,30 @@ class SchedulerActor:
         """See `Scheduler.load`."""
         return self._core.load(heard)
 
+    @property
+    def down(self) -> bool:
+        """Whether the executor has died, and no other one has taken its place."""
+        return self._core.down is not None
+
+    def resume(self, executor: Address[ExecutorMessage], info: ExecutorInfo) -> None:
+        """Go on with another executor. Call it while `down`."""
+        self._executor = executor
+        self._core.back(info)
+        self._now([])
+
     def tell(self, event: SchedulerEvent, /) -> None:
         """Handle an executor's event now, in the caller's turn of the event loop.
 
         By way of the mailbox alone, a result waits until the sessions and sockets that are ready
         to run have run, and the device waits with it. Raises as the mailbox does.
         """
-        if type(event) is ExecutorDown:  # `run` takes it: it has to wait for what follows
-            self._mailbox.tell(event)
-            return
-        events = self._mailbox.drain_with(event)
+        self._now(self._mailbox.drain_with(event))
+
+    def _now(self, events: list[SchedulerEvent]) -> None:
+        """A turn outside `run`, which raises what the turn does."""
         try:
             self._turn(events)
-        except Exception as error:  # `run` raises it
+        except Exception as error:
             self._failure = error
             self._mailbox.close()
 
@@ -134,12 +139,13 @@ class SchedulerActor:
         for event in events:
             core.handle(event, now)
         core.expire(now)
-        if core.down is not None:
-            self._deliver()
-            self._sessions.flush()
-            raise ExecutorFailed(core.down)
+        if core.down is not None and (pages := core.renewed()) is not None:
+            self._cache.tell(RenewPool(pages))
         while (plan := core.plan()) is not None:
-            self._executor.tell(plan)
+            try:
+                self._executor.tell(plan)
+            except MailboxClosed:  # it has died: ExecutorDown is on its way
+                break
         plan_seconds = clock.now() - now
         if (settle := core.settle(now)) is not None:
             self._cache.tell(settle)

@@ -16,7 +16,7 @@ Sizes: pages are claimed only about two steps ahead of prefill (`Prompts.lacking
 for every running request stay free, so that admission does not cause the next retraction.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Literal
 
@@ -31,7 +31,7 @@ from ramify.protocol.config import ScheduleConfig
 from ramify.protocol.messages import Denied
 from ramify.protocol.plan import ExecutorInfo
 
-Cause = Literal["priority", "fairness", "memory", "ahead", "not finite"]
+Cause = Literal["priority", "fairness", "memory", "ahead", "not finite", "executor"]
 _RECHECK = 8  # steps until who was refused a row may have become entitled to one
 _HIGHEST: Level = True, 1 << 30
 
@@ -208,6 +208,21 @@ class Admission:
             if request.ahead or not self._make_pages(request, short):
                 self._block(request.need, request.level)
                 self._single = True
+
+    def take(self, request: Request) -> None:
+        """Acquire for a request that is not in the queue: it is ACQUIRING from here on."""
+        request.leave = 0
+        self.queue.charge(request)
+        request.state = RequestState.ACQUIRING
+
+    def renew(self, pages: int, accounts: Iterable[Account]) -> None:
+        """The pool has so many pages from now on, and nothing of `accounts`: they begin anew."""
+        self.unblock()
+        self._single = False
+        for account in accounts:
+            if account.active:
+                self.active.end(account)
+        self.active.renew(pages * self._page_size)
 
     def wake(self, run: Run) -> None:
         """`run` commits or ends: who is parked on it is tried again."""

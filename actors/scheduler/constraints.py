@@ -4,7 +4,7 @@ The grammar actor says what there is (`Constrain`) and what no new request will 
 The body of a constraint goes to the executor with the first plan after a request named it, so that it is
 made while the request waits and its prompt is computed; it stays there until it is retired and the last
 request that names it has ended. Ident 0 is the vocabulary: it goes with the next plan, with one of its
-own if there is nothing to do, and stays.
+own if there is nothing to do, and stays. Bodies are kept: another executor may take that one's place.
 """
 
 from ramify.protocol.messages import Constrain, Unconstrain
@@ -15,7 +15,7 @@ class _Entry:
     __slots__ = ("body", "loaded", "retired", "users")
 
     def __init__(self, body: bytes) -> None:
-        self.body = body  # dropped when the executor has it
+        self.body = body
         self.users = 0  # requests that have not ended
         self.loaded = False
         self.retired = False
@@ -69,8 +69,16 @@ class Constraints:
             entry = self._entries.get(ident)
             if entry is not None and not entry.loaded and (entry.users or not ident):
                 loads.append(LoadConstraint(ident, entry.body))
-                entry.loaded, entry.body = True, b""
+                entry.loaded = True
         return loads
+
+    def reload(self) -> None:
+        """Another executor has none of them: the next plan brings those that requests name."""
+        for entry in self._entries.values():
+            entry.loaded = False
+        self.wanted = [ident for ident, entry in self._entries.items() if ident and entry.users]
+        self.due = bool(self.wanted) or 0 in self._entries
+        self.dropped = []
 
     def forgets(self) -> bytes:
         """int32, what the next plan drops: its rows are closed by then."""

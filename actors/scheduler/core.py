@@ -5,6 +5,9 @@ order: the executor's next step depends on nothing but the last result, and a se
 an end only after the cache did. Everything here is O(1) per step and per sampled token, apart
 from retraction, which looks at all running requests.
 
+An executor that dies takes all KV along, and nothing else: what ran waits, and goes on from its last
+token when another executor is there (`back`, `renewed`). Until then nothing is planned.
+
 Time is a number that the caller passes in; sockets, tensors and tasks are unknown here.
 """
 
@@ -29,6 +32,7 @@ from ramify.actors.scheduler.request import (
     output_limit,
 )
 from ramify.actors.scheduler.settlements import Settlements
+from ramify.actors.scheduler.suspects import TWICE, Suspects
 from ramify.actors.scheduler.targets import Targets, targets_of
 from ramify.protocol.cluster import LOT, ReplicaLoad
 from ramify.protocol.config import ScheduleConfig
@@ -86,7 +90,9 @@ class Scheduler:
         self._deliveries = Deliveries()
         self._count = 0
         self._batch = 0
-        self.down: str | None = None  # the executor failed
+        self.down: str | None = None  # why there is no executor; None: there is one
+        self._next: ExecutorInfo | None = None  # of the executor that takes its place
+        self._suspects = Suspects()
         self.retractions: Counter[str] = Counter()  # by Cause
         self._hold_s = 0.0  # seconds from a request's first grant to its end, a mean that forgets
         self.computed_twice = 0  # tokens: in flight at a retraction, or evicted before it went on
@@ -158,9 +164,7 @@ class Scheduler:
             case CancelSession():
                 self._cancel_session(event.session, now)
             case ExecutorDown():
-                self.down = event.reason
-                for request in list(self._requests.values()):
-                    self._end(request, "error", now, "internal", "the model executor failed")
+                self._lost(event.reason, now)
 
     def expire(self, now: float) -> None:
         """End what is past its deadline."""
@@ -179,12 +183,12 @@ class Scheduler:
         self._batch += 1
         if self._hungry:
             self._relieve(now)
-        waiting = len(self._requests) > len(self._runs)
+        waiting = len(self._requests) > len(self._runs) and self.down is None
         if not (waiting or self._planner.wanted or self._settlements.commits):
             return None  # as after most steps
         if not self._settlements.ready:
             return None
-        acquires = self._admission.pick()
+        acquires = self._pick() if waiting else []
         wanted, self._planner.wanted = self._planner.wanted, []
         grows = [run for run in wanted if run.live]
         for run in grows:
@@ -193,8 +197,7 @@ class Scheduler:
 
     def deliver(self) -> list[tuple[int, Tokens]]:
         """What sessions are to be told now: one message for each, in order of its events."""
-        # Once the executor is down the cache is not told anything: nobody waits for it.
-        return self._deliveries.take(ends=not self._settlements.finals or self.down is not None)
+        return self._deliveries.take(ends=not self._settlements.finals)
 
     # --- the life of a request ----------------------------------------------------------------
 
@@ -241,8 +244,6 @@ class Scheduler:
         """
         submit, client = request.submit, request.account.client
         info, pool = self._info, self._info.pages * self._info.page_size
-        if self.down is not None:
-            return "internal", "the model executor failed"
         if submit.prompt < 1:
             return "bad_request", "the branch is empty: append something before generating"
         if submit.prompt > info.context:
@@ -355,6 +356,8 @@ class Scheduler:
         if bound:
             self._deliveries.landed(result, bound, live)
         self._over(over, now)
+        if self._suspects.tried is not None:
+            self._clear()
 
     def _several(
         self, result: StepResult, step: Step, counts: Iterable[int], tokens: "array[int]", now: float
@@ -395,6 +398,8 @@ class Scheduler:
         if segments:
             self._deliveries.landed_several(result, segments)
         self._over(over, now)
+        if self._suspects.tried is not None:
+            self._clear()
 
     def _first_tokens(self, step: Step, now: float) -> None:
         if not step.firsts and not self._tokenless:
@@ -497,6 +502,13 @@ class Scheduler:
 
     def _granted(self, request: Request, granted: Granted, now: float) -> None:
         ident = request.submit.request
+        if self.down is not None and request.ending is None:
+            request.account.hold(-1)
+            self._settlements.final(Commit(ident, granted.cached, b"", True))
+            self._admission.queue.refund(request.account, request.charge)
+            request.charge = 0
+            self._admission.enqueue(request)
+            return
         if not request.computed:
             request.started = now
             request.cached = granted.cached
@@ -570,8 +582,71 @@ class Scheduler:
         request = run.request
         self.retractions[cause] += 1
         self.computed_twice += self._planner.in_vain(run)
-        request.resident = request.reached = self._stop(run, None).computed
+        request.reached = self._stop(run, None).computed
+        request.resident = 0 if self.down is not None else request.reached
         self._admission.enqueue(request)
+
+    # --- another executor ---------------------------------------------------------------------
+
+    def _lost(self, reason: str, now: float) -> None:
+        """The executor died, and all KV with it: what ran waits for the next one, where it was."""
+        self.down, self._next = reason, None
+        steps = self._planner.in_flight
+        in_flight = dict.fromkeys(
+            run.request
+            for step in steps
+            for run in [*step.bound, *(chunk[0] for chunk in step.chunks)]
+            if run.live
+        )
+        for run in list(self._runs.values()):
+            self._retract(run, "executor")
+            if run.request.record is not None:
+                run.request.record.known = 0
+        self._planner.lost()
+        for request in self._suspects.died(list(in_flight)):
+            times = "twice" if request.losses == TWICE else f"{request.losses} times"
+            why = f"the model executor died {times} in a step of this request, which is not tried again"
+            self._end(request, "error", now, "internal", why)
+        for request in in_flight:
+            if request in self._suspects and request.ticket:
+                self._admission.discard(request)
+
+    def back(self, info: ExecutorInfo) -> None:
+        """Another executor is there. It may differ in the size of its pool alone."""
+        self._next = info
+
+    def renewed(self) -> int | None:
+        """Go on with the next executor, if it is there and the cache owes no answer.
+
+        Returns how many pages its pool has: the cache has to hear of it (`RenewPool`) before all else.
+        """
+        settlements = self._settlements
+        if self._next is None or settlements.outstanding or settlements.finals:
+            return None
+        self._info, self._next, self.down = self._next, None, None
+        self._planner.resume()
+        settlements.renew(self._info.pages)
+        self._admission.renew(self._info.pages, self._accounts.values())
+        return self._info.pages
+
+    def _pick(self) -> list[Request]:
+        """Requests to acquire for now. One that is to run alone goes before all others."""
+        if not self._suspects:
+            return self._admission.pick()
+        if self._runs or self._settlements.outstanding:
+            return []
+        request = self._suspects.take()
+        if request is None:
+            return []
+        self._admission.take(request)
+        return [request]
+
+    def _clear(self) -> None:
+        """The request that ran alone got a token: it waits like the others now."""
+        cleared = self._suspects.cleared()
+        if cleared is not None and cleared.run is not None:
+            self._retract(cleared.run, "executor")
+            self._admission.unblock()
 
     # --- accounts -----------------------------------------------------------------------------
 

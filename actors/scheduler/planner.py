@@ -81,7 +81,7 @@ class Planner:
 
     def __init__(self, info: ExecutorInfo, config: ScheduleConfig) -> None:
         self._page_size = info.page_size
-        self._limit = config.in_flight
+        self._limit = self._most_in_flight = config.in_flight
         self._on_cpu = info.device == "cpu"
         self._watermark = max(1, min(4, config.lookahead // 2))  # slots left when more are asked for
         self.pace = Pace(info, config)
@@ -168,6 +168,22 @@ class Planner:
             if self._grows:  # its next owner must not get them
                 self._grows = [grow for grow in self._grows if grow.row != run.row]
         self._rows.append(run.row)
+
+    def lost(self) -> None:
+        """The executor is gone, with the steps in flight and its rows; their runs were dropped.
+
+        Nothing is planned until `resume`.
+        """
+        self._limit = 0
+        self.in_flight.clear()
+        self._closes.clear()
+        self._grows.clear()
+        self.wanted.clear()
+        self.constraints.reload()
+
+    def resume(self) -> None:
+        """There is another executor."""
+        self._limit = self._most_in_flight
 
     def grown(self, run: Run, pages: bytes) -> None:
         """`run` got the pages it asked for."""

@@ -260,14 +260,18 @@ class WaitingQueue:
         """`request` has a row from here on. Returns how much of the room it takes."""
         heapq.heappop(share.heap)
         request.ticket = 0
-        work = max(1, request.prompt - request.resident)
-        request.charge = work + request.extra(self._lookahead)
-        account = request.account
-        account.charge(request.charge)
-        account.hold(1)
-        account.client.picked = True
+        work = self.charge(request)
+        request.account.client.picked = True
         self._left(share, request.level)
         return min(work, self._enough)
+
+    def charge(self, request: Request) -> int:
+        """`request` has a row, and what it is expected to use is charged. Returns its prompt's part."""
+        work = max(1, request.prompt - request.resident)
+        request.charge = work + request.extra(self._lookahead)
+        request.account.charge(request.charge)
+        request.account.hold(1)
+        return work
 
     @staticmethod
     def _settle(picked: list[Request]) -> list[Request]:

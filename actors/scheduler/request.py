@@ -158,6 +158,8 @@ class Request:
         "charge",
         "computed",
         "constrained",
+        "deaths",
+        "died_at",
         "done",
         "ending",
         "first_token",
@@ -168,6 +170,7 @@ class Request:
         "lacking",
         "leave",
         "limit",
+        "losses",
         "mark",
         "need",
         "promised",
@@ -232,6 +235,9 @@ class Request:
         self.forced_tokens = 0  # of its output, those that its constraint left no choice for
         self.constrained = bool(submit.constraint)
         self.stale = False  # its constraint is not there
+        self.losses = 0  # executors that died in a step of it; this and what follows: see `suspects`
+        self.deaths = 0  # of these, the last ones between which it got no token
+        self.died_at = -1  # its output tokens at the last one
 
     @property
     def reads_history(self) -> bool:

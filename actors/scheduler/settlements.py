@@ -98,6 +98,10 @@ class Settlements:
         self.free = message.free
         return acquires, grows
 
+    def renew(self, pages: int) -> None:
+        """The pool has so many pages from now on, all of them free."""
+        self.available = self.free = pages
+
     def growth(self, run: Run) -> int:
         """Slots to ask for: whole pages, at most what the run can still use."""
         want = max(self._growth, self._jump) if run.jumps else self._growth

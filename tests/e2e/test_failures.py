@@ -14,6 +14,7 @@ import pytest
 
 from ramify.actors.cache.cache import RadixCache
 from ramify.actors.engine import EngineFailed
+from ramify.actors.executor.spec import ExecutorNotStarted
 from ramify.actors.session.core import SessionCore
 from ramify.protocol.messages import Frame
 from ramify.protocol.wire import Append
@@ -51,50 +52,76 @@ class Running:
         return self.task.exception()
 
 
+def broken(*_: object) -> None:
+    raise RuntimeError("injected")
+
+
 def is_internal(end: dict[str, Any]) -> bool:
     """An end that says that it is the server's fault."""
     return end.get("error" if end["type"] == "done" else "code") == "internal"
 
 
 @pytest.mark.parametrize("gateways", [0, 2])
-async def test_a_killed_executor_ends_everything_in_order(serving: Any, gateways: int) -> None:
-    """Each request gets its end, each socket 1012, the engine EngineFailed; nothing stays."""
-    engine = Running(serving, executor="process", gateways=gateways, fake=SLOW, limits={"running": 2})
-    async with engine as served:
-        async with (
-            served.connect() as peer,
-            served.connect("msgpack") as other,
-            served.connect() as idle,
-        ):
-            names = [f"b{i}" for i in range(9)]  # of which two run and the rest wait in the session
-            await idle.open(client="idle")
-            await other.open(other.user(1, "me too"), other.greedy(2, max_tokens=3000), client="other")
+async def test_a_killed_executor_ends_nothing(serving: Any, gateways: int) -> None:
+    """Everything goes on from its last token in another one, and nobody sees more than a pause."""
+    settings = {"executor": "process", "gateways": gateways, "fake": SLOW, "limits": {"running": 2}}
+    async with serving(**settings) as served:
+        async with served.connect() as peer, served.connect("msgpack") as other:
+            names = [f"b{i}" for i in range(4)]  # of which two run and the rest wait in the session
+            await other.open(other.user(1, "me too"), other.greedy(2, max_tokens=300), client="other")
             await peer.open(
                 peer.user(1, "go"),
                 {"type": "fork", "id": 2, "as": names},
-                peer.greedy(3, branch=names, max_tokens=3000),
+                peer.greedy(3, branch=names, max_tokens=300),
                 peer.user(4, "queued", branch="b0"),
             )
-            for each in (peer, other):
-                await each.next("delta")
-            os.kill(served.engine.executor.pid, signal.SIGKILL)
+            for _ in range(2):
+                for each in (peer, other):
+                    await each.next("delta")
+                os.kill(pid := served.engine.executor.pid, signal.SIGKILL)
+                async with asyncio.timeout(PATIENCE):
+                    while served.engine.executor.pid == pid or not served.engine.executor.alive:
+                        await asyncio.sleep(0.01)
             ends = await peer.terminals(3, names)
-            assert all(map(is_internal, ends.values()))
-            assert is_internal(await other.terminal(2))
-            assert (await peer.terminal(4))["code"] == "skipped"
+            assert [end["reason"] for end in ends.values()] == ["length"] * 4
+            assert (await other.terminal(2))["reason"] == "length"
+            assert (await peer.terminal(4))["type"] == "ok"
             prompt = served.oracle.turn("go")
-            text = served.oracle.text(served.oracle.output(prompt, 3000))
-            assert text.startswith(peer.text("b0").rstrip("\ufffd"))
-            for each in (peer, other, idle):
-                assert await each.closed() == 1012
-        failure = await engine.failure()
-        assert isinstance(failure, EngineFailed)
-        assert "SIGKILL" in str(failure)
+            text = served.oracle.text(served.oracle.output(prompt, 300))
+            assert {peer.text(name) for name in names} == {text}
+            assert "ramify_executor_deaths_total 2.0" in (await served.request("GET", "/metrics"))[1]
 
 
-async def test_a_gateway_without_credits_tells_every_end(serving: Any) -> None:
-    """It stood still while the executor died: the ends, and what waits behind them, are not lost."""
-    engine = Running(serving, executor="process", gateways=1, fake=SLOW, limits={"running": 2})
+async def test_an_executor_that_does_not_start_again_ends_the_engine(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request gets its end, each socket 1012, the engine EngineFailed; nothing stays."""
+    monkeypatch.setattr("ramify.actors.keeper.BACK_OFF_SECONDS", 0.01)
+    engine = Running(serving, executor="process", fake=SLOW)
+    async with engine as served:
+
+        async def broken(progress: object) -> None:
+            raise ExecutorNotStarted("no memory is left")
+
+        monkeypatch.setattr(served.engine.core._keeper, "_start", broken)
+        async with served.connect() as peer:
+            await peer.open(peer.user(1, "go"), peer.greedy(2, max_tokens=3000))
+            await peer.send(peer.greedy(3))
+            await peer.next("delta")
+            os.kill(served.engine.executor.pid, signal.SIGKILL)
+            assert is_internal(await peer.terminal(2))
+            assert is_internal(await peer.terminal(3))
+            assert await peer.closed() == 1012
+        failure = str(await engine.failure())
+        assert "SIGKILL" in failure
+        assert "no memory is left" in failure
+
+
+async def test_a_gateway_without_credits_tells_every_end(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still while the core failed: the ends, and what waits behind them, are not lost."""
+    engine = Running(serving, gateways=1, fake=SLOW, limits={"running": 2})
     async with engine as served:
         (worker,) = served.engine.front._workers
         async with served.connect() as peer:
@@ -111,7 +138,7 @@ async def test_a_gateway_without_credits_tells_every_end(serving: Any) -> None:
                 async with asyncio.timeout(PATIENCE):
                     while worker.process._child.link.credits:
                         await asyncio.sleep(0.01)
-                    os.kill(served.engine.executor.pid, signal.SIGKILL)
+                    monkeypatch.setattr(RadixCache, "settle", broken)
                     while served.engine.status.phase != "failed":
                         await asyncio.sleep(0.01)
             finally:
@@ -125,9 +152,11 @@ async def test_a_gateway_without_credits_tells_every_end(serving: Any) -> None:
         assert isinstance(await engine.failure(), EngineFailed)
 
 
-async def test_ends_reach_sockets_in_other_processes_than_their_session(serving: Any) -> None:
+async def test_ends_reach_sockets_in_other_processes_than_their_session(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some of eight sockets are in the other process, whichever has the session."""
-    engine = Running(serving, executor="process", gateways=2, fake=SLOW, limits={"attachments": 9})
+    engine = Running(serving, gateways=2, fake=SLOW, limits={"attachments": 9})
     async with engine as served, AsyncExitStack() as sockets:
         owner = await sockets.enter_async_context(served.connect())
         names = [f"b{i}" for i in range(8)]
@@ -138,7 +167,7 @@ async def test_ends_reach_sockets_in_other_processes_than_their_session(serving:
             await peer.open(peer.greedy(1, branch=name, max_tokens=3000), client=name, **login)
         for peer in peers:
             await peer.next("delta")
-        os.kill(served.engine.executor.pid, signal.SIGKILL)
+        monkeypatch.setattr(RadixCache, "settle", broken)
         for peer in peers:
             assert is_internal(await peer.terminal(1))
             assert await peer.closed() == 1012
@@ -156,10 +185,6 @@ async def test_a_core_actor_that_raises_ends_the_engine(
             await peer.open(peer.user(1, "go"), peer.greedy(2, max_tokens=3000))
             await peer.send(peer.greedy(3), {"type": "rollback", "id": 4, "to": 0})
             await peer.next("delta")
-
-            def broken(*_: object) -> None:
-                raise RuntimeError("injected")
-
             monkeypatch.setattr(RadixCache, "settle", broken)
             assert is_internal(await peer.terminal(2))
             assert is_internal(await peer.terminal(3))
@@ -261,13 +286,12 @@ async def test_the_first_ctrl_c_says_what_a_second_does(peers: Any, llama_folder
             assert await asyncio.wait_for(process.wait(), PATIENCE) in (130, 0)  # 0: it was done by then
 
 
-async def test_a_stopped_executor_is_told_and_ends_the_engine(
+async def test_a_stopped_executor_is_told_and_replaced(
     serving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Idle or in a step: /readyz says why, and says so no more when it goes on; then it does not."""
+    """Idle or in a step: /readyz says why, and says so no more when it goes on, or another one does."""
     monkeypatch.setattr("ramify.actors.watchdog.OVERDUE_SECONDS", 1.5)
     monkeypatch.setattr("ramify.actors.watchdog.LONGEST_STEPS", 0.0)
-    engine = Running(serving, executor="process", gateways=1, fake=SLOW, step_timeout_s=6.0)
 
     async def readiness(served: Any, wanted: int) -> dict[str, Any]:
         async with asyncio.timeout(PATIENCE):
@@ -276,7 +300,7 @@ async def test_a_stopped_executor_is_told_and_ends_the_engine(
         body: dict[str, Any] = answer[1]
         return body
 
-    async with engine as served:
+    async with serving(executor="process", gateways=1, fake=SLOW, step_timeout_s=4.0) as served:
         pid = served.engine.executor.pid
         assert await readiness(served, 200) == {"ready": True, "phase": "ready"}
         os.kill(pid, signal.SIGSTOP)
@@ -284,26 +308,25 @@ async def test_a_stopped_executor_is_told_and_ends_the_engine(
         os.kill(pid, signal.SIGCONT)
         await readiness(served, 200)
         async with served.connect() as peer:
-            await peer.open(peer.user(1, "go"), peer.greedy(2, max_tokens=3000))
+            await peer.open(peer.user(1, "go"), peer.greedy(2, max_tokens=300))
             await peer.next("delta")
             os.kill(pid, signal.SIGSTOP)
             body = await readiness(served, 503)
             assert (body["ready"], body["phase"]) == (False, "ready")
             assert "the executor has not finished its step for" in body["fault"]
             async with served.connect() as late:  # clients may come, and wait like the others
-                await late.open(client="late")
-                assert is_internal(await peer.terminal(2))
-                assert await peer.closed() == 1012
-                assert await late.closed() == 1012
-        failure = await engine.failure()
-        assert isinstance(failure, EngineFailed)
-        assert "--step-timeout" in str(failure)
+                await late.open(late.user(1, "me"), late.greedy(2, max_tokens=5), client="late")
+                assert (await peer.terminal(2))["reason"] == "length"
+                assert (await late.terminal(2))["reason"] == "length"
+            await readiness(served, 200)
 
 
 async def test_a_step_that_hangs_in_a_thread_ends_the_engine(
-    serving: Any, monkeypatch: pytest.MonkeyPatch
+    serving: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A thread cannot be ended. What is known needs no traceback."""
     monkeypatch.setattr("ramify.actors.watchdog.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("ramify.actors.keeper.GRACE_SECONDS", 0.1)
     engine = Running(serving, executor="thread", fake={"step_seconds": 2.0}, step_timeout_s=1.0)
     async with engine as served:
         async with served.connect() as peer:
@@ -311,3 +334,4 @@ async def test_a_step_that_hangs_in_a_thread_ends_the_engine(
             assert is_internal(await peer.terminal(2))
             assert await peer.closed() == 1012
         assert "--step-timeout" in str(await engine.failure())
+    assert not [record for record in caplog.records if record.exc_info and record.exc_info[0]]

@@ -75,6 +75,16 @@ class CacheMachine(RuleBasedStateMachine):
 
     # --- branches
 
+    @precondition(lambda self: not self.rows)
+    @rule(more=st.integers(-2, 2))
+    def renew(self, more: int) -> None:
+        """Another executor, and a pool of another size: tokens stay, all KV is gone."""
+        self.pool = type(self).pool + more
+        self.cache.renew(self.pool)
+        self.content.clear()
+        self.spoiled.clear()
+        assert self.cache.free == self.cache.total == self.pool
+
     @rule(namespace=st.sampled_from(["", "lora"]))
     def open(self, namespace: str) -> None:
         branch = self.new_id()

@@ -10,6 +10,7 @@ import random
 from collections import Counter, deque
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from ramify.actors.scheduler.core import Scheduler
@@ -23,7 +24,15 @@ from ramify.protocol.messages import (
     Settled,
     Submit,
 )
-from ramify.protocol.plan import ExecutorInfo, StepPlan, StepResult, pack, pack_floats, unpack
+from ramify.protocol.plan import (
+    ExecutorDown,
+    ExecutorInfo,
+    StepPlan,
+    StepResult,
+    pack,
+    pack_floats,
+    unpack,
+)
 from ramify.protocol.sampling import SamplingParams, TokenLogprobs
 
 VOCAB = 97
@@ -95,6 +104,12 @@ class FakeCache:
         assert not self.computing
         assert not self.referenced()
         assert sorted([*self.pages, *self.resident.values()]) == list(range(self.total))
+
+    def renew(self, pages):
+        assert not self.runs
+        self.total, self.pages = pages, list(range(pages))
+        self.resident.clear()
+        self.locks.clear()
 
     def referenced(self):
         held = sum(len(run.own) for run in self.runs.values())
@@ -436,6 +451,8 @@ class World:
         for event in events:
             core.handle(event, self.now)
         core.expire(self.now)
+        if core.down is not None and (pages := core.renewed()) is not None:
+            self.cache.renew(pages)
         while (plan := core.plan()) is not None:
             assert isinstance(plan, StepPlan)
             self.executor.plans.append(plan)
@@ -459,6 +476,19 @@ class World:
                 assert finished.request not in self.cache.runs, "told before the cache knew"
                 self.finished[finished.request] = finished
                 self.order.append(finished.request)
+
+    def die(self):
+        """The executor dies, with all plans and KV."""
+        for lost in (self.executor.plans, self.executor.rows, self.executor.kv):
+            lost.clear()
+        self.turn(ExecutorDown("it died"))
+
+    def back(self, pages=None):
+        """Another executor is there."""
+        if pages is not None:
+            self.info = msgspec.structs.replace(self.info, pages=pages)
+        self.core.back(self.info)
+        self.turn()
 
     def settled(self):
         """Deliver the cache's oldest reply."""

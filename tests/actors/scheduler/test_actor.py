@@ -5,11 +5,11 @@ import pytest
 
 from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.fanout import FanOut, Router
-from ramify.actors.kit.mailbox import Mailbox
-from ramify.actors.scheduler.actor import ExecutorFailed, SchedulerActor
+from ramify.actors.kit.mailbox import Mailbox, MailboxClosed
+from ramify.actors.scheduler.actor import SchedulerActor
 from ramify.actors.scheduler.request import SchedulerError
 from ramify.protocol.config import ScheduleConfig
-from ramify.protocol.messages import Settle, Tokens
+from ramify.protocol.messages import RenewPool, Settle, Tokens
 from ramify.protocol.plan import ExecutorDown, StepPlan, StepResult, unpack
 
 
@@ -70,6 +70,9 @@ class Stage:
         )
 
     def _settle(self, settle):
+        if isinstance(settle, RenewPool):
+            self.w.cache.renew(settle.pages)
+            return
         self.mailbox.tell(self.w.cache.settle(settle))
 
     def _plan(self, plan):
@@ -141,14 +144,46 @@ async def test_a_deadline_passes_while_nothing_happens(world):
         stage.mailbox.close()
 
 
-async def test_executor_down_ends_requests_then_raises(world):
-    stage = Stage(world, auto=False)
-    stage.mailbox.tell(stage.w.submit())
-    stage.mailbox.tell(ExecutorDown("out of memory"))
-    with pytest.raises(ExecutorFailed, match="out of memory"):
-        await stage.actor.run()
-    assert [f.error for f in stage.metrics.ended] == ["internal"]
-    assert stage.log[-1].finished[0].error == "internal"
+async def test_another_executor_takes_over(world, expected):
+    stage = Stage(world)
+    first = stage.actor._executor
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(stage.actor.run)
+        stage.actor.tell(ExecutorDown("out of memory"))
+        assert stage.actor.down
+        stage.mailbox.tell(stage.w.submit(max_tokens=6))
+        await anyio.wait_all_tasks_blocked()
+        assert stage.log == []
+        log = []
+        stage.actor.resume(Listener(log, stage._plan), stage.w.info)
+        with anyio.fail_after(5):
+            await stage.done.wait()
+        stage.mailbox.close()
+    assert stage.log[0] == RenewPool(64)
+    assert not any(isinstance(message, StepPlan) for message in stage.log)
+    assert [type(message) for message in log] == [StepPlan] * len(log)
+    assert stage.actor._executor is not first
+    assert [f.reason for f in stage.metrics.ended] == ["length"]
+
+
+async def test_an_executor_that_is_dead_takes_no_plan(world):
+    """Its ExecutorDown may come a moment later."""
+    stage = Stage(world)
+
+    def dead(plan):
+        raise MailboxClosed("executor")
+
+    stage.actor._executor = Listener([], dead)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(stage.actor.run)
+        stage.mailbox.tell(stage.w.submit())
+        await anyio.wait_all_tasks_blocked()
+        stage.actor.tell(ExecutorDown("killed"))
+        stage.actor.resume(Listener([], stage._plan), stage.w.info)
+        with anyio.fail_after(5):
+            await stage.done.wait()
+        stage.mailbox.close()
+    assert [f.reason for f in stage.metrics.ended] == ["length"]
 
 
 async def test_an_unknown_step_raises(world):

@@ -91,3 +91,19 @@ def test_the_vocabulary_gets_a_plan_of_its_own(world) -> None:
     w.run(w.submit(max_tokens=2))
     assert all(not plan.constraints for plan in w.sent[1:])
     w.check_idle()
+
+
+def test_another_executor_gets_what_requests_have() -> None:
+    constraints = known(1, 2, 3)
+    for ident in (1, 2):
+        assert constraints.take(ident)
+    constraints.loads()
+    constraints.give_back(2)
+    constraints.retire(Unconstrain(2))
+    constraints.reload()
+    assert constraints.due
+    assert constraints.loads() == [LoadConstraint(0, b"0"), LoadConstraint(1, b"1")]
+    assert constraints.forgets() == b""
+    assert constraints.take(1)
+    assert constraints.take(3)
+    assert constraints.loads() == [LoadConstraint(3, b"3")]

@@ -7,9 +7,10 @@ import pytest
 
 from ramify.actors.scheduler.core import _note_forced
 from ramify.actors.scheduler.request import SchedulerError
+from ramify.actors.scheduler.suspects import MOST
 from ramify.protocol.cluster import LOT
 from ramify.protocol.messages import Cancel, CancelSession, Submit
-from ramify.protocol.plan import NO_TOKEN, STUCK, ExecutorDown, StepResult, pack, unpack
+from ramify.protocol.plan import NO_TOKEN, STUCK, StepResult, pack, unpack
 from ramify.protocol.sampling import SamplingParams
 
 
@@ -422,14 +423,108 @@ def test_a_branch_that_is_gone(world):
     w.check_idle()
 
 
-def test_executor_down_ends_everything(world):
-    w = world(rows=1)
-    w.turn(w.submit(1, [1]), w.submit(2, [2]), w.submit(3, [3], session=2))
+def test_what_ran_goes_on_with_another_executor(world, expected):
+    """Prompts and decodes, with an Acquire under way; who comes and who leaves meanwhile."""
+    w = world(rows=2, budget=16)
+    w.turn(w.submit(1, [1], max_tokens=9), w.submit(2, range(40), max_tokens=3))
     w.settled()
-    w.turn(ExecutorDown("boom"), w.submit(4, [4]))
-    assert w.core.down == "boom"
-    assert {f.error for f in w.finished.values()} == {"internal"}
-    assert len(w.finished) == 4
+    w.result()
+    w.turn(w.submit(3, [3], session=2, priority=1))
+    w.result()
+    assert w.replies
+    w.die()
+    assert w.core.down == "it died"
+    w.turn(w.submit(4, [4]), w.submit(5, [5]), Cancel(R1 + 4))
+    w.cache_settles()
+    assert not w.executor.plans
+    assert not w.cache.runs
+    assert set(w.finished) == {R1 + 4}
+    w.back()
+    w.run()
+    assert w.core.down is None
+    for request, prompt, limit in ((1, [1], 9), (2, [*range(40)], 3), (4, [4], 4)):
+        assert w.output[R1 - 1 + request] == expected(prompt, 0, limit)
+    assert w.core.retractions["executor"] >= 2
+    w.check_idle()
+
+
+def test_a_request_that_dies_twice_alone_is_refused(world):
+    w = world()
+    w.turn(w.submit(1, max_tokens=9))
+    w.cache_settles()
+    for _ in range(3):
+        w.result()
+    w.die()
+    w.cache_settles()
+    w.back()
+    w.cache_settles()
+    assert not w.finished
+    w.die()
+    w.cache_settles()
+    assert w.finished[R1].error == "internal"
+    assert "died twice in a step of this request" in w.finished[R1].message
+    assert len(w.output[R1]) == w.finished[R1].output == 3
+    w.back()
+    w.run(w.submit(2))
+    assert w.finished[R1 + 1].reason == "length"
+    w.check_idle()
+
+
+def test_executors_that_die_while_a_request_makes_progress(world, expected):
+    """Whoever kills executors from outside ends no request, unless it is hit very often."""
+    w = world()
+    w.turn(w.submit(1, max_tokens=40))
+    w.cache_settles()
+    for death in range(MOST):
+        w.result()
+        w.die()
+        w.cache_settles()
+        assert bool(w.finished) == (death == MOST - 1)
+        w.back()
+        w.cache_settles()
+    assert "died 8 times" in w.finished[R1].message
+    assert w.output[R1] == expected([1, 2, 3], 0, 8)
+
+
+def test_only_the_request_that_kills_executors_is_refused(world, expected):
+    """Whatever it runs beside: behind its second death, suspects run alone."""
+    w = world(rows=4)
+    killer = R1 + 2
+    w.turn(*(w.submit(i, [i], max_tokens=9, session=i) for i in (1, 2)), w.submit(3, [3], max_tokens=9))
+    deaths = 0
+    while w.replies or w.executor.plans or w.core.down is not None:
+        if w.replies:
+            w.settled()
+        elif w.core.down is not None:
+            w.back()
+        elif killer in {opened.request for plan in w.executor.plans for opened in plan.opens}:
+            deaths += 1
+            w.die()
+            if deaths == 1:
+                w.turn(w.submit(4, [4]))
+        else:
+            w.result()
+    assert deaths == 3
+    assert w.finished[killer].error == "internal"
+    done = {r: f.output for r, f in w.finished.items() if r != killer}
+    assert sorted(done.values()) == [4, 9, 9]
+    for request, output in w.output.items():
+        assert output == expected([request & 255], 0, len(output))
+    w.check_idle()
+
+
+def test_another_executor_may_have_a_smaller_pool(world):
+    w = world(pages=64)
+    w.turn(w.submit(1, range(30), max_tokens=30), w.submit(2, range(50), session=2))
+    w.settled()
+    w.die()
+    w.cache_settles()
+    w.back(pages=40)
+    w.run()
+    assert w.finished[R1].reason == "length"
+    assert w.finished[R1].output <= 11
+    assert w.finished[2 << 32 | 2].error == "too_long"
+    w.check_idle()
 
 
 @pytest.mark.parametrize("wrong", ["step", "rows", "tokens", "logprobs"])

@@ -53,6 +53,11 @@ class RealCache:
         check(self.cache)
         return settled
 
+    def renew(self, pages):
+        self.cache.renew(pages)
+        check(self.cache)
+        assert self.cache.free == pages
+
     def check_idle(self):
         check(self.cache)
         assert not self.cache.runs
@@ -93,6 +98,9 @@ programs = st.lists(
     ),
     max_size=30,
 )
+deaths = st.lists(  # at which parts of a program; after how many more another executor is there
+    st.tuples(st.integers(0, 29), st.integers(0, 3)), min_size=1, max_size=4
+)
 worlds = st.fixed_dictionaries(
     {
         "pages": st.integers(8, 70),
@@ -121,11 +129,17 @@ speculations = st.fixed_dictionaries(
 )
 
 
-def execute(w, program, expected, expected_scores):
+def execute(w, program, expected, expected_scores, deaths=()):
     submitted, gone, count = {}, set(), 0
     closed = set()
-    for kind, *arguments in program:
+    dies, back = dict(deaths), None
+    for at, (kind, *arguments) in enumerate(program):
         w.now += 1.0
+        if at in dies:
+            w.die()
+            back = at + dies[at]
+        if at == back:
+            w.back()
         if kind == "submit":
             (s,) = arguments
             session = s.session + 10 * sum(1 for c in closed if c % 10 == s.session)
@@ -170,6 +184,8 @@ def execute(w, program, expected, expected_scores):
                     events.append(w.executor.run())
                 if events:
                     w.turn(*events)
+    if w.core.down is not None:
+        w.back()
     w.run(steps=5000)
     w.now += 100.0
     w.turn()
@@ -197,6 +213,10 @@ def execute(w, program, expected, expected_scores):
                 wanted = expected_scores(s.prompt, places, targets)
                 assert unpack_floats(finished.scores).tolist() == wanted
         elif finished.reason == "error":
+            if finished.error == "internal":
+                assert "died" in finished.message
+                assert len(dies) > 1
+                continue
             too_long = len(s.prompt) > min(w.info.context, size)
             assert finished.error == ("too_long" if too_long else "overloaded")
             assert finished.output == 0
@@ -217,6 +237,19 @@ def test_random_programs_on_the_real_cache(
     options = {**options, "pages": -(-options["pages"] // page_size)}
     cache = RealCache(options["pages"], page_size)
     execute(world(**options, page_size=page_size, cache=cache), program, expected, expected_scores)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@tried(50, 150)
+@given(worlds, st.one_of(st.just({}), speculations), programs, deaths)
+def test_random_programs_in_which_executors_die(
+    world, expected, expected_scores, page_size, options, speculation, program, deaths
+):
+    """No token is lost or doubled, and nothing of the lost KV is used."""
+    options = {**options, **speculation, "pages": -(-options["pages"] // page_size)}
+    cache = RealCache(options["pages"], page_size)
+    w = world(**options, page_size=page_size, cache=cache)
+    execute(w, program, expected, expected_scores, deaths)
 
 
 @tried(35, 100)

@@ -1,0 +1,125 @@
+"""Keeps an executor: watches it, and starts another one when it has died.
+
+What ran waits meanwhile in the scheduler, and goes on from its last token. An executor that hangs is
+ended and replaced as well, unless it is in a thread: threads cannot be ended.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import anyio
+from anyio.abc import TaskStatus
+
+from ramify.actors.executor.handle import ExecutorHandle
+from ramify.actors.kit.clock import Clock
+from ramify.actors.kit.log import get_log
+from ramify.actors.kit.mailbox import Address
+from ramify.actors.watchdog import watch_executor
+from ramify.protocol.errors import RamifyError
+from ramify.protocol.messages import ExecutorMessage, SchedulerEvent
+from ramify.protocol.plan import ExecutorInfo
+
+ATTEMPTS, BACK_OFF_SECONDS = 4, 0.5  # starts in a row that fail; the pause doubles
+GRACE_SECONDS = 5.0  # for the end of one that has failed
+
+_FREE = {
+    "pages",
+    "load_seconds",
+    "attention_reason",
+    "quantization_reason",
+    "extend_sizes",
+    "logits_cost",
+}
+
+log = get_log(__name__)
+
+
+class ExecutorLost(RamifyError):
+    """No other executor can take the place of the one that died."""
+
+
+class ServesRequests(Protocol):
+    """The scheduler."""
+
+    @property
+    def down(self) -> bool:
+        """It knows that its executor has died."""
+        ...
+
+    def tell(self, event: SchedulerEvent, /) -> None: ...
+    def resume(self, executor: Address[ExecutorMessage], info: ExecutorInfo) -> None:
+        """Go on with another executor, while `down`."""
+        ...
+
+
+class ExecutorKeeper:
+    """`executor`: the one that serves, or did last. `start(progress)` makes another one.
+
+    `timeout`: seconds that a step may take. `faulty` is told why nothing makes progress, and None when
+    something does again. `died` is called for each executor that died.
+    """
+
+    def __init__(
+        self,
+        executor: ExecutorHandle,
+        start: Callable[[Callable[[str, float], None]], Awaitable[ExecutorHandle]],
+        scheduler: ServesRequests,
+        *,
+        timeout: float,
+        clock: Clock,
+        faulty: Callable[[str | None], None],
+        died: Callable[[], None],
+    ) -> None:
+        self.executor = executor
+        self._start = start
+        self._scheduler = scheduler
+        self._timeout = timeout
+        self._clock = clock
+        self._faulty = faulty
+        self._died = died
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until the executor is told to stop. Raises ExecutorLost."""
+        task_status.started()
+        while True:
+            await watch_executor(self.executor, self._timeout, self._clock, self._faulty)
+            reason = self.executor.failure
+            if reason is None:
+                return
+            self._died()
+            self._faulty(f"the executor died: {reason}")
+            while not self._scheduler.down:
+                await self._clock.sleep_until(self._clock.now() + 0.01)
+            await self.executor.stop(GRACE_SECONDS)
+            if not self.executor.replaceable:
+                raise ExecutorLost(reason)
+            known = self.executor.info
+            self.executor = await self._restart(reason)
+            info = self.executor.info
+            if different := _difference(info, known):
+                raise ExecutorLost(f"another executor differs from the one that died in its {different}")
+            self.executor.connect(self._scheduler)
+            self._scheduler.resume(self.executor, info)
+            log.info("another executor serves", pages=info.pages)
+            self._faulty(None)
+
+    async def _restart(self, reason: str) -> ExecutorHandle:
+        def progress(what: str, done: float) -> None:
+            self._faulty(f"the executor died ({reason}), another one starts: {what} {done:.0%}")
+
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return await self._start(progress)
+            except RamifyError as error:
+                log.error("the executor does not start again", attempt=attempt, reason=str(error))
+                last = error
+            if attempt < ATTEMPTS:
+                pause = BACK_OFF_SECONDS * 2 ** (attempt - 1)
+                await self._clock.sleep_until(self._clock.now() + pause)
+        raise ExecutorLost(f"it died ({reason}), and no other one starts: {last}") from last
+
+
+def _difference(info: ExecutorInfo, known: ExecutorInfo) -> str:
+    """The names of fields in which two executors of one model must not differ, and do."""
+    fields = set(info.__struct_fields__) - _FREE
+    return ", ".join(sorted(name for name in fields if getattr(info, name) != getattr(known, name)))

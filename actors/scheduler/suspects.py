@@ -1,0 +1,73 @@
+"""Which requests may be why executors die: they run alone, and one that dies alone is refused. Pure.
+
+An executor that dies takes the KV along, and everything that ran goes on in the next one from its last
+token. The requests of the steps that were in flight are suspects. One that gets a token behind that is
+cleared; one of which two executors in a row died without a token between is tried *alone*: no other
+request runs until it has a token more, or has ended. If an executor dies then, or died twice of a step
+with one request only, that request is the cause and is refused. Nobody else is, whoever it ran beside.
+
+This file does not know executors, nor how requests are run.
+"""
+
+from collections import deque
+
+from ramify.actors.scheduler.request import Request, RequestState
+
+TWICE = 2
+MOST = 8  # executors that may die with a request at all, with tokens between
+
+
+class Suspects:
+    """The requests that are to run alone, and the one that does."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Request] = deque()
+        self.tried: Request | None = None  # it runs alone, or waits for its pages
+
+    def __bool__(self) -> bool:
+        """Whether anybody is to run alone, or does: nobody else is to be begun."""
+        self._forget_ended()
+        return self.tried is not None or bool(self._waiting)
+
+    def died(self, running: list[Request]) -> list[Request]:
+        """An executor died in steps of the requests `running`. Returns those to be refused.
+
+        Of the others, `take` hands out those that are to run alone.
+        """
+        refused = []
+        for request in running:
+            same = request.died_at == request.done
+            request.deaths = request.deaths + 1 if same else 1
+            request.died_at = request.done
+            request.losses += 1
+            if request.losses >= MOST or (len(running) == 1 and request.deaths >= TWICE):
+                refused.append(request)
+            elif request.deaths >= TWICE and request not in self._waiting:
+                self._waiting.append(request)
+        self.tried = None
+        return refused
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._waiting
+
+    def take(self) -> Request | None:
+        """The request that is to run alone now, if none does."""
+        self._forget_ended()
+        if self.tried is None and self._waiting:
+            self.tried = self._waiting.popleft()
+            return self.tried
+        return None
+
+    def cleared(self) -> Request | None:
+        """The request that ran alone, once it has a token more. It is no suspect any more."""
+        tried = self.tried
+        if tried is None or tried.run is None or not tried.run.out:
+            return None
+        self.tried = None
+        return tried
+
+    def _forget_ended(self) -> None:
+        while self._waiting and self._waiting[0].state is RequestState.ENDED:
+            self._waiting.popleft()
+        if self.tried is not None and self.tried.state in (RequestState.ENDED, RequestState.WAITING):
+            self.tried = None  # it has ended, or waits like the others
