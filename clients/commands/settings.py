@@ -221,7 +221,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--step-timeout",
         type=float,
         metavar="S",
-        help="seconds without a step's result after which the executor has hung and the server ends "
+        help="seconds without a step's result after which the executor has hung and is replaced "
         "(default: 60, on a CPU 600); /readyz tells of it after 4",
     )
     group.add_argument("--insecure", action="store_true", help="serve other machines without a token")
