@@ -40,8 +40,7 @@ SHAPE = {
     "tie_word_embeddings": False, "torch_dtype": "bfloat16",
 }  # fmt: skip
 POISON = 300  # the token whose embedding is NaN
-PATIENCE = 30.0
-DEADLINE = 5.0  # between a failure and the end of the process
+PATIENCE = 60.0
 Message = dict[str, Any]
 
 
@@ -72,6 +71,7 @@ class Server:
         assert self.process.stdout is not None
         self.output = self.process.stdout
         self.said = ""
+        self._heard: dict[str, int] = {}
         self._ready = threading.Event()
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -109,7 +109,15 @@ class Server:
         assert len(children) == 1, children
         return children[0]
 
-    def exit_code(self, seconds: float = DEADLINE) -> int:
+    def says(self, text: str) -> None:
+        """Wait until it has said `text` once more than when it was asked for last."""
+        end = time.monotonic() + PATIENCE
+        self._heard[text] = self._heard.get(text, 0) + 1
+        while self.said.count(text) < self._heard[text]:
+            assert time.monotonic() < end, self.said
+            time.sleep(0.01)
+
+    def exit_code(self, seconds: float = PATIENCE) -> int:
         """Raises TimeoutExpired if it does not end by itself."""
         return self.process.wait(seconds)
 
@@ -181,24 +189,29 @@ def serves(server: Server) -> None:
 
 
 def test_a_killed_executor(folder: Path) -> None:
+    """Another one takes its place, twice; sockets stay, and the generation goes on."""
     with serving(folder, "--port", "0") as server:
         with peer(server) as one, peer(server) as idle:
-            one.generate(1, [5, 6, 7], 12_000)
-            one.until("delta")
-            os.kill(server.executor(), signal.SIGKILL)
-            died = time.monotonic()
-            assert is_internal(one.until("done", "error", ident=2))
-            assert one.closed() == idle.closed() == 1012
-        assert server.exit_code() not in (0, None)
-        assert time.monotonic() - died < DEADLINE
-        assert "SIGKILL" in server.said
-        port = server.port
-    with serving(folder, "--port", port) as server:
-        serves(server)
+            one.generate(1, [5, 6, 7], 4_000)
+            for _ in range(2):
+                one.until("delta")
+                os.kill(server.executor(), signal.SIGKILL)
+                one.until("delta")  # what had come by then
+                server.says("another executor serves")
+            done = one.until("done", "error", ident=2)
+            assert (done.get("reason"), done["usage"]["output"]) == ("length", 4_000)
+            idle.generate(1, [5, 6, 7], 40)
+            assert idle.until("done", "error", ident=2).get("reason") == "length"
+        assert server.said.count("SIGKILL") == 2
+        server.process.send_signal(signal.SIGTERM)
+        assert server.exit_code() == 0
 
 
 def test_out_of_memory(folder: Path) -> None:
-    """Another program takes the memory; then a step comes that is too large for a graph."""
+    """Another program takes the memory; then a step comes that is too large for a graph.
+
+    Once the other program has let go, an executor starts again, and both requests are answered.
+    """
     flags = (
         "--step-tokens",
         "16384",
@@ -217,19 +230,15 @@ def test_out_of_memory(folder: Path) -> None:
             taken = take_all_memory()
             try:
                 one.generate(1, [7] * 14_000, 10)
-                failed = time.monotonic()
-                assert is_internal(one.until("done", "error", ident=2))
-                assert is_internal(other.until("done", "error", ident=2))
-                assert one.closed() == other.closed() == 1012
-                assert server.exit_code() not in (0, None)
-                assert time.monotonic() - failed < DEADLINE
+                server.says("the executor failed")
             finally:
                 taken.clear()
                 torch.cuda.empty_cache()
+            assert one.until("done", "error", ident=2).get("reason") == "length"
+            assert other.until("done", "error", ident=2).get("reason") == "length"
         assert "OutOfMemoryError" in server.said
-        port = server.port
-    with serving(folder, "--port", port, *flags) as server:
-        serves(server)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.exit_code() == 0
 
 
 def take_all_memory() -> list[torch.Tensor]:
@@ -263,4 +272,4 @@ def test_logits_that_are_not_finite(folder: Path) -> None:
             assert bad.until("done", "error", ident=5).get("reason") == "length"
         assert "not finite" in server.said
         server.process.send_signal(signal.SIGTERM)
-        assert server.exit_code(PATIENCE) == 0
+        assert server.exit_code() == 0
