@@ -1,8 +1,8 @@
 """Claims about schemas become unions of shapes. Pure.
 
 What is found is never more than the schema allows. It is less where a keyword cannot be said by shapes,
-or not denied; `Cases.exact` tells. A schema is denied by denying its keywords one by one, down to the
-leaves: less than all of a set is never turned into more than all of its complement.
+or not denied: `Cases.lost` tells which. A schema is denied by denying its keywords one by one, down to
+the leaves: less than all of a set is never turned into more than all of its complement.
 
 It does not know how values are spelled.
 """
@@ -11,6 +11,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
+
+import msgspec
 
 from ramify.actors.grammar.schema.document import Document, child
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
@@ -32,6 +34,7 @@ from ramify.actors.grammar.schema.shapes import (
     Number,
     Object,
     Shape,
+    Some,
     String,
     joined,
     meet,
@@ -53,11 +56,35 @@ _REFUSED = {
 }
 
 
+class Loss(NamedTuple):
+    """Values of one type that are meant, and that no shape has; `pointer`: of the keyword that it is
+    because of. `told`: the user hears of it; else only those that take a format as an annotation mean
+    these values.
+    """
+
+    type: type
+    pointer: str
+    reason: str
+    told: bool = True
+
+
 class Cases(NamedTuple):
-    """A union of shapes. `exact`: of all values that are meant, not only of some."""
+    """A union of shapes. `lost`: what is meant beside them."""
 
     shapes: tuple[Shape, ...]
-    exact: bool = True
+    lost: tuple[Loss, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether the shapes have all values that are meant, not only some."""
+        return not self.lost
+
+    def losses(self, other: "Cases") -> tuple[Loss, ...]:
+        """What of `lost` is also meant by `other`."""
+        if not self.lost:
+            return ()
+        types = {type(shape) for shape in other.shapes} | {loss.type for loss in other.lost}
+        return tuple(loss for loss in self.lost if loss.type in types)
 
 
 _EVERYTHING = Cases(UNIVERSE)
@@ -86,42 +113,42 @@ class Expander:
             found = _EVERYTHING
             for claim in claims:
                 found = self._both(found, self._claim(claim), claim)
-            self._known[claims] = found
+            found = self._known[claims] = self._with_names(found, claims)
         return found
 
     def _both(self, a: Cases, b: Cases, at: Claim | str) -> Cases:
         """The values of both unions."""
+        lost = joined(a.losses(b), b.losses(a))
         if a.shapes is UNIVERSE:
-            return Cases(b.shapes, a.exact and b.exact)
+            return Cases(b.shapes, lost)
         if b.shapes is UNIVERSE:
-            return Cases(a.shapes, a.exact and b.exact)
+            return Cases(a.shapes, lost)
         found: dict[Shape, None] = {}
-        exact = a.exact and b.exact
         for left in a.shapes:
             for right in b.shapes:
                 shape = meet(left, right)
                 if shape is None or shape in found:
                     continue
                 if shape != left and shape != right:
-                    empty, certain = self.emptiness(shape)
-                    if empty:
-                        exact = exact and certain
+                    empty = self.emptiness(shape, at if isinstance(at, str) else at.at)
+                    if empty is not None:
+                        lost = joined(lost, empty)
                         continue
                 found[shape] = None
                 self._check(found, at)
-        return Cases(tuple(found), exact)
+        return Cases(tuple(found), lost)
 
     def _either(self, parts: Iterable[Cases], at: Claim | str) -> Cases:
         """The values of any of the unions."""
         found: dict[Shape, None] = {}
-        exact = True
+        lost: tuple[Loss, ...] = ()
         for part in parts:
             found.update(dict.fromkeys(part.shapes))
-            exact = exact and part.exact
+            lost = joined(lost, part.lost)
             self._check(found, at)
         if all(shape in found for shape in UNIVERSE):
-            return Cases(UNIVERSE, exact)
-        return Cases(tuple(found), exact)
+            return Cases(UNIVERSE)
+        return Cases(tuple(found), tuple(loss for loss in lost if _TYPE_OF[loss.type] not in found))
 
     @staticmethod
     def _check(found: dict[Shape, None], at: Claim | str) -> None:
@@ -129,32 +156,79 @@ class Expander:
             pointer = at if isinstance(at, str) else at.at
             raise TooLarge(pointer, f"it is a union of more than {MAX_CASES} cases")
 
-    def emptiness(self, shape: Shape) -> tuple[bool, bool]:
-        """Whether `shape` spells nothing, and if so, whether it means nothing for certain."""
+    def emptiness(self, shape: Shape, at: str) -> tuple[Loss, ...] | None:
+        """None if `shape` spells something; else what it means nevertheless. `at`: where that shows."""
         match shape:
             case String():
-                return self._strings.is_empty(shape)
+                empty, certain = self._strings.is_empty(shape)
+                if empty:
+                    return () if certain else (Loss(String, at, _FORMATTED),)
             case Object():
                 for name in shape.required:
-                    empty, certain = self._is_empty(self.member(shape, name))
-                    if empty:
-                        return True, certain
+                    lost = self._is_empty(self.member(shape, name))
+                    if lost is not None:
+                        return _inside(Object, lost)
             case Array():
                 for index in range(min(shape.least, 8)):
-                    empty, certain = self._is_empty(self.item(shape, index))
-                    if empty:
-                        return True, certain
-        return False, True
+                    lost = self._is_empty(self.item(shape, index))
+                    if lost is not None:
+                        return _inside(Array, lost)
+        return None
 
-    def _is_empty(self, claims: Claims) -> tuple[bool, bool]:
+    def _is_empty(self, claims: Claims) -> tuple[Loss, ...] | None:
         if claims in self._looking or len(self._looking) > 12:
-            return False, True
+            return None
         self._looking.add(claims)
         try:
             cases = self.expand(claims)
         finally:
             self._looking.discard(claims)
-        return not cases.shapes, cases.exact
+        return None if cases.shapes else cases.lost
+
+    def _with_names(self, cases: Cases, claims: Claims) -> Cases:
+        """With a name for each member that objects must have by some name: one case for each name that
+        is listed. Names that are not are lost.
+        """
+        if not any(isinstance(shape, Object) and shape.some for shape in cases.shapes):
+            return cases
+        at = claims[-1]
+        found: list[Cases] = []
+        for shape in cases.shapes:
+            if not isinstance(shape, Object) or not shape.some:
+                found.append(Cases((shape,)))
+                continue
+            mine = Cases((msgspec.structs.replace(shape, some=()),))
+            for some in shape.some:
+                mine = self._both(mine, self._named(shape, some), at)
+            found.append(mine)
+        return self._either([*found, Cases((), cases.lost)], at)
+
+    def _named(self, shape: Object, some: Some) -> Cases:
+        """The objects with that member, by the names that `shape` lists."""
+        names = dict.fromkeys(name for members in shape.members for name, _ in members.named)
+        fitting = self.expand(some.names).shapes if some.names else ()
+        found: list[Shape] = []
+        for name in [*names, *(name for name in shape.required if name not in names)]:
+            if name in some.listed or not all(self._strings.matches(test, name) for test in some.tests):
+                continue
+            if some.names and not self._fits(name, fitting):
+                continue
+            members = (Members(((name, some.claims),)),) if some.claims else ()
+            found.append(Object(members, (name,), pointer=shape.pointer))
+        lost = (Loss(Object, some.pointer, _UNLISTED),) if self._is_open(shape) else ()
+        return Cases(tuple(found), lost)
+
+    def _is_open(self, shape: Object) -> bool:
+        """Whether members may have names that are not listed."""
+        if any(members.patterns and members.others == NEVER for members in shape.members):
+            return True
+        others: Claims = ()
+        for members in shape.members:
+            others = joined(others, members.others)
+        return self._is_empty(others) is None
+
+    def _fits(self, name: str, shapes: tuple[Shape, ...]) -> bool:
+        return any(isinstance(s, String) and self._strings.holds(s, name) for s in shapes)
 
     def member(self, shape: Object, name: str) -> Claims:
         """What `shape` says of the member `name`."""
@@ -170,10 +244,8 @@ class Expander:
             ]
             for claims in mine or [members.others]:
                 found = joined(found, claims)
-        if shape.names:
-            allowed = self.expand(shape.names).shapes
-            if not any(isinstance(s, String) and self._strings.holds(s, name) for s in allowed):
-                return NEVER
+        if shape.names and not self._fits(name, self.expand(shape.names).shapes):
+            return NEVER
         return found
 
     @staticmethod
@@ -201,6 +273,10 @@ class Expander:
                     found = _NOTHING
                 case "equals":
                     found = Cases(tuple(_constants([json.loads(claim.at)])))
+                case "differs":
+                    found = _EVERYTHING
+                    for cases in _differing([json.loads(claim.at)]):
+                        found = self._both(found, cases, claim)
                 case _:
                     positive = claim.kind == "is"
                     schema = self._document.at(claim.at)
@@ -311,17 +387,18 @@ class Expander:
         least = count(pointer, keywords, "minLength") or 0
         most = count(pointer, keywords, "maxLength")
         tests = list(self._tests(pointer, keywords))
-        exact = True
+        lost: tuple[Loss, ...] = ()
         if "format" in keywords:
             name = keywords["format"]
             if name in FORMATS:
                 tests.append(Check("format", name))
-                exact = False  # by the standard a format allows anything: it is an annotation
+                # by the standard a format allows anything: it is an annotation
+                lost = (Loss(String, f"{pointer}/format", _FORMATTED, told=False),)
             else:
                 self._document.note(f"{pointer}/format: {name!r} is unknown, so it allows anything")
         if most is not None and least > most:
             return Cases(_others(String()))
-        return Cases((*_others(String()), String(None, frozenset(), tuple(tests), least, most)), exact)
+        return Cases((*_others(String()), String(None, frozenset(), tuple(tests), least, most)), lost)
 
     def _tests(self, pointer: str, keywords: dict[str, Any]) -> Iterator[Check]:
         if "pattern" in keywords:
@@ -340,6 +417,8 @@ class Expander:
             found.append(String(least=most + 1))
         for test in self._tests(pointer, keywords):
             found.append(String(tests=(Check(test.kind, test.text, test.pointer, False),)))
+        if keywords.get("format") in FORMATS:  # who asserts formats means what is not of this one
+            return Cases(tuple(found), (Loss(String, f"{pointer}/format", _FORMATTED),))
         return Cases(tuple(found))
 
     # ---- numbers ----
@@ -349,10 +428,7 @@ class Expander:
         for shape in _bounds(pointer, keywords):
             found = meet(found, shape) if found is not None else None
         if "multipleOf" in keywords and found is not None:
-            step = fraction(pointer, keywords, "multipleOf")
-            if step <= 0:
-                raise Unsupported(f"{pointer}/multipleOf", "a number over 0 must stand here")
-            found = meet(found, Number(multiples=frozenset({step})))
+            found = meet(found, Number(multiples=frozenset({self._step(pointer, keywords)})))
         others = _others(Number())
         return Cases(others if found is None else (*others, found))
 
@@ -363,10 +439,16 @@ class Expander:
                 found.append(Number(high=shape.low, high_open=not shape.low_open))
             else:
                 found.append(Number(low=shape.high, low_open=not shape.high_open))
-        exact = "multipleOf" not in keywords
-        if not exact and fraction(pointer, keywords, "multipleOf").denominator == 1:
-            found.append(Number(integer=False))
-        return Cases(tuple(found), exact)
+        if "multipleOf" in keywords:
+            found.append(Number(others=frozenset({self._step(pointer, keywords)})))
+        return Cases(tuple(found))
+
+    @staticmethod
+    def _step(pointer: str, keywords: dict[str, Any]) -> Fraction:
+        step = fraction(pointer, keywords, "multipleOf")
+        if step <= 0:
+            raise Unsupported(f"{pointer}/multipleOf", "a number over 0 must stand here")
+        return step
 
     # ---- arrays ----
 
@@ -397,7 +479,11 @@ class Expander:
 
     def _no_array(self, pointer: str, keywords: dict[str, Any]) -> Cases:
         found: list[Shape] = []
-        exact = "unevaluatedItems" not in keywords and keywords.get("uniqueItems") is not True
+        lost = [
+            Loss(Array, f"{pointer}/{key}", _UNDENIED)
+            for key, does in (("unevaluatedItems", True), ("uniqueItems", keywords.get("uniqueItems")))
+            if key in keywords and does is True
+        ]
         if least := count(pointer, keywords, "minItems") or 0:
             found.append(Array(most=least - 1))
         most = count(pointer, keywords, "maxItems")
@@ -412,14 +498,14 @@ class Expander:
                 found.append(Array(contains=(Contains((Claim("not", rest),), pointer=rest),)))
             elif self._document.at(rest) is False:
                 found.append(Array(least=len(first) + 1))
-            else:
-                exact = False
+            elif self._document.at(rest) not in (True, {}):
+                lost.append(Loss(Array, rest, _UNDENIED))
         if "contains" in keywords:
             if count(pointer, keywords, "minContains") in (None, 1) and "maxContains" not in keywords:
                 found.append(Array((Items((), (Claim("not", f"{pointer}/contains"),)),)))
             else:
-                exact = False
-        return Cases(tuple(found), exact)
+                lost.append(Loss(Array, f"{pointer}/contains", _UNDENIED))
+        return Cases(tuple(found), tuple(lost))
 
     # ---- objects ----
 
@@ -458,26 +544,46 @@ class Expander:
 
     def _no_object(self, pointer: str, keywords: dict[str, Any]) -> Cases:
         found: list[Shape] = []
-        exact = True
+        lost: tuple[Loss, ...] = ()
         for name in names(pointer, keywords, "required"):
-            found.append(Object(forbidden=frozenset({name})))
+            found.append(Object(forbidden=frozenset({name}), pointer=pointer))
         for name, at in schema_map(pointer, keywords, "properties").items():
             denied = Members(((name, (Claim("not", at),)),))
             shape = Object((denied,), (name,), pointer=pointer)
-            empty, certain = self.emptiness(shape)
-            if not empty:
+            empty = self.emptiness(shape, at)
+            if empty is None:
                 found.append(shape)
             else:
-                exact = exact and certain
-        for key in _ABOUT_OTHERS:
-            if key in keywords and keywords[key] not in (True, {}):
-                exact = False
+                lost = joined(lost, empty)
+        for some in self._strangers(pointer, keywords):
+            empty = self._is_empty(some.claims)
+            if empty is None:
+                found.append(Object(pointer=pointer, some=(some,)))
+            else:
+                lost = joined(lost, _inside(Object, empty))
         if least := count(pointer, keywords, "minProperties") or 0:
-            found.append(Object(most=least - 1))
+            found.append(Object(most=least - 1, pointer=pointer))
         most = count(pointer, keywords, "maxProperties")
         if most is not None:
-            found.append(Object(least=most + 1))
-        return Cases(tuple(found), exact)
+            found.append(Object(least=most + 1, pointer=pointer))
+        return Cases(tuple(found), lost)
+
+    def _strangers(self, pointer: str, keywords: dict[str, Any]) -> Iterator[Some]:
+        """The members that break what is said of names that are not listed."""
+        patterns = schema_map(pointer, keywords, "patternProperties")
+        for pattern, at in patterns.items():
+            yield Some(tests=(Check("pattern", pattern, at),), claims=(Claim("not", at),), pointer=at)
+        if "propertyNames" in keywords:
+            at = f"{pointer}/propertyNames"
+            yield Some(names=(Claim("not", at),), pointer=at)
+        for key in ("additionalProperties", "unevaluatedProperties"):
+            if key in keywords and keywords[key] not in (True, {}):
+                at = f"{pointer}/{key}"
+                tests = tuple(Check("pattern", p, where, False) for p, where in patterns.items())
+                claims = () if keywords[key] is False else (Claim("not", at),)
+                listed = frozenset(schema_map(pointer, keywords, "properties"))
+                yield Some(listed, tests, claims=claims, pointer=at)
+                return
 
     # ---- what is put together ----
 
@@ -517,7 +623,7 @@ class Expander:
         cases = [self._is(part) for part in parts]
         found: list[Cases] = []
         for i, mine in enumerate(cases):
-            at: Cases = Cases(mine.shapes, mine.exact)
+            at: Cases = mine
             for j, other in enumerate(cases):
                 if i != j and at.shapes:
                     at = self._without(at, other, parts[j])
@@ -528,16 +634,26 @@ class Expander:
         apart: list[Shape] = []
         together: list[Shape] = []
         for shape in cases.shapes:
-            (apart if other.exact and self._disjoint(shape, other) else together).append(shape)
+            (apart if self._disjoint(shape, other) else together).append(shape)
         if not together:
             return cases
-        rest = self._both(Cases(tuple(together), cases.exact), self._not(pointer), pointer)
+        denied = self._not(pointer)
+        try:
+            rest = self._both(Cases(tuple(together), cases.lost), denied, pointer)
+        except TooLarge:  # too many names that one may have and the other may not
+            few = tuple(s for s in denied.shapes if not (isinstance(s, Object) and s.some))
+            if len(few) == len(denied.shapes):
+                raise
+            lost = (*denied.lost, Loss(Object, pointer, _UNLISTED))
+            rest = self._both(Cases(tuple(together), cases.lost), Cases(few, lost), pointer)
         return self._either([Cases(tuple(apart)), rest], pointer)
 
     def _disjoint(self, shape: Shape, other: Cases) -> bool:
+        if any(loss.type is type(shape) for loss in other.lost):
+            return False
         for against in other.shapes:
             both = meet(shape, against)
-            if both is not None and self.emptiness(both) != (True, True):
+            if both is not None and self.emptiness(both, "") != ():
                 return False
         return True
 
@@ -649,11 +765,18 @@ _GROUPS = {
     **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), "dependence"),
 }
 _APPLICATORS = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not"))
-_ABOUT_OTHERS = (
-    *("patternProperties", "propertyNames"),
-    *("additionalProperties", "unevaluatedProperties"),
+_FORMATTED = (
+    "what is not of a format, or of two at once, is not written: by the standard any string is of it"
 )
+_UNDENIED = "its opposite is not written"
+_UNLISTED = "members that break it are written only where their names are listed"
+_TYPE_OF: dict[type, Shape] = {type(shape): shape for shape in UNIVERSE}
 _TOLD = {"nullable": "not a keyword of JSON Schema, so it says nothing: use type with null"}
+
+
+def _inside(kind: type, lost: tuple[Loss, ...]) -> tuple[Loss, ...]:
+    """What values of `kind` lose because what is in them loses `lost`."""
+    return tuple(loss._replace(type=kind, told=True) for loss in lost)
 
 
 def _claim(pointer: str) -> Claims:
@@ -680,6 +803,10 @@ def _exact(value: float | int) -> Fraction:
 
 def _equal(value: object) -> Claims:
     return (Claim("equals", json.dumps(value, ensure_ascii=False)),)
+
+
+def _differs(value: object) -> Claims:
+    return (Claim("differs", json.dumps(value, ensure_ascii=False)),)
 
 
 def _constants(values: list[Any]) -> Iterator[Shape]:
@@ -726,7 +853,14 @@ def _differing(values: list[Any]) -> Iterator[Cases]:
             different: list[Shape] = [Array(least=len(value) + 1)]
             if value:
                 different.append(Array(most=len(value) - 1))
-            yield Cases((*_others(Array()), *different), exact=not value)
+            for i, inner in enumerate(value):
+                items = Items((*((),) * i, _differs(inner)))
+                different.append(Array((items,), len(value), len(value)))
+            yield Cases((*_others(Array()), *different))
         elif isinstance(value, dict):
-            missing = [Object(forbidden=frozenset({name})) for name in value]
-            yield Cases((*_others(Object()), *missing), exact=False)
+            other: list[Shape] = [Object(forbidden=frozenset({name})) for name in value]
+            other += [
+                Object((Members(((name, _differs(inner)),)),), (name,)) for name, inner in value.items()
+            ]
+            other.append(Object(some=(Some(frozenset(value)),)))
+            yield Cases((*_others(Object()), *other))

@@ -6,6 +6,7 @@ listed, then all others), no white space but the one that `Spacing` asks for. Wh
 is in `Lowered.notes`. What cannot be expressed raises `Unsupported` with a JSON pointer.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from time import process_time
 from typing import Literal as OneOf
@@ -20,7 +21,7 @@ from ramify.actors.grammar.schema.arrays import Arrays, listed_items
 from ramify.actors.grammar.schema.assembly import reduced
 from ramify.actors.grammar.schema.document import Document, Schema
 from ramify.actors.grammar.schema.errors import TooLarge, Unsupported
-from ramify.actors.grammar.schema.expand import Expander
+from ramify.actors.grammar.schema.expand import Expander, Loss
 from ramify.actors.grammar.schema.limits import ANY_DEPTHS, MAX_EXPRESSIONS, MAX_NESTING, MAX_SECONDS
 from ramify.actors.grammar.schema.members import Others, Separators, objects
 from ramify.actors.grammar.schema.numbers import Numbers, any_number, number_text
@@ -74,9 +75,8 @@ def lower(schema: Schema, *, spacing: Spacing = "compact", unroll: int = 0) -> L
             refused = TooLarge("", "the schema is too deep")
         else:
             if automaton.is_empty():
-                raise Unsupported(
-                    "", "no value can be written: the schema allows none, or none that is supported"
-                )
+                pointer, reason = speller.lost or ("", "the schema allows none")
+                raise Unsupported(pointer, f"no value can be written: {reason}")
             return Lowered(automaton, tuple(document.notes))
         if not speller.free or process_time() > until:  # nothing to make smaller, or no time for it
             break
@@ -96,6 +96,7 @@ class _Speller:
         self._depth = depth
         self._until = until
         self.free = False  # whether there are values that no schema describes
+        self.lost: tuple[str, str] | None = None  # pointer and reason of the first values that were
         self._strings = Strings()
         self._numbers = Numbers()
         self._expander = Expander(document, self._strings)
@@ -134,13 +135,25 @@ class _Speller:
         self._under_way.add(key)
         before, self._level = self._level, level
         try:
-            parts = [self._shape(shape) for shape in self._expander.expand(claims).shapes]
+            cases = self._expander.expand(claims)
+            self._tell(cases.lost)
+            parts = [self._shape(shape) for shape in cases.shapes]
+            for shape, part in zip(cases.shapes, parts, strict=True):
+                if part is None:
+                    self._tell(self._expander.emptiness(shape, claims[0].at) or ())
         finally:
             self._under_way.discard(key)
             self._level = before
         spelled = [part for part in parts if part is not None]
         found = self._known[key] = _any_of(spelled) if spelled else None
         return found
+
+    def _tell(self, lost: Iterable[Loss]) -> None:
+        """Note what no shape has: the one place where a schema may lose values without a refusal."""
+        for loss in lost:
+            if loss.told:
+                self.lost = self.lost or (loss.pointer, loss.reason)
+                self._document.note(f"{loss.pointer}: {loss.reason}")
 
     def _shape(self, shape: Shape) -> Automaton | None:
         key = (shape, self._level)

@@ -84,7 +84,8 @@ def number_text(value: Fraction) -> str:
 
 def _language(shape: Number) -> Automaton:
     whole = shape.integer is True
-    strict = shape.low_open or shape.high_open or bool(shape.excluded) or shape.integer is False
+    strict = shape.low_open or shape.high_open or shape.integer is False
+    strict = strict or bool(shape.excluded or shape.others)
     if whole:
         found = _plain(_INTEGER)
     elif strict:
@@ -95,6 +96,8 @@ def _language(shape: Number) -> Automaton:
         found = found.intersect(_between(shape, whole))
     for step in sorted(shape.multiples):
         found = found.intersect(_multiples(step))
+    for step in sorted(shape.others):
+        found = found.minus(_multiples(step))
     if shape.integer is False:
         found = found.intersect(Automaton.from_regex(r"-?[0-9]+\.[0-9]*[1-9][0-9]*"))
     for value in sorted(shape.excluded):

@@ -15,10 +15,11 @@ import msgspec
 class Claim(msgspec.Struct, frozen=True):
     """What is said of a value.
 
-    `is`, `not`: the schema at the pointer `at`; `equals`: the JSON text `at`; `never`: no value.
+    `is`, `not`: the schema at the pointer `at`; `equals`, `differs`: the JSON text `at`; `never`: no
+    value.
     """
 
-    kind: OneOf["is", "not", "equals", "never"]
+    kind: OneOf["is", "not", "equals", "differs", "never"]
     at: str = ""
 
 
@@ -47,7 +48,10 @@ class Boolean(msgspec.Struct, frozen=True):
 
 
 class Number(msgspec.Struct, frozen=True):
-    """Numbers between bounds. `integer`: True only integers, False only others, None both."""
+    """Numbers between bounds. `integer`: True only integers, False only others, None both.
+
+    `others`: steps of which no number is a multiple.
+    """
 
     integer: bool | None = None
     low: Fraction | None = None
@@ -57,6 +61,7 @@ class Number(msgspec.Struct, frozen=True):
     multiples: frozenset[Fraction] = frozenset()
     only: tuple[Fraction, ...] | None = None
     excluded: frozenset[Fraction] = frozenset()
+    others: frozenset[Fraction] = frozenset()
 
     def holds(self, value: Fraction) -> bool:
         """Whether `value` is one of them."""
@@ -67,6 +72,8 @@ class Number(msgspec.Struct, frozen=True):
         if self.high is not None and (value > self.high or (self.high_open and value == self.high)):
             return False
         if any((value / m).denominator != 1 for m in self.multiples) or value in self.excluded:
+            return False
+        if any((value / m).denominator == 1 for m in self.others):
             return False
         return self.only is None or value in self.only
 
@@ -122,8 +129,22 @@ class Members(msgspec.Struct, frozen=True):
     others: Claims = ANYTHING
 
 
+class Some(msgspec.Struct, frozen=True):
+    """A member that must be there, by any name that is none of `listed`, passes all of `tests` and is as
+    `names` say; its value is as `claims` say. `pointer`: of the keyword that asks for it.
+    """
+
+    listed: frozenset[str] = frozenset()
+    tests: tuple[Check, ...] = ()
+    names: Claims = ANYTHING
+    claims: Claims = ANYTHING
+    pointer: str = ""
+
+
 class Object(msgspec.Struct, frozen=True):
-    """Objects. Every one of `members` holds; `names`: what is said of each name, as a string."""
+    """Objects. Every one of `members` holds; `names`: what is said of each name, as a string; each of
+    `some` is there.
+    """
 
     members: tuple[Members, ...] = ()
     required: tuple[str, ...] = ()
@@ -132,6 +153,7 @@ class Object(msgspec.Struct, frozen=True):
     least: int = 0
     most: int | None = None
     pointer: str = ""  # of the schema that it comes from first
+    some: tuple[Some, ...] = ()
 
 
 Shape = Null | Boolean | Number | String | Array | Object
@@ -181,6 +203,7 @@ def _numbers(a: Number, b: Number) -> Number | None:
         a.multiples | b.multiples,
         None,
         a.excluded | b.excluded,
+        a.others | b.others,
     )
     only = a.only if a.only is not None else b.only
     if only is None:
@@ -236,6 +259,7 @@ def _objects(a: Object, b: Object) -> Object | None:
         least,
         most,
         a.pointer or b.pointer,
+        joined(a.some, b.some),
     )
 
 

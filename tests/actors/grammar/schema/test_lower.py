@@ -641,3 +641,108 @@ def test_unique_items_of_many_values_are_few_and_begin_differently(items: Any, m
     else:
         with pytest.raises(Unsupported, match="give an enum"):
             lower({**two, "items": {"type": "number"}})
+
+
+_OPTIONAL_A = {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, **CLOSED}
+_OPTIONAL_B = {"properties": {"a": {"type": "integer"}, "c": {"type": "string"}}, **CLOSED}
+_ONE_OF_TWO = {"type": "object", "oneOf": [_OPTIONAL_A, _OPTIONAL_B]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (
+            {"type": "array", "items": _ONE_OF_TWO},
+            [[], [{"b": "x"}], [{"a": 1, "c": "x"}, {"a": 2, "b": ""}]],
+            [[{}], [{"a": 1}], [{"b": "", "c": ""}]],
+        ),
+        ({"properties": {"m": _ONE_OF_TWO}, **CLOSED}, [{}, {"m": {"c": "x"}}], [{"m": {}}]),
+        (
+            {"type": "object", "properties": {"b": {}, "a": {}}, **CLOSED, "not": _OPTIONAL_A},
+            [{"b": 1}, {"b": "x", "a": ""}],
+            [{"b": "x"}, {}],
+        ),
+        ({"type": "number", "not": {"multipleOf": 0.5}}, [0.25, 1.3], [0.5, 2, 0]),
+        ({"type": "integer", "not": {"multipleOf": 3}}, [1, -2, 10], [0, 3, -9]),
+        ({"oneOf": [{"multipleOf": 4}, {"multipleOf": 6}], "type": "integer"}, [4, 6, 8], [12, 5, 0]),
+        (
+            {"type": "array", "items": {"type": "integer"}, "not": {"const": [1, 2]}},
+            [[], [1], [2, 2], [1, 3], [1, 2, 3]],
+            [[1, 2]],
+        ),
+        (
+            {"type": "object", "properties": {"a": {}, "b": {}}, **CLOSED, "not": {"enum": [{"a": 1}]}},
+            [{}, {"a": 2}, {"b": 1}, {"a": 1, "b": 1}],
+            [{"a": 1}],
+        ),
+        (
+            {
+                "properties": {"a": {}, "bc": {}},
+                **CLOSED,
+                "type": "object",
+                "not": {"patternProperties": {"^b": {"type": "string"}}},
+            },
+            [{"bc": 1}, {"a": 1, "bc": None}],
+            [{}, {"a": 1}, {"bc": "x"}],
+        ),
+        (
+            {
+                "properties": {"a": {}, "bc": {}},
+                **CLOSED,
+                "type": "object",
+                "not": {"propertyNames": {"maxLength": 1}},
+            },
+            [{"bc": 1}, {"a": 1, "bc": None}],
+            [{}, {"a": 1}],
+        ),
+    ],
+)
+def test_the_opposite_is_exact_where_it_is_finite(schema: Any, good: list[Any], bad: list[Any]) -> None:
+    found = lower(schema)
+    for values, valid in ((good, True), (bad, False)):
+        for value in values:
+            assert jsonschema.Draft202012Validator(schema).is_valid(value) is valid
+            assert found.automaton.accepts(canonical(value)) is valid, value
+    assert not [note for note in found.notes if "nest" not in note]
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        (
+            {"oneOf": [{"properties": {"a": {}}, **CLOSED}, {"properties": {"b": {"type": "null"}}}]},
+            "/oneOf/0/additionalProperties",
+        ),
+        ({"anyOf": [{"not": {"format": "date"}}, {"type": "null"}]}, "/anyOf/0/not/format"),
+        ({"anyOf": [{"not": {"uniqueItems": True}}, {"type": "null"}]}, "/anyOf/0/not/uniqueItems"),
+        ({"properties": {"a": {"not": {"type": ["number", "null"], "format": "date"}}}}, None),
+        (
+            {"items": {"type": "string", "oneOf": [{"format": "date"}, {"format": "time"}]}},
+            "/items/oneOf/0/format",
+        ),
+        ({"properties": {"a": {"type": "string", "format": "date", "pattern": "^x"}}}, "/properties/a"),
+        (
+            {
+                "additionalProperties": {
+                    "type": "string",
+                    "oneOf": [{"format": "ipv4"}, {"format": "ipv6"}],
+                }
+            },
+            "/additionalProperties/oneOf/0/format",
+        ),
+        ({"if": {"format": "date"}, "then": {"minLength": 40}}, "/if/format"),
+    ],
+)
+def test_what_is_left_out_is_noted_with_its_keyword(schema: Any, pointer: str | None) -> None:
+    notes = [note for note in lower(schema).notes if "nest" not in note]
+    assert any(note.startswith(f"{pointer}: ") for note in notes) if pointer else not notes, notes
+
+
+def test_a_required_part_that_becomes_empty_is_refused() -> None:
+    moment = {"type": "string", "oneOf": [{"format": "date"}, {"format": "time"}]}
+    whole = {"type": "object", "properties": {"a": moment}, "required": ["a"]}
+    for schema in (whole, {"type": "array", "items": whole, "minItems": 1}):
+        with pytest.raises(Unsupported) as caught:
+            lower(schema)
+        assert caught.value.pointer.endswith("/properties/a/oneOf/1/format")
+    assert lower({"anyOf": [whole, {"type": "null"}]}).notes
