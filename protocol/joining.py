@@ -17,6 +17,14 @@ def fields(each: str) -> int:
     return len(_FIELD.findall(each))
 
 
+def too_long() -> LimitExceeded:
+    """Of a join that would make more than `MOST` characters."""
+    return LimitExceeded(
+        f"the join would make more than {MOST} characters: join fewer or shorter texts",
+        details={"max": MOST},
+    )
+
+
 def join_texts(op: Join, texts: Sequence[str]) -> str:
     """What the join appends. Raises LimitExceeded before it is made, if that would be too long."""
     pattern = _FIELD.split(op.each)  # text, field, text, field, ..., text
@@ -26,9 +34,6 @@ def join_texts(op: Join, texts: Sequence[str]) -> str:
         each = [values[part] if at % 2 else part for at, part in enumerate(pattern)]
         size += sum(map(len, each))
         if size > MOST:
-            raise LimitExceeded(
-                f"the join would make more than {MOST} characters: join fewer or shorter texts",
-                details={"max": MOST},
-            )
+            raise too_long()
         parts += each
     return "".join([*parts, op.suffix])

@@ -8,7 +8,8 @@ Back-pressure. What clients cause has a part of the room in the mailboxes of gat
 (`kit.mailbox.LimitedAddress`). When it is used up, a session keeps what it wanted to say and reads
 nothing more until it could say it; its own mailbox (`SessionMailbox`) then refuses frames, and the
 gateway answers `overloaded`. So nothing is lost, and no client fills a mailbox that others need. A
-session that has much to say hands over after each message that it reads, and lets others run.
+session that has much to say hands over after each message that it reads, and lets others run. So does
+one that has much to do (`work`): all of those take turns (`turns`), one in a turn of the loop.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from ramify.actors.session.encoder import Encoder, Job
 from ramify.actors.session.outbox import Encoded, EncodeText, Outbox
 from ramify.actors.session.pending_appends import Prepared
 from ramify.actors.session.saver import Saver
+from ramify.actors.session.turns import Turns
 from ramify.protocol.errors import Close, Overloaded, RamifyError
 from ramify.protocol.messages import (
     Attach,
@@ -114,9 +116,11 @@ class SessionActor:
         gateway: Address[GatewayMessage],
         clock: Clock,
         encoder: Encoder,
+        turns: Turns,
         saver: Saver | None = None,
     ) -> None:
         self.core = core
+        self._turns = turns
         self._saver = saver
         self._encoder = encoder
         self._mailbox = mailbox
@@ -184,14 +188,19 @@ class SessionActor:
             while core.ended is None:
                 for message in await self._mailbox.drain():
                     self._handle(message)
+                    if core.unfinished:
+                        await self._finish()
                     if self._to_change and not core.busy:
                         self._change_core()
                     if core.ended is not None:
                         break
-                    if len(core.state.out.cache) + len(core.state.out.scheduler) >= HANDFUL:
-                        await self._hand_over()
-                        await asyncio.sleep(0)
+                    if (
+                        core.work.over
+                        or len(core.state.out.cache) + len(core.state.out.scheduler) >= HANDFUL
+                    ):
+                        await self._next_turn()
                 await self._hand_over()
+                core.work.renew()
         except MailboxClosed:
             if self._saver is not None and self._saver.leave():
                 core.ended = FAILED  # its ops go on where it is taken up again: none of them has ended
@@ -204,6 +213,20 @@ class SessionActor:
             self._encoder.forget(core.state.owner, core.state.number)
             if self._timer is not None:
                 self._timer.cancel()
+
+    async def _finish(self) -> None:
+        """Do what is left of a message, in turns of its own: what others do comes in between."""
+        core = self.core
+        while core.unfinished and core.ended is None:
+            await self._next_turn()
+            core.go_on(self._clock.now())
+
+    async def _next_turn(self) -> None:
+        """Send everything, unless an op is half done, and let others run."""
+        if not self.core.inside:
+            await self._hand_over()
+        await self._turns.next()
+        self.core.work.renew()
 
     async def _hand_over(self) -> None:
         """Send everything. Returns when it is sent, or when nobody is left to receive it."""
@@ -266,7 +289,7 @@ class SessionActor:
     def _send(self) -> bool:
         """Send what the core wants sent. False if a mailbox is full: the rest waits, in order."""
         out = self.core.state.out
-        if out.retained:
+        if out.retained and not self.core.unfinished:  # else there may be another word of it
             out.seal()
         try:
             # Sockets first: when the engine goes down telling the others raises, and ends must be heard.

@@ -17,11 +17,13 @@ from ramify.actors.session.sizes import op_bytes
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.subscriber import Subscriber
 from ramify.actors.session.view import View
+from ramify.actors.session.work import OP, SOCKET, Steps
 from ramify.protocol.errors import Close, LimitExceeded
 from ramify.protocol.messages import Attach, Frame
 from ramify.protocol.wire import ClientMessage, Op, Rollback, Tree
 
 Ops = list[ClientMessage]
+SHOWN = 4  # what it costs to show a branch in a `state` (see `work`)
 LOOK_SECONDS = 1.0  # how often a session that is due is looked at, while it generates
 
 
@@ -44,6 +46,7 @@ class Attachments:
         kept_s: float | None = None,
         on_frame: Callable[[Subscriber, Frame], None],
         on_gone: Callable[[Subscriber], None],
+        on_join: Callable[[Steps[None]], None],
     ) -> None:
         self._state = state
         self._publisher = publisher
@@ -52,6 +55,7 @@ class Attachments:
         self._view = view
         self._on_frame = on_frame
         self._on_gone = on_gone
+        self._on_join = on_join
         self._default_ttl = self._ttl = ttl_s
         self._ttl_max = ttl_max_s
         self.kept_s = kept_s
@@ -102,7 +106,8 @@ class Attachments:
         branches = list(lengths)
 
         def join(resident: list[int]) -> None:
-            self._join(message.socket, dict(zip(branches, resident, strict=True)), lengths)
+            known = dict(zip(branches, resident, strict=True))
+            self._on_join(self._join(message.socket, known, lengths))
 
         if opened.session is None or not branches:
             join([0] * len(branches))
@@ -154,7 +159,8 @@ class Attachments:
         self._waiting += count
         self._state.meter.add(count)
 
-    def _join(self, socket: int, resident: dict[Branch, int], lengths: dict[Branch, int]) -> None:
+    def _join(self, socket: int, resident: dict[Branch, int], lengths: dict[Branch, int]) -> Steps[None]:
+        yield OP + len(lengths) * SHOWN
         message = self._joining.pop(socket, None)
         if message is None:  # gone in the meantime
             return
@@ -170,6 +176,7 @@ class Attachments:
         state = self._view.opened(message, reply_log, resident, lengths, kept)
         subscriber.out.append(state)
         for branch in list(self._state.branches.values()):
+            yield SOCKET
             self._catch_up(subscriber, branch, reply_log)
         if message.write:
             self._runner.unpause(opened.who)

@@ -54,9 +54,13 @@ class Saved:
 
 
 class Link:
-    """One segment of a `SegmentList`, and the one before it. `saved`: once a store has it."""
+    """One segment of a `SegmentList`, and the one before it. `saved`: once a store has it.
 
-    __slots__ = ("before", "count", "jump", "saved", "segment")
+    `output`, `history`: the nearest link before it whose segment is an output, or has a history.
+    `turns`: those that begin up to here.
+    """
+
+    __slots__ = ("before", "count", "history", "jump", "output", "saved", "segment", "turns")
 
     def __init__(self, segment: Segment, before: Optional["Link"]) -> None:
         self.segment = segment
@@ -64,8 +68,14 @@ class Link:
         self.count = 1
         self.saved: Saved | None = None
         self.jump: Link | None = None  # None: before the first
+        self.turns: int = abs(segment.turn)
+        self.output: Link | None = None
+        self.history: Link | None = None
         if before is not None:
             self.count = before.count + 1
+            self.turns += before.turns
+            self.output = before if isinstance(before.segment, OutputSegment) else before.output
+            self.history = before if before.segment.history is not None else before.history
             jump = before.jump
             if jump is not None and before.count - jump.count == jump.count - _count(jump.jump):
                 self.jump = jump.jump
@@ -120,11 +130,24 @@ class SegmentList(Sequence[Segment]):
 
     def cut(self, to: int) -> None:
         """Drop the segments that start at position `to` or later. O(log segments)."""
+        self._top = self.before(to)
+
+    def before(self, position: int) -> Link | None:
+        """The last link whose segment starts before `position`. O(log segments)."""
         link = self._top
-        while link is not None and link.segment.start >= to:
+        while link is not None and link.segment.start >= position:
             jump = link.jump
-            link = jump if jump is not None and jump.segment.start >= to else link.before
-        self._top = link
+            link = jump if jump is not None and jump.segment.start >= position else link.before
+        return link
+
+    def turn(self, turns: int) -> Link | None:
+        """The last link with which, or after which, so many turns begin. O(log segments)."""
+        link = self._top
+        most = 0 if link is None else link.turns - turns
+        while link is not None and _turns(link.before) > most:
+            jump = link.jump
+            link = jump if jump is not None and _turns(jump.before) > most else link.before
+        return link
 
     def __len__(self) -> int:
         return _count(self._top)
@@ -165,6 +188,10 @@ class SegmentList(Sequence[Segment]):
 
 def _count(link: Link | None) -> int:
     return 0 if link is None else link.count
+
+
+def _turns(link: Link | None) -> int:
+    return 0 if link is None else link.turns
 
 
 class Branch:
@@ -270,13 +297,13 @@ class Branch:
         return same
 
     def answer(self) -> OutputSegment | None:
-        """Its last generation, if there was one since it was forked. O(segments since)."""
-        for segment in reversed(self.segments):
-            if segment.start < self.own:
-                break
-            if isinstance(segment, OutputSegment):
-                return segment
-        return None
+        """Its last generation, if there was one since it was forked. O(1)."""
+        last = self.output()
+        return last if last is not None and last.start >= self.own else None
+
+    def output(self) -> OutputSegment | None:
+        """Its last generation, or one that it was forked behind. O(1)."""
+        return next(self.outputs_back_to(0), None)
 
     def truncate(self, to: int, decode: Decode) -> None:
         """Cut back to position `to` (<= position). A segment that is cut becomes a new object."""
@@ -287,15 +314,14 @@ class Branch:
             segments.append(segments.pop().cut(to, decode))
 
     def turn_start(self, turns: int) -> int | None:
-        """Where the last `turns` appended turns begin.
+        """Where the last `turns` appended turns begin. O(log segments).
 
         None if there are fewer, or if the template has joined that one to the turn before it.
         """
-        for segment in reversed(self.segments):
-            turns -= abs(segment.turn)
-            if segment.turn and turns <= 0:
-                return segment.start if turns == 0 and segment.turn > 0 else None
-        return None
+        link, top = self.segments.turn(turns), self.segments.top
+        if link is None or top is None or link.segment.turn < 0:
+            return None
+        return link.segment.start if top.turns - _turns(link.before) == turns else None
 
     def cut_back(self, revision: int, to: int) -> None:
         """Remember for `undercut` that the branch was moved back to `to`. Memory is bounded."""
@@ -321,13 +347,18 @@ class Branch:
         top = self.segments.top
         if top is not None and (last := top.segment).start < position:  # as with each delta of a stream
             return (last,) if last.end >= position and isinstance(last, OutputSegment) else ()
-        found: list[OutputSegment] = []
-        for segment in reversed(self.segments):
+        return reversed(list(self.outputs_back_to(position)))
+
+    def outputs_back_to(self, position: int) -> Iterator[OutputSegment]:
+        """The output segments that end at or after `position`, the last one first."""
+        link = self.segments.top
+        while link is not None:
+            segment = link.segment
             if segment.end < position:
                 break
             if isinstance(segment, OutputSegment):
-                found.append(segment)
-        return reversed(found)
+                yield segment
+            link = link.output
 
     def shared_with(self, parent: "Branch") -> int:
         """How many segments it has in common with the branch that it was forked off. O(log segments)."""

@@ -38,6 +38,7 @@ from ramify.protocol.errors import BadRequest, TooLong
 from ramify.protocol.wire import Append, ChatMessage, JsonObject, Open, Role
 
 RENDERED = 8  # characters that a template writes in the time in which one is tokenized, about
+AROUND = 64  # characters that a turn counts for, beside its text
 ENDING = 32  # characters of a message that its end is known by
 log = logging.getLogger(__name__)
 
@@ -56,12 +57,9 @@ class BranchWriter:
     # --- append: prepare ---------------------------------------------------------------------
 
     def situation(self, branch: Branch, op: Append, *, strict: bool) -> Hashable:
-        """All that `prepare` depends on: branches with equal situations share one `Prepared`. O(1).
-
-        But for the strict template: O(segments).
-        """
+        """All that `prepare` depends on: branches with equal situations share one `Prepared`. O(1)."""
         if op.messages is not None and strict:
-            return tuple(branch.segments)
+            return branch.segments.top
         tail, role, over_prompt = self._end(branch, op)
         at = branch.segments[-1].start if over_prompt else branch.position
         eos = _eos_text(branch) if tail is Tail.EOS else ""
@@ -76,12 +74,12 @@ class BranchWriter:
         if op.text is not None:
             return len(op.text)
         size = sum(
-            len(message.content) + len(message.reasoning or "") + json_size(message.tool_calls) + 64
+            len(message.content) + len(message.reasoning or "") + json_size(message.tool_calls) + AROUND
             for message in op.messages or ()
         )
         size += tools if branch.position == 0 else tools // RENDERED
         if strict:
-            size += sum(len(segment.tokens) for segment in branch.segments) * 4
+            size += branch.position * 4 + len(branch.segments) * AROUND
         return size
 
     def prepare(
@@ -391,10 +389,10 @@ class BranchWriter:
 
     def _after(self, branch: Branch, at: int) -> int | None:
         """The token before position `at`, if it changes how text behind it is tokenized."""
-        for segment in reversed(branch.segments):
-            if segment.start < at:
-                return self.tokenizer.context(segment.tokens[at - segment.start - 1])
-        return None
+        link = branch.segments.before(at)
+        if link is None:
+            return None
+        return self.tokenizer.context(link.segment.tokens[at - link.segment.start - 1])
 
     def _check(self, tokens: Sequence[int], field: str | None = None) -> None:
         """Raise BadRequest for an id that the model does not have. `field`: the ids were given."""
@@ -439,7 +437,5 @@ def _before_prompt(branch: Branch) -> int:
 
 def _eos_text(branch: Branch) -> str:
     """The end-of-turn token that the branch ends with, as the template spells it."""
-    for segment in reversed(branch.segments):
-        if isinstance(segment, OutputSegment):
-            return segment.eos_text
-    return ""
+    last = branch.output()
+    return last.eos_text if last is not None else ""

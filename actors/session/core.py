@@ -1,7 +1,9 @@
 """The session state machine: frames in, ops in order, replies and deltas out.
 
-Pure: times come in as `now`, and effects go into `state.out` and the subscribers' `out`. The way of a
-frame:
+Pure: times come in as `now`, and effects go into `state.out` and the subscribers' `out`. What is too
+much for a turn of the event loop is done in steps (`work`). While the core is `unfinished` it gets no
+message, but is told to `go_on` in later turns, so all happens in the order in which it came. The way of
+a frame:
 
     attachments  sockets come and go; a frame of one that has its `state` goes on
     core         checked as a whole (`intake`); ops that wait for no branch run `AtOnce`
@@ -11,6 +13,7 @@ frame:
 """
 
 import math
+from collections import deque
 from collections.abc import Callable
 
 from ramify.actors.session.attachments import Attachments
@@ -35,9 +38,19 @@ from ramify.actors.session.tasks import FrameRun, Task
 from ramify.actors.session.template import ChatTemplate
 from ramify.actors.session.trees import Trees
 from ramify.actors.session.view import View
+from ramify.actors.session.work import OP, Steps, Work
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.errors import LimitExceeded, RamifyError
-from ramify.protocol.messages import Attach, Compiled, Frame, Inspected, NotCompiled, Reopen, Tokens
+from ramify.protocol.messages import (
+    Attach,
+    Compiled,
+    Finished,
+    Frame,
+    Inspected,
+    NotCompiled,
+    Reopen,
+    Tokens,
+)
 from ramify.protocol.saved import Changes
 from ramify.protocol.wire import (
     ClientMessage,
@@ -75,6 +88,10 @@ class SessionCore:
         self.identity = identity
         self.state = state
         self.ended: str | None = None
+        self.work = Work()
+        self._steps: deque[Steps[None]] = deque()  # the first one is under way
+        self._owed: int | None = None  # what its next step costs; None: it has not begun
+        self._to_submit = False  # generations may have room now
         self.writer = BranchWriter(state, tokenizer, template)
         self.publisher = Publisher(state, on_forget=lambda client: self._attachments.forget(client))
         self._runner = OpRunner(state, self.publisher, self.writer, detokenizer, random_seed)
@@ -92,8 +109,9 @@ class SessionCore:
             ttl_s=ttl_s,
             ttl_max_s=ttl_max_s,
             kept_s=kept_s,
-            on_frame=self._frame,
+            on_frame=lambda subscriber, frame: self._steps.append(self._frame(subscriber, frame)),
             on_gone=self._trees.forget,
+            on_join=self._steps.append,
         )
         self.recorder: Recorder | None = None
         state.stored = kept_s is not None
@@ -166,11 +184,16 @@ class SessionCore:
             if policy == "pause":
                 self._runner.pause(client)
         self._runner.start(tasks)
-        for client, policy in policies.items():
-            if policy == "cancel":
-                self._runner.cancel_generations_of(client)
         self._attachments.leave()
-        self._runner.judge()
+
+        def cancel() -> Steps[None]:
+            yield from self._runner.steps()
+            for client, policy in policies.items():
+                if policy == "cancel":
+                    self._runner.cancel_generations_of(client)
+
+        self._steps.append(cancel())
+        self._advance()
 
     @property
     def subscribers(self) -> dict[int, Subscriber]:
@@ -181,6 +204,51 @@ class SessionCore:
     def sockets(self) -> list[int]:
         """Those that are attached, and those that wait for their `state`."""
         return self._attachments.sockets
+
+    # --- turns -----------------------------------------------------------------------------------
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether what was brought last is not done: `go_on` before anything else is brought."""
+        return bool(self._steps) or self._runner.ready
+
+    @property
+    def inside(self) -> bool:
+        """Whether an op is half done, so that this is no moment to save or show anything."""
+        return self._runner.inside
+
+    def go_on(self, now: float) -> None:
+        """A turn of the loop begins: do more of what is unfinished."""
+        self.work.renew()
+        self._begin(now)
+        self._advance()
+
+    def finish(self, now: float) -> None:
+        """Do all that is unfinished."""
+        while self.unfinished:
+            self.go_on(now)
+
+    def _advance(self) -> None:
+        """Do what has come up, as far as the turn's budget goes."""
+        steps = self._steps
+        while True:
+            if not steps:
+                if not self._runner.ready:
+                    self._runner.judge()
+                if not self._runner.ready:
+                    break
+                steps.append(self._runner.steps())
+            if self._owed is None:
+                self._owed = next(steps[0], -1)
+            while self._owed >= 0:
+                if not self.work.take(self._owed):
+                    return
+                self._owed = next(steps[0], -1)
+            steps.popleft()
+            self._owed = None
+        if self._to_submit:
+            self._to_submit = False
+            self.generations.submit_ready()
 
     # --- what the mailbox brings -----------------------------------------------------------------
 
@@ -193,13 +261,13 @@ class SessionCore:
         """A client opened this session."""
         self._begin(now)
         self._attachments.attach(message)
-        self._runner.judge()
+        self._advance()
 
     def detached(self, socket: int, now: float) -> None:
         """The socket is gone."""
         self._begin(now)
         self._attachments.detach(socket)
-        self._runner.judge()
+        self._advance()
 
     def throttled(self, socket: int, held: bool, now: float) -> None:
         """The socket's queue is full (`held`), or short again."""
@@ -213,7 +281,7 @@ class SessionCore:
         """The time that `state.out.wake` asked for has come."""
         self.publisher.now = now
         self._runner.expire()
-        self._runner.judge()
+        self._advance()
         if self._attachments.tick():
             self.ended = "expired"
 
@@ -224,14 +292,15 @@ class SessionCore:
             self.ended = "displaced"
 
     def frame(self, socket: int, ops: list[ClientMessage], now: float, place: int | None = 0) -> None:
-        """Ops of one frame from a socket. `place`: see `messages.Frame`."""
+        """Ops of one frame from a socket, all of them. `place`: see `messages.Frame`."""
         self.framed(Frame(socket, ops, place=place), now)
+        self.finish(now)
 
     def framed(self, frame: Frame, now: float) -> None:
         """A frame from a socket."""
         self._begin(now)
         self._attachments.frame(frame)
-        self._runner.judge()
+        self._advance()
 
     def encoded(
         self,
@@ -242,21 +311,25 @@ class SessionCore:
     ) -> None:
         """Long text was tokenized, or could not be."""
         self._begin(now)
-        self._runner.encoded(ticket, prepared, error)
-        self._runner.judge()
+        self._steps.append(self._runner.encoded(ticket, prepared, error))
+        self._advance()
 
     def tokens(self, message: Tokens, now: float) -> None:
         """A step's tokens for this session's requests, and which of the requests ended."""
         self.publisher.now = now
         for item in message.progress:
             self.generations.progress(item, now)
-        for finished in message.finished:
+        if message.finished:  # tokens alone decide no race
+            self.state.changed = self._to_submit = True
+            self._steps.append(self._finished(message.finished, now))
+            self._advance()
+
+    def _finished(self, ended: list[Finished], now: float) -> Steps[None]:
+        for finished in ended:
+            yield self.generations.closing(finished.request) + OP
             if not self._runner.selects.finished(finished, now):
                 self.generations.finished(finished)
-        if message.finished:  # tokens alone decide no race
-            self.state.changed = True
-            self._runner.judge()
-            self.generations.submit_ready()
+        yield from self._runner.steps()
 
     def compiled(self, message: Compiled | NotCompiled, now: float) -> None:
         """A generation's constraint is ready, or will never be."""
@@ -265,14 +338,14 @@ class SessionCore:
             self.generations.compiled(message)
         else:
             self.generations.not_compiled(message, now)
-            self._runner.judge()
-            self.generations.submit_ready()
+            self._to_submit = True
+            self._advance()
 
     def inspected(self, message: Inspected, now: float) -> None:
         """The cache has said which tokens are resident."""
         self._begin(now)
         self._inspections.answered(message)  # a socket that has its `state` now may bring ops
-        self._runner.judge()
+        self._advance()
 
     @property
     def busy(self) -> bool:
@@ -291,15 +364,17 @@ class SessionCore:
         retell(self.state, now)
         self._inspections.ask_again()
         self._runner.change_core(now)
-        self._runner.judge()
+        self._advance()
 
     def fail(self, error: RamifyError, now: float) -> None:
         """The engine is broken: every op that has no terminal reply gets one; the session is over."""
+        self.finish(now)
         self._begin(now)
         self._runner.refuse(error)
         self._trees.hurry()
         self._inspections.give_up()  # who waits for a `state` gets it, and hears what follows
         self._runner.fail(error)
+        self.finish(now)
         for subscriber in self.subscribers.values():
             for branch in self.state.branches.values():
                 subscriber.settle(branch)
@@ -308,7 +383,7 @@ class SessionCore:
 
     # --- frames ----------------------------------------------------------------------------------
 
-    def _frame(self, subscriber: Subscriber, frame: Frame) -> None:
+    def _frame(self, subscriber: Subscriber, frame: Frame) -> Steps[None]:
         """The whole frame is checked before any op of it runs."""
         ops = frame.ops
         if not ops:
@@ -320,7 +395,7 @@ class SessionCore:
             self._refuse(subscriber, reply_log, ops, error)
             return
         try:
-            taken = take_apart(
+            taken = yield from take_apart(
                 ops,
                 FrameRun(subscriber.opened, lambda: subscriber.tools),
                 reply_log,
@@ -334,23 +409,27 @@ class SessionCore:
         except RamifyError as error:
             self._refuse(subscriber, reply_log, ops, error)
             return
-        queued: list[Task] = []  # started together: an append sees whether a generation follows
+        runner = self._runner
         for op, tasks in taken:
             match op:
                 case Credit():
+                    yield OP
                     self._credit(subscriber, op)
                 case Op() if (at_once := AT_ONCE.get(type(op))) is not None:
-                    self._runner.start(queued)
-                    queued = []
+                    yield from runner.steps()
                     if self._admit(subscriber, reply_log, op, 1, again=at_once.looks_again):
+                        yield at_once.cost(self._hands, op)
                         at_once.run(self._hands, subscriber, op)
+                        yield from runner.steps()
                 case Op():
                     if self._admit(subscriber, reply_log, op, sum(not t.kind.silent for t in tasks)):
-                        self._runner.add(tasks)
-                        queued.extend(tasks)
+                        for task in tasks:
+                            yield 2 + len(task.touched) // 2
+                            runner.add(task)
+                        runner.start(tasks)  # later: an append sees whether a generation follows
                 case _:
                     pass
-        self._runner.start(queued)
+        yield from runner.steps()
 
     def _admit(
         self, subscriber: Subscriber, reply_log: ReplyLog, op: Op, replies: int, *, again: bool = False

@@ -39,6 +39,7 @@ from ramify.actors.session.restore import Damaged, read_head, restore
 from ramify.actors.session.saver import Saver
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.turns import Turns
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Forbidden, NoSession, Overloaded, RamifyError
@@ -160,6 +161,7 @@ class Directory:
         self._context = context
         self._vocab = vocab
         self._encoder = Encoder()
+        self._turns = Turns()
         _compare(tokenizer, vocab)
         self._limits = limits
         self._ttl_s = ttl_s
@@ -528,6 +530,7 @@ class Directory:
             gateway=self._gateway,
             clock=self._clock,
             encoder=self._encoder,
+            turns=self._turns,
             saver=saver,
         )
         entry = _Entry(identity, mailbox, actor, displaceable=displaceable)

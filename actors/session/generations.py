@@ -51,6 +51,8 @@ from ramify.protocol.wire import Done, Generate
 PREFILL_PRIORITY = -8
 FULL = "the session holds more than it may: drop branches or roll back, then generate on"
 RETRY_MS = 1000  # when a full queue may be tried again
+CLOSE = 60  # what it costs to end a generation (see `work`)
+CHUNKS, SEGMENTS = 5, 4  # that are read in a microsecond
 log = logging.getLogger(__name__)
 
 EndedHere = Literal["cancelled", "deadline", "stop", "length"]
@@ -421,6 +423,15 @@ class Generations:
         for generation, task, reason in over:
             self._close(generation, task, _ended_here(generation, now, reason=reason))
         self.submit_ready()
+
+    def closing(self, request: int) -> int:
+        """What the end of a request costs (see `work`): its text is put together, and told."""
+        entry = self._by_request.get(request)
+        if entry is None:
+            return 0
+        branch, segment = entry[0].branch, entry[0].segment
+        spoken = len(branch.segments) // SEGMENTS if segment.reading is not None else 0
+        return CLOSE + len(segment.chunks) // CHUNKS + spoken
 
     def finished(self, finished: Finished) -> None:
         """A request ended. Call `submit_ready` after the last one of a message."""

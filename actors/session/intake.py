@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from ramify.actors.session.ops.handler import Faults
 from ramify.actors.session.ops.registry import AT_ONCE, HANDLERS
 from ramify.actors.session.reply_log import ReplyLog
-from ramify.actors.session.sizes import op_bytes
+from ramify.actors.session.sizes import named, op_bytes
 from ramify.actors.session.tasks import Bill, FrameRun, Task
+from ramify.actors.session.work import OP, Steps
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import Forbidden, LimitExceeded
 from ramify.protocol.wire import ClientMessage, Op
@@ -25,7 +26,7 @@ def take_apart(
     in_flight: int,
     queued: int,
     place: int | None,
-) -> list[tuple[ClientMessage, list[Task]]]:
+) -> Steps[list[tuple[ClientMessage, list[Task]]]]:
     """Check a whole frame; each op with its tasks, none for one that was seen or that never waits.
 
     `in_flight`: what the client waits for already; `queued`: bytes of ops that wait; `place`: see
@@ -37,6 +38,7 @@ def take_apart(
     for i, op in enumerate(ops):
         tasks: list[Task] = []
         if isinstance(op, Op):
+            yield OP // 2 + named(op)
             handler = HANDLERS.get(type(op))
             at_once = AT_ONCE.get(type(op))
             if not write and (at_once is None or not at_once.viewers):
@@ -64,6 +66,7 @@ def take_apart(
                     size += bill.size
                     for place_of, task in enumerate(tasks):
                         task.place, task.bill = place_of, bill
+                    yield 2 * len(tasks)
         taken.append((op, tasks))
     reply_log.admit(ids)
     if 0 < queued < size > limits.queued_op_bytes:  # a single frame always passes

@@ -1,13 +1,13 @@
 """Runs ops in order: which task is next, how each ends, its reply. Pure.
 
 Tasks come in checked (`intake`), wait in the queues of the branches that they touch (`op_queues`), and
-run (`ops/`). Some end later: a generation, or long text that is being tokenized. Each task gets its
-terminal reply here; then the tasks that waited for it run.
+run (`ops/`) when the session's turn has room for them (`work`). Some end later: a generation, or long
+text that is being tokenized. Each task gets its terminal reply here; then what waited for it runs.
 """
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Generator, Iterable, Set
 
 import msgspec
 
@@ -32,6 +32,7 @@ from ramify.actors.session.replies import (
 from ramify.actors.session.selects import Selects
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.tasks import Task
+from ramify.actors.session.work import OP, SOCKET, Steps
 from ramify.protocol.errors import RamifyError
 from ramify.protocol.wire import Done, Generate, Ok, ServerMessage
 
@@ -50,6 +51,8 @@ class OpRunner:
         self._state = state
         self._publisher = publisher
         self._queues: OpQueues[Task] = OpQueues()
+        self._ready: deque[Task] = deque()  # they were first in their queues, and run in this order
+        self._freed: list[Task] | None = None  # by the op that is under way: they come before the others
         self._queued = 0
         self._broken: RamifyError | None = None  # the engine; nothing is begun any more
         self._deadlines: list[tuple[float, int, Task]] = []  # of generations, from their arrival on
@@ -83,6 +86,16 @@ class OpRunner:
         return self._queued
 
     @property
+    def ready(self) -> bool:
+        """Whether there is something to do: see `steps`."""
+        return bool(self._ready)
+
+    @property
+    def inside(self) -> bool:
+        """Whether an op is half done."""
+        return self._freed is not None
+
+    @property
     def busy(self) -> bool:
         """Whether something runs that keeps a session without sockets alive."""
         return self.generations.busy or self.selects.busy
@@ -103,21 +116,26 @@ class OpRunner:
 
     # --- in order --------------------------------------------------------------------------------
 
-    def add(self, tasks: list[Task]) -> None:
-        """Queue the tasks of an op; `start` runs them."""
-        self.resume(tasks, self._publisher.now)
+    def add(self, task: Task) -> None:
+        """Queue a task; `start` runs it. The first one of an op (`place`) before the others."""
+        self._add(task, self._publisher.now)
 
     def resume(self, tasks: list[Task], arrived: float) -> None:
-        """`add`, for tasks of an op that came at `arrived`."""
+        """Queue tasks of an op that came at `arrived`."""
         for task in tasks:
-            task.arrived = arrived
-            self._queues.add(task)
-            self._state.expects += task.expects
-            self._races.add(task, task.arrived)
-            if task.deadline_ms is not None:
-                self._watch(task, task.arrived + task.deadline_ms / 1e3)
-        if tasks and tasks[0].bill is not None:  # one for all tasks of the op
-            self._hold(tasks[0].bill.size)
+            self._add(task, arrived)
+
+    def _add(self, task: Task, arrived: float) -> None:
+        task.arrived = arrived
+        self._queues.add(task)
+        self._state.expects += task.expects
+        self._races.add(task, task.arrived)
+        if task.deadline_ms is not None:
+            self._watch(task, task.arrived + task.deadline_ms / 1e3)
+        bill = task.bill
+        if bill is not None and not bill.held:  # one for all tasks of the op
+            bill.held = True
+            self._hold(bill.size)
 
     def _finish(self, task: Task) -> list[Task]:
         """The task is done; returns those that may start now."""
@@ -137,28 +155,51 @@ class OpRunner:
         self._state.meter.add(count)
 
     def start(self, tasks: Iterable[Task]) -> None:
-        """Run the tasks that are first in their queues, then those that this frees."""
-        ready = deque(tasks)
+        """Run those of the tasks that are first in their queues, in the next `steps`."""
+        if self._freed is not None:
+            self._freed.extend(tasks)
+        else:
+            self._ready.extend(tasks)
+
+    def steps(self) -> Steps[None]:
+        """Run what is ready, then what this frees. Each op says first what it costs."""
+        ready = self._ready
         while ready:
             task = ready.popleft()
+            yield self._cost(task)
             if not self._queues.start(task):
                 continue
+            self._freed = []
             try:
                 reply = self._run(task)
+                if isinstance(reply, Generator):
+                    reply = yield from reply
             except RamifyError as error:
                 self._fail(task, error)
-                ready.extendleft(reversed(self._finish(task)))
-                continue
-            if reply is not None:
-                if not task.kind.silent:
-                    self._complete(task, reply)
-                else:
-                    self._publisher.announce(task, reply)
-                ready.extendleft(reversed(self._finish(task)))
-                if not self._followed(task):
-                    self._prefill(task)
+                self._freed += self._finish(task)
+            else:
+                if reply is not None:
+                    self._ran(task, reply)
+            freed, self._freed = self._freed, None
+            ready.extendleft(reversed(freed))
 
-    def _run(self, task: Task) -> Ok | None:
+    def _ran(self, task: Task, reply: Ok) -> None:
+        if not task.kind.silent:
+            self._complete(task, reply)
+        else:
+            self._publisher.announce(task, reply)
+        assert self._freed is not None
+        self._freed += self._finish(task)
+        if not self._followed(task):
+            self._prefill(task)
+
+    def _cost(self, task: Task) -> int:
+        names = len(task.touched)
+        cost = OP + names + SOCKET * len(self._publisher.subscribers)
+        handler = HANDLERS[type(task.op)]
+        return cost + handler.cost(self._context, task.op, task)
+
+    def _run(self, task: Task) -> Ok | Steps[Ok | None] | None:
         failed = [n for n in task.touched if n in task.frame.failed and n not in task.spared]
         if failed:
             cause = task.frame.failed[failed[0]]
@@ -186,13 +227,18 @@ class OpRunner:
 
     def encoded(
         self, ticket: int, prepared: Prepared | Choices | None, error: BaseException | None
-    ) -> None:
+    ) -> Steps[None]:
         """Long text was tokenized (or could not be), for all branches that the op waits on."""
         if self.selects.encoded(ticket, prepared, error):
             return
         assert not isinstance(prepared, Choices)
-        for task, end in self._context.texts.encoded(ticket, prepared, error):
+        for cost, apply in self._context.texts.encoded(ticket, prepared, error):
+            yield OP + cost
+            task, end = apply()
+            if isinstance(end, Generator):
+                end = yield from end
             self.end(task, end)
+            yield from self.steps()
 
     def end(
         self, task: Task, end: Ok | Done | RamifyError, *, again: ServerMessage | None = None
@@ -272,7 +318,7 @@ class OpRunner:
     def judge(self) -> None:
         """Stop the losers of each prune whose winners are known now.
 
-        Called when all messages of a turn were handled, so that ties do not depend on their order.
+        Called when nothing is ready any more, so that ties do not depend on the order of messages.
         """
         for losers, late in self._races.losing():
             self._cancel(late, within=losers)

@@ -76,7 +76,7 @@ class Selects:
         """Begin the selection of `task`. Raises RamifyError, and then nothing has changed."""
         if branch.position == 0:
             raise BadRequest(f"branch {branch.name!r} is empty: append something before `select`")
-        size = sum(map(len, op.choices)) + AROUND * len(op.choices)
+        size = size_of(op)
         self._state.meter.require(SEGMENT + TOKEN * size)
         self._generations.cancel_prefill(branch)
         chat, before = branch.tail is not Tail.RAW, branch.position
@@ -332,6 +332,11 @@ class Selects:
             self._publisher.cut(selection.branch, selection.before)
 
 
+def size_of(op: Select) -> int:
+    """Characters that are tokenized for it, about."""
+    return sum(map(len, op.choices)) + AROUND * len(op.choices)
+
+
 def _prepare(tokenizer: Tokenizer, branch: Branch, texts: Sequence[str]) -> Choices:
     """The choices' tokens behind the branch. Another thread may run it while the branch is at rest."""
     joined = join_texts(tokenizer, branch, texts)
@@ -343,10 +348,11 @@ def _told_from(branch: Branch, at: int) -> int:
 
     Output that was sent as one chunk cannot be cut inside it: it is sent again.
     """
-    for segment in reversed(branch.segments):
-        if segment.start < at:
-            return segment.start if isinstance(segment, OutputSegment) and segment.end > at else at
-    return at
+    link = branch.segments.before(at)
+    if link is None:
+        return at
+    segment = link.segment
+    return segment.start if isinstance(segment, OutputSegment) and segment.end > at else at
 
 
 def _late() -> RamifyError:

@@ -10,9 +10,11 @@ import msgspec
 
 from ramify.protocol.wire import (
     Append,
+    Cancel,
     ClientMessage,
     Delta,
     Done,
+    Drop,
     Fork,
     Generate,
     Join,
@@ -39,6 +41,31 @@ def json_size(value: Any) -> int:
 def json_bytes(value: Any) -> int:
     """Of a value that came as JSON."""
     return JSON * json_size(value)
+
+
+def named(op: ClientMessage) -> int:
+    """How many names and texts of lists it brings, about."""
+    match op:
+        case Append():
+            return _count(op.branch) + len(op.messages or ())
+        case Fork() | Generate():
+            return len(op.as_ or ()) + (_count(op.branch) if op.branch is not None else 0)
+        case Select():
+            return _count(op.branch) + len(op.choices)
+        case Join():
+            return len(op.from_)
+        case Prune():
+            return 3 * len(op.from_) + len(op.targets)
+        case Cancel():
+            return _count(op.branch or "") + len(op.ops or ())
+        case Drop():
+            return _count(op.branch)
+        case _:
+            return 1
+
+
+def _count(targets: str | list[str]) -> int:
+    return len(targets) if isinstance(targets, list) else 1
 
 
 def op_bytes(op: ClientMessage) -> int:

@@ -261,7 +261,8 @@ class Subscriber:
 
     def _behind(self, branch: Branch) -> bool:
         cursor = self._cursors.get(branch.name, 0)
-        return any(p.counts and not p.quiet and p.released > cursor for p in branch.outputs_from(cursor))
+        outputs = branch.outputs_back_to(cursor)
+        return any(p.counts and not p.quiet and p.released > cursor for p in outputs)
 
     def _advance(self, branch: Branch, name: str, upto: int) -> bool:
         """Move the cursor to `upto`, or as far as it may. True if it got there.

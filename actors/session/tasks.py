@@ -94,11 +94,15 @@ class Resumed(NamedTuple):
 
 
 class Bill:
-    """The bytes that an op holds until its last task is done. `left`: tasks that are not done."""
+    """The bytes that an op holds until its last task is done. `left`: tasks that are not done.
 
-    __slots__ = ("left", "size")
+    `held`: they count.
+    """
+
+    __slots__ = ("held", "left", "size")
 
     def __init__(self, size: int, left: int) -> None:
+        self.held = False
         self.size = size
         self.left = left
 

@@ -3,6 +3,7 @@
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.pending_appends import Shared
 from ramify.actors.session.tasks import FrameRun, Kind, Task
+from ramify.actors.session.work import Steps
 from ramify.protocol.wire import Append, Ok, names
 
 KIND = Kind("append", adds=True)
@@ -20,7 +21,12 @@ def _tasks(op: Append, frame: FrameRun) -> list[Task]:
     return [Task(KIND, op, frame, name, [name], shared=shared) for name in targets]
 
 
-def _run(ctx: OpContext, op: Append, task: Task) -> Ok | None:
+def _cost(ctx: OpContext, op: Append, task: Task) -> int:
+    branch = ctx.state.branches.get(task.branch or "")
+    return ctx.texts.cost(task, branch, op) if branch is not None else 0
+
+
+def _run(ctx: OpContext, op: Append, task: Task) -> Ok | Steps[Ok] | None:
     branch = ctx.target(task, expect=op.expect)
 
     def finish(cut: int | None) -> Ok:
@@ -29,4 +35,4 @@ def _run(ctx: OpContext, op: Append, task: Task) -> Ok | None:
     return ctx.texts.put(task, branch, op, names(op.branch), finish)
 
 
-HANDLER = OpHandler(Append, _tasks, _run, _check, lambda op: len(names(op.branch)))
+HANDLER = OpHandler(Append, _tasks, _run, _check, lambda op: len(names(op.branch)), _cost)

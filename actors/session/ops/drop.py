@@ -16,6 +16,10 @@ def _tasks(op: Drop, frame: FrameRun) -> list[Task]:
     return [Task(KIND, op, frame, name, [name]) for name in names(op.branch)]
 
 
+def _cost(ctx: OpContext, op: Drop, task: Task) -> int:
+    return ctx.drop_cost()
+
+
 def _run(ctx: OpContext, op: Drop, task: Task) -> Ok:
     branch = ctx.target(task)
     ctx.drop(branch)
@@ -23,4 +27,4 @@ def _run(ctx: OpContext, op: Drop, task: Task) -> Ok:
     return Ok(id=op.id, branch=branch.name, revision=ctx.state.revision)
 
 
-HANDLER = OpHandler(Drop, _tasks, _run, _check, lambda op: len(names(op.branch)))
+HANDLER = OpHandler(Drop, _tasks, _run, _check, lambda op: len(names(op.branch)), _cost)

@@ -4,9 +4,10 @@ from ramify.actors.session.branch import Branch
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import BadRequest
-from ramify.protocol.wire import Fork, Ok
+from ramify.protocol.wire import Fork, Ok, Op
 
 KIND = Kind("fork", forks=True)
+CHILD = 4  # what it costs to make one (see `work`)
 
 
 def _check(op: Fork, faults: Faults) -> None:
@@ -18,6 +19,11 @@ def _check(op: Fork, faults: Faults) -> None:
 def _tasks(op: Fork, frame: FrameRun) -> list[Task]:
     source = [op.branch] if op.branch is not None else []
     return [Task(KIND, op, frame, op.branch, [*source, *op.as_], children=op.as_)]
+
+
+def cost_of_children(ctx: OpContext, op: Op, task: Task) -> int:
+    """Of `make_children`, or of so many new roots."""
+    return len(task.children) * (CHILD + len(ctx.publisher.subscribers) // 4)
 
 
 def _run(ctx: OpContext, op: Fork, task: Task) -> Ok:
@@ -47,4 +53,4 @@ def make_children(ctx: OpContext, task: Task, branch: Branch, at: int) -> Ok:
     return Ok(id=task.op.id, branch=branch.name, position=at, revision=state.revision)
 
 
-HANDLER = OpHandler(Fork, _tasks, _run, _check)
+HANDLER = OpHandler(Fork, _tasks, _run, _check, cost=cost_of_children)

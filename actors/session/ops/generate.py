@@ -1,6 +1,6 @@
 """`generate`: on branches that there are, or with `n` on children that it forks first (the "spawn")."""
 
-from ramify.actors.session.ops.fork import make_children
+from ramify.actors.session.ops.fork import cost_of_children, make_children
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
 from ramify.actors.session.sizes import json_size
 from ramify.actors.session.tasks import FrameRun, Kind, Task
@@ -8,6 +8,7 @@ from ramify.protocol.wire import Constraint, Generate, Ok, names
 
 LONGEST = 64  # letters of a branch's name
 KIND = Kind("generate", generates=True)
+START = 60  # what it costs to begin one (see `work`)
 SPAWN = Kind("fork", forks=True, silent=True)  # the children that `n` and `as` ask for
 
 
@@ -96,4 +97,8 @@ def _run(ctx: OpContext, op: Generate, task: Task) -> Ok | None:
     return None
 
 
-HANDLER = OpHandler(Generate, _tasks, _run, _check, _count)
+def _cost(ctx: OpContext, op: Generate, task: Task) -> int:
+    return cost_of_children(ctx, op, task) if task.kind is SPAWN else START
+
+
+HANDLER = OpHandler(Generate, _tasks, _run, _check, _count, _cost)

@@ -5,7 +5,7 @@ the op touches, and so what it waits for. `run` does it, once its task is first 
 op that touches no branch runs `AtOnce`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from ramify.actors.session.branch import Branch
@@ -18,6 +18,7 @@ from ramify.actors.session.state import SessionState
 from ramify.actors.session.subscriber import Subscriber
 from ramify.actors.session.tasks import FrameRun, Task
 from ramify.actors.session.trees import Trees
+from ramify.actors.session.work import OP, SOCKET, Steps
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Conflict, LimitExceeded
 from ramify.protocol.wire import Ok, Op
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from ramify.actors.session.op_runner import OpRunner  # it imports the registry
 
 O_contra = TypeVar("O_contra", bound=Op, contravariant=True)
+
+
+DROP = 15  # what it costs to release a branch (see `work`)
+CHUNKS = 5  # of a text that are put together, or read, in a microsecond
 
 
 class Faults:
@@ -96,11 +101,33 @@ class OpContext:
             result=result,
         )
 
+    def drop_cost(self) -> int:
+        """Of `drop`."""
+        return DROP + SOCKET * len(self.publisher.subscribers)
+
+    def drop_all(self, branches: Iterable[Branch]) -> Steps[None]:
+        """Release them one after the other."""
+        for branch in branches:
+            yield self.drop_cost()
+            self.drop(branch)
+
     def drop(self, branch: Branch) -> None:
         """Release a branch; what is due of it is sent first."""
         self.generations.cancel_prefill(branch)
         self.publisher.drop(branch)
         self.state.drop(branch)
+
+
+def said_on(branch: Branch) -> str:
+    """What was generated there last, "" if nothing was since it was forked."""
+    answer = branch.answer()
+    return answer.said if answer is not None else ""
+
+
+def reading(branch: Branch) -> int:
+    """What `said_on` costs (see `work`)."""
+    answer = branch.answer()
+    return len(answer.chunks) // CHUNKS if answer is not None else 0
 
 
 def _nothing_to_check(op: Op, faults: Faults) -> None:
@@ -109,6 +136,10 @@ def _nothing_to_check(op: Op, faults: Faults) -> None:
 
 def _one_task(op: Op) -> int:
     return 1
+
+
+def _no_cost(ctx: OpContext, op: Op, task: Task) -> int:
+    return 0
 
 
 class Hands(NamedTuple):
@@ -121,17 +152,22 @@ class Hands(NamedTuple):
     end: Callable[[str], None]
 
 
+def _at_once_cost(hands: Hands, op: Op) -> int:
+    return OP
+
+
 class AtOnce(NamedTuple, Generic[O_contra]):
     """An op that waits for no branch: it runs when its frame is read, before what follows it there.
 
     `op`: its wire type. `viewers`: who has the view key only may send it. `looks_again`: sent again it
-    runs again, so its reply is not kept; and it counts as an op in flight.
+    runs again, so its reply is not kept; and it counts as an op in flight. `cost`: see `work`.
     """
 
     op: type[O_contra]
     run: Callable[[Hands, Subscriber, O_contra], None]
     viewers: bool = False
     looks_again: bool = False
+    cost: Callable[[Hands, O_contra], int] = _at_once_cost
 
 
 class OpHandler(NamedTuple, Generic[O_contra]):
@@ -140,11 +176,14 @@ class OpHandler(NamedTuple, Generic[O_contra]):
     `op`: its wire type. `tasks`: one for each branch that it works on, in the order in which they are
     queued. `count`: how many tasks there are at most (names may repeat), before they are made. `run`:
     does a task that is first in its queues. It returns the reply, or None if the task goes on and ends
-    later (`OpRunner.end`). It raises RamifyError before anything has changed.
+    later (`OpRunner.end`). It raises RamifyError before anything has changed. One that may be too much
+    for a turn of the loop returns `Steps`. `cost`: of `run`, or of its first step, beyond a constant and
+    the names that the task touches (see `work`).
     """
 
     op: type[O_contra]
     tasks: Callable[[O_contra, FrameRun], list[Task]]
-    run: Callable[[OpContext, O_contra, Task], Ok | None]
+    run: Callable[[OpContext, O_contra, Task], Ok | Steps[Ok | None] | None]
     check: Callable[[O_contra, Faults], None] = _nothing_to_check
     count: Callable[[O_contra], int] = _one_task
+    cost: Callable[[OpContext, O_contra, Task], int] = _no_cost

@@ -1,15 +1,18 @@
 """`join`: what several branches generated last becomes input of another one; then they are dropped."""
 
+from collections.abc import Generator
 from typing import Any
 
-from ramify.actors.session.branch import Branch
-from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
+from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, reading, said_on
 from ramify.actors.session.pending_appends import Shared
 from ramify.actors.session.tasks import FrameRun, Kind, Task
-from ramify.protocol.joining import FIELDS, fields, join_texts
+from ramify.actors.session.work import Steps
+from ramify.protocol.joining import FIELDS, MOST, fields, join_texts, too_long
 from ramify.protocol.wire import Append, ChatMessage, Join, Ok
 
 KIND = Kind("join", adds=True)
+READING = 5  # what it costs to look at a source (see `work`)
+CHARACTERS = 2000  # that are put together in a microsecond
 
 
 def _check(op: Join, faults: Faults) -> None:
@@ -24,33 +27,38 @@ def _tasks(op: Join, frame: FrameRun) -> list[Task]:
     return [Task(KIND, op, frame, op.branch, [op.branch, *op.from_], shared=Shared())]
 
 
-def _run(ctx: OpContext, op: Join, task: Task) -> Ok | None:
+def _run(ctx: OpContext, op: Join, task: Task) -> Steps[Ok | None]:
     branch = ctx.target(task)
     sources = [ctx.state.branch(name) for name in op.from_]
-    text = join_texts(op, [_answer(source) for source in sources])
+    said, size, shown = [], 0, "{text}" in op.each
+    for source in sources:
+        yield READING + (reading(source) if shown else 0)
+        text = said_on(source) if shown else ""
+        said.append(text)
+        size += len(text)
+        if size > MOST:
+            raise too_long()
+    yield size // CHARACTERS
+    text = join_texts(op, said)
     ctx.state.meter.require(len(text))
     if op.role is None:
         added = Append(id=op.id, text=text)
     else:
         added = Append(id=op.id, messages=[ChatMessage(role=op.role, content=text)])
 
-    def finish(cut: int | None) -> Ok:
+    def finish(cut: int | None) -> Steps[Ok]:
         going = [] if op.keep else sources
         if going:  # the reply waits for deltas of `branch`: names that go may come again before them
             ctx.publisher.settle(branch)
-        for source in going:
-            ctx.drop(source)
+        yield from ctx.drop_all(going)
         result: dict[str, Any] = {"dropped": [source.name for source in going]}
         if cut is not None:
             result["rebased"] = cut
         return ctx.ok(task, branch, result)
 
-    return ctx.texts.put(task, branch, added, [op.branch], finish, held=len(text))
-
-
-def _answer(branch: Branch) -> str:
-    answer = branch.answer()
-    return answer.said if answer is not None else ""
+    yield ctx.texts.cost(task, branch, added)
+    reply = ctx.texts.put(task, branch, added, [op.branch], finish, held=len(text))
+    return (yield from reply) if isinstance(reply, Generator) else reply
 
 
 HANDLER = OpHandler(Join, _tasks, _run, _check)

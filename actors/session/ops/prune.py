@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ramify.actors.session.branch import Branch
-from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
+from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler, reading, said_on
 from ramify.actors.session.ops.race import Race
 from ramify.actors.session.replies import Skipped
 from ramify.actors.session.tasks import FrameRun, Kind, Task
+from ramify.actors.session.work import Steps
 from ramify.protocol.errors import BadRequest
 from ramify.protocol.ranking import best_first, number_in, vote_of, votes
 from ramify.protocol.wire import Ok, Prune
@@ -23,6 +24,8 @@ _LACKING = {
     "vote": "has said anything in its last generation",
 }
 KIND = Kind("prune")
+READING = 30  # what it costs to find a number or a vote in a text (see `work`)
+PLACING = 10  # and to move a winner
 
 
 def _check(op: Prune, faults: Faults) -> None:
@@ -54,7 +57,7 @@ def _tasks(op: Prune, frame: FrameRun) -> list[Task]:
     return [task]
 
 
-def _run(ctx: OpContext, op: Prune, task: Task) -> Ok:
+def _run(ctx: OpContext, op: Prune, task: Task) -> Steps[Ok]:
     failed = task.frame.failed
     judges = op.score_from or op.from_
     left = [(n, j) for n, j in zip(op.from_, judges, strict=True) if n not in failed and j not in failed]
@@ -70,25 +73,30 @@ def _run(ctx: OpContext, op: Prune, task: Task) -> Ok:
         assert task.race.decided is not None
         winners, scores = [ctx.state.branch(name) for name in task.race.decided], None
     else:
-        order, found = _rank(op, [judge for _, judge in branches])
+        order, found = yield from _rank(op, [judge for _, judge in branches])
         winners = [branches[i][0] for i in order[: op.winners]]
         scores = {name: found[i] for i, (name, _) in enumerate(left)}
-    return _settle(ctx, op, task, winners, scores)
+    return (yield from _settle(ctx, op, task, winners, scores))
 
 
-def _rank(op: Prune, judges: Sequence[Branch]) -> tuple[list[int], Sequence[float | None]]:
+def _rank(op: Prune, judges: Sequence[Branch]) -> Steps[tuple[list[int], Sequence[float | None]]]:
     """The ranking of the sources by their judges, and the scores. Raises BadRequest."""
-    answers = [judge.answer() for judge in judges]
-    texts = [answer.said if answer is not None else "" for answer in answers]
     said: list[str] = []
     scores: Sequence[float | None]
     match op.by:
         case "number":
-            scores = [number_in(text) for text in texts]
+            numbers: list[float | None] = []
+            for judge in judges:
+                yield READING + reading(judge)
+                numbers.append(number_in(said_on(judge)))
+            scores = numbers
         case "vote":
-            said = [vote_of(text) for text in texts]
+            for judge in judges:
+                yield READING + reading(judge)
+                said.append(vote_of(said_on(judge)))
             scores = votes(said)
         case _:
+            answers = [judge.answer() for judge in judges]
             scores = [answer.mean if answer is not None else None for answer in answers]
     if all(score is None for score in scores):
         raise BadRequest(f"no branch of `prune` by {op.by!r} {_LACKING[op.by]}")
@@ -101,7 +109,7 @@ def _settle(
     task: Task,
     winners: Sequence[Branch],
     scores: dict[str, float | None] | None,
-) -> Ok:
+) -> Steps[Ok]:
     """Move the winners, drop the rest."""
     state, publisher = ctx.state, ctx.publisher
     into = op.targets or [winner.name for winner in winners]
@@ -113,6 +121,7 @@ def _settle(
         going = [state.branches[name] for name in named if name in state.branches and name not in stay]
     new = [name for _, name in moves if name not in state.branches]
     state.check_new(new, moved=min(len(new), len(going)))
+    yield PLACING * len(winners)
     sources = [winner.name for winner in winners]
     old = {name: state.branches[name].position for _, name in moves if name in state.branches}
     for branch in [*winners, *(state.branches[name] for name in old)]:  # before it holds something else
@@ -128,8 +137,7 @@ def _settle(
         publisher.place(branch)
         if branch.retain_s is not None:
             state.out.retained[branch.handle] = publisher.now + branch.retain_s
-    for branch in going:
-        ctx.drop(branch)
+    yield from ctx.drop_all(going)
     task.branch = into[0]
     task.children = tuple(into[1:])
     kept: list[dict[str, Any]] = []

@@ -1,10 +1,12 @@
 """`select`: the best of several choices is appended. They are scored by the model (`selects`)."""
 
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
-from ramify.actors.session.tasks import FrameRun, Kind, Task
+from ramify.actors.session.selects import size_of
+from ramify.actors.session.tasks import ON_THE_LOOP, FrameRun, Kind, Task
 from ramify.protocol.wire import Ok, Select, names
 
 KIND = Kind("select", generates=True)
+START = 60  # what it costs to begin one, beside its text (see `work`)
 
 
 def _check(op: Select, faults: Faults) -> None:
@@ -26,4 +28,8 @@ def _run(ctx: OpContext, op: Select, task: Task) -> Ok | None:
     return None
 
 
-HANDLER = OpHandler(Select, _tasks, _run, _check, lambda op: len(names(op.branch)))
+def _cost(ctx: OpContext, op: Select, task: Task) -> int:
+    return min(size_of(op), ON_THE_LOOP) // 2 + START
+
+
+HANDLER = OpHandler(Select, _tasks, _run, _check, lambda op: len(names(op.branch)), _cost)

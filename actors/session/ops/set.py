@@ -3,12 +3,14 @@
 import msgspec
 
 from ramify.actors.session.ops.handler import Faults, OpContext, OpHandler
+from ramify.actors.session.sizes import json_size
 from ramify.actors.session.tasks import FrameRun, Kind, Task
 from ramify.protocol.errors import Unsupported
 from ramify.protocol.wire import Ok, Set
 
 _JSON = msgspec.json.Encoder()
 KIND = Kind("set", renames=True)
+META = 200  # bytes of JSON that are looked at in a microsecond
 
 
 def _check(op: Set, faults: Faults) -> None:
@@ -52,4 +54,9 @@ def _run(ctx: OpContext, op: Set, task: Task) -> Ok:
     return ctx.ok(task, branch)
 
 
-HANDLER = OpHandler(Set, _tasks, _run, _check)
+def _cost(ctx: OpContext, op: Set, task: Task) -> int:
+    known = len(ctx.state.branches) // 3 if op.branch is None and op.retain_s is not None else 0
+    return known + (json_size(op.meta) // META if op.meta is not None else 0)
+
+
+HANDLER = OpHandler(Set, _tasks, _run, _check, cost=_cost)

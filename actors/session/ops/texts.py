@@ -3,7 +3,7 @@
 Branches that end alike get the same tokens from one op. They are made once.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -15,11 +15,15 @@ from ramify.actors.session.pending_appends import Prepared
 from ramify.actors.session.publisher import Publisher
 from ramify.actors.session.replies import bare
 from ramify.actors.session.state import SessionState
-from ramify.actors.session.tasks import Task
+from ramify.actors.session.tasks import ON_THE_LOOP, Task
+from ramify.actors.session.work import SOCKET, Steps
 from ramify.protocol.errors import BadRequest, RamifyError
 from ramify.protocol.wire import Append, Ok
 
-Finish = Callable[[int | None], Ok]
+TOKENS = 50  # that are appended, in the session and in the cache, in a microsecond
+
+Finish = Callable[[int | None], Ok | Steps[Ok]]
+Applied = tuple[Task, Ok | Steps[Ok] | RamifyError]
 
 
 class _Waiting(NamedTuple):
@@ -52,7 +56,7 @@ class Texts:
         finish: Finish,
         *,
         held: int = 0,
-    ) -> Ok | None:
+    ) -> Ok | Steps[Ok] | None:
         """Append what `op` says to `branch`: the reply, or None if it ends later, with `encoded`.
 
         `targets`: all branches that get it. `finish(cut)` is called when it is done and makes the reply;
@@ -95,28 +99,44 @@ class Texts:
 
     def encoded(
         self, ticket: int, prepared: Prepared | None, error: BaseException | None
-    ) -> list[tuple[Task, Ok | RamifyError]]:
-        """Long text was tokenized: the end of each task that waited for it."""
-        situation, entries = self._encoding.pop(ticket)
+    ) -> Iterator[tuple[int, Callable[[], Applied]]]:
+        """Long text was tokenized. For each task that waited for it: what it costs to append it, and
+        what does so and returns its end.
+        """
+        situation, entries = self._encoding[ticket]
         result = _cannot_encode(error) if prepared is None else prepared
         shared = entries[0].task.shared
         assert shared is not None
         del shared.tickets[situation]
         shared.prepared[situation] = result
         self._state.meter.add(-entries[0].held)
-        ends: list[tuple[Task, Ok | RamifyError]] = []
-        for waiting in entries:
-            try:
-                ends.append((waiting.task, self._apply(waiting, result)))
-            except RamifyError as failure:
-                ends.append((waiting.task, bare(failure)))
-        return ends
+        cost = applying(result)
+        while entries:
+            yield cost, partial(self._try, entries.pop(0), result)
+        del self._encoding[ticket]
+
+    def _try(self, waiting: _Waiting, result: Prepared | RamifyError) -> Applied:
+        try:
+            return waiting.task, self._apply(waiting, result)
+        except RamifyError as failure:
+            return waiting.task, bare(failure)
+
+    def cost(self, task: Task, branch: Branch, op: Append) -> int:
+        """What `put` is going to cost, about."""
+        shared, writer = task.shared, self._writer
+        assert shared is not None
+        strict = task.frame.opened.template == "strict"
+        known = shared.prepared.get(writer.situation(branch, op, strict=strict))
+        if known is not None:
+            return applying(known)
+        tools = task.frame.tools.size if op.messages is not None else 0
+        return min(writer.size(branch, op, strict=strict, tools=tools), ON_THE_LOOP) // 2
 
     def waiting(self) -> list[Task]:
         """The tasks whose text is being tokenized."""
         return [each.task for _, entries in self._encoding.values() for each in entries]
 
-    def _apply(self, waiting: _Waiting, prepared: Prepared | RamifyError) -> Ok:
+    def _apply(self, waiting: _Waiting, prepared: Prepared | RamifyError) -> Ok | Steps[Ok]:
         if isinstance(prepared, RamifyError):
             raise prepared
         task, branch = waiting.task, waiting.branch
@@ -128,6 +148,14 @@ class Texts:
             branch.cut_back(revision, cut)
             self._publisher.cut(branch, cut)
         return waiting.finish(cut)
+
+
+def applying(prepared: Prepared | RamifyError) -> int:
+    """What it costs to append this to a branch (see `work`)."""
+    if isinstance(prepared, RamifyError) or prepared.encoded is None:
+        return 0
+    tokens = sum(len(each.tokens) for each in prepared.encoded)
+    return SOCKET * len(prepared.encoded) + tokens // TOKENS
 
 
 def _cannot_encode(error: BaseException | None) -> RamifyError:

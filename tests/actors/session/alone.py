@@ -9,6 +9,7 @@ from ramify.actors.session.detokenizer import Detokenizer
 from ramify.actors.session.identity import Identity
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.work import Work
 from ramify.actors.tokenizer import Tokenizer
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
@@ -45,6 +46,7 @@ class Alone:
             ttl_s=600.0,
             random_seed=lambda: 7,
         )
+        self.core.work = Work(1 << 40)
         self.state = state
         self.opened = opened or {}
         self.sockets = 0

@@ -39,6 +39,7 @@ from ramify.actors.session.outbox import ToCache, ToGrammar, ToScheduler
 from ramify.actors.session.restore import restore
 from ramify.actors.session.state import SessionState
 from ramify.actors.session.template import ChatTemplate
+from ramify.actors.session.work import Work
 from ramify.actors.tokenizer import Tokenizer
 from ramify.gpu.executors.base import BadLogits, PendingStep
 from ramify.gpu.executors.fake import FakeExecutor, FakeModel
@@ -227,8 +228,10 @@ class SimEngine:
         drafts: int = 0,
         acceptance: float = 0.8,
         stored: bool = False,
+        turn: int = 1 << 40,
     ) -> None:
         self.stored = stored
+        self.turn = turn  # what a session may do in one turn of the loop
         self.saved: dict[int, dict[str, bytes]] = {}  # what a store has of each session
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer)
@@ -307,6 +310,7 @@ class SimEngine:
             saved=saved,
             kept_s=1e6 if self.stored else None,
         )
+        core.work = Work(self.turn)
         if self.stored:
             core.record(model="fake", priority=8, created=1e9)
         return core
@@ -471,7 +475,7 @@ class SimEngine:
         core = self.cores[number]
         handlers: dict[type, Callable[[], None]] = {
             m.Tokens: lambda: core.tokens(message, self.now),
-            m.Frame: lambda: core.frame(message.socket, message.ops, self.now),
+            m.Frame: lambda: core.framed(message, self.now),
             m.Attach: lambda: core.attach(message, self.now),
             m.Detached: lambda: core.detached(message.socket, self.now),
             m.Throttled: lambda: core.throttled(message.socket, True, self.now),
@@ -483,6 +487,10 @@ class SimEngine:
             m.ChangeCore: lambda: core.change_core(self.now),
         }
         handlers[type(message)]()
+        while core.unfinished:
+            if not core.inside:
+                self._flush(number)
+            core.go_on(self.now)
 
     def _flush(self, number: int) -> None:
         core = self.cores[number]

@@ -9,6 +9,7 @@ from ramify.actors.kit.clock import ManualClock
 from ramify.actors.kit.mailbox import Mailbox
 from ramify.actors.session.actor import SessionActor
 from ramify.actors.session.encoder import Encoder
+from ramify.actors.session.turns import Turns
 from ramify.protocol import messages as m
 from ramify.protocol import wire as w
 from ramify.protocol.messages import Lost
@@ -119,6 +120,7 @@ async def test_a_lost_message_ends_the_session(sim: Any) -> None:
         grammar=Mailbox("grammar", 100),
         gateway=gateway,
         encoder=Encoder(),
+        turns=Turns(),
         clock=ManualClock(),
     )
     mailbox.tell(Lost("a Tokens cannot be encoded"))

@@ -280,7 +280,7 @@ def test_the_size_of_an_append_is_the_text_to_work_on() -> None:
     assert writer.size(branch, messages, strict=False, tools=80) == plain + 80
     chat.state.extend(branch, [5] * 6, "xxxxxx", tail=Tail.RAW)
     assert writer.size(branch, messages, strict=False, tools=80) == plain + 10  # rendered alone
-    assert writer.size(branch, messages, strict=True, tools=80) == plain + 10 + 24
+    assert writer.size(branch, messages, strict=True, tools=80) == plain + 10 + 24 + 64
 
 
 def test_the_room_is_that_of_the_shortest_branch_without_its_prompt() -> None:
@@ -301,11 +301,11 @@ def test_branches_in_one_situation_share_their_tokens() -> None:
     writer, branch = chat.writer, chat.branch
     text, messages = w.Append(id=1, text="a"), w.Append(id=1, messages=[user("a")])
     assert writer.situation(branch, text, strict=True) == (Tail.RAW, None, False, "", True, None)
-    assert writer.situation(branch, messages, strict=True) == ()
+    assert writer.situation(branch, messages, strict=True) is None
     chat.say(user("Hi"))
     turn, prompt = branch.segments
     assert (turn.turn, prompt.turn, prompt.tail) == (1, 0, Tail.PROMPT)
-    assert writer.situation(branch, messages, strict=True) == (turn, prompt)
+    assert writer.situation(branch, messages, strict=True) is branch.segments.top
     assert writer.situation(branch, messages, strict=False)[:5] == (  # type: ignore[index]
         Tail.CLOSED,
         "user",

@@ -1,6 +1,6 @@
 """A frame is taken apart: what it costs and what is refused, without a session."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -10,9 +10,12 @@ from ramify.actors.session.meter import Holdings
 from ramify.actors.session.reply_log import ReplyLog
 from ramify.actors.session.sizes import op_bytes
 from ramify.actors.session.tasks import FrameRun
+from ramify.actors.session.work import Steps
 from ramify.protocol import wire as w
 from ramify.protocol.config import Limits
 from ramify.protocol.errors import BadRequest, Forbidden, LimitExceeded
+
+T = TypeVar("T")
 
 
 def taken(
@@ -24,12 +27,23 @@ def taken(
     reply_log = ReplyLog(settings, Holdings(settings).open(""))
     reply_log.last = last
     frame = FrameRun(w.Open(client="c"), lambda: Toolbox(()))
-    found = take_apart(
-        ops, frame, reply_log, settings, write=write, in_flight=in_flight, queued=queued, place=place
+    found = whole(
+        take_apart(
+            ops, frame, reply_log, settings, write=write, in_flight=in_flight, queued=queued, place=place
+        )
     )
     assert [op for op, _ in found] == list(ops)
     assert reply_log.last == last
     return [tasks for _, tasks in found]
+
+
+def whole(steps: Steps[T]) -> T:
+    """The result, when all is done."""
+    while True:
+        try:
+            assert next(steps) >= 0
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
 def append(ident: int, *branches: str) -> w.Append:
