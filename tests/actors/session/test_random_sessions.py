@@ -49,6 +49,8 @@ KINDS = {
     "cancel": 2, "root": 1, "list": 1, "join": 1, "prune": 2,
 }  # fmt: skip
 
+TURNS = (1 << 40, 1, 300)  # what a session does in a turn of the loop: all, a step, some
+
 
 def random_op(rng: random.Random, client: Any) -> w.Op:
     name = rng.choice(NAMES)
@@ -168,6 +170,7 @@ def test_random_sessions(
         pages=pages // page_size,
         page_size=page_size,
         context=128,
+        turn=TURNS[seed % 3],
         step_tokens=24,
         max_rows=4,
         eos_every=20,
@@ -222,7 +225,15 @@ def test_a_broken_engine_answers_every_op_once(sim_class: Any, tokenizer: Tokeni
     """Whatever ran, waited, was paused, or was held back from a socket that does not read."""
     rng = random.Random(seed)
     limits = Limits(running=rng.choice([1, 2, 16]))
-    engine = sim_class(tokenizer, context=128, step_tokens=24, max_rows=4, seed=seed, limits=limits)
+    engine = sim_class(
+        tokenizer,
+        context=128,
+        turn=TURNS[seed % 3],
+        step_tokens=24,
+        max_rows=4,
+        seed=seed,
+        limits=limits,
+    )
     tools = rng.choice([None, [{"name": "f"}]])
     client = engine.session(detach=rng.choice(["run", "pause"]), parts=rng.random() < 0.5, tools=tools)
     client.send(w.Append(id=client.id(), tokens=[5, 6, 7]))
