@@ -73,12 +73,20 @@ class Constraints:
         return loads
 
     def reload(self) -> None:
-        """Another executor has none of them: the next plan brings those that requests name."""
+        """Another executor has none of them. It gets each when a request runs that names it (`need`).
+
+        Not before: should a body be why the last one died, a request that waits must not have it loaded.
+        """
         for entry in self._entries.values():
             entry.loaded = False
-        self.wanted = [ident for ident, entry in self._entries.items() if ident and entry.users]
-        self.due = bool(self.wanted) or 0 in self._entries
-        self.dropped = []
+        self.wanted, self.dropped = [], []
+        self.due = 0 in self._entries
+
+    def need(self, ident: int) -> None:
+        """A request that has taken it is about to run."""
+        if not self._entries[ident].loaded and ident not in self.wanted:
+            self.wanted.append(ident)
+            self.due = True
 
     def forgets(self) -> bytes:
         """int32, what the next plan drops: its rows are closed by then."""

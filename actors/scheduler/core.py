@@ -538,6 +538,8 @@ class Scheduler:
         request.reached = 0
         if not request.ahead:
             self._planner.pace.lacks(request, run.prompt - run.cached)
+        if request.constrained:
+            self._planner.constraints.need(request.submit.constraint)
         request.state = RequestState.RUNNING
         request.run = self._runs[ident] = run
         self._admission.granted(request, run)
@@ -591,23 +593,17 @@ class Scheduler:
     def _lost(self, reason: str, now: float) -> None:
         """The executor died, and all KV with it: what ran waits for the next one, where it was."""
         self.down, self._next = reason, None
-        steps = self._planner.in_flight
-        in_flight = dict.fromkeys(
-            run.request
-            for step in steps
-            for run in [*step.bound, *(chunk[0] for chunk in step.chunks)]
-            if run.live
-        )
+        ran = [run.request for run in self._runs.values()]
         for run in list(self._runs.values()):
             self._retract(run, "executor")
             if run.request.record is not None:
                 run.request.record.known = 0
         self._planner.lost()
-        for request in self._suspects.died(list(in_flight)):
+        for request in self._suspects.died(ran):
             times = "twice" if request.losses == TWICE else f"{request.losses} times"
-            why = f"the model executor died {times} in a step of this request, which is not tried again"
+            why = f"the model executor died {times} while it ran this request, which is not tried again"
             self._end(request, "error", now, "internal", why)
-        for request in in_flight:
+        for request in ran:
             if request in self._suspects and request.ticket:
                 self._admission.discard(request)
 

@@ -100,10 +100,14 @@ def test_another_executor_gets_what_requests_have() -> None:
     constraints.loads()
     constraints.give_back(2)
     constraints.retire(Unconstrain(2))
+    assert constraints.take(3)
     constraints.reload()
     assert constraints.due
+    constraints.need(1)
+    constraints.need(1)
     assert constraints.loads() == [LoadConstraint(0, b"0"), LoadConstraint(1, b"1")]
     assert constraints.forgets() == b""
     assert constraints.take(1)
-    assert constraints.take(3)
+    constraints.need(3)
+    constraints.need(1)
     assert constraints.loads() == [LoadConstraint(3, b"3")]

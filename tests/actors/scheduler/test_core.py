@@ -462,7 +462,7 @@ def test_a_request_that_dies_twice_alone_is_refused(world):
     w.die()
     w.cache_settles()
     assert w.finished[R1].error == "internal"
-    assert "died twice in a step of this request" in w.finished[R1].message
+    assert "died twice while it ran this request" in w.finished[R1].message
     assert len(w.output[R1]) == w.finished[R1].output == 3
     w.back()
     w.run(w.submit(2))
