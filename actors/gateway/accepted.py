@@ -38,6 +38,12 @@ def accept(
     return Accepted(dialogue, credential, share, media)
 
 
+def may_ask(request: HttpRequest, hub: Hub) -> bool:
+    """Whether it shows a token, where one is needed. Uses nothing up."""
+    token = bearer_header(request.headers.get("authorization"))
+    return not hub.tokens.required or hub.tokens.accepts(token, hub.clock.now())
+
+
 def credential_of(request: HttpRequest, hub: Hub, now: float, *, spends: bool) -> Credential | None:
     """Who asks; None: nobody may. `spends`: a minted token is used up."""
     if not hub.tokens.required:

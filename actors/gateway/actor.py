@@ -28,6 +28,7 @@ from ramify.actors.gateway.notices import Notices
 from ramify.actors.gateway.routes import Routes
 from ramify.actors.gateway.server import listen, listen_on, port_of
 from ramify.actors.gateway.static import StaticFiles, browser_files
+from ramify.actors.gateway.strangers import Strangers
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Router
 from ramify.actors.kit.mailbox import Address, Mailbox, MailboxClosed
@@ -97,6 +98,7 @@ class GatewayActor:
             sessions=sessions,
             notices=Notices(sessions),
             ids=numbers if numbers is not None else itertools.count(1),
+            strangers=Strangers(config.max_sockets),
         )
 
     @property

@@ -13,16 +13,19 @@ from ramify.actors.gateway.openai import routes as openai
 
 
 class Api(msgspec.Struct, frozen=True):
-    """`reshaped`: an error of the gateway itself as this API has it."""
+    """`refuse`: what can be said by the head of a request, before its body is read; `respond`: the rest.
+    `reshaped`: an error of the gateway itself as this API has it.
+    """
 
     spoken_at: Callable[[str], bool]
+    refuse: Callable[[HttpRequest, Hub], Response | None]
     respond: Callable[[HttpRequest, Hub], Response | Accepted]
     reshaped: Callable[[Response], Response]
 
 
 APIS = (
-    Api(openai.spoken_at, openai.respond, openai_errors.reshaped),
-    Api(ollama.spoken_at, ollama.respond, ollama.reshaped),
+    Api(openai.spoken_at, openai.refuse, openai.respond, openai_errors.reshaped),
+    Api(ollama.spoken_at, ollama.refuse, ollama.respond, ollama.reshaped),
 )
 
 

@@ -26,6 +26,7 @@ MINTED_MAX = 10_000  # minted tokens that are neither used nor expired; each nam
 LEAST_MINTED = 4  # that a name has in any case
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+_PORT_DIGITS = 5
 _DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
@@ -53,6 +54,13 @@ class AccessTokens:
     def configured(self, token: str) -> Credential | None:
         """Whose token it is, if the server was configured with it (these may mint)."""
         return self._accepted.get(digest_of(token))
+
+    def accepts(self, token: str | None, now: float) -> bool:
+        """Whether `admit` would accept the token now. Uses nothing up."""
+        if not token:
+            return False
+        digest = digest_of(token)
+        return digest in self._accepted or self._minted.holds(digest, now)
 
     def admit(self, token: str, now: float) -> Credential | None:
         """Who opens a connection with the token now; None: nobody may.
@@ -163,7 +171,7 @@ def split_host(header: str) -> tuple[str, int | None] | None:
         port = rest[1:]
     else:
         name, _, port = text.partition(":")
-    if not name or (port and not (port.isascii() and port.isdigit())):
+    if not name or (port and not (port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS)):
         return None
     return name, int(port) if port else None
 

@@ -18,13 +18,13 @@ from typing import cast
 from websockets.frames import Frame, Opcode
 from websockets.typing import BytesLike
 
+from ramify.actors.gateway.accepted import may_ask
 from ramify.actors.gateway.apis import Api, api_at
-from ramify.actors.gateway.auth import bearer_header
 from ramify.actors.gateway.binding import SessionBinding, Stage
 from ramify.actors.gateway.door import Door
 from ramify.actors.gateway.exchange import Exchange
 from ramify.actors.gateway.http import (
-    BODY_BYTES,
+    CONTINUE,
     HttpRequest,
     RequestParser,
     Response,
@@ -98,11 +98,11 @@ class Connection(asyncio.Protocol):
         self._deadline = 0.0  # of the phase; LIVE: the next ping
         self._heard = 0.0
         self._opened_at = 0.0  # the WebSocket, where it has a door
-        self._parser: RequestParser | None = RequestParser(self._body_bytes)
+        self._parser: RequestParser | None = RequestParser(self._wants)
         self._ws: WebSocket | None = None
         self._codec: Codec = hub.codecs["json"]
-        self._guard = cast(SocketLimits, None)  # this and the next two: from the upgrade on
-        self._inflow: Inflow | None = None
+        self._guard = cast(SocketLimits, None)  # this and the next: set by connection_made
+        self._inflow = cast(Inflow, None)
         self._binding: SessionBinding | None = None  # of ramify.v1; another path has a door
         self._door: Door | None = None
         self._credential: Credential | None = None  # None: it has not shown a token that it needs
@@ -117,23 +117,31 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        high = self._hub.limits.queued_bytes
+        hub, now = self._hub, self._hub.clock.now()
+        guest = None
+        full = len(hub.connections) >= hub.config.max_sockets + SPARE
+        if hub.tokens.required and not full:
+            peer = transport.get_extra_info("peername")
+            guest = hub.strangers.enter(peer[0] if peer else "", now)
+            if guest is None:
+                full = True
+                self._log_abuse("", "an address without a token has too many sockets, or costs too much")
+        self._guard = SocketLimits(hub.limits, now, guest=guest)
+        self._inflow = Inflow(
+            self._transport, self._guard, hub.clock, hub.pump, self._parse, self._congested
+        )
+        high = hub.limits.queued_bytes
         self._transport.set_write_buffer_limits(high=high, low=high // 2)
-        self._hub.connections[self.id] = self
-        if len(self._hub.connections) > self._hub.config.max_sockets + SPARE:
+        hub.connections[self.id] = self
+        if full:
             self._transport.abort()
-        self._set_deadline(self._hub.clock.now() + HEAD_TIMEOUT_S)
+        self._set_deadline(now + HEAD_TIMEOUT_S)
 
     def data_received(self, data: bytes) -> None:
         try:
-            if self._inflow is not None:
-                self._inflow.receive(data)
-            elif self._phase is Phase.HEAD:
-                self._receive_head(data)
-            # else: the response is on its way; what else the client says is not read
+            self._inflow.receive(data)
         except Exception:
-            _LOG.exception("socket %d: a bug in the gateway", self.id)
-            self.close(Close.SERVER_BUG, "internal error")
+            self._broken()
 
     def eof_received(self) -> bool | None:
         if self._ws is not None:
@@ -150,8 +158,7 @@ class Connection(asyncio.Protocol):
         self._out.clear()
         self._parser = None
         self._end_speaking()
-        if self._inflow is not None:
-            self._inflow.end()
+        self._inflow.end()
         if self._ws is not None:
             self._ws.dispose()
             self._ws = None
@@ -273,9 +280,21 @@ class Connection(asyncio.Protocol):
 
     # --- HTTP and the upgrade -----------------------------------------------------------------
 
-    def _receive_head(self, data: bytes) -> None:
+    def _receive_head(self, data: bytes) -> int:
+        """A slice of a request. Returns the work that it was."""
         parser = cast(RequestParser, self._parser)
+        events = parser.events
         request = parser.feed(data)
+        events = parser.events - events
+        self._inflow.count(len(data), events)
+        if parser.waits:
+            parser.waits = False
+            self._transport.write(CONTINUE)
+        self._answer(parser, request)
+        return len(data) + FRAME_WORK * events
+
+    def _answer(self, parser: RequestParser, request: HttpRequest | None) -> None:
+        """Answer what is complete, or cannot be answered otherwise."""
         if parser.fault is not None:
             self._respond(self._shaped(parser.fault, parser))
         elif request is None:
@@ -289,6 +308,7 @@ class Connection(asyncio.Protocol):
         elif (api := api_at(request.path)) is not None:
             self._exchange(request, api)
         else:
+            self._inflow.deaf = True
             send = partial(self._respond, head_only=request.method == "HEAD")
             self._hub.routes.respond(request, self._hub.clock.now(), send)
 
@@ -305,10 +325,15 @@ class Connection(asyncio.Protocol):
         self._half_close()
         self._closing()
 
-    def _body_bytes(self, head: HttpRequest) -> int:
-        """A chat may be as long as a frame, if it comes with something like a key."""
-        known = not self._hub.tokens.required or bool(bearer_header(head.headers.get("authorization")))
-        return self._hub.limits.frame_bytes if known and api_at(head.path) is not None else BODY_BYTES
+    def _wants(self, head: HttpRequest) -> int | Response | None:
+        """See `RequestParser`. Only the APIs take bodies: as long as a frame may be."""
+        if may_ask(head, self._hub):
+            self._guard.known(self._hub.clock.now())
+        api = api_at(head.path)
+        if api is None:
+            return None
+        refusal = api.refuse(head, self._hub)
+        return self._hub.limits.frame_bytes if refusal is None else refusal
 
     def _exchange(self, request: HttpRequest, api: Api) -> None:
         """A request to an API that sessions answer: answered here, or by a session."""
@@ -321,6 +346,7 @@ class Connection(asyncio.Protocol):
             self._hub,
             self.id,
             self._transport,
+            self._inflow,
             answer.dialogue,
             answer.credential,
             answer.share,
@@ -335,38 +361,40 @@ class Connection(asyncio.Protocol):
         self._parser = None
         self._ws = ws = accepted.ws
         self._codec = accepted.codec
-        self._guard = SocketLimits(hub.limits, now, accepted.share)
+        self._guard.share = accepted.share
         self._credential = accepted.credential
         if accepted.door is None:
             self._binding = SessionBinding(hub, self.id)
         else:
             self._door = accepted.door.make(hub, self)
             self._opened_at = now
-        self._inflow = Inflow(
-            self._transport, self._guard, hub.clock, hub.pump, self._parse, self._congested
-        )
         if accepted.credential is not None:
             self._admitted(accepted.credential)
         self._heard = now
         self._set_deadline(now + hub.config.ping_interval_s)
         hub.metrics.sockets(1)
         self._flush_websocket(ws)
-        if accepted.rest:
-            self._inflow.receive(accepted.rest)
+        self._inflow.unread(accepted.rest)
 
     # --- frames from the client ---------------------------------------------------------------
 
     def _parse(self, data: bytes) -> int:
         """A slice of what came. Returns the work that it was (see `pump.py`)."""
-        ws = self._ws
-        if ws is None:
-            return 0
         try:
-            return self._receive(ws, data)
+            if self._ws is not None:
+                return self._receive(self._ws, data)
+            return self._receive_head(data) if self._phase is Phase.HEAD else 0
         except Exception:
-            _LOG.exception("socket %d: a bug in the gateway", self.id)
-            self.close(Close.SERVER_BUG, "internal error")
+            self._broken()
             return 0
+
+    def _broken(self) -> None:
+        """A bug of ours is this socket's end only."""
+        _LOG.exception("socket %d: a bug in the gateway", self.id)
+        if self._phase is Phase.HEAD:
+            fault = error_response(500, "internal", "internal error")
+            self._respond(self._shaped(fault, self._parser))
+        self.close(Close.SERVER_BUG, "internal error")
 
     def _receive(self, ws: WebSocket, data: bytes) -> int:
         self._heard = now = self._hub.clock.now()
@@ -471,20 +499,24 @@ class Connection(asyncio.Protocol):
 
     def _admitted(self, credential: Credential) -> None:
         self._credential = credential
+        self._guard.known(self._hub.clock.now())
         if self._binding is not None:
             self._binding.credential = credential
 
     def _abused(self, why: str) -> None:
         """Close a socket that asks for too much again and again."""
         if self._phase is Phase.LIVE:
-            share, now = self._guard.share, self._hub.clock.now()
+            share = self._guard.share
             if share is not None:
                 share.usage.abuses += 1
-            if now - self._hub.abuse_logged >= ABUSE_LOG_S:  # metrics count, the log need not
-                self._hub.abuse_logged = now
-                owner = share.name if share is not None else ""
-                _LOG.warning("a socket is closed for abuse", socket=self.id, owner=owner, reason=why)
+            self._log_abuse(share.name if share is not None else "", why)
         self.close(Close.RATE, why)
+
+    def _log_abuse(self, owner: str, why: str) -> None:
+        now = self._hub.clock.now()
+        if now - self._hub.abuse_logged >= ABUSE_LOG_S:  # metrics count, the log need not
+            self._hub.abuse_logged = now
+            _LOG.warning("a socket is closed for abuse", socket=self.id, owner=owner, reason=why)
 
     def _reply(self, messages: list[ServerMessage]) -> None:
         if messages and self._door is None:
@@ -551,7 +583,7 @@ class Connection(asyncio.Protocol):
 
     def _heartbeat(self, now: float) -> None:
         ws, config = self._ws, self._hub.config
-        if self._inflow is not None and self._inflow.stopped:
+        if self._inflow.stopped:
             self._heard = now  # a pong may have come, and nobody has read it
         if now - self._heard >= config.ping_timeout_s:
             self.close(Close.TIMEOUT, "heartbeat lost")
@@ -582,6 +614,7 @@ class Connection(asyncio.Protocol):
 
     def _closing(self) -> None:
         self._phase = Phase.CLOSING
+        self._inflow.deaf = self._ws is None  # a WebSocket has a close frame to read
         self._end_speaking()
         self._pace_reading()  # else the peer's close would not be seen
         self._set_deadline(self._hub.clock.now() + CLOSE_TIMEOUT_S)
@@ -591,8 +624,7 @@ class Connection(asyncio.Protocol):
         return self._binding is not None and self._binding.congested
 
     def _pace_reading(self) -> None:
-        if self._inflow is not None:
-            self._inflow.pace()
+        self._inflow.pace()
 
     def _set_deadline(self, when: float) -> None:
         self._deadline = when

@@ -20,8 +20,9 @@ from ramify.actors.gateway.accepted import EVENTS
 from ramify.actors.gateway.binding import Stage
 from ramify.actors.gateway.dialogue import Dialogue
 from ramify.actors.gateway.dialogue_run import DialogueRun
-from ramify.actors.gateway.http import Response, stream_head
+from ramify.actors.gateway.http import CONTINUE, Response, stream_head
 from ramify.actors.gateway.hub import Hub
+from ramify.actors.gateway.inflow import Inflow
 from ramify.actors.gateway.shares import Share
 from ramify.actors.kit.clock import Timer
 from ramify.actors.kit.log import get_log
@@ -34,7 +35,6 @@ STALLED_S = 60.0  # that a client may read nothing while there is something to r
 CLOSE_TIMEOUT_S = 5.0  # from the end of the response to that of the connection
 PROBES_S = (0.0, 0.05, 0.2)  # after the end of what a client sends; then each
 PROBE_S = 1.0  # ... until it has an answer
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 COMMENT = b"3\r\n:\n\n\r\n"  # a chunk: nothing, for who reads server-sent events
 SURPLUS = 64 << 10  # bytes that a client may send behind its request
 
@@ -47,6 +47,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
         hub: Hub,
         number: int,
         transport: asyncio.Transport,
+        inflow: Inflow,
         dialogue: Dialogue,
         credential: Credential,
         share: Share,
@@ -55,6 +56,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
     ) -> None:
         super().__init__(hub, number, dialogue, credential, size)
         self._transport = transport
+        self._inflow = inflow
         self._share = share
         self._streaming = False
         self._media = media
@@ -70,14 +72,13 @@ class Exchange(DialogueRun, asyncio.Protocol):
     def start(self) -> None:
         """Take the transport over and send the ops."""
         self._transport.set_protocol(self)
+        self._inflow.parse = self._pass_over
         super().start()
 
     # --- asyncio.Protocol ---------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        self._surplus += len(data)
-        if self._surplus > SURPLUS:
-            self.abort()
+        self._inflow.receive(data)
 
     def eof_received(self) -> bool | None:
         if self._answered:
@@ -88,6 +89,7 @@ class Exchange(DialogueRun, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone = True
+        self._inflow.end()
         self._stop_probing()
         self._out.clear()
         if not (self._over or (self._answered and self._dialogue.outlives)):
@@ -149,6 +151,14 @@ class Exchange(DialogueRun, asyncio.Protocol):
             self.abort()
 
     # ---
+
+    def _pass_over(self, data: bytes) -> int:
+        """Bytes behind the request."""
+        self._inflow.count(len(data))
+        self._surplus += len(data)
+        if self._surplus > SURPLUS:
+            self.abort()
+        return len(data)
 
     def _probe(self, count: int) -> None:
         """See whether a client that sends nothing more is still there."""

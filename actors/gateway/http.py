@@ -1,11 +1,14 @@
 """The HTTP/1.1 side of the port: one request in, one response out, then the connection closes.
 
-Pure: bytes in, values out. h11 parses (websockets' own parser knows only GET); a request that asks
-for a WebSocket is handed back with its raw bytes. Responses are rendered by hand, because h11
+Pure: bytes in, values out. h11 parses (websockets' own parser knows only GET), but only a head that is
+complete and has few enough lines; a request that asks for a WebSocket is handed back with its raw bytes.
+What a request may send behind its head is asked once the head is known: nothing of a body is read for a
+client that has shown no token. Responses are rendered by hand, because h11
 refuses to send one after a request that it could not parse.
 This file does not know routes.
 """
 
+import re
 from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
@@ -17,7 +20,11 @@ from ramify.protocol.errors import Code
 from ramify.protocol.wire import Error
 
 HEAD_BYTES = 16 << 10  # request line and headers
-BODY_BYTES = 64 << 10
+HEAD_LINES = 100  # h11 takes 1.6 us for each, however short it is
+FRAMING_BYTES = 2 << 10  # a chunk's size with its extensions; the trailers behind the last one
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_HEAD_END = re.compile(rb"\n\r?\n")
+_ORIGIN = re.compile(r"https?://([^/?#]*)(.*)", re.IGNORECASE)  # of a target in absolute form
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -43,7 +50,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     @property
     def websocket(self) -> bool:
         """True if it asks for an upgrade to a WebSocket."""
-        return "websocket" in self.headers.get("upgrade", "").lower()
+        return self.method == "GET" and "websocket" in self.headers.get("upgrade", "").lower()
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -102,25 +109,32 @@ def error_in(response: Response) -> Error | None:
 
 
 class RequestParser:
-    """Reads one request. `fault` is set, instead of a request returned, when it is unusable."""
+    """Reads one request. `fault` is set, instead of a request returned, when it is unusable or refused.
 
-    def __init__(self, body_bytes: Callable[[HttpRequest], int] = lambda _: BODY_BYTES) -> None:
-        """`body_bytes`: how long a body may be, by the head of its request."""
-        self._body_bytes = body_bytes
-        self._most = BODY_BYTES
-        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
-        self._raw = bytearray()
-        self._head: h11.Request | None = None
+    `events`: lines of the head and pieces of the body so far, each of which costs what a frame costs.
+    `waits`: whether the client waits for 100 (Continue) before it sends its body.
+    """
+
+    def __init__(self, wants: Callable[[HttpRequest], "int | Response | None"]) -> None:
+        """`wants`: asked once, with a head. The most bytes of its body; None: the body is not looked at,
+        and the head is the request; or the response that refuses it."""
+        self._wants = wants
+        self._most = 0
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=FRAMING_BYTES)
+        self._raw = bytearray()  # the head, as far as it has come
+        self._head: HttpRequest | None = None
         self._body = bytearray()
+        self.events = 0
+        self.waits = False
         self.fault: Response | None = None
 
     def feed(self, data: bytes) -> HttpRequest | None:
         """Take received bytes; the request once it is complete, else None."""
-        if self._head is None:
-            self._raw += data  # a handshake is parsed again by websockets
         try:
-            self._h11.receive_data(data)
-            return self._next()
+            if self._head is not None:
+                self._h11.receive_data(data)
+                return self._next()
+            return self._feed_head(data)
         except h11.RemoteProtocolError as error:
             status = error.error_status_hint if error.error_status_hint >= 400 else 400
             self.fault = error_response(status, "bad_request", f"not a valid HTTP/1.1 request: {error}")
@@ -130,41 +144,85 @@ class RequestParser:
     def path(self) -> str:
         """What is asked for, as far as it is known, of a head that cannot be read too; else ""."""
         if self._head is not None:
-            return self._request().path
+            return self._head.path
         words = bytes(self._raw[:HEAD_BYTES]).partition(b"\r\n")[0].split(b" ")
         return words[1].decode("latin-1").partition("?")[0] if len(words) == 3 else ""
 
     def handshake(self) -> tuple[bytes, bytes]:
         """The raw bytes of an upgrade request's head, and what came after it."""
-        rest = bytes(self._h11.trailing_data[0])
-        return bytes(self._raw[: len(self._raw) - len(rest)]), rest
+        return bytes(self._raw), bytes(self._body)
+
+    def _feed_head(self, data: bytes) -> HttpRequest | None:
+        begin = max(0, len(self._raw) - 2)  # the end may have begun in what came before
+        self._raw += data
+        end = _HEAD_END.search(self._raw, begin)
+        size = end.end() if end is not None else len(self._raw)
+        if size > HEAD_BYTES:
+            return self._too_large(f"the head exceeds {HEAD_BYTES} bytes")
+        if self._raw[0] <= 0x20 or self._raw[0] >= 0x7F:  # TLS, perhaps: its end may never come
+            raise h11.RemoteProtocolError("illegal request line")
+        if end is None:
+            return None
+        lines = self._raw.count(b"\n", 0, size)
+        if lines > HEAD_LINES:
+            return self._too_large(f"the head has {lines} lines, at most {HEAD_LINES} are read")
+        self.events += lines
+        rest = bytes(self._raw[size:])
+        del self._raw[size:]
+        return self._headed(rest)
+
+    def _headed(self, rest: bytes) -> HttpRequest | None:
+        """The head is complete; `rest` came behind it."""
+        self._h11.receive_data(bytes(self._raw))
+        event = self._h11.next_event()
+        if not isinstance(event, h11.Request):
+            raise h11.RemoteProtocolError("no request line received")
+        head = self._head = _request(event)
+        if head.websocket:
+            self._body += rest
+            return head
+        wanted = self._wants(head)
+        if wanted is None:
+            return head
+        if isinstance(wanted, Response):
+            self.fault = wanted
+            return None
+        self._most = wanted
+        if rest:
+            self._h11.receive_data(rest)
+        self.waits = not rest and self._h11.they_are_waiting_for_100_continue
+        return self._next()
+
+    def _too_large(self, message: str) -> None:
+        self.fault = error_response(431, "limit", message)
 
     def _next(self) -> HttpRequest | None:
         while True:
             event = self._h11.next_event()
-            if isinstance(event, h11.Request):
-                self._head = event
-                request = self._request()
-                if request.websocket:
-                    return request
-                self._raw.clear()
-                self._most = self._body_bytes(request)
-            elif isinstance(event, h11.Data):
+            self.events += 1
+            if isinstance(event, h11.Data):
                 self._body += event.data
                 if len(self._body) > self._most:
                     self.fault = error_response(413, "limit", f"the body exceeds {self._most} bytes")
                     return None
             elif isinstance(event, h11.EndOfMessage):
-                return self._request()
+                self.waits = False
+                assert self._head is not None
+                return msgspec.structs.replace(self._head, body=bytes(self._body))
             else:
                 return None  # needs more data
 
-    def _request(self) -> HttpRequest:
-        assert self._head is not None
-        headers: dict[str, str] = {}
-        for name, value in self._head.headers:
-            key, text = name.decode("ascii"), value.decode("latin-1")
-            headers[key] = f"{headers[key]}, {text}" if key in headers else text
-        path, _, query = self._head.target.decode("latin-1").partition("?")
-        method = self._head.method.decode("ascii")
-        return HttpRequest(method, path, headers, bytes(self._body), query)
+
+def _request(event: h11.Request) -> HttpRequest:
+    """The head of a request. Raises RemoteProtocolError."""
+    headers: dict[str, str] = {}
+    for name, value in event.headers:
+        key, text = name.decode("ascii"), value.decode("latin-1")
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    target = event.target.decode("latin-1")
+    if (absolute := _ORIGIN.fullmatch(target)) is not None:  # RFC 9112, section 3.2.2
+        headers["host"], target = absolute[1], absolute[2]
+        if not target.startswith("/"):
+            target = "/" + target
+    path, _, query = target.partition("?")
+    return HttpRequest(event.method.decode("ascii"), path, headers, query=query)

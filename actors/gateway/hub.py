@@ -12,6 +12,7 @@ from ramify.actors.gateway.notices import Notices
 from ramify.actors.gateway.pump import Pump
 from ramify.actors.gateway.routes import Routes
 from ramify.actors.gateway.shares import Shares
+from ramify.actors.gateway.strangers import Strangers
 from ramify.actors.gateway.timers import Timers
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Router
@@ -58,6 +59,7 @@ class Hub:
     sessions: Router[SessionMessage]
     notices: Notices
     ids: Iterator[int]
+    strangers: Strangers
     shares: Shares = field(default_factory=Shares)
     pump: Pump = field(default_factory=Pump)
     timers: Timers = field(default_factory=Timers)

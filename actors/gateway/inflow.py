@@ -1,11 +1,14 @@
 """Bytes of one socket that wait to be parsed, and whether more of them are read.
 
+Every read of every socket comes through here and is counted before anything is done with it, whether the
+socket speaks HTTP or WebSocket, and whether its client is known or not.
+
 Reading stops while anything waits here, while the socket or its credential has to wait for having
 sent too much, and while too many frames wait for the directory. Then the bytes wait in the client's
 kernel, and in the end the client does: nothing is lost, and what a socket holds here is bounded by
 one read.
 
-This file does not know WebSockets.
+This file does not know HTTP or WebSockets.
 """
 
 import asyncio
@@ -20,7 +23,7 @@ class Inflow:
     """A `Source` of the pump.
 
     `parse` takes a slice, and says how much work it was. `congested`: what else stops reading; `pace`
-    is to be called when it changes.
+    is to be called when it changes. `deaf`: nothing that still comes is wanted; it is only counted.
     """
 
     def __init__(
@@ -36,7 +39,8 @@ class Inflow:
         self._guard = guard
         self._clock = clock
         self._pump = pump
-        self._parse = parse
+        self.parse = parse
+        self.deaf = False
         self._congested = congested
         self._waiting = bytearray()
         self._queued = False  # in the pump
@@ -50,20 +54,39 @@ class Inflow:
 
     def receive(self, data: bytes) -> None:
         """What the transport has read."""
+        now = self._clock.now()
+        self._guard.read(now)
+        if self.deaf:
+            self.count(len(data))
+            self.pace()
+            return
         self._waiting += data
+        self._rest_if_due(now)  # others on the same account may have used it up
         little = len(self._waiting) <= SLICE and self._pump.room
         if little and not (self._queued or self._rest or self._congested()):
             self._pump.direct(self.advance())
         else:
             self.pace()
 
+    def count(self, size: int, frames: int = 0) -> None:
+        """So many bytes were taken, and so many pieces found in them."""
+        self._guard.received(size, frames, self._clock.now())
+
+    def unread(self, data: bytes) -> None:
+        """While parsing: the end of the slice, which somebody else is to parse."""
+        self._waiting[:0] = data
+
     def advance(self) -> int:
         self._queued = False
-        if self._ended:
+        if self._ended or self._rest is not None:
+            return 0
+        if self.deaf:
+            self._waiting.clear()
+            self.pace()
             return 0
         piece = bytes(self._waiting[:SLICE])
         del self._waiting[:SLICE]
-        work = self._parse(piece)
+        work = self.parse(piece)
         self.pace()
         return work
 
@@ -72,9 +95,7 @@ class Inflow:
         transport = self._transport
         if self._ended or transport.is_closing():
             return
-        now = self._clock.now()
-        if self._rest is None and (wait := self._guard.wait(now)):
-            self._rest = self._clock.call_at(now + wait, self._rested)
+        self._rest_if_due(self._clock.now())
         stopped = self._rest is not None or self._congested()
         if self._waiting and not (stopped or self._queued):
             self._queued = True
@@ -89,10 +110,15 @@ class Inflow:
     def end(self) -> None:
         """The connection is gone."""
         self._ended = True
+        self._guard.end(self._clock.now())
         self._waiting.clear()
         if self._rest is not None:
             self._rest.cancel()
             self._rest = None
+
+    def _rest_if_due(self, now: float) -> None:
+        if self._rest is None and (wait := self._guard.wait(now)):
+            self._rest = self._clock.call_at(now + wait, self._rested)
 
     def _rested(self) -> None:
         self._rest = None

@@ -42,6 +42,10 @@ class Minted(Protocol):
         """Forget the token. Its minter if it was there and has not expired: at most once per `add`."""
         ...
 
+    def holds(self, digest: bytes, now: float) -> bool:
+        """Whether the token can still be taken."""
+        ...
+
 
 class OwnMinted:
     """The tokens of one process."""
@@ -72,6 +76,10 @@ class OwnMinted:
         if not self._count[name]:
             del self._count[name]
         return name if now < expiry else None
+
+    def holds(self, digest: bytes, now: float) -> bool:
+        held = self._held.get(digest)
+        return held is not None and now < held[0]
 
 
 class SharedMinted:
@@ -114,6 +122,13 @@ class SharedMinted:
                     _RECORD.pack_into(self._table, place, _FREE, 0.0, b"")
                     return bytes(name).rstrip(b"\0").decode() if now < float(expiry) else None
             return None
+
+    def holds(self, digest: bytes, now: float) -> bool:
+        with self._locked():
+            for place in self._places(digest):
+                if self._digest(place) == digest:
+                    return now < float(_RECORD.unpack_from(self._table, place)[1])
+            return False
 
     def close(self) -> None:
         """Unmap the table; the file stays open."""

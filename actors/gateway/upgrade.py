@@ -16,6 +16,9 @@ from ramify.protocol.codec import SUBPROTOCOLS, Codec
 from ramify.protocol.credentials import NOBODY, Credential
 from ramify.protocol.errors import LimitExceeded
 
+LISTS = "connection", "upgrade", "sec-websocket-extensions", "sec-websocket-protocol"
+MOST_ITEMS = 32  # in each of these headers: websockets takes 2 us for one
+
 
 class Upgrade(msgspec.Struct, frozen=True):
     """An accepted handshake. The 101 is waiting in `ws.data_to_send()`.
@@ -47,6 +50,11 @@ def _upgrade(request: HttpRequest, parser: RequestParser, hub: Hub) -> Upgrade |
     if refusal is not None:
         return refusal
     now = hub.clock.now()
+    for name in LISTS:
+        value = request.headers.get(name, "")
+        if value.count(",") + value.count(";") >= MOST_ITEMS:
+            message = f"the header {name} has more than {MOST_ITEMS} items"
+            return error_response(400, "bad_request", message)
     if len(hub.connections) + hub.shares.elsewhere > hub.config.max_sockets:
         message = f"{hub.config.max_sockets} sockets are open, which is this server's --max-sockets"
         return error_response(503, "overloaded", message, Retry_After="5")
@@ -54,6 +62,8 @@ def _upgrade(request: HttpRequest, parser: RequestParser, hub: Hub) -> Upgrade |
     header = bearer_header(request.headers.get("authorization"))
     token = header if header is not None else bearer_subprotocol(offered)
     needed = hub.tokens.required
+    if needed and token is not None and not hub.tokens.accepts(token, now):
+        return hub.routes.unauthorized()
     limits = hub.limits
     ws = WebSocket(
         max_size=limits.frame_bytes,

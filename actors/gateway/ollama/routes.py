@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from ramify.actors.gateway.accepted import Accepted, accept, credential_of
+from ramify.actors.gateway.accepted import Accepted, accept, credential_of, may_ask
 from ramify.actors.gateway.http import HttpRequest, Response, error_in, json_response
 from ramify.actors.gateway.hub import Hub
 from ramify.actors.gateway.ollama.answers import OllamaAnswers, loaded, of_error
@@ -30,8 +30,8 @@ def spoken_at(path: str) -> bool:
     return path.startswith("/api/")
 
 
-def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
-    """Answer, or accept a request whose path is `spoken_at`."""
+def refuse(request: HttpRequest, hub: Hub) -> Response | None:
+    """What is wrong with the head of a request whose path is `spoken_at`; None: its body is wanted."""
     refusal = hub.routes.refuse(request)
     if refusal is not None:
         return reshaped(refusal)
@@ -42,12 +42,18 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
         return _error(405, f"{request.path} answers {method}, not {request.method}")
     if hub.draining or not hub.status.ready:
         return _error(503, f"not ready: {'draining' if hub.draining else hub.status.phase}")
+    return None if may_ask(request, hub) else _unauthorized()
+
+
+def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
+    """Answer, or accept a whole request that was not refused."""
     now = hub.clock.now()
-    credential = credential_of(request, hub, now, spends=method == "POST")
+    reads = request.method != "POST"
+    credential = credential_of(request, hub, now, spends=not reads)
     if credential is None:
-        return _error(401, "the token is missing or wrong: send it as `Authorization: Bearer`")
+        return _unauthorized()
     info = hub.status.info()
-    if method == "GET":
+    if reads:
         return json_response(200, _seen(request.path, info))
     served = info["model"]["model"]
     try:
@@ -82,6 +88,10 @@ def _check(asked: str, served: str) -> None:
     """Raises Refused. Ollama's clients may add a tag."""
     if asked not in (served, f"{served}:latest"):
         raise unknown_model(asked, served)
+
+
+def _unauthorized() -> Response:
+    return _error(401, "the token is missing or wrong: send it as `Authorization: Bearer`")
 
 
 def _error(status: int, message: str) -> Response:

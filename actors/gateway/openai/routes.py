@@ -3,8 +3,9 @@
 import secrets
 import time
 from typing import Any
+from urllib.parse import unquote
 
-from ramify.actors.gateway.accepted import Accepted, accept, credential_of
+from ramify.actors.gateway.accepted import Accepted, accept, credential_of, may_ask
 from ramify.actors.gateway.dialogue import Dialogue
 from ramify.actors.gateway.http import HttpRequest, Response, json_response
 from ramify.actors.gateway.hub import Hub
@@ -46,8 +47,8 @@ def spoken_at(path: str) -> bool:
     return path in _METHODS or path.startswith((f"{MODELS}/", f"{RESPONSES}/", *_OTHERS))
 
 
-def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
-    """Answer, or accept a request whose path is `spoken_at`."""
+def refuse(request: HttpRequest, hub: Hub) -> Response | None:
+    """What is wrong with the head of a request whose path is `spoken_at`; None: its body is wanted."""
     refusal = hub.routes.refuse(request)
     if refusal is not None:
         return reshaped(refusal)
@@ -60,10 +61,15 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
     if hub.draining or not hub.status.ready:
         phase = "draining" if hub.draining else hub.status.phase
         return error_answer(503, f"not ready: {phase}", code="overloaded", retry_ms=1000)
+    return None if may_ask(request, hub) else _unauthorized()
+
+
+def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
+    """Answer, or accept a whole request that was not refused."""
     now = hub.clock.now()
     credential = credential_of(request, hub, now, spends=not request.path.startswith(MODELS))
     if credential is None:
-        return error_answer(401, "the API key is missing or wrong", code="invalid_api_key")
+        return _unauthorized()
     info = hub.status.info()
     model = info["model"]
     if request.path.startswith(MODELS):
@@ -73,6 +79,10 @@ def respond(request: HttpRequest, hub: Hub) -> Response | Accepted:
         return accept(hub, dialogue, credential, request, now)
     except RamifyError as error:
         return of_error(error)
+
+
+def _unauthorized() -> Response:
+    return error_answer(401, "the API key is missing or wrong", code="invalid_api_key")
 
 
 def _methods(path: str) -> tuple[str, ...]:
@@ -93,7 +103,7 @@ def _models(path: str, model: dict[str, Any], started: float) -> Response:
     }
     if path == MODELS:
         return json_response(200, {"object": "list", "data": [entry]})
-    name = path.removeprefix(f"{MODELS}/")
+    name = unquote(path.removeprefix(f"{MODELS}/"))  # a name may hold a slash
     return (
         json_response(200, entry) if name == entry["id"] else of_error(unknown_model(name, entry["id"]))
     )

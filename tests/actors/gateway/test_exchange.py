@@ -86,8 +86,16 @@ def exchange() -> tuple[Exchange, Transport, Any]:
         limits=SimpleNamespace(open_timeout_s=5.0),
     )
     transport = Transport()
+    inflow = SimpleNamespace(parse=None)
     made = Exchange(
-        hub, 1, cast(Any, transport), cast(Any, Dialogue()), NOBODY, cast(Share, None), size=0
+        hub,
+        1,
+        cast(Any, transport),
+        cast(Any, inflow),
+        cast(Any, Dialogue()),
+        NOBODY,
+        cast(Share, None),
+        size=0,
     )
     transport.protocol = made
     return made, transport, hub

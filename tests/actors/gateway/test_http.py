@@ -109,7 +109,13 @@ async def test_static_files(serve, tmp_path) -> None:
         (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
         (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * (2 * HEAD_BYTES), 431),
-        (b"POST /v1/tokens HTTP/1.1\r\nHost: a\r\nContent-Length: 99999\r\n\r\n" + b"x" * 99_999, 413),
+        (b"POST /v1/tokens HTTP/1.1\r\nHost: %s\r\nContent-Length: 99\r\n\r\n", 404),  # no body is read
+        (b"GET / HTTP/1.1\r\nHost: %s\r\n" + b"X:\r\n" * 200 + b"\r\n", 431),
+        (b"GET http://%s/x HTTP/1.1\r\nHost: evil.example\r\n\r\n", 404),  # the target's host counts
+        (b"GET http://evil.example/ HTTP/1.1\r\nHost: %s\r\n\r\n", 403),
+        (b"GET / HTTP/1.1\r\nHost: localhost:" + b"9" * 5000 + b"\r\n\r\n", 403),
+        (b"GET / HTTP/1.1\r\nHost: %s\r\nOrigin: http://a:" + b"9" * 5000 + b"\r\n\r\n", 403),
+        (b"OPTIONS * HTTP/1.1\r\nHost: %s\r\n\r\n", 405),
         (b"GET /v1/ws HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\n\r\n", 426),
         (b"GET /x HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\n\r\n", 404),
         (b"PUT /v1/ws HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\n\r\n", 405),
@@ -193,13 +199,13 @@ async def test_port_in_use_is_a_config_error_that_names_it(serve) -> None:
 def test_parser_takes_any_split() -> None:
     data = b"POST /v1/tokens?x=1 HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc"
     for size in (1, 2, 7, len(data)):
-        parser = RequestParser()
+        parser = RequestParser(lambda _: 3)
         found = [parser.feed(data[i : i + size]) for i in range(0, len(data), size)]
         assert [request is None for request in found] == [True] * (len(found) - 1) + [False]
         assert (found[-1].path, found[-1].body) == ("/v1/tokens", b"abc")
     head, rest = b"GET /v1/ws HTTP/1.1\r\nHost: a\r\nUpgrade: WebSocket\r\n\r\n", b"\x81\x80"
     for size in (1, 11, len(head) + 2):
-        parser = RequestParser()
+        parser = RequestParser(lambda _: 3)
         stream = head + rest
         for i in range(0, len(stream), size):
             request = parser.feed(stream[i : i + size])
