@@ -305,6 +305,7 @@ async def _serve(options: argparse.Namespace, folder: Path) -> None:
             warm_start=options.warm_start,
             store_key_file=options.store_key_file,
             persist=options.persist,
+            tokens=(options.token,) if options.token else (),
         ),
         executor=options.executor,
         gateways=options.gateways,
@@ -353,6 +354,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--store", help="the file or the URL that keeps sessions")
     parser.add_argument("--warm-start", type=int, help="tokens")
     parser.add_argument("--store-cost", type=int, default=0, help="time what saves sessions")
+    parser.add_argument("--token", help="the only one that is accepted")
     parser.add_argument("--store-key-file", type=Path)
     parser.add_argument("--persist", choices=["none", "lazy", "sync"], default="lazy")
     parser.add_argument("--verify", type=int, default=0, help="check KV and cache all the time")

@@ -186,6 +186,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False  # allow a non-loopback bind without tokens
     allowed_hosts: tuple[str, ...] = ()  # beside the bound address and localhost
     allowed_origins: tuple[str, ...] = ()  # beside pages served by this server
+    proxies: tuple[str, ...] = ()  # addresses that stand for many clients, and limit them on their own
     deflate: bool = False
     ping_interval_s: float = 20.0
     ping_timeout_s: float = 60.0
@@ -211,6 +212,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             check_token(self.environment_token, "RAMIFY_AUTH_TOKEN")
         for flag, names in (("host", self.allowed_hosts), ("origin", self.allowed_origins)):
             _require(all(names), f"--allowed-{flag} is empty: is a variable not set?")
+        for address in self.proxies:
+            try:
+                ipaddress.ip_address(address)
+            except ValueError:
+                raise ConfigError(f"--proxy is {address!r}: must be an IP address") from None
         _seconds("--ping-interval", self.ping_interval_s, 0.1, DAY_S)
         _seconds("--ping-timeout", self.ping_timeout_s, 0.1, DAY_S)
         _seconds("--session-ttl", self.session_ttl_s, 0, 30 * DAY_S)

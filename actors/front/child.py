@@ -51,7 +51,6 @@ from ramify.actors.front.wire import (
 )
 from ramify.actors.gateway.auth import MINTED_MAX
 from ramify.actors.gateway.minted import SharedMinted
-from ramify.actors.gateway.server import Listener
 from ramify.actors.kit.bundle import MOST, Bundle
 from ramify.actors.kit.clock import MonotonicClock
 from ramify.actors.kit.console import configure_process
@@ -128,7 +127,7 @@ class GatewayChild:
             self._clock,
             mailboxes=self._router,
             naming=naming(start.worker, start.incarnation, start.first, start.config.gateways or 0),
-            listeners=[Listener(fileno=fd) for fd in start.listeners],
+            listeners=[socket.socket(fileno=fd) for fd in start.listeners],
             credentials=start.credentials,
             minted=_minted(start),
         )

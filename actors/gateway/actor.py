@@ -26,7 +26,7 @@ from ramify.actors.gateway.interfaces import Metrics, Status
 from ramify.actors.gateway.minted import Minted
 from ramify.actors.gateway.notices import Notices
 from ramify.actors.gateway.routes import Routes
-from ramify.actors.gateway.server import listen, listen_on, port_of
+from ramify.actors.gateway.server import bind_shared, listen, port_of
 from ramify.actors.gateway.static import StaticFiles, browser_files
 from ramify.actors.gateway.strangers import Strangers
 from ramify.actors.kit.clock import Clock
@@ -98,7 +98,7 @@ class GatewayActor:
             sessions=sessions,
             notices=Notices(sessions),
             ids=numbers if numbers is not None else itertools.count(1),
-            strangers=Strangers(config.max_sockets),
+            strangers=Strangers(config.max_sockets, config.proxies),
         )
 
     @property
@@ -135,10 +135,8 @@ class GatewayActor:
         port is closed and every connection is cut; call `drain` before for a polite stop.
         """
         hub = self._hub
-        if self._listeners:
-            self._servers = await listen_on(lambda: Connection(hub), self._listeners)
-        else:
-            self._servers = [await listen(lambda: Connection(hub), hub.config)]
+        listeners = self._listeners or bind_shared(hub.config, 1)[0]
+        self._servers = await listen(lambda: Connection(hub), listeners, hub.admits)
         try:
             port = port_of(self._servers[0])
             hub.routes = self._routes(hub.config, port, hub.tokens, hub.status, hub.metrics)

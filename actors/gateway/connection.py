@@ -48,10 +48,8 @@ _LOG = get_log("ramify.gateway")
 
 HEAD_TIMEOUT_S = 10.0  # from the connection to a complete request
 CLOSE_TIMEOUT_S = 5.0  # from our close frame or response to the end of the connection
-SPARE = 1000  # connections over `max_sockets` that may still ask something by HTTP
 _DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 _CONTROL = (Opcode.PING, Opcode.PONG)
-ABUSE_LOG_S = 10.0  # between two lines of the log about abuse
 FLOOD_FACTOR = 8  # times queued_bytes beyond what filled the write buffer: the socket is cut off
 
 
@@ -119,13 +117,10 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         hub, now = self._hub, self._hub.clock.now()
         guest = None
-        full = len(hub.connections) >= hub.config.max_sockets + SPARE
-        if hub.tokens.required and not full:
-            peer = transport.get_extra_info("peername")
-            guest = hub.strangers.enter(peer[0] if peer else "", now)
-            if guest is None:
-                full = True
-                self._log_abuse("", "an address without a token has too many sockets, or costs too much")
+        peer = transport.get_extra_info("peername")
+        address = peer[0] if peer else ""
+        if hub.tokens.required and not hub.strangers.stands_for_many(address):
+            guest = hub.strangers.enter(address, now)
         self._guard = SocketLimits(hub.limits, now, guest=guest)
         self._inflow = Inflow(
             self._transport, self._guard, hub.clock, hub.pump, self._parse, self._congested
@@ -133,8 +128,6 @@ class Connection(asyncio.Protocol):
         high = hub.limits.queued_bytes
         self._transport.set_write_buffer_limits(high=high, low=high // 2)
         hub.connections[self.id] = self
-        if full:
-            self._transport.abort()
         self._set_deadline(now + HEAD_TIMEOUT_S)
 
     def data_received(self, data: bytes) -> None:
@@ -509,14 +502,9 @@ class Connection(asyncio.Protocol):
             share = self._guard.share
             if share is not None:
                 share.usage.abuses += 1
-            self._log_abuse(share.name if share is not None else "", why)
+            owner = share.name if share is not None else ""
+            self._hub.log_abuse(why, socket=self.id, owner=owner)
         self.close(Close.RATE, why)
-
-    def _log_abuse(self, owner: str, why: str) -> None:
-        now = self._hub.clock.now()
-        if now - self._hub.abuse_logged >= ABUSE_LOG_S:  # metrics count, the log need not
-            self._hub.abuse_logged = now
-            _LOG.warning("a socket is closed for abuse", socket=self.id, owner=owner, reason=why)
 
     def _reply(self, messages: list[ServerMessage]) -> None:
         if messages and self._door is None:

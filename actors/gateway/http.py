@@ -158,14 +158,17 @@ class RequestParser:
         end = _HEAD_END.search(self._raw, begin)
         size = end.end() if end is not None else len(self._raw)
         if size > HEAD_BYTES:
-            return self._too_large(f"the head exceeds {HEAD_BYTES} bytes")
+            self.fault = error_response(431, "limit", f"the head exceeds {HEAD_BYTES} bytes")
+            return None
         if self._raw[0] <= 0x20 or self._raw[0] >= 0x7F:  # TLS, perhaps: its end may never come
             raise h11.RemoteProtocolError("illegal request line")
         if end is None:
             return None
         lines = self._raw.count(b"\n", 0, size)
         if lines > HEAD_LINES:
-            return self._too_large(f"the head has {lines} lines, at most {HEAD_LINES} are read")
+            message = f"the head has {lines} lines, at most {HEAD_LINES} are read"
+            self.fault = error_response(431, "limit", message)
+            return None
         self.events += lines
         rest = bytes(self._raw[size:])
         del self._raw[size:]
@@ -192,9 +195,6 @@ class RequestParser:
             self._h11.receive_data(rest)
         self.waits = not rest and self._h11.they_are_waiting_for_100_continue
         return self._next()
-
-    def _too_large(self, message: str) -> None:
-        self.fault = error_response(431, "limit", message)
 
     def _next(self) -> HttpRequest | None:
         while True:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from ramify.actors.gateway.ai.chats import Chats
 from ramify.actors.gateway.auth import AccessTokens
@@ -16,11 +16,17 @@ from ramify.actors.gateway.strangers import Strangers
 from ramify.actors.gateway.timers import Timers
 from ramify.actors.kit.clock import Clock
 from ramify.actors.kit.fanout import Router
+from ramify.actors.kit.log import get_log
 from ramify.actors.kit.mailbox import Address
 from ramify.protocol.codec import Codec, CodecName
 from ramify.protocol.config import Limits, ServerConfig
 from ramify.protocol.messages import DirectoryMessage, SessionMessage
 from ramify.protocol.wire import Error, ServerMessage
+
+_LOG = get_log("ramify.gateway")
+
+SPARE = 1000  # connections over `max_sockets` that may still ask something by HTTP
+ABUSE_LOG_S = 10.0  # between two lines of the log about abuse
 
 
 class Socket(Protocol):
@@ -70,3 +76,27 @@ class Hub:
     draining: bool = False
     failed: bool = False  # the engine is gone: sessions end, and sockets are about to be closed
     abuse_logged: float = -math.inf  # engine seconds
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another connection."""
+        return len(self.connections) >= self.config.max_sockets + SPARE
+
+    def admits(self, address: str) -> bool:
+        """Whether a connection from `address` is to be looked at at all."""
+        if self.full:
+            return False
+        guarded = self.tokens.required and not self.strangers.stands_for_many(address)
+        if guarded and self.strangers.refuses(address, self.clock.now()):
+            self.log_abuse(
+                "an address without a token has too many sockets, or costs too much", address=address
+            )
+            return False
+        return True
+
+    def log_abuse(self, reason: str, **fields: Any) -> None:
+        """Say it, but not each time: metrics count, the log need not."""
+        now = self.clock.now()
+        if now - self.abuse_logged >= ABUSE_LOG_S:
+            self.abuse_logged = now
+            _LOG.warning("a socket is closed for abuse", **fields, reason=reason)

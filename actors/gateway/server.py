@@ -1,4 +1,4 @@
-"""Binding the port: for this process, or for several processes that share it."""
+"""Binding the port, for this process or for several that share it, and accepting from it."""
 
 import asyncio
 import errno
@@ -11,24 +11,22 @@ from ramify.protocol.config import ServerConfig
 from ramify.protocol.errors import ConfigError
 
 BACKLOG = 1024  # connections the kernel accepts ahead of us; a reconnect storm is a burst
+ACCEPTS = 64  # connections that are taken in one turn of the loop: 10 ms
 _ABSENT = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)  # of "localhost", a container often lacks ::1
 
 
-async def listen(factory: Callable[[], asyncio.Protocol], config: ServerConfig) -> asyncio.Server:
-    """Bind and listen. Port 0: any free one. Raises ConfigError that names the address."""
-    loop = asyncio.get_running_loop()
-    try:
-        return await loop.create_server(factory, _host(config), config.port, backlog=BACKLOG)
-    except OSError as error:
-        raise _refused(config, error) from error
-
-
-async def listen_on(
-    factory: Callable[[], asyncio.Protocol], sockets: Sequence[socket.socket]
+async def listen(
+    factory: Callable[[], asyncio.Protocol],
+    sockets: Sequence[socket.socket],
+    admits: Callable[[str], bool],
 ) -> list[asyncio.Server]:
-    """Accept on sockets that `bind_shared` made, and own them."""
+    """Accept on sockets that `bind_shared` made, and own them.
+
+    `admits`: asked with a client's address before anything is made for its connection.
+    """
     loop = asyncio.get_running_loop()
-    return [await loop.create_server(factory, sock=sock, backlog=BACKLOG) for sock in sockets]
+    listeners = [Listener(sock.detach(), admits) for sock in sockets]
+    return [await loop.create_server(factory, sock=sock, backlog=BACKLOG) for sock in listeners]
 
 
 def bind_shared(config: ServerConfig, processes: int) -> list[list[socket.socket]]:
@@ -67,19 +65,33 @@ def _close(sockets: list[socket.socket]) -> None:
 
 
 class Listener(socket.socket):
-    """A listening socket that is shared with the engine, which shuts it when this process hangs.
+    """A listening socket: takes so many connections in a turn of the loop, and those that are admitted.
 
-    Whoever accepts does not hang any more, and so listens again.
+    It may be shared with the engine, which shuts it when this process hangs. Whoever accepts does not
+    hang any more, and so listens again.
     """
 
+    def __init__(self, fileno: int, admits: Callable[[str], bool]) -> None:
+        super().__init__(fileno=fileno)
+        self._admits = admits
+        self._taken = 0  # in this turn: asyncio accepts until there is no more
+
     def accept(self) -> tuple[socket.socket, Any]:
-        try:
-            return super().accept()
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            self.listen(BACKLOG)
-            raise BlockingIOError(error.errno, "listens again") from None
+        while self._taken < ACCEPTS:
+            self._taken += 1
+            try:
+                connection, address = super().accept()
+            except OSError as error:
+                self._taken = 0
+                if error.errno != errno.EINVAL:
+                    raise
+                self.listen(BACKLOG)
+                raise BlockingIOError(error.errno, "listens again") from None
+            if self._admits(address[0] if address else ""):
+                return connection, address
+            connection.close()
+        self._taken = 0
+        raise BlockingIOError(errno.EAGAIN, "the others next time")
 
 
 def _bind(

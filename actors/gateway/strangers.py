@@ -3,20 +3,22 @@
 A server with tokens does some work before it knows whose a socket is: it accepts, reads a head, parses
 a first frame. That work is charged to the client's address. Where a socket then shows a token, its
 charges are given back: many clients behind one proxy pay nothing. An address in debt is read more
-slowly, and its new connections are cut off while the debt is large.
+slowly, and its new connections are cut off while the debt is large. A proxy, which limits its clients
+itself, has no account; each of its sockets is limited all the same (`limits.py`).
 
 Work is counted as in `pump.py`, in bytes' worth of parsing. Pure: time is an argument. This file does
 not know sockets.
 """
 
 import ipaddress
+from collections.abc import Iterable
 
 from ramify.actors.gateway.buckets import DebtBucket
 
-WORK_PER_S = 2_500_000  # 0.1 s of CPU each second, at 40 ns
+WORK_PER_S = 1_250_000  # 0.05 s of CPU each second, at 40 ns
 BURST_S = 2.0
-CONNECTION_WORK = 10_000  # accept, parse a head, answer, close: 400 us
-READ_WORK = 400  # one wake-up for one socket, however little it brings: 16 us
+CONNECTION_WORK = 12_000  # accept, parse a head, answer, close: 480 us
+READ_WORK = 600  # one wake-up for one socket, however little it brings: 24 us
 MOST_DEBT_S = 2.0  # an address with more debt has to wait before it may connect again
 LEAST_SOCKETS = 64  # of an address at once, before they show a token; a larger server allows more
 SOCKETS_PART = 4  # ... its part of all sockets
@@ -64,18 +66,28 @@ class Guest:
 class Strangers:
     """The accounts of a process. `sockets`: how many the server may have of all clients."""
 
-    def __init__(self, sockets: int) -> None:
+    def __init__(self, sockets: int, proxies: Iterable[str] = ()) -> None:
+        self._proxies = {network_of(address) for address in proxies}
         self._most = max(LEAST_SOCKETS, sockets // SOCKETS_PART)
         self._busy: dict[str, _Address] = {}
         self._idle: dict[str, _Address] = {}  # without a socket, in the order of their last one's end
 
-    def enter(self, address: str, now: float) -> Guest | None:
-        """A new socket; None if the address has too many, or too much debt."""
+    def stands_for_many(self, address: str) -> bool:
+        """Whether it is a proxy's."""
+        return bool(self._proxies) and network_of(address) in self._proxies
+
+    def refuses(self, address: str, now: float) -> bool:
+        """Whether the address has too many sockets, or too much debt, for another one."""
         name = network_of(address)
-        found = self._busy.get(name) or self._idle.get(name) or _Address(name, now)
-        if found.sockets >= self._most or found.bucket.wait(now) > MOST_DEBT_S:
-            return None
-        self._idle.pop(name, None)
+        found = self._busy.get(name) or self._idle.get(name)
+        return found is not None and (
+            found.sockets >= self._most or found.bucket.wait(now) > MOST_DEBT_S
+        )
+
+    def enter(self, address: str, now: float) -> Guest:
+        """A new socket."""
+        name = network_of(address)
+        found = self._busy.get(name) or self._idle.pop(name, None) or _Address(name, now)
         self._busy[name] = found
         found.sockets += 1
         guest = Guest(self, found)

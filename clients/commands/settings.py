@@ -240,6 +240,14 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="another site whose pages may connect; may be repeated; *: any",
     )
     group.add_argument(
+        "--proxy",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="the IP address of a reverse proxy: what clients without a token may cost is limited by "
+        "address, and this one stands for many; may be repeated",
+    )
+    group.add_argument(
         "--gateways",
         type=int,
         metavar="N",
@@ -451,6 +459,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             insecure=args.insecure,
             allowed_hosts=tuple(args.allowed_host),
             allowed_origins=tuple(args.allowed_origin),
+            proxies=tuple(args.proxy),
             deflate=args.deflate,
             ping_interval_s=args.ping_interval,
             ping_timeout_s=args.ping_timeout,

@@ -10,6 +10,7 @@ import pytest
 from ramify.actors.gateway.connection import Connection
 from ramify.actors.gateway.http import HEAD_LINES, RequestParser
 from ramify.actors.gateway.pump import SLICE
+from ramify.actors.gateway.strangers import BURST_S, MOST_DEBT_S, WORK_PER_S
 from ramify.protocol.config import Limits
 
 POST = "POST {path} HTTP/1.1\r\nHost: {host}\r\n{more}\r\n"
@@ -179,8 +180,7 @@ async def test_sockets_of_one_address_share_what_strangers_may_cost(serve) -> No
         strangers = gateway.actor._hub.strangers
         async with gateway.connect(additional_headers={"Authorization": "Bearer k"}) as client:
             guest = strangers.enter("127.0.0.1", gateway.clock.now())
-            assert guest is not None
-            guest.spend(6_000_000, gateway.clock.now())  # a burst, and half a second
+            guest.spend(WORK_PER_S * (BURST_S + 0.5), gateway.clock.now())
             before = len(gateway.actor._hub.connections)
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(f"GET /healthz HTTP/1.1\r\nHost: {gateway.address}\r\n\r\n".encode())
@@ -188,7 +188,7 @@ async def test_sockets_of_one_address_share_what_strangers_may_cost(serve) -> No
             assert len(gateway.actor._hub.connections) == before + 1  # it waits
             gateway.session()
             await gateway.attach(client)
-            guest.spend(6_000_000, gateway.clock.now())
+            guest.spend(WORK_PER_S * MOST_DEBT_S, gateway.clock.now())
             reader, cut = await asyncio.open_connection("127.0.0.1", gateway.port)
             with contextlib.suppress(ConnectionResetError):
                 assert not await reader.read(1)

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from ramify.actors.gateway.server import bind_shared
+from ramify.actors.gateway.server import ACCEPTS, Listener, bind_shared
 from ramify.protocol.config import ServerConfig
 from ramify.protocol.errors import ConfigError
 
@@ -69,3 +69,19 @@ def test_all_interfaces_have_one_port() -> None:
         assert len({sock.getsockname()[1] for sockets in bound for sock in sockets}) == 1
     finally:
         close(bound)
+
+
+def test_connections_are_taken_in_parts_and_refused_before_anything_is_made() -> None:
+    admitted = iter([True, False] * ACCEPTS)
+    (made,) = bind_shared(ServerConfig(port=0), 1)[0]
+    with Listener(made.detach(), lambda _: next(admitted)) as listener:
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(ACCEPTS + 8)]
+        taken: list[socket.socket] = []
+        for turn in (ACCEPTS // 2, ACCEPTS // 2 + 4):
+            with pytest.raises(BlockingIOError):
+                while True:
+                    taken.append(listener.accept()[0])
+            assert len(taken) == turn
+        close([taken])
+        assert [client.recv(1) for client in clients] == [b""] * len(clients)
+        close([clients])

@@ -53,6 +53,8 @@ def test_every_flag() -> None:
         *[
             "--allowed-origin",
             "http://o",
+            "--proxy",
+            "10.0.0.9",
             "--deflate",
             "--session-ttl",
             "5",
@@ -111,6 +113,7 @@ def test_every_flag() -> None:
     server, model = made.server, made.model
     assert (server.host, server.port, server.tokens) == ("0.0.0.0", 0, ("a", "b"))
     assert (server.allowed_hosts, server.allowed_origins) == (("h",), ("http://o",))
+    assert server.proxies == ("10.0.0.9",)
     assert (server.session_ttl_s, server.grace_s, server.token_ttl_s) == (5, 2, 9)
     assert (server.ping_interval_s, server.ping_timeout_s, server.deflate) == (3, 4, True)
     assert (model.device, model.dtype, model.context, model.page_size) == ("cpu", "float32", 64, 4)
@@ -149,6 +152,7 @@ def test_every_limit_is_a_flag(name: str) -> None:
         ("--host 0.0.0.0 --auth-token=", "--auth-token is empty"),
         ("--allowed-host=", "--allowed-host is empty"),
         ("--allowed-origin=", "--allowed-origin is empty"),
+        ("--proxy nginx", "--proxy is 'nginx': must be an IP address"),
         ("--metrics-auth", "--metrics-auth needs tokens"),
         ("--session-ttl=-1", "--session-ttl is -1: must be 0 to"),
         ("--ping-interval 0", "--ping-interval is 0: must be 0.1 to"),
