@@ -58,6 +58,7 @@ from ramify.protocol.credentials import Credential
 from ramify.protocol.messages import SessionMessage
 
 LOAD_SECONDS = 0.25  # how often processes hear of the engine's load
+STATE_SECONDS = 1.0  # ... and of what else /v1/info tells, replicas above all, where it has changed
 DEATHS, WITHIN_SECONDS = 3, 60.0  # more deaths than these end the engine
 DEAF_SECONDS = 4.0  # a process reports its lag every 0.25 s: one that is silent gets no connections
 HUNG_SECONDS = 30.0  # and is killed
@@ -92,6 +93,8 @@ class ProcessFront:
         self._deaths: deque[float] = deque(maxlen=DEATHS + 1)
         self._minted: int | None = None
         self._told: dict[int, Load] = {}  # by the worker's number
+        self._told_state: Status | None = None
+        self._state_due = 0.0
         self._credentials = credentials
 
     @property
@@ -160,7 +163,8 @@ class ProcessFront:
 
     def status_changed(self) -> None:
         """The engine's state has changed."""
-        self._tell_all(self._state())
+        self._told_state = self._state()
+        self._tell_all(self._told_state)
 
     # --- Spread ----------------------------------------------------------------------------------
 
@@ -283,6 +287,7 @@ class ProcessFront:
         task_status.started()
         while True:
             now = self._clock.now()
+            self._tell_state(now)
             load = self._status.load()
             for worker in self._workers:
                 process = self._up.get(worker.number)
@@ -299,6 +304,13 @@ class ProcessFront:
                     self._told[worker.number] = news
                     process.tell(news)
             await self._clock.sleep_until(now + LOAD_SECONDS)
+
+    def _tell_state(self, now: float) -> None:
+        """Replicas come, go and work without a change of the engine's own state."""
+        if now >= self._state_due:
+            self._state_due = now + STATE_SECONDS
+            if self._state() != self._told_state:
+                self.status_changed()
 
     def _state(self) -> Status:
         status = self._status

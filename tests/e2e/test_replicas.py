@@ -71,6 +71,16 @@ async def test_gateway_processes_before_replicas(serving: Any) -> None:
         for each in (peer, other):
             assert (await each.terminal(2))["usage"]["output"] == 300
             assert each.tokens["main"] == served.oracle.output(served.oracle.turn("far"), 300)
+        await until(lambda: len(cluster.pids) == 2, "another one in its place")
+        there = sorted(cluster.pids.values())
+        async with asyncio.timeout(20):  # what an operator reads from a gateway process is what is
+            while sorted(each["pid"] for each in await _replicas(served)) != there:
+                await asyncio.sleep(0.1)
+
+
+async def _replicas(served: Any) -> list[dict[str, Any]]:
+    _, told = await served.request("GET", "/v1/info")
+    return list(told["replicas"])
 
 
 async def test_a_replica_that_stands_still_is_replaced(serving: Any) -> None:
