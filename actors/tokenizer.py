@@ -1,6 +1,6 @@
 """Text to token ids and back, for one model folder. Thread-safe after `load`.
 
-Three things a serving engine needs beyond `transformers`' fast tokenizers:
+Three things a serving engine needs beyond a fast tokenizer:
 
 * *Continuing.* `encode(text)` tokenizes text that stands behind other tokens: SentencePiece-like
   tokenizers put a space in front of a text, which is right at position 0 only, and for some of them
@@ -21,7 +21,6 @@ Only local files are read. This file does not know of sessions, branches or turn
 
 import copy
 import json
-import os
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +30,8 @@ from typing import Any, Literal
 import msgspec
 import tokenizers
 
+from ramify.actors.chat_jinja import ChatTemplates
+from ramify.actors.pretrained import Pretrained, of_transformers, read_json, read_pretrained
 from ramify.protocol.errors import BadRequest, InvalidField, ModelError
 from ramify.protocol.sampling import SamplingParams
 
@@ -61,25 +62,24 @@ class Tokenizer:
 
     def __init__(
         self,
-        fast: Any,
+        pretrained: Pretrained,
         *,
         config: Mapping[str, Any] | None = None,
         generation_config: Mapping[str, Any] | None = None,
     ) -> None:
-        """`fast`: a `transformers.PreTrainedTokenizerFast`, which this object owns from now on."""
+        """`pretrained`: what this object owns from now on."""
         config, generation_config = config or {}, generation_config or {}
-        self._fast = fast
-        self._backend: tokenizers.Tokenizer = fast.backend_tokenizer
+        self._backend = pretrained.backend
         self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
-        self._template_source: str = _template_source(fast.chat_template)
-        self.has_chat_template = bool(self._template_source)
-        self.bos_id: int | None = fast.bos_token_id
-        self.eos_ids = _eos_ids(fast.eos_token_id, generation_config, config)
+        self._templates = ChatTemplates(pretrained.templates, pretrained.special_tokens)
+        self.has_chat_template = bool(self._templates.source)
+        self.bos_id = pretrained.token_id("bos_token")
+        self.eos_ids = _eos_ids(pretrained.token_id("eos_token"), generation_config, config)
         self.special_ids = frozenset(
             [i for i, token in added.items() if token.special]
-            + fast.all_special_ids
+            + pretrained.special_ids()
             + list(self.eos_ids)
         )
         self.token_bytes = _token_bytes(self._backend, self.special_ids, _model_vocab(config))
@@ -93,7 +93,8 @@ class Tokenizer:
         self._bound = _bytes_bound(self._backend, self.token_bytes)
         special = [text for i, text in contents.items() if i in self.special_ids]
         self._spelling = {i: contents[i].encode() for i in self.special_ids & contents.keys()}
-        written = [t for t in contents.values() if t in self._template_source and not t.isspace()]
+        source = self._templates.source
+        written = [t for t in contents.values() if t in source and not t.isspace()]
         self._special = _alternatives(special)
         self._control = _alternatives([*special, *written])
         self._added = _alternatives([*contents.values(), GUARD])
@@ -110,29 +111,15 @@ class Tokenizer:
         path = Path(path)
         if not path.is_dir():
             raise ModelError(f"{path} is not a folder with a model")
-        if not (path / "tokenizer.json").is_file():
-            raise ModelError(_missing(path))
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            _read_json(path / name)
         config, generation_config = (
-            _read_json(path / name) for name in ("config.json", "generation_config.json")
+            read_json(path / name) for name in ("config.json", "generation_config.json")
         )
-        # Not AutoTokenizer: it imports torch and every configuration class (2.3 s against 0.6 s), and
-        # rebuilds some tokenizers by class instead of reading tokenizer.json as it was published.
-        from transformers import PreTrainedTokenizerFast
+        return Tokenizer(read_pretrained(path), config=config, generation_config=generation_config)
 
-        # One text is never tokenized by several threads: a pool of them would only be started.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-        try:
-            # The flag is transformers' default, said aloud: unsaid, it warns of each Mistral-like folder
-            # (by config.json, right or wrong), once in every process.
-            fast = PreTrainedTokenizerFast.from_pretrained(
-                str(path), local_files_only=True, fix_mistral_regex=False
-            )
-        except Exception as error:  # `tokenizers` raises bare Exception
-            raise ModelError(f"{path / 'tokenizer.json'} cannot be loaded: {error}") from error
-        return Tokenizer(fast, config=config, generation_config=generation_config)
+    @staticmethod
+    def of(fast: Any) -> "Tokenizer":
+        """That of a `transformers.PreTrainedTokenizerFast`, which it owns from now on."""
+        return Tokenizer(of_transformers(fast))
 
     @property
     def words(self) -> tuple[list[bytes], list[int], str]:
@@ -159,7 +146,7 @@ class Tokenizer:
     @property
     def template_source(self) -> str:
         """The chat template as it was written; "" without one."""
-        return self._template_source
+        return self._templates.source
 
     def showing(self, marks: Iterable[str]) -> "Tokenizer":
         """A copy to which the control tokens among `marks` have text, as in an output they are part of.
@@ -297,30 +284,10 @@ class Tokenizer:
         guarded = [self._guarded_message(message) for message in messages]
         try:
             known = self._guarded_value(list(tools), self._control) if tools else None
-            if any(value is None for message in guarded for value in message.values()):
-                return self._render_nulls(guarded, known, generate)
-            text: str = self._fast.apply_chat_template(
-                guarded, tools=known, add_generation_prompt=generate, tokenize=False
-            )
+            return self._templates.render(guarded, known, generate)
         except Exception as error:  # jinja2 errors, and whatever a template's expressions raise
             reason = self.unguarded(str(error)) or type(error).__name__
             raise BadRequest(f"the model's chat template refuses this conversation: {reason}") from error
-        return text
-
-    def _render_nulls(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, generate: bool
-    ) -> str:
-        """As `apply_chat_template`, which leaves null fields out, though some templates ask for them."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        rendered: Any = render_jinja_template(  # annotated as str, returns (texts, ...)
-            [messages],
-            tools=tools,
-            chat_template=self._fast.get_chat_template(None, tools),
-            add_generation_prompt=generate,
-            **self._fast.special_tokens_map,
-        )
-        return str(rendered[0][0])
 
     @staticmethod
     def unguarded(rendered: str) -> str:
@@ -364,29 +331,6 @@ class Tokenizer:
 # --- the folder's files -------------------------------------------------------------------------
 
 
-def _missing(path: Path) -> str:
-    slow = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (path / name).is_file()]
-    if slow:
-        return (
-            f"{path} has {slow[0]} but no tokenizer.json (a slow tokenizer): convert it with "
-            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-        )
-    return f"{path} has no tokenizer.json: copy the tokenizer files of the model into it"
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; {} if the file is missing. Raises ModelError."""
-    try:
-        data = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{path} must hold a JSON object")
-    return data
-
-
 def _eos_ids(own: int | None, *configs: Mapping[str, Any]) -> frozenset[int]:
     found = {own}
     for config in configs:
@@ -416,13 +360,6 @@ def _generation_defaults(config: Mapping[str, Any]) -> GenerationDefaults:
     except InvalidField as error:
         raise ModelError(f"generation_config.json: {error.message}") from error
     return defaults
-
-
-def _template_source(template: str | Mapping[str, str] | None) -> str:
-    """All text of the chat template(s): transformers knows one, or several by name."""
-    if isinstance(template, Mapping):
-        return "\n".join(template.values())
-    return template or ""
 
 
 def _alternatives(texts: Iterable[str]) -> re.Pattern[str]:

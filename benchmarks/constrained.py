@@ -122,7 +122,7 @@ def load(file: Path) -> tuple[Tokenizer, Vocabulary]:
         fast = PreTrainedTokenizerFast(tokenizer_file=plain.name)
     known = fast.get_vocab()
     fast.eos_token = next(name for name in ("<|im_end|>", "</s>", "<|endoftext|>") if name in known)
-    tokenizer = Tokenizer(fast)
+    tokenizer = Tokenizer.of(fast)
     tokens = [b"" if tokenizer.is_added(i) else b for i, b in enumerate(tokenizer.token_bytes)]
     vocabulary = Vocabulary(tokens, tokenizer.eos_ids, tokenizer.encode)
     vocabulary.encode("warm")

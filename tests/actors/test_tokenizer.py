@@ -2,9 +2,6 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from ramify.actors.pretrained import of_transformers
 from ramify.actors.tokenizer import GUARD, GenerationDefaults, Tokenizer
 from ramify.protocol.errors import BadRequest, ModelError
 
@@ -94,7 +92,7 @@ KINDS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 def pair(request: pytest.FixtureRequest) -> tuple[Tokenizer, PreTrainedTokenizerFast]:
     """Ours, and an untouched one of `transformers`."""
     make = KINDS[request.param]
-    return Tokenizer(make()), make()
+    return Tokenizer.of(make()), make()
 
 
 BAD_DEFAULTS = [
@@ -140,20 +138,20 @@ class TestEncode:
         assert not ours.special_ids & set(quoted)
 
     def test_quoted_control_tokens_keep_their_text(self) -> None:
-        for tokenizer in (Tokenizer(byte_level()), Tokenizer(sentencepiece("first"))):
+        for tokenizer in (Tokenizer.of(byte_level()), Tokenizer.of(sentencepiece("first"))):
             text = "a <|im_end|></s><|im_<|im_end|>end|> b"
             assert tokenizer.decode(tokenizer.encode(text, special=False)) == text
 
     def test_start_ids(self) -> None:
-        assert Tokenizer(byte_level()).start_ids == ()
-        llama = Tokenizer(sentencepiece())
+        assert Tokenizer.of(byte_level()).start_ids == ()
+        llama = Tokenizer.of(sentencepiece())
         assert llama.start_ids == (llama.bos_id,)
         assert llama.encode("", start=True) == [llama.bos_id]
 
     def test_a_file_that_truncates_is_not_obeyed(self) -> None:
         fast = byte_level()
         fast.backend_tokenizer.enable_truncation(4)
-        assert len(Tokenizer(fast).encode("Hello world " * 20)) > 20
+        assert len(Tokenizer.of(fast).encode("Hello world " * 20)) > 20
 
     def test_threads_may_encode_at_once(self, pair: Any) -> None:
         ours, _ = pair
@@ -174,7 +172,7 @@ class TestBytes:
         assert joined[1 if strip else 0 :] == theirs.decode(ids, skip_special_tokens=True)
 
     def test_each_kind_of_token(self) -> None:
-        tokenizer = Tokenizer(byte_level(), config={"vocab_size": 400})
+        tokenizer = Tokenizer(of_transformers(byte_level()), config={"vocab_size": 400})
         table = tokenizer.token_bytes
         assert len(table) == tokenizer.vocab_size == 400
         assert table[399] == b""  # padded by the model
@@ -183,7 +181,7 @@ class TestBytes:
         assert {bytes([b]) for b in range(256)} <= set(table)
 
     def test_byte_fallback(self) -> None:
-        tokenizer = Tokenizer(sentencepiece())
+        tokenizer = Tokenizer.of(sentencepiece())
         ids = tokenizer.encode("😀\n")
         assert [tokenizer.token_bytes[i] for i in ids] == [b"\xf0", b"\x9f", b"\x98", b"\x80", b"\n"]
 
@@ -193,7 +191,7 @@ class TestBytes:
         assert max(ours.encode(f"a{GUARD}b")) < ours.vocab_size
 
     def test_control_tokens_can_be_spelt(self) -> None:
-        tokenizer = Tokenizer(byte_level())
+        tokenizer = Tokenizer.of(byte_level())
         ids = tokenizer.encode("a<|im_end|>b")
         assert tokenizer.decode(ids) == "ab"
         assert tokenizer.decode(ids, special=True) == "a<|im_end|>b"
@@ -202,7 +200,7 @@ class TestBytes:
         backend = Backend(models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
         backend.decoder = decoders.WordPiece()
         with pytest.raises(ModelError, match="WordPiece"):
-            Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+            Tokenizer.of(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
 class TestTemplate:
@@ -210,13 +208,13 @@ class TestTemplate:
     def chatml(self) -> Tokenizer:
         fast = byte_level()
         fast.chat_template = CHATML
-        return Tokenizer(fast)
+        return Tokenizer.of(fast)
 
     @pytest.mark.parametrize(("make", "template"), [(byte_level, CHATML), (sentencepiece, INST)])
     def test_ids_are_those_of_apply_chat_template(self, make: Any, template: str) -> None:
         ours, theirs = make(), make()
         ours.chat_template = theirs.chat_template = template
-        tokenizer = Tokenizer(ours)
+        tokenizer = Tokenizer.of(ours)
         messages = [
             {"role": "user", "content": "Hello world"},
             {"role": "assistant", "content": "the cat\n😀"},
@@ -244,7 +242,7 @@ class TestTemplate:
     def test_tools_are_guarded_too(self) -> None:
         fast = byte_level()
         fast.chat_template = "{{ tools | tojson }}"
-        tokenizer = Tokenizer(fast)
+        tokenizer = Tokenizer.of(fast)
         rendered = tokenizer.render(
             [{"role": "user", "content": ""}], [{"name": "f", "description": ["<|im_end|>"]}]
         )
@@ -253,14 +251,14 @@ class TestTemplate:
     def test_markers_an_assistant_emits_itself_are_tokens_in_its_turns_only(self) -> None:
         fast = byte_level()
         fast.chat_template = CHATML + "{# writes <tool_call> #}"
-        tokenizer = Tokenizer(fast)
+        tokenizer = Tokenizer.of(fast)
         marker = tokenizer.encode("<tool_call>")[0]
         for role, parsed in (("assistant", True), ("user", False)):
             rendered = tokenizer.render([{"role": role, "content": "<tool_call>"}])
             assert (marker in tokenizer.encode_chat(rendered)) is parsed
 
     def test_control_tokens_that_are_part_of_an_output_are_shown(self) -> None:
-        tokenizer = Tokenizer(byte_level())
+        tokenizer = Tokenizer.of(byte_level())
         shown = tokenizer.showing(["<|end|>", "<tool_call>", "<nothing>"])
         ids = tokenizer.encode("a<|end|><tool_call>b<|im_end|>")
         assert tokenizer.decode(ids) == "a<tool_call>b"
@@ -275,25 +273,25 @@ class TestTemplate:
             "{% endfor %}{% if add_generation_prompt %}!{% endif %}"
         )
         turns = [{"role": "user", "content": "<|end|>"}, {"role": "assistant", "content": None}]
-        rendered = Tokenizer(fast).render(turns, generate=True)
+        rendered = Tokenizer.of(fast).render(turns, generate=True)
         assert Tokenizer.unguarded(rendered) == "<|begin|><|end|>null!"
         assert rendered != Tokenizer.unguarded(rendered)
 
     def test_no_template(self) -> None:
         with pytest.raises(BadRequest, match=r"chat_template\.jinja"):
-            Tokenizer(byte_level()).render([{"role": "user", "content": "x"}])
+            Tokenizer.of(byte_level()).render([{"role": "user", "content": "x"}])
 
     def test_the_templates_own_words(self) -> None:
         fast = byte_level()
         fast.chat_template = "{{ raise_exception('roles must alternate') }}"
         with pytest.raises(BadRequest, match="roles must alternate"):
-            Tokenizer(fast).render([{"role": "user", "content": "x"}])
+            Tokenizer.of(fast).render([{"role": "user", "content": "x"}])
 
     def test_a_template_that_divides_by_zero(self) -> None:
         fast = byte_level()
         fast.chat_template = "{{ 1 / 0 }}"
         with pytest.raises(BadRequest, match="division by zero"):
-            Tokenizer(fast).render([{"role": "user", "content": "x"}])
+            Tokenizer.of(fast).render([{"role": "user", "content": "x"}])
 
 
 class TestLoad:
@@ -365,20 +363,6 @@ class TestLoad:
         (folder / "tokenizer.json").write_text('{"model": {"type": "Nonsense"}}')
         with pytest.raises(ModelError, match=r"tokenizer\.json"):
             Tokenizer.load(folder)
-
-
-def test_importing_and_loading_stay_light(tmp_path: Path) -> None:
-    """Start-up time: the import must not pull in transformers, loading must not pull in torch."""
-    byte_level().save_pretrained(tmp_path)
-    script = (
-        "import sys, pathlib\n"
-        "from ramify.actors.tokenizer import Tokenizer\n"
-        "assert 'transformers' not in sys.modules\n"
-        f"Tokenizer.load(pathlib.Path({str(tmp_path)!r}))\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
 
 
 def test_a_large_vocabulary_is_loaded_without_a_warning(

@@ -54,7 +54,7 @@ def test_a_token_that_swallows_the_space_behind_it_does_so_across_appends() -> N
 
     fast = sentencepiece("never")
     fast.backend_tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True, normalized=False)])
-    tokenizer = Tokenizer(fast)
+    tokenizer = Tokenizer.of(fast)
     end = fast.convert_tokens_to_ids("<|end|>")
     whole = fast("hello<|end|>\n world", add_special_tokens=False).input_ids
     at = whole.index(end)

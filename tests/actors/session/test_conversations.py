@@ -100,7 +100,8 @@ class Chat:
     def __init__(self, fast: Any, *, strict: bool = True, tools: list[JsonObject] | None = None) -> None:
         self.strict = strict
         self.tools = tools
-        self.tokenizer = Tokenizer(fast)
+        self.fast = fast
+        self.tokenizer = Tokenizer.of(fast)
         self.template = ChatTemplate(self.tokenizer)
         self.state = SessionState(
             1,
@@ -191,7 +192,7 @@ class Chat:
 
     def expected(self) -> str:
         """What `transformers` makes of the conversation. Raises as the template does."""
-        fast = self.tokenizer._fast
+        fast = self.fast
         rendered: Any = render_jinja_template(  # as `apply_chat_template`, but it keeps null fields
             [self.template.as_dicts(self.messages)],
             tools=self.tools,
@@ -206,7 +207,7 @@ class Chat:
         expected = self.expected()
         tokens = list(self.branch.tokens())
         assert self.tokenizer.decode(tokens, special=True) == expected
-        assert tokens == self.tokenizer._fast(expected, add_special_tokens=False).input_ids
+        assert tokens == self.fast(expected, add_special_tokens=False).input_ids
 
 
 def user(text: str) -> ChatMessage:

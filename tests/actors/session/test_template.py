@@ -174,7 +174,7 @@ def tokenizer(source: str) -> Tokenizer:
         additional_special_tokens=["<|im_start|>", "<|im_end|>", "<|eot_id|>"],
     )
     fast.chat_template = source
-    return Tokenizer(fast)
+    return Tokenizer.of(fast)
 
 
 @pytest.fixture(scope="module")

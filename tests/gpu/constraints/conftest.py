@@ -28,7 +28,7 @@ def byte_level() -> Tokenizer:
     backend.train_from_iterator(CORPUS, trainer)
     backend.add_special_tokens(["<|begin|>", "<|end|>"])
     backend.add_tokens([AddedToken("<tool_call>", normalized=False)])
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>"))
+    return Tokenizer.of(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>"))
 
 
 def sentencepiece() -> Tokenizer:
@@ -56,7 +56,7 @@ def sentencepiece() -> Tokenizer:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return Tokenizer(
+    return Tokenizer.of(
         PreTrainedTokenizerFast(
             tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
         )

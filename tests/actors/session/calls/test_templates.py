@@ -62,7 +62,7 @@ def tokenizer_of(name: str, control: Iterable[str] = ()) -> Tokenizer:
         tokenizer_object=backend, eos_token=known["eos_token"], bos_token=known["bos_token"]
     )
     fast.chat_template = source
-    return Tokenizer(fast)
+    return Tokenizer.of(fast)
 
 
 def template_of(name: str) -> ChatTemplate:
@@ -99,7 +99,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> None:
         def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
             return datetime.fromisoformat(PUBLISHED["now"])
 
-    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Pinned)
+    monkeypatch.setattr("ramify.actors.chat_jinja.datetime", Pinned)
 
 
 @pytest.mark.parametrize("name", NAMES)
